@@ -1,0 +1,1 @@
+"""The shipped configurations: YAML files that `worldmodel.config.load` finds by name."""

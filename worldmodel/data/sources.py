@@ -1,0 +1,99 @@
+"""Sources of episodes. An episode is a pure function of (task, seed, index), so any order can be replayed."""
+
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+
+from worldmodel.types import Action, Episode
+from worldmodel.worlds import shapes
+from worldmodel.worlds.shapes.scene import half_side_of
+
+DESCRIBE = "describe"
+"""Prompt that asks for a caption."""
+WHAT_HAPPENED = "what happened"
+"""Prompt that asks for the action between two observations."""
+KEYS = (*shapes.COLOURS, *shapes.DIRECTIONS, "jump", "fall", "grow", "shrink", "vanish", "explode")
+"""Keys of the shapes world: hold a colour and press a verb, and the thing of that colour obeys."""
+
+
+class Source(Protocol):
+    """Where episodes come from."""
+
+    def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
+        """Return one episode, the same for the same arguments."""
+        ...
+
+
+class ShapesSource:
+    """The procedural world's training episodes, without end.
+
+    Tasks: `rounds` (actions and what they lead to), `imagine` (a caption leads from nothing to a scene),
+    `describe` and `ask` (text about one image or clip), `inverse` (the action between two observations),
+    `document` (text alone).
+    """
+
+    def __init__(self, split: str = "train") -> None:
+        self.split = split
+
+    def episode(self, task: str, seed: int, index: int, rounds: int = 1) -> Episode:
+        """Return one episode; see the class for the tasks."""
+        rng = np.random.default_rng((seed, index, 7))
+        name = f"{self.split}/{task}/{seed}/{index}"
+        if task == "document":
+            return Episode(name, answer=next(islice(shapes.documents(rng), index % 4, None)))
+        if task == "imagine":
+            scene = shapes.zone_scene(rng) if rng.random() < 0.8 else shapes.random_scene(rng)
+            clip = np.repeat(shapes.render(scene)[None], shapes.FRAMES_PER_CLIP, axis=0)
+            return Episode(name, (clip[:0], clip), (Action(shapes.caption(scene)),))
+        samples = shapes.sample_rollout(self.split, seed, index, max(rounds, 1))
+        first = samples[0]
+        before = shapes.render(first.clip.before)[None]
+        if task == "inverse":
+            answer = shapes.canonical_text(first.clip.plan)
+            return Episode(name, (before, first.clip.frames), prompt=WHAT_HAPPENED, answer=answer)
+        if task in ("describe", "ask"):
+            scene = first.clip.before if rng.random() < 0.5 else first.clip.after
+            frames = before if scene is first.clip.before else first.clip.frames
+            if task == "describe":
+                return Episode(name, (frames,), prompt=DESCRIBE, answer=shapes.caption(scene))
+            prompt, answer = shapes.question(scene, rng)
+            return Episode(name, (frames,), prompt=prompt, answer=answer)
+        if task != "rounds":
+            raise ValueError(f"unknown task {task!r}")
+        actions = tuple(_action(sample, rng) for sample in samples)
+        clips = tuple(sample.clip.frames for sample in samples)
+        return Episode(name, (before, *clips), actions, labels=_labels(first))
+
+
+def _action(sample: shapes.Sample, rng: np.random.Generator) -> Action:
+    """Say the action in words, or (one time in ten, where keys can say it) with keys."""
+    acts = [act for stage in sample.clip.plan.stages for act in stage]
+    if len(acts) == 1 and rng.random() < 0.1:
+        act = acts[0]
+        if act.verb == "stay":
+            return Action()
+        if act.deed in KEYS and act.target_colour:
+            return Action(keys=(act.target_colour, act.deed))
+    return Action(sample.text)
+
+
+def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
+    """Say which words and which named things lie on each latent cell of the first frame."""
+    grid = shapes.FRAME_SIZE // 8
+    words = np.zeros((grid, grid, len(WORDS)), dtype=np.float32)
+    named = np.zeros((grid, grid), dtype=np.float32)
+    targets = {act.target_colour for stage in sample.clip.plan.stages for act in stage}
+    for thing in sample.clip.before.things:
+        half = half_side_of(thing) - 1
+        rows = slice(max(thing.y - half, 0) // 8, (thing.y + half) // 8 + 1)
+        columns = slice(max(thing.x - half, 0) // 8, (thing.x + half) // 8 + 1)
+        for word in (thing.colour, thing.shape, thing.size):
+            words[rows, columns, WORDS.index(word)] = 1
+        if thing.colour in targets:
+            named[rows, columns] = 1
+    return {"words": words, "named": named}
+
+
+WORDS = (*shapes.COLOURS, *shapes.SHAPES, *shapes.SIZES)
+"""Words that the alignment labels speak of."""

@@ -1,0 +1,1 @@
+"""Flow matching: schedules, loss and solvers, as pure functions."""

@@ -1,0 +1,30 @@
+"""Noise levels. `sigma` runs from 1 (noise) to 0 (data): x_sigma = (1 - sigma) x_0 + sigma noise."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def sampling_sigmas(num_inference_steps: int, shift: float = 3.0) -> Float[Tensor, " n"]:
+    """Return `num_inference_steps + 1` levels from 1 to 0, denser near 1 for `shift` > 1.
+
+    Source: Esser et al. 2024 (arXiv:2403.03206), eq. 23.
+    """
+    sigma = torch.linspace(1, 0, num_inference_steps + 1, dtype=torch.float64)
+    return (shift * sigma / (1 + (shift - 1) * sigma)).float()
+
+
+def training_sigmas(
+    batch: int, frames: int, generator: torch.Generator, independent: float = 0.25, pure: float = 0.4
+) -> Float[Tensor, "b t"]:
+    """Draw a noise level per frame.
+
+    A share `pure` of the clips starts from pure noise (few-step sampling spends its steps there); a share
+    `independent` has another level in every frame, as in diffusion forcing (arXiv:2407.01392); the rest
+    follows the logit-normal law of arXiv:2403.03206, sec. 3.1, shifted towards noise.
+    """
+    sigma = torch.sigmoid(0.8 + 1.2 * torch.randn(batch, frames, generator=generator))
+    whole = torch.rand(batch, 1, generator=generator) >= independent
+    sigma = torch.where(whole, sigma[:, :1], sigma)
+    start = torch.rand(batch, 1, generator=generator) < pure
+    return torch.where(start, torch.ones_like(sigma), sigma)

@@ -1,0 +1,28 @@
+"""Errors that a user can mend; each message is one sentence that names the bad value and the remedy.
+
+WorldModelError(ValueError)
+├── ConfigError     a key or value in a configuration
+├── InputError      an image, video, text or action that cannot be used
+├── ModelError      a model name or folder that cannot be loaded
+└── OutputError     a place that cannot be written
+"""
+
+
+class WorldModelError(ValueError):
+    """Base of every error a user can mend; the command line prints it and exits with code 2."""
+
+
+class ConfigError(WorldModelError):
+    """A configuration key or value is wrong."""
+
+
+class InputError(WorldModelError):
+    """An observation, action or prompt cannot be used."""
+
+
+class ModelError(WorldModelError):
+    """A model name or folder cannot be loaded."""
+
+
+class OutputError(WorldModelError):
+    """A result cannot be written where it was asked for."""

@@ -1,0 +1,156 @@
+"""Model folders: safetensors and JSON, one sub-folder a component, with a model card.
+
+config.json          the WorldModelConfig, the format's version, how it was trained
+backbone/            as transformers writes it, tokenizer included
+codec/ vision/ …     one safetensors file each
+tokens.safetensors   the learned vectors of the sequence: queries, markers, the unseen frame
+README.md            the model card
+"""
+
+import importlib.resources
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from worldmodel import config as configs
+from worldmodel.config import WorldModelConfig
+from worldmodel.errors import ModelError, OutputError
+from worldmodel.models.backbone import Backbone
+from worldmodel.models.world_model import WorldModel
+
+FORMAT = 1
+COMPONENTS = ("codec", "vision", "action", "adapter", "generator")
+WEIGHTS = "model.safetensors"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def shipped_models() -> list[str]:
+    """Return the names of the models inside the package."""
+    root = importlib.resources.files("worldmodel").joinpath("pretrained")
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
+
+
+def resolve(name: str | Path) -> Path:
+    """Find a model by the name of a shipped one or by its folder.
+
+    Raises:
+        ModelError: there is no such model, or it is not a model folder.
+    """
+    folder = Path(name)
+    if str(name) in shipped_models():
+        folder = Path(str(importlib.resources.files("worldmodel").joinpath("pretrained", str(name))))
+    if not folder.is_dir():
+        raise ModelError(
+            f"There is no model {str(name)!r}; pass a model folder or a shipped name "
+            f"({', '.join(shipped_models()) or 'none here'})."
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder} has no config.json, so it is no world model; pass the folder save_pretrained made."
+        )
+    return folder
+
+
+def from_pretrained(name: str | Path) -> WorldModel:
+    """Load a model in fp32, ready to run.
+
+    Raises:
+        ModelError: there is no such model, or its files are damaged, pickled or of another shape.
+    """
+    folder = resolve(name)
+    pickles = sorted(p.name for p in folder.rglob("*") if p.suffix in PICKLES)
+    if pickles:
+        raise ModelError(
+            f"{folder} holds pickled weights ({pickles[0]}), which can run code; convert to safetensors."
+        )
+    config = read_config(folder)
+    model = WorldModel(config, Backbone.from_pretrained(folder / "backbone"))
+    for component in COMPONENTS:
+        _load(getattr(model, component), folder / component / WEIGHTS)
+    _load(model, folder / "tokens.safetensors", own=True)
+    return model.eval().requires_grad_(False)
+
+
+def load_weights(model: WorldModel, name: str | Path) -> None:
+    """Copy the weights of a saved model of the same shape into `model`."""
+    other = from_pretrained(name)
+    try:
+        model.load_state_dict(other.state_dict())
+    except RuntimeError as error:
+        raise ModelError(f"{name} does not fit this config: {str(error).splitlines()[1].strip()}") from None
+
+
+def read_config(folder: Path) -> WorldModelConfig:
+    """Read a model folder's configuration."""
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ModelError(f"{folder / 'config.json'} is not readable JSON; fetch the model again.") from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise ModelError(
+            f"{folder / 'config.json'} is not of format {FORMAT}; update worldmodel or the model."
+        )
+    return configs.build(WorldModelConfig, values["model"])
+
+
+def save_pretrained(
+    model: WorldModel,
+    folder: str | Path,
+    training: dict[str, Any] | None = None,
+    card: str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Path:
+    """Write a model folder; it appears under its name only when complete.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    folder = Path(folder)
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        model.backbone.model.save_pretrained(
+            temporary / "backbone", state_dict=_cast(model.backbone.model.state_dict(), dtype)
+        )
+        model.backbone.tokenizer.save_pretrained(temporary / "backbone")
+        for component in COMPONENTS:
+            (temporary / component).mkdir()
+            save_file(_cast(getattr(model, component).state_dict(), dtype), temporary / component / WEIGHTS)
+        save_file(_cast(dict(model.named_parameters(recurse=False)), dtype), temporary / "tokens.safetensors")
+        values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
+        (temporary / "config.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        (temporary / "README.md").write_text(card or "# World model\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise OutputError(
+            f"The model cannot be written to {folder}: {error.strerror or error}; choose another folder."
+        ) from None
+    return folder
+
+
+def _cast(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: tensor.detach().to(dtype).contiguous() for name, tensor in state.items()}
+
+
+def _load(module: nn.Module, file: Path, own: bool = False) -> None:
+    """Fill a module (or only its own parameters) from a file whose names and shapes must all fit."""
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError):
+        raise ModelError(f"{file} is missing or damaged; fetch the model again.") from None
+    wanted = dict(module.named_parameters(recurse=False)) if own else module.state_dict()
+    for name in wanted.keys() | tensors.keys():
+        if name not in tensors or name not in wanted or tensors[name].shape != wanted[name].shape:
+            raise ModelError(f"{file} does not fit its config.json at {name!r}; fetch the model again.")
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(tensors[name])

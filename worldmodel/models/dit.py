@@ -1,0 +1,185 @@
+"""The video generator: a flow-matching diffusion transformer over latent frames.
+
+Source: Peebles & Xie 2023 (arXiv:2212.09748) for adaLN-zero; Chen et al. 2024 (arXiv:2307.15818 and
+PixArt, arXiv:2310.00426) for one modulation shared by the layers; Chen et al. 2024 (arXiv:2407.01392)
+for a noise level per frame.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from worldmodel.config import GeneratorConfig
+from worldmodel.models.attention import attend
+from worldmodel.models.condition import Condition
+from worldmodel.models.norm import RMSNorm
+
+KeyValue = tuple[Tensor, Tensor]
+
+
+def rope_table(frames: Int[Tensor, " t"], grid: int, head_width: int) -> Float[Tensor, "2 n d"]:
+    """Return cosines and sines of the rotary angles of every (frame, row, column).
+
+    A quarter of the head turns with time, the rest with the two axes of space.
+    """
+    share = head_width // 16
+    sizes = (4 * share, 6 * share, head_width - 10 * share)
+    axis = torch.arange(grid, device=frames.device)
+    places = torch.cartesian_prod(frames, axis, axis).float()
+    angles = []
+    for place, size in zip(places.unbind(dim=1), sizes, strict=True):
+        frequencies = 100.0 ** (-torch.arange(0, size, 2, device=frames.device) / size)
+        angles.append(place[:, None] * frequencies)
+    angle = torch.cat(angles, dim=1).repeat(1, 2)
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def rotate(x: Float[Tensor, "b k n d"], table: Float[Tensor, "2 n d"]) -> Float[Tensor, "b k n d"]:
+    """Apply rotary positions (Su et al. 2021, arXiv:2104.09864)."""
+    left, right = x.chunk(2, dim=-1)
+    cos, sin = table.to(x.dtype)
+    return x * cos + torch.cat([-right, left], dim=-1) * sin
+
+
+def sigma_embedding(sigma: Float[Tensor, "b t"], width: int) -> Float[Tensor, "b t d"]:
+    """Sinusoidal features of the noise level."""
+    frequencies = torch.exp(-math.log(1000) * torch.arange(width // 2, device=sigma.device) / (width // 2))
+    angle = 1000 * sigma[..., None].float() * frequencies
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+class Block(nn.Module):
+    """Self-attention over space and time, attention to the condition, a feed-forward mixing neighbours."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.cross_out = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, 3 * width)
+        self.local = nn.Conv2d(3 * width, 3 * width, 3, padding=1, groups=3 * width)
+        self.down = nn.Linear(3 * width, width)
+        self.query_norm = RMSNorm(width // num_heads)
+        self.key_norm = RMSNorm(width // num_heads)
+        self.cross_norm = RMSNorm(width)
+        self.modulation = nn.Parameter(torch.zeros(6, width))
+        nn.init.zeros_(self.cross_out.weight)
+
+    def heads(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b k n e"]:
+        """Split the width into heads."""
+        return rearrange(x, "b n (k d) -> b k n d", k=self.num_heads)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n d"],
+        modulation: Float[Tensor, "b t 6 d"],
+        tokens: Float[Tensor, "b m d"],
+        rope: Float[Tensor, "2 n e"],
+        mask: Bool[Tensor, "n l"] | None,
+        past: KeyValue | None,
+        grid: int,
+    ) -> tuple[Float[Tensor, "b n d"], KeyValue]:
+        frames = modulation.shape[1]
+        parts = (modulation + self.modulation).repeat_interleave(x.shape[1] // frames, dim=1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts.unbind(dim=2)
+
+        q, k, v = self.qkv(normalise(x) * (1 + scale1) + shift1).chunk(3, dim=-1)
+        q = rotate(self.query_norm(self.heads(q)), rope)
+        k = rotate(self.key_norm(self.heads(k)), rope)
+        v = self.heads(v)
+        k, v = k.to(v.dtype), v
+        present = (k, v)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        x = x + gate1 * self.out(rearrange(attend(q.to(v.dtype), k, v, mask), "b k n d -> b n (k d)"))
+
+        q = self.heads(self.query(self.cross_norm(x)))
+        k, v = (self.heads(part) for part in self.key_value(tokens).chunk(2, dim=-1))
+        x = x + self.cross_out(rearrange(attend(q, k, v), "b k n d -> b n (k d)"))
+
+        y = self.up(normalise(x) * (1 + scale2) + shift2)
+        y = rearrange(y, "b (t h w) d -> (b t) d h w", t=frames, h=grid)
+        y = rearrange(F.silu(self.local(y)), "(b t) d h w -> b (t h w) d", t=frames)
+        return x + gate2 * self.down(y), present
+
+
+def normalise(x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    """Layer norm without learned scale; the modulation brings its own."""
+    return F.layer_norm(x, x.shape[-1:], eps=1e-6)
+
+
+class Generator(nn.Module):
+    """Predicts the flow-matching velocity of latent frames, each at its own noise level.
+
+    Context frames are simply frames at noise 0 in front of the chunk. Attention is causal over blocks of
+    frames and full inside a block, so keys and values of context frames are computed once per chunk
+    (`context_cache`) and reused by every denoising step.
+    """
+
+    def __init__(self, config: GeneratorConfig, latent_channels: int, grid: int) -> None:
+        super().__init__()
+        self.config, self.grid = config, grid
+        width = config.width
+        self.embed = nn.Linear(2 * latent_channels, width)
+        self.embed_sigma = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+        self.modulation = nn.Linear(width, 6 * width)
+        self.layers = nn.ModuleList(Block(width, config.num_heads) for _ in range(config.num_layers))
+        self.project = nn.Linear(width, latent_channels)
+        nn.init.zeros_(self.modulation.weight)
+        with torch.no_grad():  # gates start at 1/2: residual branches are alive, yet the sum stays tame
+            bias = self.modulation.bias.zero_().view(6, width)
+            bias[2].fill_(0.5)
+            bias[5].fill_(0.5)
+        nn.init.zeros_(self.project.weight)
+
+    def forward(
+        self,
+        latents: Float[Tensor, "b t c h w"],
+        sigma: Float[Tensor, "b t"],
+        forecast: Float[Tensor, "b t c h w"],
+        condition: Condition,
+        blocks: Int[Tensor, " t"] | None = None,
+        first_frame: int = 0,
+        past: list[KeyValue] | None = None,
+    ) -> tuple[Float[Tensor, "b t c h w"], list[KeyValue]]:
+        """Return the velocity of every frame, and the keys and values of every layer.
+
+        `forecast` is the regressed clean frame (for a context frame, the frame itself); the network's
+        output is a correction to it. A frame sees frames whose number in `blocks` is not above its own
+        (None: every frame given). `past` holds keys and values of earlier frames; `first_frame` is
+        the index of the first frame given here (context frames are negative).
+        """
+        frames = latents.shape[1]
+        x = self.embed(rearrange(torch.cat([latents, forecast], dim=2), "b t c h w -> b (t h w) c"))
+        x = x + condition.cells.repeat(1, frames, 1)
+        level = self.embed_sigma(sigma_embedding(sigma, self.config.width)) + condition.pooled[:, None]
+        modulation = rearrange(self.modulation(F.silu(level)), "b t (m d) -> b t m d", m=6)
+        places = torch.arange(first_frame, first_frame + frames, device=latents.device)
+        rope = rope_table(places, self.grid, self.config.width // self.config.num_heads)
+        mask = None
+        if blocks is not None:
+            rank = blocks.repeat_interleave(self.grid**2)
+            mask = rank[None, :] <= rank[:, None]
+        presents = []
+        for index, layer in enumerate(self.layers):
+            earlier = past[index] if past is not None else None
+            x, present = layer(x, modulation, condition.tokens, rope, mask, earlier, self.grid)
+            presents.append(present)
+        correction = rearrange(
+            self.project(normalise(x)), "b (t h w) c -> b t c h w", t=frames, h=self.grid
+        ).float()
+        clean = forecast + correction
+        return (latents - clean) / sigma.clamp(min=1e-3)[:, :, None, None, None], presents
+
+    def context_cache(self, context: Float[Tensor, "b t c h w"], condition: Condition) -> list[KeyValue]:
+        """Compute keys and values of context frames, which end where the chunk begins."""
+        sigma = torch.zeros(context.shape[:2], device=context.device)
+        _, cache = self(context, sigma, context, condition, first_frame=-context.shape[1])
+        return cache

@@ -1,0 +1,232 @@
+"""Session: a live rollout of a world, with its caches; it can be snapshotted, restored, forked and saved."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from worldmodel.data import media
+from worldmodel.data.transforms import to_frames, to_tensor
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.types import Action
+
+DESCRIBE = "describe"
+WHAT_HAPPENED = "what happened"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a session needs to go on from one moment; cheap to keep, safe to share."""
+
+    context: Tensor
+    """Latent frame that the next round starts from, `[1, c, h, w]`."""
+    before: Tensor | None
+    """Last latent frame before the newest observation, `[1, 1, c, h, w]`."""
+    observation: Tensor
+    """Latents of the newest observation, `[1, t, c, h, w]`."""
+    cache: DynamicCache
+    cached_rounds: int
+    round: int
+    clips: tuple[np.ndarray, ...]
+    actions: tuple[Action, ...]
+
+
+class Session:
+    """A world that goes on round after round from one observation.
+
+    Rounds are deterministic: the noise of a round depends on the seed and the round's number alone, so a
+    fork that takes the same action makes the same frames. The backbone's keys and values are kept and only
+    grow by the new positions; when `history_rounds` rounds are cached the window starts anew, so a round
+    costs the same however long the session is.
+    """
+
+    def __init__(
+        self,
+        model: WorldModel,
+        seed: int = 0,
+        num_inference_steps: int | None = None,
+        guidance_scale: float | None = None,
+    ) -> None:
+        config = model.config
+        self.model = model
+        self.seed = seed
+        self.num_inference_steps = (
+            config.num_inference_steps if num_inference_steps is None else num_inference_steps
+        )
+        self.guidance_scale = config.guidance_scale if guidance_scale is None else guidance_scale
+        if self.num_inference_steps < 1:
+            raise ConfigError(f"num_inference_steps is {self.num_inference_steps}; use 1 or more.")
+        self._now: Snapshot | None = None
+
+    # ---- what a user does ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def reset(self, observation: Any = None, *, text: str | None = None) -> np.ndarray:
+        """Start a new world and return its first observation as uint8 frames `[t, h, w, 3]`.
+
+        Args:
+            observation: An image or a video: a path, encoded bytes, a PIL image, or uint8 frames
+                `[h, w, 3]` or `[t, h, w, 3]`. The rollout continues its last frame.
+            text: A description; the model makes the first observation itself.
+
+        Raises:
+            InputError: the observation or text cannot be used, or neither or both are given.
+        """
+        if (observation is None) == (text is None):
+            raise InputError("A world starts from one thing: pass an image, a video, or text=.")
+        if text is not None:
+            return self._imagine(Action.of(text))
+        config = self.model.config
+        frames = media.read_observation(
+            observation,
+            size=config.codec.image_size,
+            fps=config.fps,
+            max_frames=config.vision.max_frames * config.codec.temporal_factor,
+        )
+        latents = self.model.codec.encode(to_tensor([frames]))
+        self._now = self._begin(latents, frames)
+        return frames
+
+    @torch.no_grad()
+    def step(self, action: "str | Action | Mapping[str, Any] | None" = None) -> np.ndarray:
+        """Play one round and return its frames, uint8 `[t, h, w, 3]`; None lets time pass.
+
+        Raises:
+            InputError: the session was not reset, or the model does not take such an action.
+        """
+        now, act = self._current(), Action.of(action)
+        model = self.model
+        if now.cached_rounds >= model.config.history_rounds:
+            now = replace(now, cache=model.backbone.new_cache(), cached_rounds=0)
+        embeds = model.round_embeds(now.context, [act])
+        states = model.predict_state(embeds, now.cache)[:, -model.config.num_queries :]
+        latents = self._generate(states, now.context, now.round)
+        frames = to_frames(model.decode(latents)[0])
+        self._now = Snapshot(
+            context=latents[:, -1],
+            before=now.context[:, None],
+            observation=latents,
+            cache=now.cache,
+            cached_rounds=now.cached_rounds + 1,
+            round=now.round + 1,
+            clips=(*now.clips, frames),
+            actions=(*now.actions, act),
+        )
+        return frames
+
+    def describe(self, question: str | None = None) -> str:
+        """Say what is seen now, or answer a question about it ("how many things are there")."""
+        if question is not None and not question.strip():
+            raise InputError("The question is empty; ask something, or leave it out for a description.")
+        if question is not None and len(question) > 400:
+            raise InputError(f"The question has {len(question)} characters; ask in one short sentence.")
+        return self.model.read(self._current().observation, question or DESCRIBE)[0]
+
+    def infer_action(self) -> str:
+        """Say in words which action led from the observation before to the one seen now.
+
+        Raises:
+            InputError: there is only one observation so far.
+        """
+        now = self._current()
+        if now.before is None:
+            raise InputError(
+                "There is one observation so far; call step() first, or pass a second one to observe()."
+            )
+        return self.model.read(torch.cat([now.before, now.observation], dim=1), WHAT_HAPPENED)[0]
+
+    @torch.no_grad()
+    def observe(self, observation: Any) -> np.ndarray:
+        """Take a real observation as what came next, in place of a generated one."""
+        now = self._current()
+        fork = Session(self.model, self.seed, self.num_inference_steps, self.guidance_scale)
+        frames = fork.reset(observation)
+        seen = fork._current()
+        self._now = replace(
+            seen, before=now.context[:, None], round=now.round + 1, clips=(*now.clips, frames)
+        )
+        return frames
+
+    def snapshot(self) -> Snapshot:
+        """Return the present moment, to `restore` as often as wanted."""
+        now = self._current()
+        return replace(now, cache=copy.deepcopy(now.cache))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back (or across) to a snapshot of a session with the same model."""
+        self._now = replace(snapshot, cache=copy.deepcopy(snapshot.cache))
+
+    def fork(self) -> "Session":
+        """Return a second session that goes its own way from here."""
+        other = Session(self.model, self.seed, self.num_inference_steps, self.guidance_scale)
+        other.restore(self.snapshot())
+        return other
+
+    @property
+    def frames(self) -> np.ndarray:
+        """All frames so far, uint8 `[t, h, w, 3]`."""
+        return np.concatenate(self._current().clips)
+
+    @property
+    def clips(self) -> tuple[np.ndarray, ...]:
+        """The first observation, then one clip per round."""
+        return self._current().clips
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """The actions taken so far."""
+        return self._current().actions
+
+    def save(self, path: str | Path) -> Path:
+        """Write the rollout as `.mp4`, `.gif`, or as a contact sheet `.png` with a row per round.
+
+        Raises:
+            OutputError: the place cannot be written, or the suffix is none of these.
+        """
+        if Path(path).suffix.lower() == ".png":
+            titles = ["start", *(str(action) for action in self.actions)]
+            return media.write_image(media.contact_sheet(list(self.clips), titles), path)
+        return media.write_video(self.frames, path, fps=self.model.config.fps)
+
+    # ---- how -----------------------------------------------------------------------------------------
+
+    def _current(self) -> Snapshot:
+        if self._now is None:
+            raise InputError(
+                "The session has no world yet; call reset() with an image, a video or text= first."
+            )
+        return self._now
+
+    def _begin(self, latents: Tensor, frames: np.ndarray) -> Snapshot:
+        return Snapshot(
+            context=latents[:, -1],
+            before=None,
+            observation=latents[:, -self.model.config.vision.max_frames + 1 :],
+            cache=self.model.backbone.new_cache(),
+            cached_rounds=0,
+            round=0,
+            clips=(frames,),
+            actions=(),
+        )
+
+    def _imagine(self, action: Action) -> np.ndarray:
+        unseen = self.model.unseen[None]
+        embeds = self.model.round_embeds(unseen, [action])
+        states = self.model.predict_state(embeds)[:, -self.model.config.num_queries :]
+        latents = self._generate(states, unseen, -1)[:, -1:]
+        frames = to_frames(self.model.decode(latents)[0])
+        self._now = self._begin(latents, frames)
+        return frames
+
+    def _generate(self, states: Tensor, context: Tensor, index: int) -> Tensor:
+        condition = self.model.condition(states, context)
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + index + 1) % 2**63)
+        noise = torch.randn(condition.forecast.shape, generator=generator).to(context)
+        return self.model.denoise(condition, context, noise, self.num_inference_steps, self.guidance_scale)

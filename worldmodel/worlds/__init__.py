@@ -1,0 +1,1 @@
+"""Worlds whose every frame comes with the truth: what is there, where, and what was done."""

@@ -1,0 +1,244 @@
+"""Finds things in pixels and says whether they are what the truth says."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldmodel.worlds.shapes.physics import Plan
+from worldmodel.worlds.shapes.render import backdrop, render, sprite
+from worldmodel.worlds.shapes.scene import COLOURS, FRAME_SIZE, PALETTE, RADII, SHAPES, Scene, Thing
+
+MIN_AREA = 25.0
+PLACE_TOLERANCE = 3.0
+NAMED_PLACE_TOLERANCE = 4.0
+AREA_RATIOS = (0.6, 1.67)
+
+_WINDOW = 45
+_MIDDLE = _WINDOW // 2
+# Rings of backdrop pixels around a thing that count with their share of its colour: one for sharp edges, one
+# more for the blur of a codec.
+_EDGE = 2
+_HIDDEN = 0.5
+_COVERED = 0.9
+_PALETTE = np.array(list(PALETTE.values()), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A thing found in a frame.
+
+    Attributes:
+        colour: One of `COLOURS`.
+        shape: The one of `SHAPES` that its pixels are most like.
+        x: Column of its centroid, in pixels.
+        y: Row of its centroid, in pixels.
+        area: How much it covers, in pixels.
+    """
+
+    colour: str
+    shape: str
+    x: float
+    y: float
+    area: float
+
+
+@dataclass(frozen=True, slots=True)
+class ThingVerdict:
+    """How one true thing came out.
+
+    Attributes:
+        colour: Its true colour, by which it is looked for.
+        present: Whether enough of this colour was found.
+        exempt: Whether the truth itself hides the thing or has it on its way out, so that nothing is asked.
+        distance: From the true centroid to the one found, in pixels; infinite where it is not present.
+        size: Whether its area is near the true one.
+        shape: Whether its shape is the true one.
+    """
+
+    colour: str
+    present: bool
+    exempt: bool
+    distance: float
+    size: bool
+    shape: bool
+
+    @property
+    def place(self) -> bool:
+        """Whether it is where the truth has it."""
+        return self.distance <= PLACE_TOLERANCE
+
+    @property
+    def right(self) -> bool:
+        """Whether it is there, in its place, with its size and its shape."""
+        return self.right_within(PLACE_TOLERANCE)
+
+    def right_within(self, tolerance: float) -> bool:
+        """Returns whether all is right with its place at most `tolerance` pixels off."""
+        return self.exempt or (self.present and self.distance <= tolerance and self.size and self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a frame compares with the truth.
+
+    Attributes:
+        things: One verdict for every true thing.
+        extra: Colours found in the frame that are not in the truth.
+    """
+
+    things: tuple[ThingVerdict, ...]
+    extra: tuple[str, ...]
+
+    @property
+    def strict(self) -> bool:
+        """Whether every true thing is right and nothing else is there."""
+        return not self.extra and all(thing.right for thing in self.things)
+
+    def named_right(self, plan: Plan) -> bool:
+        """Returns whether the things that the plan acts on are right, or gone where they should be.
+
+        A plan that acts on nothing is right where the whole frame is.
+        """
+        named, gone = _fates(plan)
+        if not named | gone:
+            return self.strict
+        verdicts = [thing for thing in self.things if thing.colour in named]
+        return not gone & set(self.extra) and all(
+            thing.right_within(NAMED_PLACE_TOLERANCE) for thing in verdicts
+        )
+
+    def others_right(self, plan: Plan) -> bool:
+        """Returns whether all things that the plan does not act on are right, and nothing new is there."""
+        named, gone = _fates(plan)
+        rest = [thing for thing in self.things if thing.colour not in named]
+        return not set(self.extra) - gone and all(thing.right for thing in rest)
+
+
+def find_things(frame: NDArray[np.uint8], background: str) -> list[Found]:
+    """Finds the things of a frame by looking at its pixels only.
+
+    Every pixel belongs to the nearest of the backdrop and the eight colours; a colour's pixels are one thing.
+
+    Args:
+        frame: Pixels of shape [h, w, 3].
+        background: Name of the backdrop to look past.
+
+    Raises:
+        ValueError: The frame is not of this world's size, or the background is unknown.
+    """
+    if frame.shape != (FRAME_SIZE, FRAME_SIZE, 3):
+        raise ValueError(f"the frame has shape {frame.shape}; it must be ({FRAME_SIZE}, {FRAME_SIZE}, 3)")
+    pixels = frame.reshape(-1, 3).astype(np.float32)
+    empty = backdrop(background).reshape(-1, 3).astype(np.float32)
+    # |p - c|^2 without |p|^2, which all candidates share.
+    to_colours = (_PALETTE**2).sum(1) - 2 * pixels @ _PALETTE.T
+    to_empty = (empty**2).sum(1) - 2 * (pixels * empty).sum(1)
+    labels = np.where(to_colours.min(1) < to_empty, to_colours.argmin(1), -1).reshape(FRAME_SIZE, FRAME_SIZE)
+    counts = np.bincount(labels[labels >= 0], minlength=len(COLOURS))
+    candidates = np.flatnonzero(counts >= 0.6 * MIN_AREA).tolist()
+    things = (_measure(frame, backdrop(background), labels, label) for label in candidates)
+    return [thing for thing in things if thing.area >= MIN_AREA]
+
+
+def judge(frame: NDArray[np.uint8], truth: Scene) -> Verdict:
+    """Compares the things found in a frame with a scene.
+
+    Args:
+        frame: Pixels of shape [h, w, 3].
+        truth: What should be there.
+
+    Raises:
+        ValueError: The frame is not of this world's size.
+    """
+    expected = {thing.colour: thing for thing in _found_in_truth(truth)}
+    found = {thing.colour: thing for thing in find_things(frame, truth.background)}
+    verdicts = tuple(
+        _compare(thing, expected.get(thing.colour), found.get(thing.colour)) for thing in truth.things
+    )
+    known = {thing.colour for thing in truth.things} | set(expected)
+    return Verdict(verdicts, tuple(colour for colour in found if colour not in known))
+
+
+@lru_cache(maxsize=1024)
+def _found_in_truth(truth: Scene) -> tuple[Found, ...]:
+    return tuple(find_things(render(truth), truth.background))
+
+
+def _compare(thing: Thing, expected: Found | None, found: Found | None) -> ThingVerdict:
+    radius = RADII[thing.size] if thing.radius is None else thing.radius
+    seen = 0.0 if expected is None else expected.area / (math.pi * radius**2 + 1e-6)
+    exempt = thing.transient or thing.previous_colour is not None or seen < _HIDDEN
+    if expected is None or found is None:
+        return ThingVerdict(thing.colour, found is not None, exempt, math.inf, False, False)
+    shapes = (thing.shape,) if seen >= _COVERED else (thing.shape, expected.shape)
+    return ThingVerdict(
+        thing.colour,
+        True,
+        exempt,
+        math.hypot(found.x - expected.x, found.y - expected.y),
+        AREA_RATIOS[0] <= found.area / expected.area <= AREA_RATIOS[1],
+        found.shape in shapes,
+    )
+
+
+def _measure(
+    frame: NDArray[np.uint8], empty: NDArray[np.uint8], labels: NDArray[np.int64], label: int
+) -> Found:
+    """Measures a colour's pixels together with the half-covered ones at their edge."""
+    own = labels == label
+    near = own
+    for _ in range(_EDGE):
+        near = np.pad(near, 1)
+        near = near[1:-1, 1:-1] | near[:-2, 1:-1] | near[2:, 1:-1] | near[1:-1, :-2] | near[1:-1, 2:]
+    ys, xs = np.nonzero(own | (near & (labels == -1)))
+    under = empty[ys, xs].astype(np.float32)
+    towards = _PALETTE[label] - under
+    cover = ((frame[ys, xs] - under) * towards).sum(1) / (towards**2).sum(1)
+    cover = np.clip(cover, 0, 1)
+    area = float(cover.sum())
+    x, y = float((cover * xs).sum() / area), float((cover * ys).sum() / area)
+    return Found(COLOURS[label], _nearest_shape(cover, xs - x, ys - y, area), x, y, area)
+
+
+def _nearest_shape(
+    cover: NDArray[np.float32], dx: NDArray[np.floating], dy: NDArray[np.floating], area: float
+) -> str:
+    templates, sums = _templates(min(round(4 * math.sqrt(area / math.pi)), 48))
+    window = np.zeros((_WINDOW, _WINDOW), np.float32)
+    rows, columns = np.rint(dy).astype(int) + _MIDDLE, np.rint(dx).astype(int) + _MIDDLE
+    within = (rows >= 0) & (rows < _WINDOW) & (columns >= 0) & (columns < _WINDOW)
+    window[rows[within], columns[within]] = cover[within]
+    shared = np.minimum(templates, window).sum((1, 2))
+    # What lies outside the window still counts against every shape.
+    best = int((shared / (sums + area - shared)).argmax())
+    return SHAPES[best // 9]
+
+
+@lru_cache(maxsize=64)
+def _templates(quarters: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Returns every shape at nine shifts around its centroid, [shapes * 9, h, w], and their areas."""
+    stack = np.zeros((len(SHAPES) * 9, _WINDOW, _WINDOW), np.float32)
+    for index, shape in enumerate(SHAPES):
+        patch = sprite(shape, quarters / 4)
+        reach = patch.shape[0] // 2
+        drop = round(float((patch.sum(1) * np.arange(-reach, reach + 1)).sum() / patch.sum()))
+        for shift in range(9):
+            top, left = _MIDDLE - reach - drop + shift // 3 - 1, _MIDDLE - reach + shift % 3 - 1
+            stack[9 * index + shift, top : top + 2 * reach + 1, left : left + 2 * reach + 1] = patch
+    return stack, stack.sum((1, 2))
+
+
+def _fates(plan: Plan) -> tuple[set[str], set[str]]:
+    """Returns the colours that a plan's things have in the end, and those that it takes out of the scene."""
+    named: set[str] = set()
+    gone: set[str] = set()
+    for act in plan.acts:
+        colours = {act.target_colour} if act.target_colour else set()
+        if act.verb in ("vanish", "explode", "turn"):
+            named, gone = named - colours, gone | colours
+            colours = {act.argument} if act.verb == "turn" and act.argument else set()
+        named, gone = named | colours, gone - colours
+    return named, gone

@@ -1,0 +1,248 @@
+"""Sentences about scenes: plans to text and back, captions and back, questions with answers."""
+
+import re
+from functools import lru_cache
+
+import numpy as np
+
+from worldmodel.worlds.shapes.physics import DIRECTIONS, STAY, Act, Plan
+from worldmodel.worlds.shapes.scene import (
+    BACKGROUNDS,
+    COLOURS,
+    SHAPES,
+    SIZES,
+    ZONES,
+    Scene,
+    Thing,
+    place_in_zone,
+    zone_of,
+)
+
+_SHAPE_WORDS = {shape: shape for shape in SHAPES} | {
+    "circle": "ball",
+    "square": "box",
+    "rhombus": "diamond",
+    "plus": "cross",
+}
+_SIZE_WORDS = {size: size for size in SIZES} | {"little": "small", "big": "large"}
+_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
+_PLURALS = {
+    "ball": "balls",
+    "box": "boxes",
+    "triangle": "triangles",
+    "diamond": "diamonds",
+    "cross": "crosses",
+}
+
+# {o} the thing acted on, {c} a new colour, {n} a new thing, {z} a zone; the first is canonical.
+_MOVE = ("{o} moves WAY", "{o} goes FAR", "{o} slides WAY", "move {o} WAY", "move {o} FAR", "{o} shifts FAR")
+_PUSH = ("push {o} WAY", "push {o} FAR", "shove {o} WAY", "{o} is pushed WAY", "give {o} a push FAR")
+_FAR = {"left": "to the left", "right": "to the right", "up": "upwards", "down": "downwards"}
+
+
+def _towards(phrases: tuple[str, ...], direction: str) -> tuple[str, ...]:
+    return tuple(phrase.replace("WAY", direction).replace("FAR", _FAR[direction]) for phrase in phrases)
+
+
+_PHRASES: dict[tuple[str, str | None], tuple[str, ...]] = {
+    **{(direction, None): _towards(_MOVE, direction) for direction in DIRECTIONS},
+    **{("push", direction): _towards(_PUSH, direction) for direction in DIRECTIONS},
+    ("grow", None): ("{o} grows", "{o} gets bigger", "make {o} bigger", "enlarge {o}", "{o} becomes larger"),
+    ("shrink", None): ("{o} shrinks", "{o} gets smaller", "make {o} smaller", "{o} becomes smaller"),
+    ("turn", None): (
+        "{o} turns {c}",
+        "{o} becomes {c}",
+        "make {o} {c}",
+        "paint {o} {c}",
+        "{o} changes to {c}",
+        "turn {o} {c}",
+    ),
+    ("vanish", None): ("{o} vanishes", "{o} disappears", "remove {o}", "{o} fades away", "make {o} vanish"),
+    ("appear", None): (
+        "a {n} appears at the {z}",
+        "a {n} shows up at the {z}",
+        "add a {n} at the {z}",
+        "put a {n} at the {z}",
+        "create a {n} at the {z}",
+    ),
+    ("explode", None): ("{o} explodes", "{o} blows up", "blow up {o}", "{o} bursts", "make {o} explode"),
+    ("fall", None): ("{o} falls", "{o} falls down", "{o} drops", "drop {o}", "let {o} fall"),
+    ("jump", None): ("{o} jumps", "{o} hops", "make {o} jump", "{o} leaps", "let {o} jump"),
+    ("stay", None): (
+        "nothing happens",
+        "nothing moves",
+        "everything stays still",
+        "do nothing",
+        "wait",
+    ),
+}
+
+
+def plan_to_text(plan: Plan, scene: Scene, rng: np.random.Generator) -> str:
+    """Says a plan in one of many ways, all of which `parse` understands.
+
+    Args:
+        plan: What is done.
+        scene: Where it is done; sizes are told from it.
+        rng: Source of the choice of words.
+    """
+    told: list[str] = []
+    for index, stage in enumerate(plan.stages):
+        # A first stage may change sizes, so only its own references tell them.
+        told.append(_join([_say(act, scene if index == 0 else None, rng) for act in stage], rng))
+    return told[0] if len(told) == 1 else told[0] + (", then ", " and then ")[int(rng.integers(2))] + told[1]
+
+
+def _join(parts: list[str], rng: np.random.Generator) -> str:
+    if len(parts) == 2:
+        return (" and " if rng.random() < 0.7 else " while ").join(parts)
+    if len(parts) == 3 and rng.random() < 0.5:
+        return f"{parts[0]}, {parts[1]} and {parts[2]}"
+    return " and ".join(parts)
+
+
+def _say(act: Act, scene: Scene | None, rng: np.random.Generator) -> str:
+    phrases = _phrases(act)
+    # The canonical phrase is said more often than each of the others.
+    choice = int(rng.integers(len(phrases))) if rng.random() < 0.75 else 0
+    shape = act.target_shape
+    if shape is not None and rng.random() < 0.1:
+        shape = _pick([word for word, meant in _SHAPE_WORDS.items() if meant == shape], rng)
+    thing = scene.find(act.target_colour) if scene is not None and act.target_colour else None
+    size, draw = act.target_size, float(rng.random())
+    if act.verb != "appear":
+        if draw < 0.1:
+            shape = None
+        elif draw < 0.2 and thing is not None:
+            size = _pick([word for word, meant in _SIZE_WORDS.items() if meant == thing.size], rng)
+    return _fill(phrases[choice], act, shape, size)
+
+
+def _pick(words: list[str], rng: np.random.Generator) -> str:
+    return words[int(rng.integers(len(words)))]
+
+
+def _phrases(act: Act) -> tuple[str, ...]:
+    return _PHRASES[act.verb, act.argument if act.verb == "push" else None]
+
+
+def _fill(phrase: str, act: Act, shape: str | None, size: str | None) -> str:
+    noun = " ".join(word for word in (size, act.target_colour, shape or "one") if word)
+    return phrase.format(o=f"the {noun}", n=noun, c=act.argument, z=act.argument)
+
+
+def canonical_text(plan: Plan) -> str:
+    """Says a plan in its one canonical way, in which a push is told as the move that it looks like."""
+    stages: list[str] = []
+    for stage in plan.stages:
+        acts = [Act(a.deed, a.target_colour, a.target_shape) if a.verb == "push" else a for a in stage]
+        stages.append(
+            " and ".join(_fill(_phrases(act)[0], act, act.target_shape, act.target_size) for act in acts)
+        )
+    return ", then ".join(stages)
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> list[tuple[re.Pattern[str], str, str | None]]:
+    colour, shape = "|".join(COLOURS), "|".join(_SHAPE_WORDS)
+    noun = rf"(?:(?P<size>{'|'.join(_SIZE_WORDS)}) )?(?P<colour>{colour}) (?P<shape>{shape}|one)"
+    new = rf"(?P<size>{'|'.join(_SIZE_WORDS)}) (?P<colour>{colour}) (?P<shape>{shape})"
+    zone = f"(?P<argument>{'|'.join(sorted(ZONES, key=len, reverse=True))})"
+    gaps = {"o": f"the {noun}", "n": new, "c": f"(?P<argument>{colour})", "z": zone}
+    return [
+        (re.compile(phrase.format(**gaps)), verb, argument)
+        for (verb, argument), phrases in _PHRASES.items()
+        for phrase in phrases
+    ]
+
+
+def parse(text: str) -> Plan:
+    """Reads a sentence about actions as the plan that it tells.
+
+    Raises:
+        ValueError: The sentence, or a part of it, is not one that this world understands.
+    """
+    stages = re.split(r", then | and then ", text.strip().lower())
+    acts = [tuple(_parse_act(part) for part in re.split(r", | and | while ", stage)) for stage in stages]
+    plan = Plan(tuple(acts))
+    if plan != STAY and any(act.verb == "stay" for act in plan.acts):
+        raise ValueError(f"nothing else can be said with 'nothing happens', as in {text!r}; say one of them")
+    return plan
+
+
+def _parse_act(text: str) -> Act:
+    for pattern, verb, argument in _patterns():
+        match = pattern.fullmatch(text)
+        if match is not None:
+            found = match.groupdict()
+            return Act(
+                verb,
+                found.get("colour"),
+                _SHAPE_WORDS.get(found.get("shape") or ""),
+                _SIZE_WORDS.get(found.get("size") or ""),
+                found.get("argument") or argument,
+            )
+    raise ValueError(f"{text!r} is not an action of this world; say something like 'the red ball moves left'")
+
+
+def caption(scene: Scene) -> str:
+    """Describes a scene: its background, then each thing's size, colour, shape and zone in reading order."""
+    told = [
+        f"a {thing.size} {thing.colour} {thing.shape} at the {zone_of(thing.x, thing.y)}"
+        for thing in sorted(scene.things, key=_reading_order)
+    ]
+    return ", ".join([f"{scene.background} background", *(told or ["nothing"])])
+
+
+def _reading_order(thing: Thing) -> tuple[int, int]:
+    return ZONES.index(zone_of(thing.x, thing.y)), COLOURS.index(thing.colour)
+
+
+def parse_caption(text: str) -> Scene:
+    """Reads a caption as the scene it describes, every thing at the centre of its zone.
+
+    Raises:
+        ValueError: The text is not such a caption, or two things share a colour.
+    """
+    head, *parts = text.strip().lower().split(", ")
+    background = head.removesuffix(" background")
+    if background not in BACKGROUNDS or background == head:
+        raise ValueError(
+            f"{head!r} is not a background; begin with one of: {', '.join(BACKGROUNDS)} background"
+        )
+    noun = rf"a ({'|'.join(_SIZE_WORDS)}) ({'|'.join(COLOURS)}) ({'|'.join(_SHAPE_WORDS)}) at the (.+)"
+    things: list[Thing] = []
+    for part in [] if parts == ["nothing"] else parts:
+        match = re.fullmatch(noun, part)
+        if match is None or match[4] not in ZONES:
+            raise ValueError(
+                f"{part!r} is not a thing; say something like 'a small red ball at the top left'"
+            )
+        if match[2] in [thing.colour for thing in things]:
+            raise ValueError(f"two things of {text!r} are {match[2]}; every thing has its own colour")
+        things.append(place_in_zone(match[2], _SHAPE_WORDS[match[3]], _SIZE_WORDS[match[1]], match[4]))
+    return Scene(background, tuple(things))
+
+
+def question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    """Draws a question about a scene and returns it with its answer of one or two lower-case words."""
+    shape = SHAPES[int(rng.integers(len(SHAPES)))]
+    same = [thing for thing in scene.things if thing.shape == shape]
+    kind = int(rng.integers(7))
+    if kind == 0 or not scene.things:
+        return "how many things are there", _NUMBERS[len(scene.things)]
+    if kind == 1:
+        return f"how many {_PLURALS[shape]} are there", _NUMBERS[len(same)]
+    if kind == 2:
+        colour = COLOURS[int(rng.integers(len(COLOURS)))]
+        return f"is there a {colour} thing", "no" if scene.find(colour) is None else "yes"
+    thing = scene.things[int(rng.integers(len(scene.things)))]
+    alone = sum(other.shape == thing.shape for other in scene.things) == 1
+    name = f"the {thing.colour} {thing.shape}"
+    if kind == 3 and alone:
+        return f"what colour is the {thing.shape}", thing.colour
+    if kind <= 4:
+        return f"what shape is the {thing.colour} one", thing.shape
+    if kind == 5:
+        return f"where is {name}", zone_of(thing.x, thing.y)
+    return f"what size is {name}", thing.size

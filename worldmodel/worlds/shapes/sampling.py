@@ -1,0 +1,281 @@
+"""Draws plans, clips and documents as functions of a seed, and keeps some combinations held out."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from worldmodel.worlds.shapes.language import canonical_text, caption, plan_to_text, question
+from worldmodel.worlds.shapes.physics import (
+    DIRECTIONS,
+    STAY,
+    VERBS,
+    Act,
+    Clip,
+    Plan,
+    advance,
+    at_rest,
+    simulate,
+)
+from worldmodel.worlds.shapes.scene import (
+    COLOURS,
+    FRAME_SIZE,
+    RADII,
+    SHAPES,
+    SIZES,
+    ZONES,
+    Scene,
+    Thing,
+    apart,
+    half_side,
+    half_side_of,
+    place_in_zone,
+    random_scene,
+)
+
+SPLITS: tuple[str, ...] = ("train", "val", "held-out", "compositions")
+MAX_THINGS = 4
+
+_ACTIVE = tuple(verb for verb in VERBS if verb != "stay")
+_LAYOUTS = ((1,), (2,), (1, 1), (3,), (1, 2), (2, 1))
+_LAYOUT_WEIGHTS = (0.55, 0.20, 0.20, 0.02, 0.015, 0.015)
+_STAY_SHARE = 0.05
+_LAST = FRAME_SIZE - 1
+_MIN_MOVE = 6
+_MIN_FALL = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A clip and one sentence that tells its plan."""
+
+    text: str
+    clip: Clip
+
+
+@lru_cache(maxsize=4096)
+def held_out(colour: str, shape: str, verb: str) -> bool:
+    """Returns whether training never does this verb to (or brings in) a thing of this colour and shape.
+
+    True for one eighth of the triples. A push counts as the direction it goes to: ask with `Act.deed`.
+    """
+    digest = hashlib.sha256(f"{colour} {shape} {verb}".encode()).digest()
+    return verb != "stay" and digest[0] % 8 == 0
+
+
+def sample_plan(rng: np.random.Generator, scene: Scene, kind: str) -> Plan:
+    """Draws a plan whose every act visibly does something in the scene.
+
+    Args:
+        rng: Source of the draw.
+        scene: Where the plan will be played.
+        kind: One of `SPLITS`: "train" and "val" mix single and compound plans without held-out triples,
+            "held-out" is one held-out act, "compositions" two acts. A scene without room for such a plan gets
+            a single act, and one where nothing can be done gets `STAY`.
+
+    Raises:
+        ValueError: The kind is unknown.
+    """
+    for _ in range(16):
+        plan = _propose(rng, scene, kind, _ACTIVE[int(rng.integers(len(_ACTIVE)))])
+        if plan is not None:
+            return plan
+    return _any_single(rng, scene, kind) or STAY
+
+
+def sample_clip(split: str, seed: int, index: int) -> Sample:
+    """Returns the sample of a split at an index, always the same for the same seed.
+
+    Raises:
+        ValueError: The split is unknown.
+    """
+    return sample_rollout(split, seed, index, 1)[0]
+
+
+def sample_rollout(split: str, seed: int, index: int, rounds: int) -> list[Sample]:
+    """Returns samples that follow each other, each starting where the one before it ended.
+
+    Args:
+        split: One of `SPLITS`.
+        seed: Seed of the data set.
+        index: Which rollout of the data set.
+        rounds: How many clips; the first is what `sample_clip` returns.
+
+    Raises:
+        ValueError: The split is unknown.
+    """
+    rng = np.random.default_rng((_split_id(split), seed, index))
+    # The verb comes first and the scene is drawn to suit it, so verbs that need much room are not rare.
+    verb = _ACTIVE[int(rng.integers(len(_ACTIVE)))]
+    plan, scene = None, random_scene(rng)
+    for _ in range(24):
+        plan = _propose(rng, scene, split, verb)
+        if plan is not None:
+            break
+        scene = random_scene(rng)
+    samples: list[Sample] = []
+    for _ in range(rounds):
+        plan = plan or sample_plan(rng, scene, split)
+        text = plan_to_text(plan, scene, rng)
+        samples.append(Sample(text, simulate(scene, plan)))
+        scene, plan = samples[-1].clip.after, None
+    return samples
+
+
+def documents(rng: np.random.Generator) -> Iterator[str]:
+    """Yields training texts for a language model without end, none of which tells a held-out triple.
+
+    Captions; "state | action | next state"; "state | question | answer"; "what was said | canonical words".
+    """
+    while True:
+        scene = random_scene(rng)
+        plan = sample_plan(rng, scene, "train")
+        text = plan_to_text(plan, scene, rng)
+        after = at_rest(advance(scene, plan)[-1])
+        asked, answer = question(scene, rng)
+        yield caption(scene)
+        yield f"{caption(scene)} | {text} | {caption(after)}"
+        yield f"{caption(scene)} | {asked} | {answer}"
+        yield f"{text} | {canonical_text(plan)}"
+
+
+def _split_id(split: str) -> int:
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; use one of: {', '.join(SPLITS)}")
+    return SPLITS.index(split)
+
+
+def _propose(rng: np.random.Generator, scene: Scene, kind: str, verb: str) -> Plan | None:
+    """Draws a plan in which `verb` takes part, or returns None where the scene has no room for it."""
+    _split_id(kind)
+    layout: tuple[int, ...] = (1,)
+    if kind == "compositions":
+        layout = _LAYOUTS[1 + int(rng.integers(2))]
+    elif kind != "held-out":
+        layout = _LAYOUTS[int(rng.choice(len(_LAYOUTS), p=_LAYOUT_WEIGHTS))]
+        if layout == (1,) and rng.random() < _STAY_SHARE:
+            return STAY
+    leading = int(rng.integers(sum(layout)))
+    verbs = [_ACTIVE[int(rng.integers(len(_ACTIVE)))] for _ in range(sum(layout))]
+    verbs[leading] = verb
+    stages: list[tuple[Act, ...]] = []
+    current = scene
+    for length in layout:
+        stage = _draw_stage(rng, current, [verbs.pop(0) for _ in range(length)], kind)
+        if stage is None:
+            return None
+        stages.append(stage)
+        if len(layout) > 1:
+            current = at_rest(advance(current, Plan((stage,)))[-1])
+    plan = Plan(tuple(stages))
+    return plan if _works(scene, plan) else None
+
+
+def _draw_stage(
+    rng: np.random.Generator, scene: Scene, verbs: list[str], kind: str
+) -> tuple[Act, ...] | None:
+    acts: list[Act] = []
+    busy: set[str] = set()
+    for verb in verbs:
+        act = _draw_act(rng, scene, verb, busy, kind == "held-out")
+        if act is None:
+            return None
+        acts.append(act)
+        busy |= {colour for colour in (act.target_colour, act.argument) if colour in COLOURS}
+    appearing = sum(verb == "appear" for verb in verbs)
+    return None if len(scene.things) + appearing > MAX_THINGS and appearing else tuple(acts)
+
+
+def _draw_act(
+    rng: np.random.Generator, scene: Scene, verb: str, busy: set[str], want_held_out: bool
+) -> Act | None:
+    """Draws an act of this verb that does something when done alone, or returns None."""
+    free = [c for c in COLOURS if c not in busy and scene.find(c) is None]
+    if verb == "appear":
+        return _draw_newcomer(rng, scene, free, want_held_out)
+    targets = [thing for thing in scene.things if thing.colour not in busy]
+    for index in rng.permutation(len(targets)).tolist():
+        thing = targets[index]
+        argument = None
+        if verb == "push":
+            argument = tuple(DIRECTIONS)[int(rng.integers(len(DIRECTIONS)))]
+        elif verb == "turn":
+            argument = free[int(rng.integers(len(free)))]
+        act = Act(verb, thing.colour, thing.shape, None, argument)
+        if held_out(thing.colour, thing.shape, act.deed) == want_held_out and _promising(act, thing):
+            plan = Plan(((act,),))
+            if act.deed not in (*DIRECTIONS, "fall", "grow") or _works(scene, plan):
+                return act
+    return None
+
+
+def _draw_newcomer(
+    rng: np.random.Generator, scene: Scene, free: list[str], want_held_out: bool
+) -> Act | None:
+    if not free or len(scene.things) >= MAX_THINGS:
+        return None
+    for _ in range(48):
+        colour, shape = free[int(rng.integers(len(free)))], SHAPES[int(rng.integers(len(SHAPES)))]
+        size, zone = SIZES[int(rng.integers(len(SIZES)))], ZONES[int(rng.integers(len(ZONES)))]
+        if held_out(colour, shape, "appear") == want_held_out:
+            thing = place_in_zone(colour, shape, size, zone)
+            if all(apart(thing, other) for other in scene.things):
+                return Act("appear", colour, shape, size, zone)
+    return None
+
+
+def _promising(act: Act, thing: Thing) -> bool:
+    """Returns whether the act can do something to the thing if nothing else is in the way."""
+    half = half_side_of(thing)
+    if act.deed in DIRECTIONS:
+        dx, dy = DIRECTIONS[act.deed]
+        room = thing.x * -dx + thing.y * -dy if dx + dy < 0 else _LAST - (thing.x * dx + thing.y * dy)
+        return room - half >= _MIN_MOVE
+    if act.verb == "fall":
+        return _LAST - thing.y - half >= _MIN_FALL
+    if act.verb == "jump":
+        return thing.y - half >= _MIN_MOVE
+    return thing.size != {"grow": SIZES[-1], "shrink": SIZES[0]}.get(act.verb)
+
+
+def _works(scene: Scene, plan: Plan) -> bool:
+    """Returns whether every act of the plan does what it says when the plan is played."""
+    scenes = advance(scene, plan)
+    per_stage = len(scenes) // len(plan.stages)
+    before = scene
+    for index, stage in enumerate(plan.stages):
+        after = at_rest(scenes[(index + 1) * per_stage - 1])
+        if not all(_done(act, before, after) for act in stage):
+            return False
+        before = after
+    return True
+
+
+def _done(act: Act, before: Scene, after: Scene) -> bool:
+    if act.verb == "stay":
+        return True
+    assert act.target_colour is not None
+    colour = act.argument if act.verb == "turn" and act.argument else act.target_colour
+    old, new = before.find(act.target_colour), after.find(colour)
+    if act.verb in ("vanish", "explode"):
+        return new is None
+    if new is None or old is None:
+        return new is not None and act.verb == "appear"
+    if act.deed in DIRECTIONS:
+        dx, dy = DIRECTIONS[act.deed]
+        return (new.x - old.x) * dx + (new.y - old.y) * dy >= _MIN_MOVE
+    if act.verb == "fall":
+        return new.y - old.y >= _MIN_FALL
+    if act.verb == "jump":
+        return new.y - half_side(new.shape, RADII[new.size]) >= _MIN_MOVE
+    return act.verb not in ("grow", "shrink") or new.size != old.size
+
+
+def _any_single(rng: np.random.Generator, scene: Scene, kind: str) -> Plan | None:
+    for index in rng.permutation(len(_ACTIVE)).tolist():
+        act = _draw_act(rng, scene, _ACTIVE[index], set(), kind == "held-out")
+        if act is not None and _works(scene, Plan(((act,),))):
+            return Plan(((act,),))
+    return None

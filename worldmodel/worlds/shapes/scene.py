@@ -1,0 +1,213 @@
+"""What a scene is: things of eight colours, five shapes and three sizes on one of four dark backgrounds."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+FRAME_SIZE = 64
+
+# Backgrounds are dark and "white" is a light grey so that an edge pixel, half colour and half background,
+# is never nearer to a third colour: finding things in pixels stays a nearest-colour lookup.
+PALETTE: dict[str, tuple[int, int, int]] = {
+    "red": (255, 10, 45),
+    "orange": (255, 150, 0),
+    "yellow": (225, 205, 60),
+    "green": (0, 226, 16),
+    "cyan": (42, 220, 224),
+    "blue": (60, 48, 255),
+    "purple": (192, 4, 221),
+    "white": (195, 200, 195),
+}
+COLOURS: tuple[str, ...] = tuple(PALETTE)
+SHAPES: tuple[str, ...] = ("ball", "box", "triangle", "diamond", "cross")
+SIZES: tuple[str, ...] = ("small", "medium", "large")
+RADII: dict[str, float] = {"small": 5.5, "medium": 7.5, "large": 10.0}
+BACKGROUNDS: tuple[str, ...] = ("night", "forest", "slate", "dusk")
+ZONES: tuple[str, ...] = (
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "center",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
+)
+
+# Half the side of a shape's square outline at radius 1, chosen so that every shape covers pi.
+EXTENTS: dict[str, float] = {
+    "ball": 1.0,
+    "box": math.sqrt(math.pi) / 2,
+    "triangle": math.sqrt(math.pi / 2),
+    "diamond": math.sqrt(math.pi / 2),
+    "cross": math.sqrt(9 * math.pi / 20),
+}
+
+_ZONE_COORDINATES = (11, 32, 52)
+_COUNT_WEIGHTS = (0.15, 0.35, 0.35, 0.15)
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """One object of a scene, at an integer pixel position.
+
+    The fields after `y` say how it is drawn in the middle of an action; at rest they keep their defaults.
+
+    Attributes:
+        colour: One of `COLOURS`.
+        shape: One of `SHAPES`.
+        size: One of `SIZES`; while it grows or shrinks, the size it will have.
+        x: Column of the centre, in pixels.
+        y: Row of the centre, in pixels, counted from the top.
+        radius: Drawn radius where it is not the size's own, in pixels.
+        alpha: Opacity in 0..1.
+        previous_colour: The colour it turns from, while it turns.
+        mix: Share of `colour` against `previous_colour` in 0..1.
+        lift: How far above its place a jump has brought it, in pixels.
+        burst: Progress of its explosion in 0..1, None where it does not explode.
+    """
+
+    colour: str
+    shape: str
+    size: str
+    x: int
+    y: int
+    radius: float | None = None
+    alpha: float = 1.0
+    previous_colour: str | None = None
+    mix: float = 1.0
+    lift: int = 0
+    burst: float | None = None
+
+    @property
+    def transient(self) -> bool:
+        """Whether the thing is on its way out of the scene."""
+        return self.alpha < 1.0 or self.burst is not None
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the thing is drawn as its five attributes say."""
+        return not self.transient and self.radius is None and self.previous_colour is None and self.lift == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A background and the things on it, whose colours are pairwise distinct."""
+
+    background: str
+    things: tuple[Thing, ...] = ()
+
+    def find(self, colour: str) -> Thing | None:
+        """Returns the thing of this colour, or None."""
+        return next((thing for thing in self.things if thing.colour == colour), None)
+
+
+@lru_cache(maxsize=4096)
+def half_side(shape: str, radius: float) -> int:
+    """Returns how many pixels a shape reaches from its centre pixel, to walls and to other things."""
+    return math.ceil(EXTENTS[shape] * radius - 0.5)
+
+
+def half_side_of(thing: Thing) -> int:
+    """Returns the half side of the thing's square outline, in pixels."""
+    return half_side(thing.shape, RADII[thing.size] if thing.radius is None else thing.radius)
+
+
+def apart(first: Thing, second: Thing, margin: int = 0) -> bool:
+    """Returns whether two things' square outlines share no pixel and leave `margin` pixels between them."""
+    reach = half_side_of(first) + half_side_of(second) + margin
+    return abs(first.x - second.x) > reach or abs(first.y - second.y) > reach
+
+
+def inside(thing: Thing) -> bool:
+    """Returns whether the whole thing is within the frame."""
+    half = half_side_of(thing)
+    return half <= min(thing.x, thing.y) and max(thing.x, thing.y) <= FRAME_SIZE - 1 - half
+
+
+def zone_center(zone: str) -> tuple[int, int]:
+    """Returns the centre (x, y) of a zone, in pixels.
+
+    Raises:
+        ValueError: The zone is unknown; use one of `ZONES`.
+    """
+    if zone not in ZONES:
+        raise ValueError(f"unknown zone {zone!r}; use one of: {', '.join(ZONES)}")
+    row, column = divmod(ZONES.index(zone), 3)
+    return _ZONE_COORDINATES[column], _ZONE_COORDINATES[row]
+
+
+def zone_of(x: float, y: float) -> str:
+    """Returns the name of the zone that a position lies in."""
+    column, row = (min(2, max(0, int(value * 3 // FRAME_SIZE))) for value in (x, y))
+    return ZONES[3 * row + column]
+
+
+def place_in_zone(colour: str, shape: str, size: str, zone: str) -> Thing:
+    """Returns a thing at the zone's centre, moved inwards as far as it needs to be within the frame."""
+    half = half_side(shape, RADII[size])
+    x, y = (min(max(value, half), FRAME_SIZE - 1 - half) for value in zone_center(zone))
+    return Thing(colour, shape, size, x, y)
+
+
+def random_scene(rng: np.random.Generator, num_objects: int | None = None) -> Scene:
+    """Draws a scene of things that do not touch.
+
+    Args:
+        rng: Source of the draw.
+        num_objects: How many things to place, drawn by default. Fewer are placed where they do not fit.
+
+    Raises:
+        ValueError: `num_objects` is outside 0..8.
+    """
+    count = _draw_count(rng, num_objects)
+    things: list[Thing] = []
+    for colour in rng.permutation(len(COLOURS))[:count].tolist():
+        for attempt in range(24):
+            # Late attempts are small, so a crowded scene loses size before it loses things.
+            size = SIZES[int(rng.integers(3))] if attempt < 12 else "small"
+            shape = SHAPES[int(rng.integers(len(SHAPES)))]
+            half = half_side(shape, RADII[size])
+            x, y = rng.integers(half, FRAME_SIZE - half, 2).tolist()
+            thing = Thing(COLOURS[colour], shape, size, x, y)
+            if all(apart(thing, other, margin=1) for other in things):
+                things.append(thing)
+                break
+    return Scene(BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))], tuple(things))
+
+
+def zone_scene(rng: np.random.Generator, num_objects: int | None = None) -> Scene:
+    """Draws a scene whose things stand at the centres of different zones, as its caption says exactly.
+
+    Args:
+        rng: Source of the draw.
+        num_objects: How many things to place, drawn by default. Fewer are placed where they do not fit.
+
+    Raises:
+        ValueError: `num_objects` is outside 0..8.
+    """
+    count = _draw_count(rng, num_objects)
+    zones = rng.permutation(len(ZONES)).tolist()
+    things: list[Thing] = []
+    for colour in rng.permutation(len(COLOURS))[:count].tolist():
+        for attempt in range(24):
+            size = SIZES[int(rng.integers(3))] if attempt < 12 else "small"
+            shape = SHAPES[int(rng.integers(len(SHAPES)))]
+            zone = zones[attempt % len(zones)]
+            thing = place_in_zone(COLOURS[colour], shape, size, ZONES[zone])
+            if all(apart(thing, other, margin=1) for other in things):
+                things.append(thing)
+                zones.remove(zone)
+                break
+    return Scene(BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))], tuple(things))
+
+
+def _draw_count(rng: np.random.Generator, num_objects: int | None) -> int:
+    if num_objects is None:
+        return 1 + int(rng.choice(len(_COUNT_WEIGHTS), p=_COUNT_WEIGHTS))
+    if not 0 <= num_objects <= len(COLOURS):
+        raise ValueError(f"num_objects is {num_objects}; use 0 to {len(COLOURS)}, one for each colour")
+    return num_objects
