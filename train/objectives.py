@@ -36,7 +36,7 @@ class Objective(nn.Module):
 class CodecObjective(Objective):
     """Reconstruct pairs of frames; foreground and its edges count more, since shapes live there.
 
-    Judged by whether objects survive, not by decibels (see `worldmodel eval --codec`).
+    Judged by whether objects survive, not by decibels (see benchmarks/codec.py).
     """
 
     kl_weight = 3e-4
@@ -233,7 +233,13 @@ class StateObjective(Objective):
 
 
 class GeneratorObjective(StateObjective):
-    """Flow matching on the next observation's latents, given the states; the regression goes on beside it."""
+    """Flow matching on the next observation's latents, given the states; the regression goes on beside it.
+
+    One frame of every clip is decoded and compared in pixels, where shapes are: latents weigh all directions
+    alike, eyes do not.
+    """
+
+    pixel_weight = 0.3
 
     def forward(self, model: WorldModel, batch: Batch, generator: torch.Generator) -> Losses:
         if batch.task not in ("rounds", "imagine"):
@@ -241,8 +247,9 @@ class GeneratorObjective(StateObjective):
         rounds = encode_rounds(model, batch)
         prediction = self.predict(model, batch, rounds, generator)
         losses = self.regression(batch, rounds, prediction)
-        flow, _ = self.flow(model, rounds, prediction, generator)
-        return {**losses, "flow": flow, "loss": losses["loss"] + flow}
+        losses["flow"], clean = self.flow(model, rounds, prediction, generator)
+        losses["pixel"] = pixel_error(model, rounds.target.flatten(0, 1), clean, generator)
+        return {**losses, "loss": losses["loss"] + losses["flow"] + self.pixel_weight * losses["pixel"]}
 
     def flow(
         self, model: WorldModel, rounds: Rounds, prediction: Prediction, generator: torch.Generator
@@ -269,9 +276,7 @@ class GeneratorObjective(StateObjective):
 
 
 class JointObjective(GeneratorObjective):
-    """All parts together, on pixels too, and on what the generator itself made of earlier rounds."""
-
-    pixel_weight = 0.3
+    """All parts together, going on from what the generator itself made of earlier rounds."""
 
     def imagined(
         self, model: WorldModel, states: Tensor, context: Tensor, generator: torch.Generator
@@ -280,18 +285,20 @@ class JointObjective(GeneratorObjective):
         noise = torch.randn(condition.forecast.shape, generator=generator)
         return model.denoise(condition, context, noise, num_inference_steps=1)[:, -1]
 
-    def flow(
-        self, model: WorldModel, rounds: Rounds, prediction: Prediction, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        loss, clean = super().flow(model, rounds, prediction, generator)
-        target = rounds.target.flatten(0, 1)
-        rows = torch.arange(target.shape[0])
-        frame = torch.randint(target.shape[1], (target.shape[0],), generator=generator)
-        with torch.no_grad():
-            truth = model.codec.decode(target[rows, frame][:, None])
-        decoded = model.codec.decode(clean[rows, frame][:, None])
-        weight = foreground_weight(truth)
-        return loss + self.pixel_weight * (weight * (decoded - truth).pow(2)).mean(), clean
+
+def pixel_error(
+    model: WorldModel,
+    target: Float[Tensor, "b t c h w"],
+    clean: Float[Tensor, "b t c h w"],
+    generator: torch.Generator,
+) -> Tensor:
+    """Compare one decoded latent frame of every clip with the decoded truth, as the codec's own loss does."""
+    rows = torch.arange(target.shape[0])
+    frame = torch.randint(target.shape[1], (target.shape[0],), generator=generator)
+    with torch.no_grad():
+        truth = model.codec.decode(target[rows, frame][:, None])
+    error = model.codec.decode(clean[rows, frame][:, None]) - truth
+    return (foreground_weight(truth) * (error.abs() + 2 * error.pow(2))).mean()
 
 
 def noisy(latents: Tensor, level: float, generator: torch.Generator) -> Tensor:

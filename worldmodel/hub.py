@@ -9,6 +9,7 @@ README.md            the model card
 
 import importlib.resources
 import json
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,11 @@ def resolve(name: str | Path) -> Path:
     folder = Path(name)
     if str(name) in shipped_models():
         folder = Path(str(importlib.resources.files("worldmodel").joinpath("pretrained", str(name))))
-    if not folder.is_dir():
+    try:
+        found = folder.is_dir()
+    except OSError:  # a name longer than a path can be
+        found = False
+    if not found:
         raise ModelError(
             f"There is no model {str(name)!r}; pass a model folder or a shipped name "
             f"({', '.join(shipped_models()) or 'none here'})."
@@ -92,7 +97,11 @@ def read_config(folder: Path) -> WorldModelConfig:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ModelError(f"{folder / 'config.json'} is not readable JSON; fetch the model again.") from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
+    if (
+        not isinstance(values, dict)
+        or values.get("format") != FORMAT
+        or not isinstance(values.get("model"), dict)
+    ):
         raise ModelError(
             f"{folder / 'config.json'} is not of format {FORMAT}; update worldmodel or the model."
         )
@@ -109,12 +118,16 @@ def save_pretrained(
     """Write a model folder; it appears under its name only when complete.
 
     Raises:
-        OutputError: the place cannot be written.
+        OutputError: the place cannot be written, or holds something that is no model.
     """
-    folder = Path(folder)
-    temporary = folder.with_name(f".{folder.name}.tmp")
+    folder = Path(folder).resolve()
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
+        raise OutputError(
+            f"{folder} holds other files than a model, which saving would remove; choose a new folder."
+        )
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    replaced = temporary.with_suffix(".old")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         model.backbone.model.save_pretrained(
             temporary / "backbone", state_dict=_cast(model.backbone.model.state_dict(), dtype)
@@ -127,13 +140,17 @@ def save_pretrained(
         values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
         (temporary / "config.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         (temporary / "README.md").write_text(card or "# World model\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            folder.rename(replaced)
         temporary.rename(folder)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise OutputError(
-            f"The model cannot be written to {folder}: {error.strerror or error}; choose another folder."
+            f"The model cannot be written to {folder}: {reason}; choose another folder."
         ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 

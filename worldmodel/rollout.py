@@ -1,6 +1,7 @@
 """Session: a live rollout of a world, with its caches; it can be snapshotted, restored, forked and saved."""
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +12,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from worldmodel.data import media
+from worldmodel.data import media, sheet
 from worldmodel.data.transforms import to_frames, to_tensor
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action
-
-DESCRIBE = "describe"
-WHAT_HAPPENED = "what happened"
+from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,10 @@ class Session:
         self.guidance_scale = config.guidance_scale if guidance_scale is None else guidance_scale
         if self.num_inference_steps < 1:
             raise ConfigError(f"num_inference_steps is {self.num_inference_steps}; use 1 or more.")
+        if not math.isfinite(self.guidance_scale):
+            raise ConfigError(
+                f"guidance_scale is {self.guidance_scale}; use a finite number, 1 for no guidance."
+            )
         self._now: Snapshot | None = None
 
     # ---- what a user does ----------------------------------------------------------------------------
@@ -88,8 +90,8 @@ class Session:
             observation,
             size=config.codec.image_size,
             fps=config.fps,
-            max_frames=config.vision.max_frames * config.codec.temporal_factor,
-        )
+            max_frames=int(media.MAX_VIDEO_SECONDS * config.fps),
+        )[-(config.vision.max_frames - 1) * config.codec.temporal_factor :]
         latents = self.model.codec.encode(to_tensor([frames]))
         self._now = self._begin(latents, frames)
         return frames
@@ -106,9 +108,14 @@ class Session:
         if now.cached_rounds >= model.config.history_rounds:
             now = replace(now, cache=model.backbone.new_cache(), cached_rounds=0)
         embeds = model.round_embeds(now.context, [act])
-        states = model.predict_state(embeds, now.cache)[:, -model.config.num_queries :]
-        latents = self._generate(states, now.context, now.round)
-        frames = to_frames(model.decode(latents)[0])
+        seen = now.cache.get_seq_length()
+        try:
+            states = model.predict_state(embeds, now.cache)[:, -model.config.num_queries :]
+            latents = self._generate(states, now.context, now.round)
+            frames = to_frames(model.decode(latents)[0])
+        except BaseException:  # an interrupted round must leave no trace in the cache
+            now.cache.crop(seen)
+            raise
         self._now = Snapshot(
             context=latents[:, -1],
             before=now.context[:, None],
@@ -150,7 +157,11 @@ class Session:
         frames = fork.reset(observation)
         seen = fork._current()
         self._now = replace(
-            seen, before=now.context[:, None], round=now.round + 1, clips=(*now.clips, frames)
+            seen,
+            before=now.context[:, None],
+            round=now.round + 1,
+            clips=(*now.clips, frames),
+            actions=(*now.actions, Action()),  # nobody said which; clips and actions stay in step
         )
         return frames
 
@@ -190,10 +201,13 @@ class Session:
         Raises:
             OutputError: the place cannot be written, or the suffix is none of these.
         """
-        if Path(path).suffix.lower() == ".png":
+        path = Path(path)
+        if path.suffix.lower() == ".png":
             titles = ["start", *(str(action) for action in self.actions)]
-            return media.write_image(media.contact_sheet(list(self.clips), titles), path)
-        return media.write_video(self.frames, path, fps=self.model.config.fps)
+            sheet.write_image(sheet.contact_sheet(list(self.clips), titles), path)
+        else:
+            media.write_video(self.frames, path, fps=self.model.config.fps)
+        return path
 
     # ---- how -----------------------------------------------------------------------------------------
 
@@ -208,7 +222,7 @@ class Session:
         return Snapshot(
             context=latents[:, -1],
             before=None,
-            observation=latents[:, -self.model.config.vision.max_frames + 1 :],
+            observation=latents[:, -max(1, self.model.config.vision.max_frames - 1) :],
             cache=self.model.backbone.new_cache(),
             cached_rounds=0,
             round=0,

@@ -12,6 +12,11 @@ import numpy as np
 
 from worldmodel.errors import InputError
 
+DESCRIBE = "describe"
+"""Prompt that asks for a description of what is seen."""
+WHAT_HAPPENED = "what happened"
+"""Prompt that asks which action led from the first observation to the second."""
+
 
 @dataclass(frozen=True)
 class Action:

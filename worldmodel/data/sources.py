@@ -5,14 +5,10 @@ from typing import Protocol
 
 import numpy as np
 
-from worldmodel.types import Action, Episode
+from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Episode
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.scene import half_side_of
 
-DESCRIBE = "describe"
-"""Prompt that asks for a caption."""
-WHAT_HAPPENED = "what happened"
-"""Prompt that asks for the action between two observations."""
 KEYS = (*shapes.COLOURS, *shapes.DIRECTIONS, "jump", "fall", "grow", "shrink", "vanish", "explode")
 """Keys of the shapes world: hold a colour and press a verb, and the thing of that colour obeys."""
 

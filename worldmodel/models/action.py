@@ -52,9 +52,7 @@ class ActionAdapter(nn.Module):
                 )
             ids = backbone.token_ids(action.text)
             if not 0 < len(ids) <= config.max_text_tokens:
-                raise InputError(
-                    f"The action has {len(ids)} tokens; this model takes 1 to {config.max_text_tokens}: shorten it."
-                )
+                raise InputError(f"The action has {len(ids)} tokens; use 1 to {config.max_text_tokens}.")
         for key in action.keys:
             if key not in config.keys:
                 near = difflib.get_close_matches(str(key), config.keys, n=1)
@@ -67,7 +65,7 @@ class ActionAdapter(nn.Module):
         if action.vector is not None:
             if len(action.vector) != config.vector_size:
                 raise InputError(
-                    f"The action vector has {len(action.vector)} numbers; this model takes {config.vector_size}."
+                    f"The action vector has {len(action.vector)} numbers; pass {config.vector_size}."
                 )
             if not all(math.isfinite(x) for x in action.vector):
                 raise InputError(

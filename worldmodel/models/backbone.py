@@ -1,10 +1,12 @@
 """The backbone: an unmodified causal language model of transformers, fed with embeddings."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -16,7 +18,7 @@ from transformers import (
 )
 
 from worldmodel.config import BackboneConfig
-from worldmodel.errors import ConfigError, ModelError
+from worldmodel.errors import ConfigError, ModelError, WorldModelError
 from worldmodel.models import attention
 
 MODEL_TYPES = ("gemma", "gemma2", "llama", "mistral", "phi3", "qwen2", "qwen3")
@@ -73,11 +75,18 @@ class Backbone(nn.Module):
         Raises:
             ModelError: the folder holds no readable safetensors checkpoint of an allowed family.
         """
+        if not Path(folder).is_dir():  # transformers would look for it on the network
+            raise ModelError(
+                f"There is no backbone folder {str(folder)!r}; pass one that transformers wrote."
+            )
         try:
-            hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **kwargs)
-            _check_model_type(hf_config.model_type)
-            model = AutoModelForCausalLM.from_pretrained(
+            # Before any class of transformers sees the file.
+            _check_model_type(
+                json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["model_type"]
+            )
+            model, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
                 folder,
+                output_loading_info=True,
                 use_safetensors=True,
                 trust_remote_code=False,
                 attn_implementation=attention.NAME,
@@ -85,10 +94,16 @@ class Backbone(nn.Module):
                 **kwargs,
             )
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **kwargs)
-        except (OSError, KeyError, RuntimeError) as error:
-            raise ModelError(
-                f"The backbone in {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}"
-            ) from None
+        except WorldModelError:
+            raise
+        except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ModelError(f"The backbone in {str(folder)!r} cannot be loaded: {reason}") from None
+        # transformers fills gaps with random weights and only warns.
+        gaps = sorted({*report["missing_keys"], *report["unexpected_keys"]})
+        gaps += [str(entry[0]) for entry in report["mismatched_keys"]]
+        if gaps:
+            raise ModelError(f"The backbone in {str(folder)!r} does not fit its config.json at {gaps[0]!r}.")
         return cls(model, tokenizer)
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -146,7 +146,7 @@ class WorldModel(nn.Module):
 
         return sample(velocity, noise, sampling_sigmas(num_inference_steps))
 
-    def decode(self, latents: Float[Tensor, "b t c h w"]) -> Float[Tensor, "b t 3 h w"]:
+    def decode(self, latents: Float[Tensor, "b t2 c h2 w2"]) -> Float[Tensor, "b t 3 h w"]:
         """Turn latents into pixels in [-1, 1]."""
         return self.codec.decode(latents).clamp(-1, 1)
 

@@ -1,0 +1,23 @@
+"""How fast one session goes, and whether round 50 costs what round 2 does."""
+
+import argparse
+
+from worldmodel.eval.speed import machine, speed
+from worldmodel.eval.tables import text_table
+from worldmodel.models.world_model import WorldModel
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="shapes-tiny")
+    parser.add_argument("--num-samples", type=int, default=3, help="sessions of 58 rounds")
+    parser.add_argument("--seed", type=int, default=1234)
+    args = parser.parse_args()
+    model = WorldModel.from_pretrained(args.model)
+    print(text_table("speed", speed(model, args.num_samples, args.seed)))
+    print(machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Demo: the first steps a new user sees, and the page to play on."""

@@ -1,0 +1,1 @@
+"""Serving: an HTTP and WebSocket front for live worlds, over the library."""

@@ -1,0 +1,111 @@
+"""Shared by all tests: shape checks on every annotated call, and a tiny model with random weights."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# ruff: noqa: E402 -- the hook comes before what it hooks
+
+from jaxtyping import install_import_hook
+
+# Where tensors pass. Not hooked: the procedural world, which is called a million times, and the doors where
+# users' values come in (types, rollout, media, cli), whose own errors are under test.
+HOOKED = ["models", "diffusion", "data.transforms", "hub", "train"]
+install_import_hook(
+    [f"worldmodel.{name}" for name in HOOKED],
+    # Numeric tower: an int is welcome wherever a float is.
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from worldmodel import hub
+from worldmodel.config import (
+    ActionConfig,
+    BackboneConfig,
+    CodecConfig,
+    ConditionConfig,
+    GeneratorConfig,
+    TrainConfig,
+    VisionConfig,
+    WorldModelConfig,
+)
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import language
+
+
+def tiny_config(image_size: int = 32) -> WorldModelConfig:
+    """A model that is whole, and small enough to run hundreds of times in a test."""
+    return WorldModelConfig(
+        codec=CodecConfig(image_size=image_size, latent_channels=4, widths=(8, 16), num_blocks=2),
+        backbone=BackboneConfig(
+            architecture={
+                "model_type": "qwen3",
+                "hidden_size": 64,
+                "intermediate_size": 96,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "max_position_embeddings": 4096,
+                "tie_word_embeddings": True,
+            },
+            vocab_size=320,
+        ),
+        vision=VisionConfig(width=32, num_blocks=1),
+        action=ActionConfig(max_text_tokens=64, keys=("left", "right"), vector_size=3),
+        condition=ConditionConfig(width=32, num_blocks=1),
+        generator=GeneratorConfig(width=48, num_layers=2, num_heads=3),
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    """The shapes world's tokenizer, learned once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(language, "NUM_DOCUMENTS", 400)
+        made = language.build_tokenizer(TrainConfig(model=tiny_config()))
+    assert made is not None
+    return made
+
+
+@pytest.fixture(scope="session")
+def make_model(tokenizer: PreTrainedTokenizerBase) -> Callable[..., WorldModel]:
+    """Makes tiny models whose weights are all random: none of the zeros that training starts from."""
+
+    def make(seed: int = 0, image_size: int = 32) -> WorldModel:
+        torch.manual_seed(seed)
+        model = WorldModel.from_config(tiny_config(image_size), tokenizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if not parameter.any():
+                    parameter.normal_(std=0.3 * parameter.shape[-1] ** -0.5)
+            model.codec.latent_mean.normal_(std=0.1)
+            model.codec.latent_std.uniform_(0.5, 1.5)
+        return model.eval().requires_grad_(False)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model(make_model: Callable[..., WorldModel]) -> WorldModel:
+    """A tiny model; tests must not change it."""
+    return make_model()
+
+
+@pytest.fixture(scope="session")
+def model_folder(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, saved; tests that damage it copy it first."""
+    return hub.save_pretrained(model, tmp_path_factory.mktemp("models") / "tiny", dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def picture() -> np.ndarray:
+    """A picture with structure in it, uint8 `[32, 32, 3]`."""
+    return np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)

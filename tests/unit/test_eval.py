@@ -1,0 +1,383 @@
+"""The evaluation measures what it says: the true simulator gets full marks, a copying model none."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from worldmodel import config as configs
+from worldmodel import hub
+from worldmodel.errors import InputError, OutputError
+from worldmodel.eval import command, following, goals, language, pictures
+from worldmodel.eval.card import model_card
+from worldmodel.eval.metrics import MAX_PSNR, Rate, mean_figure, psnr, ssim
+from worldmodel.eval.report import write_report
+from worldmodel.eval.subject import ModelSubject, Worlds
+from worldmodel.eval.suite import SPLITS, evaluate
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train.language import build_tokenizer
+from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action
+from worldmodel.worlds import shapes
+from worldmodel.worlds.shapes import Act, Clip, Plan, Scene
+
+SEED = 1234
+SAMPLES = 16
+
+
+class TrueWorlds:
+    """Scenes that the simulator itself moves on."""
+
+    def __init__(self, scenes: list[Scene], remember: "TrueSubject") -> None:
+        self.scenes, self.subject = scenes, remember
+
+    def step(self, actions: Sequence[Action]) -> np.ndarray:
+        clips = [self.play(*pair) for pair in zip(self.scenes, actions, strict=True)]
+        self.scenes = [clip.after for clip in clips]
+        return np.stack([clip.frames for clip in clips])
+
+    def play(self, scene: Scene, action: Action) -> Clip:
+        plan = shapes.STAY if action.text is None else shapes.parse(action.text)
+        if action.keys:
+            colour, deed = action.keys
+            plan = Plan(((Act(deed, colour),),))
+        try:
+            return shapes.simulate(scene, plan)
+        except ValueError:  # another clip's text names what is not there
+            return shapes.simulate(scene, shapes.STAY)
+
+
+class TrueSubject:
+    """The simulator in a model's place; it knows every scene whose picture the evaluation can show."""
+
+    def __init__(self) -> None:
+        clips = [
+            shapes.sample_clip(split, SEED, index).clip for split in SPLITS for index in range(20 * SAMPLES)
+        ]
+        self.known: dict[bytes, Scene] = {}
+        self.plans: dict[bytes, Plan] = {}
+        for clip in clips:
+            self.known[clip.first_frame.tobytes()] = clip.before
+            self.known[clip.frames[-1].tobytes()] = clip.after
+            self.plans[clip.first_frame.tobytes() + clip.frames.tobytes()] = clip.plan
+
+    def open(self, pictures: np.ndarray, seeds: Sequence[int]) -> Worlds:
+        return TrueWorlds([self.known[picture.tobytes()] for picture in pictures], self)
+
+    def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+        return np.stack([shapes.render(shapes.parse_caption(text)) for text in texts])
+
+    def read(self, observations: Sequence[tuple[np.ndarray, ...]], prompts: Sequence[str]) -> list[str]:
+        return [self.say(*pair) for pair in zip(observations, prompts, strict=True)]
+
+    def say(self, observation: tuple[np.ndarray, ...], prompt: str) -> str:
+        if prompt == WHAT_HAPPENED:
+            return shapes.canonical_text(self.plans[observation[0].tobytes() + observation[1].tobytes()])
+        scene = self.known[observation[0][-1].tobytes()]
+        if prompt == DESCRIBE:
+            return shapes.caption(scene)
+        rng = np.random.default_rng(0)
+        return next(
+            answer for asked, answer in iter(lambda: shapes.question(scene, rng), None) if asked == prompt
+        )
+
+    def reconstruct(self, clips: np.ndarray) -> np.ndarray:
+        return clips
+
+    def with_steps(self, num_inference_steps: int) -> "TrueSubject":
+        return self
+
+
+class CopySubject(TrueSubject):
+    """Repeats the first frame and has one thing to say."""
+
+    def open(self, pictures: np.ndarray, seeds: Sequence[int]) -> Worlds:
+        still = np.repeat(pictures[:, None], shapes.FRAMES_PER_CLIP, axis=1)
+
+        class Still:
+            def step(self, actions: Sequence[Action]) -> np.ndarray:
+                return still
+
+        return Still()
+
+    def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+        return np.stack([shapes.backdrop("night") for _ in texts])
+
+    def say(self, observation: tuple[np.ndarray, ...], prompt: str) -> str:
+        return "the red ball"
+
+
+@pytest.fixture(scope="module")
+def true_subject() -> TrueSubject:
+    return TrueSubject()
+
+
+@pytest.fixture(scope="module")
+def truth(true_subject: TrueSubject) -> dict:
+    return evaluate(true_subject, num_samples=SAMPLES, rounds=3, seed=SEED)
+
+
+@pytest.fixture(scope="module")
+def model() -> WorldModel:
+    """A random model of the shipped shape, thinner so that the test is quick."""
+    config = configs.load("shapes_tiny")
+    small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    architecture = {**config.model.backbone.architecture, **small, "num_key_value_heads": 1, "head_dim": 32}
+    parts = {
+        "backbone": replace(config.model.backbone, architecture=architecture),
+        "codec": replace(config.model.codec, widths=(8, 16)),
+        "generator": replace(config.model.generator, width=64, num_layers=2, num_heads=2),
+        "condition": replace(config.model.condition, width=16),
+        "vision": replace(config.model.vision, width=16),
+    }
+    tokenizer = build_tokenizer(config)
+    torch.manual_seed(0)
+    made = WorldModel.from_config(replace(config.model, **parts), tokenizer)
+    with torch.no_grad():  # zero-initialised outputs would hide what the inputs change
+        for layer in (made.generator.project, made.adapter.to_latents):
+            torch.nn.init.normal_(layer.weight, std=0.1)
+    return made.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("successes", "total", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)],
+)
+def test_wilson_interval_against_the_literature(successes: int, total: int, low: float, high: float) -> None:
+    """Newcombe 1998, table I (81 of 263), and the textbook values for 0, 5 and 10 of 10."""
+    rate = Rate(successes, total)
+    assert (rate.low, rate.high) == pytest.approx((low, high), abs=1e-4)
+    assert rate.value == successes / total
+
+
+def test_mean_figure() -> None:
+    figure = mean_figure([1.0, 2.0, 3.0])
+    assert figure["value"] == 2
+    assert figure["high"] - 2 == pytest.approx(1.959964 / math.sqrt(3))
+
+
+def test_psnr() -> None:
+    black = np.zeros((4, 8, 8, 3), np.uint8)
+    assert psnr(black, black) == MAX_PSNR
+    assert psnr(black, black + np.uint8(255)) == pytest.approx(0)
+    assert psnr(black + np.uint8(1), black) == pytest.approx(48.1308, abs=1e-4)
+    assert psnr(black, black + np.uint8(255)) == psnr(black + np.uint8(255), black)
+
+
+def test_ssim() -> None:
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    other = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    grey = np.full_like(picture, 128)
+    assert ssim(picture, picture) == pytest.approx(1)
+    assert abs(ssim(picture, other)) < 0.1
+    assert ssim(picture, other) == pytest.approx(ssim(other, picture))
+    # Between flat pictures only the means differ: (2 a b + c1) / (a^2 + b^2 + c1).
+    expected = (2 * 128 * 100 + 6.5025) / (128**2 + 100**2 + 6.5025)
+    assert ssim(grey, np.full_like(grey, 100)) == pytest.approx(expected)
+    clip = np.stack([picture, other])
+    assert ssim(clip, np.stack([picture, grey])) == pytest.approx((1 + ssim(other, grey)) / 2)
+
+
+def test_the_true_simulator_gets_full_marks(truth: dict) -> None:
+    figures = truth["figures"]
+    for goal in goals.GOALS:
+        figure = goal.find(truth)
+        assert figure is None or goal.met(figure) in (True, None), goal.title
+    for split in SPLITS:
+        for name in ("named", "others", "strict", "every_frame", "ssim"):
+            assert figures["action_following"][split][name]["value"] == pytest.approx(1), (split, name)
+        assert figures["action_following"][split]["psnr"]["value"] == MAX_PSNR
+    assert figures["control"]["own_named"]["value"] == 1
+    assert figures["describe"]["exact"]["value"] == figures["questions"]["all"]["value"] == 1
+    assert all(figures["inverse"][split]["exact"]["value"] == 1 for split in language.INVERSE_SPLITS)
+    assert all(rate["value"] == 1 for rate in figures["rollouts"]["strict"])
+    assert figures["keys"]["named"]["value"] == figures["text_to_image"]["strict"]["value"] == 1
+
+
+def test_a_copying_model_gets_none(true_subject: TrueSubject) -> None:
+    figures = evaluate(CopySubject(), num_samples=SAMPLES, rounds=2, seed=SEED)["figures"]
+    for split in SPLITS:
+        rates = figures["action_following"][split]
+        assert rates["strict"] == rates["copy_strict"]
+        # A jump ends where it began and "nothing happens" is a copy: the floor is above zero and reported.
+        assert rates["strict"]["value"] < 0.25
+        assert rates["others"]["value"] > 0.7
+    assert figures["control"]["own_named"]["value"] == figures["control"]["named"]["value"] == 0
+    assert figures["null_action"]["none"]["value"] == 1
+    assert figures["text_to_image"]["strict"]["value"] == figures["describe"]["scene"]["value"] == 0
+    assert figures["inverse"]["val"]["acts"]["value"] == 0
+
+
+def test_play_is_session_step(model: WorldModel) -> None:
+    """A batch of worlds makes what sessions of its seeds make, also past a restart of the cache."""
+    scenes = [shapes.random_scene(np.random.default_rng(index)) for index in range(2)]
+    firsts = np.stack([shapes.render(scene) for scene in scenes])
+    rounds = [
+        [Action("the red ball moves left"), Action()],
+        [Action(keys=("red", "left")), Action("nothing happens")],
+        *[[Action("the blue box jumps"), Action("the red ball grows")]] * 3,
+    ]
+    worlds = ModelSubject(model).open(firsts, [3, 4])
+    sessions = [model.session(seed) for seed in (3, 4)]
+    for session, first in zip(sessions, firsts, strict=True):
+        session.reset(first)
+    for number, actions in enumerate(rounds):
+        clips = worlds.step(actions).astype(int)
+        for clip, session, action in zip(clips, sessions, actions, strict=True):
+            assert np.abs(clip - session.step(action)).max() <= 1, number
+    text = "night background, a small red ball at the left"
+    imagined = ModelSubject(model).imagine([text, text], [3, 4]).astype(int)
+    assert np.abs(imagined[1] - model.session(4).reset(text=text)[-1]).max() <= 1
+    assert np.abs(imagined[0] - imagined[1]).max() > 1
+
+
+def test_reading_a_batch_is_reading_one(model: WorldModel) -> None:
+    clips = [shapes.sample_clip("val", 0, index).clip.first_frame[None] for index in range(3)]
+    prompts = ["describe", "how many things are there", "is there a red thing"]
+    together = ModelSubject(model).read([(clip,) for clip in clips], prompts)
+    for clip, prompt, said in zip(clips, prompts, together, strict=True):
+        session = model.session()
+        session.reset(clip[0])
+        assert session.describe(prompt) == said
+
+
+def test_zero_steps_shows_the_forecast(model: WorldModel) -> None:
+    picture = shapes.render(shapes.random_scene(np.random.default_rng(0)))[None]
+    forecast, again, denoised = (
+        ModelSubject(model, steps).open(picture, [seed]).step([Action("the red ball jumps")])
+        for steps, seed in ((0, 1), (0, 2), (1, 1))
+    )
+    assert (forecast == again).all()
+    assert (forecast != denoised).any()
+
+
+def test_backgrounds_are_told_apart() -> None:
+    for index in range(40):
+        scene = shapes.random_scene(np.random.default_rng(index), 4)
+        assert pictures.nearest_background(shapes.render(scene)) == scene.background
+
+
+def test_questions_have_kinds() -> None:
+    scene = shapes.random_scene(np.random.default_rng(0), 4)
+    rng = np.random.default_rng(0)
+    kinds = {language.question_kind(shapes.question(scene, rng)[0]) for _ in range(200)}
+    assert "other" not in kinds
+    assert len(kinds) == 7
+
+
+def test_control_texts_mean_something_else() -> None:
+    samples = following.samples_of("val", SEED, 12)
+    for index, sample in enumerate(samples):
+        other = shapes.parse(following.other_text(samples, index))
+        assert shapes.canonical_text(other) != shapes.canonical_text(sample.clip.plan)
+
+
+def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    hub.save_pretrained(model, tmp_path / "random")
+    argv = [str(tmp_path / "random"), "--num-samples", "2", "--rounds", "2"]
+    report, file = tmp_path / "report", tmp_path / "figures.json"
+    assert command.main([*argv, "--report", str(report), "--json", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "Held-out combinations" in shown
+    assert "report:" in shown
+    results = json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert results["figures"]["speed"]["fps"]["value"] > 0
+    assert set(results["settings"]) >= {"seed", "num_samples", "rounds", "num_inference_steps"}
+    page = (report / "index.html").read_text()
+    assert "$" not in page
+    assert "http" not in page
+    assert all((report / f"{name}.png").stat().st_size > 5000 for name in ("rounds", "steps", "verbs-val"))
+    card = model_card(results, {"command": "make train-tiny", "stages": {"codec": {"steps": 3}}})
+    assert card.startswith("---\nlicense: apache-2.0")
+    for part in (
+        "| codec | – | 3 | – |",
+        "make train-tiny",
+        "## Limits",
+        "worldmodel eval shapes-tiny",
+        "(missed)",
+    ):
+        assert part in card
+    assert model_card(results)
+
+
+def test_one_split_alone(true_subject: TrueSubject) -> None:
+    results = evaluate(true_subject, "held-out", num_samples=4, seed=SEED)
+    assert list(results["figures"]) == ["action_following"]
+    assert list(results["figures"]["action_following"]) == ["held-out"]
+    assert evaluate(true_subject, "held-out", num_samples=4, seed=SEED) == results
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--num-samples", "0"], "num_samples is 0"),
+        (["--rounds", "-1"], "rounds is -1"),
+        (["--num-inference-steps", "0"], "num_inference_steps is 0"),
+        (["--split", "test"], "'test'"),
+        (["--num-samples", "many"], "invalid int value"),
+        (["--report", __file__], "is a file"),
+    ],
+)
+def test_bad_values_are_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    assert command.main(["nowhere", "--report", str(tmp_path / "report"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+def test_unknown_model(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    assert command.main(["no-such-model", "--report", str(tmp_path / "report")]) == 2
+    assert "no-such-model" in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
+
+
+def test_report_replaces_reports_only(truth: dict, tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    write_report(truth, folder)
+    page = write_report(truth, folder)
+    assert page == folder / "index.html"
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("words")
+    with pytest.raises(OutputError, match="something else"):
+        write_report(truth, mine)
+    assert (mine / "thesis.txt").is_file()
+
+
+def test_a_failed_report_leaves_the_old_one(
+    truth: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = write_report(truth, tmp_path / "report")
+    before = page.read_text()
+
+    def full(*_: object) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("worldmodel.eval.plots.rounds", full)
+    with pytest.raises(OutputError, match="No space left"):
+        write_report(truth, tmp_path / "report")
+    assert page.read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_texts_are_escaped(truth: dict, tmp_path: Path) -> None:
+    hostile = {**truth, "model": "<script>x</script>"}
+    hostile["examples"] = [{**truth["examples"][0], "caption": "<img src=x>", "note": "a & b\0"}]
+    page = write_report(hostile, tmp_path / "report").read_text()
+    assert "<script" not in page
+    assert "<img src=x" not in page
+    assert "a &amp; b" in page
+
+
+def test_unknown_split_is_an_input_error(true_subject: TrueSubject) -> None:
+    with pytest.raises(InputError, match="held-out"):
+        evaluate(true_subject, "heldout")

@@ -1,0 +1,241 @@
+"""Model folders: what is saved comes back, and what is damaged is refused with one sentence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from worldmodel import config as configs
+from worldmodel import hub
+from worldmodel.errors import ConfigError, ModelError, OutputError
+from worldmodel.models.world_model import WorldModel
+
+PARTS = ("backbone", *hub.COMPONENTS)
+
+
+@pytest.fixture
+def folder(model_folder: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(model_folder, tmp_path / "model"))
+
+
+def change_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_fp32_comes_back_bit_for_bit(model: WorldModel, model_folder: Path, picture: np.ndarray) -> None:
+    loaded = WorldModel.from_pretrained(model_folder)
+    assert loaded.config == model.config
+    assert not loaded.training
+    expected = model.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+    played = []
+    for each in (model, loaded):
+        session = each.session()
+        session.reset(picture)
+        played.append((session.step("the red ball moves left"), session.describe()))
+    assert np.array_equal(played[0][0], played[1][0])
+    assert played[0][1] == played[1][1]
+
+
+def test_bf16_comes_back_close_and_is_half_the_size(
+    model: WorldModel, model_folder: Path, tmp_path: Path
+) -> None:
+    folder = model.save_pretrained(tmp_path / "half")
+    loaded = hub.from_pretrained(folder)
+    for name, tensor in loaded.state_dict().items():
+        assert tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor, model.state_dict()[name], atol=0, rtol=2**-8)
+    sizes = [
+        sum(file.stat().st_size for file in path.rglob("*.safetensors")) for path in (folder, model_folder)
+    ]
+    assert 0.4 < sizes[0] / sizes[1] < 0.65
+
+
+def test_a_folder_holds_what_it_says(model: WorldModel, model_folder: Path) -> None:
+    values = json.loads((model_folder / "config.json").read_text())
+    assert values["format"] == hub.FORMAT
+    assert configs.build(configs.WorldModelConfig, values["model"]) == model.config
+    assert sorted(path.name for path in model_folder.iterdir()) == sorted(
+        [*PARTS, "README.md", "config.json", "tokens.safetensors"]
+    )
+    assert not [path for path in model_folder.rglob("*") if path.suffix in hub.PICKLES]
+    tokens = load_file(model_folder / "tokens.safetensors")
+    assert set(tokens) == {"queries", "unseen", "ask", "answer"}
+
+
+def test_training_and_card_are_kept(model: WorldModel, tmp_path: Path) -> None:
+    folder = hub.save_pretrained(model, tmp_path / "m", training={"seed": 3}, card="# Shapes\n")
+    assert json.loads((folder / "config.json").read_text())["training"] == {"seed": 3}
+    assert (folder / "README.md").read_text() == "# Shapes\n"
+
+
+def test_load_weights_copies_a_saved_model(
+    make_model: Callable[..., WorldModel], model: WorldModel, model_folder: Path
+) -> None:
+    other = make_model(seed=5)
+    hub.load_weights(other, model_folder)
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other.state_dict().items())
+    with pytest.raises(ModelError, match="does not fit"):
+        hub.load_weights(make_model(image_size=64), model_folder)
+
+
+# What is refused
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_header(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[:8] = b"\xff" * 8
+    path.write_bytes(data)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def widen(path: Path) -> None:
+    tensors = load_file(path)
+    name = next(name for name in sorted(tensors) if tensors[name].dim() > 0)
+    save_file({**tensors, name: torch.cat([tensors[name]] * 2)}, path, metadata={"format": "pt"})
+
+
+def lose_one(path: Path) -> None:
+    tensors = load_file(path)
+    tensors.pop(sorted(tensors)[-1])
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+FILES = [*(f"{part}/model.safetensors" for part in PARTS), "tokens.safetensors"]
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_header, remove, widen, lose_one])
+@pytest.mark.parametrize("file", FILES)
+def test_damaged_weights_are_one_sentence(folder: Path, file: str, damage: Callable[[Path], None]) -> None:
+    damage(folder / file)
+    with pytest.raises(ModelError) as caught:
+        hub.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_extra_weights_are_refused(folder: Path) -> None:
+    path = folder / "codec" / "model.safetensors"
+    save_file({**load_file(path), "surprise": torch.zeros(1)}, path)
+    with pytest.raises(ModelError, match="'surprise'"):
+        hub.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "codec/model.pt", "backbone/x.pkl", "deep/er/a.ckpt"])
+def test_pickles_are_refused_before_anything_is_read(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(b"\x80\x04.")
+    (folder / "config.json").write_text("not even JSON")
+    with pytest.raises(ModelError, match="pickled"):
+        hub.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["no-such-model", "", "a" * 5000, "nul\0", "../shapes-tiny", "https://host/model"],
+    ids=lambda n: n[:12],
+)
+def test_unknown_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError):
+        hub.from_pretrained(name)
+
+
+def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json"):
+        hub.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", '{"format": 1}', '{"format": 2, "model": {}}', '{"format": 1, "model": []}', "\x00"],
+)
+def test_a_config_that_is_none(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        hub.from_pretrained(folder)
+
+
+def test_a_config_with_an_unknown_key_or_a_wrong_value(folder: Path) -> None:
+    values = json.loads((folder / "config.json").read_text())["model"]
+    for wrong in ({**values, "fqs": 8}, {**values, "fps": "fast"}, {**values, "chunk_frames": 7}):
+        change_json(folder / "config.json", model=wrong)
+        with pytest.raises(ConfigError) as caught:
+            hub.from_pretrained(folder)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "no_such_family", None])
+def test_only_known_backbones_are_loaded(folder: Path, model_type: str | None) -> None:
+    change_json(folder / "backbone" / "config.json", model_type=model_type)
+    with pytest.raises((ModelError, ConfigError)) as caught:
+        hub.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_beside_a_backbone_does_not_run(folder: Path, tmp_path: Path) -> None:
+    (folder / "backbone" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass C: ...\n")
+    change_json(
+        folder / "backbone" / "config.json",
+        model_type="evil",
+        auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"},
+    )
+    with pytest.raises((ModelError, ConfigError)):
+        hub.from_pretrained(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+# Saving
+
+
+def test_saving_again_replaces_the_model(model: WorldModel, tmp_path: Path) -> None:
+    first = hub.save_pretrained(model, tmp_path / "m", card="one")
+    hub.save_pretrained(model, tmp_path / "m", card="two")
+    assert (first / "README.md").read_text() == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_saving_never_removes_what_is_no_model(model: WorldModel, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("five years")
+    with pytest.raises(OutputError, match="other files"):
+        hub.save_pretrained(model, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_place_that_cannot_be_written(model: WorldModel, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for place in (tmp_path / "file", tmp_path / "file" / "m"):
+        with pytest.raises(OutputError):
+            hub.save_pretrained(model, place)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
+def test_a_failure_on_the_way_leaves_the_old_model(
+    model: WorldModel, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(hub, "save_file", fail)
+    with pytest.raises(OutputError):
+        hub.save_pretrained(model, folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]

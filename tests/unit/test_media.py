@@ -1,0 +1,442 @@
+"""Pictures and films on the way in and out: what is read is what was written, bad files say what to do."""
+
+import io
+import os
+import re
+import socket
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from worldmodel.data import media
+from worldmodel.data.media import atomic_path, read_image, read_observation, read_video, write_video
+from worldmodel.errors import InputError, OutputError
+
+FPS = 8
+
+
+def film(num_frames: int = 12, size: int = 64) -> np.ndarray:
+    """A soft-edged ball and a box that move on a dark ground."""
+    y, x = np.mgrid[:size, :size]
+    frames = []
+    for time in range(num_frames):
+        ball = np.clip(10 - np.hypot(x - 15 - 2 * time, y - 30), 0, 1)[..., None]
+        frame = np.array([20, 24, 40]) * (1 - ball) + np.array([255, 10, 45]) * ball
+        frame[(abs(x - 45) < 6) & (abs(y - 20 - time) < 6)] = (0, 226, 16)
+        frames.append(frame.astype(np.uint8))
+    return np.stack(frames)
+
+
+def encoded(image: Image.Image, name: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, name, **options)
+    return buffer.getvalue()
+
+
+def muxed(path: Path, codec: str, frames: np.ndarray, rate: int = FPS) -> bytes:
+    """Write a film as other programs would, 256 pixels wide so that colour subsampling costs little."""
+    pixel_format = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    with av.open(path, "w") as container:
+        stream = container.add_stream(codec, rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 256, 256, pixel_format
+        for frame in frames:
+            wide = frame.repeat(256 // frame.shape[0], 0).repeat(256 // frame.shape[1], 1)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(wide, format="rgb24")))
+        container.mux(stream.encode(None))
+    return path.read_bytes()
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    assert a.shape == b.shape
+    return float(10 * np.log10(255**2 / max(np.mean((a.astype(float) - b) ** 2), 1e-9)))
+
+
+def is_advice(error: BaseException) -> bool:
+    """One sentence that ends in what to do, on one line."""
+    text = str(error)
+    return bool(re.fullmatch(r"[^\n]+[;:,][^\n]+\.", text)) and len(text) < 300
+
+
+# What is written is what is read
+
+
+def test_an_mp4_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    frames = film()
+    write_video(frames, tmp_path / "film.mp4", fps=FPS)
+    assert psnr(read_video(tmp_path / "film.mp4", 64, FPS, 99), frames) > 38
+    assert psnr(read_video(tmp_path / "film.mp4", 64, None, 99), frames) > 38
+    with av.open(tmp_path / "film.mp4") as container:
+        stream = container.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        assert (stream.width, stream.height, stream.average_rate) == (256, 256, FPS)
+
+
+@pytest.mark.parametrize("fps", [5, 8, 12, 15, 30, 50])
+def test_a_gif_of_few_colours_reads_back_exactly_at_any_pace(tmp_path: Path, fps: int) -> None:
+    frames = film()
+    write_video(frames, tmp_path / "film.gif", fps=fps)
+    assert np.array_equal(read_video(tmp_path / "film.gif", 64, fps, 99), frames)
+
+
+def test_a_gif_keeps_the_length_of_still_scenes(tmp_path: Path) -> None:
+    still = np.repeat(film(1), 9, axis=0)  # writers merge equal frames into one long one
+    write_video(still, tmp_path / "still.gif", fps=FPS)
+    assert np.array_equal(read_video(tmp_path / "still.gif", 64, FPS, 99), still)
+
+
+def test_a_gif_of_many_colours_stays_close(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 255, 64).astype(np.uint8)
+    picture = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], np.uint8(90)), axis=-1)
+    write_video(picture[None].repeat(3, 0), tmp_path / "ramp.gif", fps=FPS, scale=1)
+    assert psnr(read_image(tmp_path / "ramp.gif", 64), picture) > 28
+
+
+def test_odd_sides_and_scales_are_kept(tmp_path: Path) -> None:
+    frames = film(3)[:, :33, :47]
+    write_video(frames, tmp_path / "odd.mp4", fps=FPS, scale=1)
+    write_video(frames, tmp_path / "odd.gif", fps=FPS, scale=3)
+    with av.open(tmp_path / "odd.mp4") as container:
+        assert (container.streams.video[0].width, container.streams.video[0].height) == (48, 34)
+    with Image.open(tmp_path / "odd.gif") as image:
+        assert image.size == (141, 99)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec"),
+    [
+        (".mp4", "libx264"),
+        (".mov", "libx264"),
+        (".mkv", "libx264"),
+        (".webm", "libvpx-vp9"),
+        (".webm", "libvpx"),
+        (".avi", "mpeg4"),
+        (".avi", "mjpeg"),
+    ],
+)
+def test_films_of_other_programs_are_read_and_cut_ones_refused(
+    tmp_path: Path, suffix: str, codec: str
+) -> None:
+    frames = film()
+    data = muxed(tmp_path / f"film{suffix}", codec, frames)
+    assert psnr(read_video(tmp_path / f"film{suffix}", 64, FPS, 99), frames) > 34
+    for share in (0.1, 0.5, 0.9, 0.99):
+        with pytest.raises(InputError, match="cut off") as caught:
+            read_video(data[: int(share * len(data))], 64, None, 99)
+        assert is_advice(caught.value)
+
+
+def test_resampling_shows_what_was_on_screen_at_each_time(tmp_path: Path) -> None:
+    levels = np.arange(0, 240, 10, dtype=np.uint8)
+    frames = np.broadcast_to(levels[:, None, None, None], (24, 16, 16, 3))
+    write_video(frames, tmp_path / "steps.mp4", fps=24)
+
+    def seen(fps: float) -> list[int]:
+        return [round(float(frame.mean()) / 10) for frame in read_video(tmp_path / "steps.mp4", 16, fps, 99)]
+
+    assert seen(8) == list(range(0, 24, 3))
+    assert seen(48) == [index // 2 for index in range(48)]
+    assert seen(10) == [int(index * 2.4 + 1e-9) for index in range(10)]
+    assert len(read_video(tmp_path / "steps.mp4", 16, 8, 5)) == 5
+
+
+def test_a_phone_held_upright_is_read_upright(tmp_path: Path) -> None:
+    picture = np.zeros((64, 64, 3), np.uint8)
+    picture[:32] = 255  # the upper half is white
+    plain = muxed(tmp_path / "plain.mp4", "libx264", picture[None].repeat(4, 0))
+    matrix = plain.index(b"tkhd") + 44
+    one = 1 << 16
+    # Turn a quarter clockwise, as phones record it: the upper half comes to the right.
+    turn = struct.pack(">9i", 0, one, 0, -one, 0, 0, 0, 0, 1 << 30)
+    frames = read_video(plain[:matrix] + turn + plain[matrix + 36 :], 64, None, 99)
+    assert frames[0, :, 34:].mean() > 250
+    assert frames[0, :, :30].mean() < 5
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("name", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_pictures_are_read_by_their_bytes_whatever_their_name(tmp_path: Path, name: str) -> None:
+    picture = film(1)[0]
+    path = tmp_path / "picture.dat"
+    path.write_bytes(encoded(Image.fromarray(picture), name, **({} if name == "GIF" else {"quality": 95})))
+    assert psnr(read_image(path, 64), picture) > 24
+    assert np.array_equal(read_image(str(path), 64), read_image(path.read_bytes(), 64))
+    assert read_observation(path, 64, FPS, 99).shape == (1, 64, 64, 3)
+
+
+def test_pictures_in_memory_are_read_too() -> None:
+    picture = film(1)[0]
+    for source in (picture, Image.fromarray(picture), encoded(Image.fromarray(picture))):
+        assert np.array_equal(read_image(source, 64), picture)
+        assert np.array_equal(read_observation(source, 64, None, 1)[0], picture)
+    grey = picture.mean(-1).astype(np.uint8)
+    assert np.array_equal(read_image(grey, 64), grey[..., None].repeat(3, -1))
+
+
+def test_the_centre_is_cropped_and_averaged() -> None:
+    wide = np.zeros((16, 48, 3), np.uint8)
+    wide[:, 16:32] = film(1, 16)[0]
+    assert np.array_equal(read_image(wide, 16), wide[:, 16:32])
+    assert np.array_equal(read_image(wide[:, 16:32].repeat(4, 0).repeat(4, 1), 16), wide[:, 16:32])
+
+
+def test_rotation_and_transparency_are_applied() -> None:
+    picture = np.zeros((16, 16, 3), np.uint8)
+    picture[:8] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held a quarter turn to the left
+    turned = read_image(encoded(Image.fromarray(picture), exif=exif), 16)
+    assert np.array_equal(turned, np.rot90(picture, -1))
+    clear = Image.new("RGBA", (16, 16), (255, 0, 0, 0))
+    assert (read_image(encoded(clear), 16) == 255).all()
+
+
+# Bad files
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A PNG that announces a size and holds next to nothing: what a decompression bomb looks like."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
+
+
+PNG = encoded(Image.fromarray(film(1)[0]))
+JPEG = encoded(Image.fromarray(film(1)[0]), "JPEG")
+BAD_BYTES = {
+    "empty": b"",
+    "text": b"a red ball on the left",
+    "html": b"<!doctype html><html><body>404</body></html>",
+    "zeros": bytes(4096),
+    "truncated png": PNG[: len(PNG) // 2],
+    "truncated jpeg": JPEG[: len(JPEG) // 2],
+    "header only": PNG[:20],
+    "no width": png_of(0, 64),
+    "tiny": png_of(4, 64),
+    "too many pixels": png_of(7000, 7000),
+    "bomb": png_of(100_000, 100_000),
+    "heic": b"\0\0\0\x18ftypheic" + bytes(64),
+    "tiff": encoded(Image.fromarray(film(1)[0]), "TIFF"),
+    "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n",
+    "playlist": b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/passwd\n",
+    "mp4 without a film": b"\0\0\0\x18ftypisom" + bytes(12),
+    "avi without a film": b"RIFF\x10\0\0\0AVI LIST" + bytes(12),
+    "matroska without a film": b"\x1a\x45\xdf\xa3\x81\0" + bytes(12),
+    "gif without a frame": b"GIF89a\x40\0\x40\0\0\0\0;",
+    "gif of no size": b"GIF89a\0\0\0\0\0\0\0;",
+}
+
+
+@pytest.mark.parametrize("case", BAD_BYTES)
+@pytest.mark.parametrize("read", [lambda s: read_observation(s, 64, FPS, 99), lambda s: read_image(s, 64)])
+def test_bad_bytes_are_refused_with_advice(
+    case: str, read: Callable[[object], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "observation.png"
+    path.write_bytes(BAD_BYTES[case])
+    for source in (BAD_BYTES[case], path):
+        with pytest.raises(InputError) as caught:
+            read(source)
+        assert is_advice(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("missing.png", "no file 'missing.png'"),
+        (".", "is a folder"),
+        ("https://example.org/ball.png", "download the file first"),
+        ("file:///etc/hostname", "download the file first"),
+        ("concat:a.mp4|b.mp4", "no file"),
+        ("with\0nul.png", "cannot be read|no file"),
+        ("~nobody-by-this-name/film.mp4", "cannot be read"),
+        ("x" * 5000, "cannot be read|no file"),
+        (Path("/dev/zero"), "no file"),
+    ],
+)
+def test_bad_places_are_refused_with_advice(source: str | Path, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read_observation(source, 64, FPS, 99)
+
+
+def test_a_socket_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("door")
+        with pytest.raises(InputError, match="no file"):
+            read_image("door", 64)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros((64, 64, 3), np.float32), "float32"),
+        (np.zeros((64, 64, 2), np.uint8), r"\(64, 64, 2\)"),
+        (np.zeros((2, 64, 64, 3), np.uint8), r"\(2, 64, 64, 3\)"),
+        (np.zeros((0, 64, 3), np.uint8), "no pixels"),
+        (np.zeros((4, 64, 3), np.uint8), "64x4"),
+    ],
+)
+def test_bad_arrays_are_refused_with_advice(array: np.ndarray, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read_image(array, 64)
+
+
+def test_limits_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = muxed(tmp_path / "long.mp4", "libx264", film(24))
+
+    def refused(words: str) -> None:
+        with pytest.raises(InputError, match=words) as caught:
+            read_observation(data, 64, None, 99)
+        assert is_advice(caught.value)
+
+    for name, value, words in [
+        ("MAX_VIDEO_BYTES", 2**10, "larger than"),
+        ("MAX_VIDEO_SECONDS", 2.0, "longer than 2 seconds"),
+        ("MAX_DECODED_FRAMES", 9, "more than 9 frames"),
+        ("MAX_VIDEO_PIXELS", 64 * 64, "256x256"),
+        ("VIDEO_CODECS", {"vp9"}, "coded as h264"),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(media, name, value)
+            refused(words)
+    monkeypatch.setattr(media, "MAX_IMAGE_BYTES", 100)
+    for read in (read_image, lambda source, size: read_observation(source, size, None, 1)):
+        with pytest.raises(InputError, match="larger than"):
+            read(PNG, 64)
+
+
+@pytest.mark.parametrize(
+    ("fps", "max_frames"), [(0, 8), (-1, 8), (float("nan"), 8), (float("inf"), 8), (8, 0)]
+)
+def test_impossible_paces_and_lengths_are_refused(tmp_path: Path, fps: float, max_frames: int) -> None:
+    data = muxed(tmp_path / "film.mp4", "libx264", film(2))
+    with pytest.raises(InputError, match=f"{fps}|{max_frames}"):
+        read_video(data, 64, fps, max_frames)
+
+
+def test_a_film_is_no_image_and_an_image_is_no_film(tmp_path: Path) -> None:
+    write_video(film(2), tmp_path / "film.mp4", fps=FPS)
+    with pytest.raises(InputError, match="not an image"):
+        read_image(tmp_path / "film.mp4", 64)
+    with pytest.raises(InputError, match="not a video"):
+        read_video(PNG, 64, FPS, 99)
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    folder = tmp_path_factory.mktemp("samples")
+    write_video(film(4), folder / "film.mp4", fps=FPS, scale=1)
+    write_video(film(4), folder / "film.gif", fps=FPS, scale=1)
+    webm = muxed(folder / "film.webm", "libvpx", film(4))
+    return [PNG, JPEG, (folder / "film.mp4").read_bytes(), (folder / "film.gif").read_bytes(), webm]
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_damaged_files_raise_nothing_but_advice(samples: list[bytes], data: st.DataObject) -> None:
+    """Any sample, cut anywhere and with bytes overwritten, is read or refused; nothing else happens."""
+    sample = data.draw(st.sampled_from(samples))
+    damaged = bytearray(sample[: data.draw(st.integers(0, len(sample)))])
+    for _ in range(data.draw(st.integers(0, 8)) if damaged else 0):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        frames = read_observation(bytes(damaged), 16, data.draw(st.sampled_from([None, 8.0])), 12)
+    except InputError as refusal:
+        assert is_advice(refusal), str(refusal)  # noqa: PT017 -- refusing is one of two right answers
+    else:
+        assert frames.shape[1:] == (16, 16, 3)
+        assert 1 <= len(frames) <= 12
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_a_cut_file_is_refused_unless_every_pixel_is_there(samples: list[bytes], index: int) -> None:
+    sample = samples[index]
+    whole = read_observation(sample, 64, None, 12)
+    for length in range(0, len(sample), max(1, len(sample) // 60)):
+        try:
+            frames = read_observation(sample[:length], 64, None, 12)
+        except InputError:
+            continue
+        assert length > len(sample) - 32
+        assert np.array_equal(frames, whole)
+
+
+# Writing
+
+
+@pytest.mark.parametrize(
+    ("name", "fps", "words"),
+    [
+        ("film.txt", 8, "'.txt'; name it .mp4 or .gif"),
+        ("film", 8, "name it .mp4 or .gif"),
+        ("folder.gif", 8, "is a folder"),
+        ("file/film.mp4", 8, "cannot be written"),
+        ("/proc/film.mp4", 8, "cannot be written"),
+        ("film.gif", 60, "fps is 60"),
+        ("film.mp4", 0, "fps is 0"),
+    ],
+)
+def test_places_that_cannot_be_written_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fps: float, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder.gif").mkdir()
+    Path("file").touch()
+    with pytest.raises(OutputError, match=words) as caught:
+        write_video(film(2), name, fps=fps)
+    assert is_advice(caught.value)
+    assert sorted(os.listdir()) == ["file", "folder.gif"]
+
+
+def test_no_frames_are_no_film(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="no frames"):
+        write_video(film(2)[:0], tmp_path / "film.mp4", fps=FPS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stop", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, stop: type[BaseException]
+) -> None:
+    path = tmp_path / "result.txt"
+    path.write_text("old")
+    with pytest.raises(stop), atomic_path(path) as temporary:  # noqa: PT012
+        temporary.write_text("half of the new")
+        raise stop
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_makes_folders_and_keeps_the_users_file_mode(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "result.txt"
+    with atomic_path(path) as temporary:
+        temporary.write_text("new")
+        assert not path.exists()
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="make room"), atomic_path(tmp_path / "big.txt"):
+        Path("/dev/full").write_text("more than fits")
+    assert not list(tmp_path.iterdir())

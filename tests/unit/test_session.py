@@ -1,0 +1,351 @@
+"""Sessions: the same seed makes the same world, forks go their own ways, and memory does not grow."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from worldmodel.data import media
+from worldmodel.errors import ConfigError, InputError, OutputError, WorldModelError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout import Session
+from worldmodel.types import Action
+
+LEFT, JUMP = "the red ball moves left", "the blue box jumps"
+ROUND_TOKENS = 4 + 32 + 16
+"""Vision tokens, one slot of action tokens, queries."""
+
+
+@pytest.fixture
+def session(model: WorldModel, picture: np.ndarray) -> Session:
+    started = model.session(seed=3)
+    started.reset(picture)
+    return started
+
+
+def cached(session: Session) -> int:
+    """Positions whose keys and values the session holds."""
+    return session.snapshot().cache.get_seq_length()
+
+
+def test_a_round_makes_one_chunk(session: Session, model: WorldModel) -> None:
+    frames = session.step(LEFT)
+    assert frames.shape == (model.config.chunk_frames, 32, 32, 3)
+    assert frames.dtype == np.uint8
+    session.step()
+    assert session.frames.shape == (1 + 2 * model.config.chunk_frames, 32, 32, 3)
+    assert [len(clip) for clip in session.clips] == [1, 8, 8]
+    assert session.actions == (Action(LEFT), Action())
+
+
+def test_the_seed_decides(model: WorldModel, picture: np.ndarray) -> None:
+    def played(seed: int) -> np.ndarray:
+        session = model.session(seed)
+        session.reset(picture)
+        for action in (LEFT, None, JUMP):
+            session.step(action)
+        return session.frames
+
+    assert np.array_equal(played(1), played(1))
+    assert not np.array_equal(played(1), played(2))
+
+
+def test_a_session_equals_teacher_forcing_on_what_it_saw(model: WorldModel, picture: np.ndarray) -> None:
+    session = model.session()
+    session.reset(picture)
+    contexts, actions = [], [Action(LEFT), Action(JUMP), Action()]
+    forecasts = []
+    for action in actions:
+        contexts.append(session.snapshot().context)
+        session.step(action)
+        forecasts.append(session.snapshot().observation)
+    prediction = model(torch.stack(contexts, dim=1), [actions])
+    for index, made in enumerate(forecasts):
+        generator = torch.Generator().manual_seed(index + 1)
+        noise = torch.randn(made.shape, generator=generator)
+        states = prediction.states[:, index]
+        condition = model.condition(states, contexts[index])
+        again = model.denoise(condition, contexts[index], noise, model.config.num_inference_steps)
+        torch.testing.assert_close(again, made, atol=2e-5, rtol=1e-4)
+
+
+def test_a_fork_with_the_same_action_makes_the_same_frames(session: Session) -> None:
+    session.step(LEFT)
+    fork = session.fork()
+    for action in (JUMP, None, LEFT):
+        assert np.array_equal(session.step(action), fork.step(action))
+
+
+def test_forks_with_different_actions_do_not_touch_each_other(session: Session) -> None:
+    session.step(LEFT)
+    one, other, untouched = session.fork(), session.fork(), session.fork()
+    first, second = one.step(JUMP), other.step("the blue box explodes")
+    assert not np.array_equal(first, second)
+    assert np.array_equal(session.step(JUMP), first)
+    assert np.array_equal(untouched.step("the blue box explodes"), second)
+    assert len(one.clips) == len(other.clips) == 3
+
+
+def test_restoring_a_snapshot_replays_exactly(session: Session) -> None:
+    session.step(LEFT)
+    moment = session.snapshot()
+    played = [session.step(action) for action in (JUMP, LEFT, None)]
+    for _ in range(2):
+        session.restore(moment)
+        assert len(session.clips) == 2
+        assert all(
+            np.array_equal(session.step(action), frames)
+            for action, frames in zip((JUMP, LEFT, None), played, strict=True)
+        )
+
+
+def test_the_cache_stays_within_the_window(session: Session, model: WorldModel) -> None:
+    lengths = []
+    for _ in range(8):
+        session.step(LEFT)
+        lengths.append(cached(session))
+    window = [ROUND_TOKENS * count for count in range(1, model.config.history_rounds + 1)]
+    assert lengths == (window * 3)[:8]
+
+
+def test_an_action_changes_what_comes(session: Session) -> None:
+    assert not np.array_equal(session.fork().step(LEFT), session.fork().step(JUMP))
+    assert not np.array_equal(
+        session.fork().step({"keys": ["left"]}), session.fork().step({"keys": ["right"]})
+    )
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        None,
+        LEFT,
+        Action(LEFT),
+        {"text": LEFT},
+        {"keys": "left"},
+        {"keys": ["left", "right"]},
+        {"vector": [0.0, 1.5, -2]},
+        {"text": LEFT, "keys": ("right",), "vector": (1, 2, 3)},
+        {},
+    ],
+    ids=str,
+)
+def test_every_kind_of_action_is_taken(session: Session, action: object) -> None:
+    assert session.step(action).shape == (8, 32, 32, 3)
+    assert len(session.actions) == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        ("   ", "empty"),
+        (7, "not int"),
+        ({"key": ["left"]}, "'key'"),
+        ({"keys": ["lef"]}, "did you mean 'left'"),
+        ({"keys": ["jump"]}, "'jump'"),
+        ({"vector": [1.0, 2.0]}, "takes 3"),
+        ({"vector": [1.0, float("nan"), 0.0]}, "not finite"),
+        ("ball " * 10_000, "10000 words"),
+        ("left " * 90, "tokens"),
+    ],
+)
+def test_an_action_it_does_not_take_changes_nothing(session: Session, action: object, told: str) -> None:
+    session.step(LEFT)
+    before = cached(session)
+    with pytest.raises(InputError, match=told):
+        session.step(action)
+    assert cached(session) == before
+    assert len(session.clips) == len(session.actions) + 1 == 2
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    value=JSON | st.fixed_dictionaries({}, optional={"text": JSON, "keys": JSON, "vector": JSON}),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_json_is_an_action_or_an_input_error(model: WorldModel, value: object) -> None:
+    try:
+        action = Action.of(value)
+        model.action.validate(action, model.backbone)
+    except InputError:
+        return
+    assert Action.of(action) is action
+    assert model.encode_action([action]).isfinite().all()
+
+
+# Where a world starts
+
+
+def test_reset_takes_arrays_pictures_bytes_and_files(
+    model: WorldModel, picture: np.ndarray, tmp_path: Path
+) -> None:
+    image = Image.fromarray(picture)
+    image.save(tmp_path / "frame.png")
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    given_as = [picture, image, data.getvalue(), tmp_path / "frame.png", str(tmp_path / "frame.png")]
+    first = [model.session().reset(source) for source in given_as]
+    assert all(np.array_equal(frames, picture[None]) for frames in first)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+def test_reset_continues_a_video(model: WorldModel, picture: np.ndarray, tmp_path: Path, suffix: str) -> None:
+    clip = np.stack([np.roll(picture, 2 * index, axis=1) for index in range(8)])
+    media.write_video(clip, tmp_path / f"clip{suffix}", fps=model.config.fps)
+    session = model.session()
+    seen = session.reset(tmp_path / f"clip{suffix}")
+    assert seen.shape == (8, 32, 32, 3)
+    # A GIF counts hundredths of a second, so the frame on screen at 7/8 s may be the one before.
+    assert min(np.abs(seen[-1].astype(int) - frame).mean() for frame in clip[-2:]) < 12
+    assert session.step(LEFT).shape == (8, 32, 32, 3)
+
+
+def test_a_long_video_is_cut_to_what_the_model_reads(
+    model: WorldModel, picture: np.ndarray, tmp_path: Path
+) -> None:
+    clip = np.stack([np.roll(picture, index, axis=1) for index in range(40)])
+    media.write_video(clip, tmp_path / "clip.mp4", fps=model.config.fps)
+    session = model.session()
+    assert len(session.reset(tmp_path / "clip.mp4")) == 16
+    assert isinstance(session.describe(), str)
+    session.observe(tmp_path / "clip.mp4")
+    assert isinstance(session.infer_action(), str)
+
+
+def test_reset_imagines_a_text(model: WorldModel) -> None:
+    session = model.session(seed=1)
+    frames = session.reset(text="night background, a small red ball at the left")
+    assert frames.shape[1:] == (32, 32, 3)
+    assert np.array_equal(
+        model.session(seed=1).reset(text="night background, a small red ball at the left"), frames
+    )
+    assert not np.array_equal(model.session(seed=1).reset(text="dusk background, nothing"), frames)
+    assert session.step(LEFT).shape == (8, 32, 32, 3)
+
+
+def test_reset_begins_anew(session: Session, model: WorldModel, picture: np.ndarray) -> None:
+    session.step(LEFT)
+    session.reset(picture)
+    fresh = model.session(seed=3)
+    fresh.reset(picture)
+    assert np.array_equal(session.step(JUMP), fresh.step(JUMP))
+    assert session.actions == (Action(JUMP),)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"observation": np.zeros((32, 32, 3), np.uint8), "text": "night background"},
+        {"text": " "},
+        {"text": "ball " * 10_000},
+        {"observation": "missing.png"},
+        {"observation": b"not a picture"},
+        {"observation": np.zeros((0, 32, 3), np.uint8)},
+        {"observation": np.zeros((32, 32, 3), np.float32)},
+    ],
+)
+def test_reset_with_something_else_keeps_the_world(session: Session, arguments: dict[str, object]) -> None:
+    session.step(LEFT)
+    with pytest.raises(InputError):
+        session.reset(**arguments)
+    assert len(session.clips) == 2
+
+
+def test_nothing_happens_before_reset(model: WorldModel) -> None:
+    session = model.session()
+    acts: list[Callable[[], object]] = [
+        session.step,
+        session.describe,
+        session.infer_action,
+        session.snapshot,
+        session.fork,
+        lambda: session.frames,
+        lambda: session.save("never.gif"),
+    ]
+    for act in acts:
+        with pytest.raises(InputError, match="reset"):
+            act()
+    assert not Path("never.gif").exists()
+
+
+@pytest.mark.parametrize("settings", [{"num_inference_steps": 0}, {"guidance_scale": float("nan")}])
+def test_settings_out_of_range_are_config_errors(model: WorldModel, settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        model.session(**settings)
+
+
+# Words about it, and files
+
+
+def test_describe_answers_and_is_deterministic(session: Session) -> None:
+    session.step(LEFT)
+    assert session.describe() == session.describe()
+    assert isinstance(session.describe("how many things are there"), str)
+    for question in (" ", "why " * 200):
+        with pytest.raises(InputError, match="question"):
+            session.describe(question)
+
+
+def test_describing_leaves_the_world_as_it_is(session: Session) -> None:
+    fork = session.fork()
+    fork.step(LEFT)
+    session.step(LEFT)
+    session.describe()
+    session.infer_action()
+    assert np.array_equal(session.step(JUMP), fork.step(JUMP))
+
+
+def test_infer_action_needs_two_observations(session: Session, picture: np.ndarray) -> None:
+    with pytest.raises(InputError, match="one observation"):
+        session.infer_action()
+    session.observe(np.roll(picture, 4, axis=1))
+    assert isinstance(session.infer_action(), str)
+
+
+def test_observe_puts_a_real_observation_in_the_place_of_a_made_one(
+    session: Session, model: WorldModel, picture: np.ndarray
+) -> None:
+    session.step(LEFT)
+    seen = session.observe(np.roll(picture, 4, axis=1))
+    assert np.array_equal(seen[0], np.roll(picture, 4, axis=1))
+    assert session.actions == (Action(LEFT), Action())
+    assert len(session.clips) == 3
+    assert session.step(JUMP).shape == (8, 32, 32, 3)
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "out.gif", "out.png", "deep/er/OUT.MP4"])
+def test_save_writes_the_rollout(session: Session, tmp_path: Path, name: str) -> None:
+    session.step(LEFT)
+    session.step()
+    path = session.save(tmp_path / name)
+    assert path == tmp_path / name
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    if path.suffix == ".png":
+        with Image.open(path) as sheet:
+            assert min(sheet.size) >= 32
+        return
+    again = media.read_video(path, size=32, fps=None, max_frames=99)
+    assert again.shape == session.frames.shape
+    assert np.abs(again.astype(int) - session.frames).mean() < 12
+
+
+def test_save_refuses_a_name_it_cannot_write(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for name in ("out.webm", "out", "file/out.gif", "file/out.png"):
+        with pytest.raises(OutputError) as caught:
+            session.save(tmp_path / name)
+        assert isinstance(caught.value, WorldModelError)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]

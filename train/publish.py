@@ -1,0 +1,87 @@
+"""Turn a finished run into a model folder: evaluate it, write its card, put it where it is shipped from.
+
+python -m worldmodel.train.publish runs/shapes-tiny worldmodel/pretrained/shapes-tiny
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from worldmodel import hub
+from worldmodel.errors import ModelError, WorldModelError
+from worldmodel.eval.card import model_card
+from worldmodel.eval.report import write_report
+from worldmodel.eval.suite import evaluate
+
+LONGEST_STEP_S = 300.0
+"""A longer silence between two lines of metrics.jsonl means that the run was interrupted."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Publish the run that the arguments name; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", type=Path, help="folder of a finished run (train.run_dir)")
+    parser.add_argument("folder", type=Path, help="model folder to write")
+    parser.add_argument("--num-samples", type=int, default=400, help="samples a figure (default 400)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of a rollout (default 10)")
+    args = parser.parse_args(argv)
+    try:
+        publish(args.run, args.folder, args.num_samples, args.rounds)
+    except WorldModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
+    """Evaluate `run/model`, write the report into the run and the model with its card to `folder`.
+
+    Raises:
+        ModelError: the run is not finished.
+    """
+    if not (run / "model").is_dir():
+        raise ModelError(
+            f"{run} holds no finished model; start `worldmodel train` again, it goes on from where it is."
+        )
+    model = hub.from_pretrained(run / "model")
+    training = how_trained(run)
+    results = evaluate(model, None, num_samples, rounds, progress=True)
+    results["model"] = folder.name
+    write_report(results, run / "report")
+    hub.save_pretrained(model, folder, training=training, card=model_card(results, training))
+
+
+def how_trained(run: Path) -> dict[str, Any]:
+    """Say how a run was made: its stages with steps and wall time, the code's commit, the command."""
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    seconds: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        stage, now = entry["stage"], entry["time"]
+        gap = now - last.get(stage, now)
+        seconds[stage] = seconds.get(stage, 0.0) + (gap if gap < LONGEST_STEP_S else 0.0)
+        last[stage] = now
+    stages = {
+        name: {
+            "objective": stage["objective"],
+            "steps": stage["steps"],
+            "minutes": round(seconds.get(name, 0) / 60, 1),
+        }
+        for name, stage in config["stages"].items()
+    }
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
+    return {
+        "command": "make train-tiny",
+        "commit": commit.stdout.strip() or None,
+        "minutes": round(sum(seconds.values()) / 60, 1),
+        "stages": stages,
+        "config": config,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

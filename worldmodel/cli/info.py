@@ -1,0 +1,116 @@
+"""`worldmodel info`: what a model is."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from worldmodel.cli.parser import Parser
+from worldmodel.errors import ModelError
+
+
+def main(argv: list[str]) -> int:
+    """Say what a model is: its parts and their sizes, what steers it, what it makes."""
+    parser = Parser(
+        "worldmodel info",
+        "Say what a model is: its parts and their sizes, the actions it takes, the frames it makes.",
+        "worldmodel info shapes-tiny\n  worldmodel info runs/shapes-tiny/model --json",
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default="shapes-tiny", help="a name or a model folder"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    facts = model_facts(args.model)
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    print(f"{facts['name']}  ({facts['folder']})")
+    for name, part in facts["components"].items():
+        print(f"  {name:10s} {part['parameters'] / 1e6:8.2f} M parameters  {part['bytes'] / 2**20:8.2f} MiB")
+    for key in ("actions", "frames", "tasks", "license", "figures"):
+        value = facts[key]
+        if isinstance(value, dict):
+            print(f"{key}:")
+            for name, item in value.items():
+                print(f"  {name:24s} {', '.join(map(str, item)) if isinstance(item, list) else item}")
+        else:
+            print(f"{key}: {', '.join(value) if isinstance(value, list) else value or 'not stated'}")
+    return 0
+
+
+def model_facts(name: str) -> dict[str, Any]:
+    """Collect what `info` prints, from the files' headers: no weights are loaded.
+
+    Raises:
+        ModelError: there is no such model, or its files are damaged.
+    """
+    from worldmodel import hub
+
+    folder = hub.resolve(name)
+    config = hub.read_config(folder)
+    components = {part: _size(folder / part) for part in ("backbone", *hub.COMPONENTS)}
+    components["tokens"] = _size(folder, "tokens.safetensors")
+    components["total"] = {
+        key: sum(part[key] for part in components.values()) for key in ("parameters", "bytes")
+    }
+    training = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("training") or {}
+    tasks = {task for stage in training.get("stages", {}).values() for task in stage.get("tasks", {})}
+    license_name, figures = read_card(folder / "README.md")
+    return {
+        "name": folder.name,
+        "folder": str(folder),
+        "components": components,
+        "actions": {
+            "text": f"up to {config.action.max_text_tokens} tokens" if config.action.text else "none",
+            "keys": list(config.action.keys) or "none",
+            "vector": f"{config.action.vector_size} numbers" if config.action.vector_size else "none",
+        },
+        "frames": {
+            "image_size": config.codec.image_size,
+            "fps": config.fps,
+            "chunk_frames": config.chunk_frames,
+            "history_rounds": config.history_rounds,
+            "num_inference_steps": config.num_inference_steps,
+        },
+        "tasks": sorted(tasks),
+        "license": license_name,
+        "figures": figures,
+    }
+
+
+def _size(folder: Path, pattern: str = "*.safetensors") -> dict[str, int]:
+    """Count the parameters and bytes of a folder's safetensors files."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise ModelError(f"{folder} has no {pattern}; fetch the model again.")
+    parameters = 0
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                parameters += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+        except (OSError, SafetensorError):
+            raise ModelError(f"{path} is damaged; fetch the model again.") from None
+    return {"parameters": parameters, "bytes": sum(path.stat().st_size for path in files)}
+
+
+def read_card(path: Path) -> tuple[str | None, dict[str, str]]:
+    """Read the license and the rows of the tables from a model card."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None, {}
+    license_name = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("license:")), None
+    )
+    rows = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in lines
+        if line.startswith("|")
+    ]
+    # The row above |---| is a header, and the line itself is none.
+    rules = {index for index, row in enumerate(rows) if not "".join(row).strip("-: ")}
+    bodies = [row for index, row in enumerate(rows) if index not in rules and index + 1 not in rules]
+    return license_name, {row[0]: " | ".join(row[1:]) for row in bodies if len(row) > 1}

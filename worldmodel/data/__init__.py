@@ -1,0 +1,1 @@
+"""From files to tensors: media, sources, transforms and the loader."""

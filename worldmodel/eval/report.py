@@ -1,0 +1,222 @@
+"""The report: one page with its pictures beside it, readable without a network and on a phone."""
+
+import base64
+import errno
+import importlib.resources
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from worldmodel.errors import OutputError
+from worldmodel.eval import plots
+from worldmodel.eval.goals import GOALS, Goal, interval, show
+from worldmodel.eval.tables import flat, unit_of
+
+PAGE = "index.html"
+DATA = "results.json"
+TITLES = {
+    "val": "Seen combinations",
+    "held-out": "Held-out combinations",
+    "compositions": "Two acts in one sentence",
+}
+_ABOVE_BELOW = "Above what is true, below what the model made."
+
+
+def write_report(results: Mapping[str, Any], folder: str | Path) -> Path:
+    """Write the results as a page with charts and examples; return the page's path.
+
+    An earlier report in the folder is replaced when the new one is complete.
+
+    Raises:
+        OutputError: The folder cannot be written, or holds something else than a report.
+    """
+    folder = check_folder(folder)
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    old = temporary.with_suffix(".old")
+    try:
+        temporary.mkdir(parents=True)
+        _write(results, temporary)
+        if folder.exists():
+            folder.rename(old)
+        temporary.rename(folder)
+    except OSError as error:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise _unwritable(folder, error) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+    return folder / PAGE
+
+
+def check_folder(folder: str | Path) -> Path:
+    """Return the folder's full path after checking that a report may be written to it.
+
+    Raises:
+        OutputError: It cannot be written, or it holds something that is not a report.
+    """
+    path = Path(folder).expanduser().resolve()
+    try:
+        if path.exists() and not path.is_dir():
+            raise OutputError(f"{str(path)!r} is a file; name a folder for the report.")
+        if (
+            path.is_dir()
+            and any(path.iterdir())
+            and not ((path / PAGE).is_file() and (path / DATA).is_file())
+        ):
+            raise OutputError(f"{str(path)!r} holds something else than a report; name a new folder.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    return path
+
+
+def json_values(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results without their pictures."""
+    return {name: value for name, value in results.items() if name != "examples"}
+
+
+def table_rows(results: Mapping[str, Any]) -> list[tuple[Goal, Any]]:
+    """Return every figure of the table of goals that was measured."""
+    found = [(goal, goal.find(results)) for goal in GOALS]
+    return [(goal, figure) for goal, figure in found if figure is not None]
+
+
+def _write(results: Mapping[str, Any], folder: Path) -> None:
+    (folder / DATA).write_text(json.dumps(json_values(results), indent=1) + "\n", encoding="utf-8")
+    sections = [_goals(results), *_charts(results["figures"], folder), _more(results["figures"])]
+    sections += [*_examples(results.get("examples", []), folder), _conditions(results)]
+    template = (
+        importlib.resources.files("worldmodel.eval").joinpath("report.html").read_text(encoding="utf-8")
+    )
+    name = results.get("model", "a world model")
+    rows = table_rows(results)
+    met = [goal.met(figure) for goal, figure in rows]
+    goals = len(met) - met.count(None)
+    page = Template(template).substitute(
+        title=escape(f"Evaluation of {name}"),
+        summary=escape(
+            f"Judged by looking at pixels, against a simulator whose truth is known. "
+            f"{met.count(True)} of {goals} goals met. Ranges are 95 % intervals."
+        ),
+        sections="\n".join(section for section in sections if section),
+    )
+    (folder / PAGE).write_text(page, encoding="utf-8")
+
+
+def _goals(results: Mapping[str, Any]) -> str:
+    rows: list[str] = []
+    for goal, figure in table_rows(results):
+        met = goal.met(figure)
+        style = "" if met is None else " met" if met else " missed"
+        mark = "" if met is None else " ✓" if met else " ✗"
+        rows.append(
+            f"<tr><td>{escape(goal.title)}</td><td class=number>{goal.text}</td>"
+            f'<td class="number{style}">{show(figure["value"], goal.unit)}{mark}'
+            f"<small>{interval(figure, goal.unit)}</small></td>"
+            f'<td class="number samples">{figure["n"]}</td></tr>'
+        )
+    head = (
+        "<tr><th>Figure<th class=number>Goal<th class=number>Measured<th class='number samples'>Samples</tr>"
+    )
+    return _section("Figures and goals", "", f"<table>{head}{''.join(rows)}</table>")
+
+
+def _charts(figures: Mapping[str, Any], folder: Path) -> list[str]:
+    sections: list[str] = []
+
+    def add(name: str, title: str, about: str, draw: Callable[[Any], bytes], values: object) -> None:
+        (folder / f"{name}.png").write_bytes(draw(values))
+        sections.append(_section(title, about, f'<img src="{name}.png" alt="{escape(title)}">'))
+
+    for split, following in figures.get("action_following", {}).items():
+        about = "A clip counts under each verb that its sentence has. A jump ends where it began."
+        add(f"verbs-{split}", f"{TITLES[split]}, verb by verb", about, plots.verbs, following)
+    if "rollouts" in figures:
+        about = "Each round starts from the model's own frames; errors add up. Shaded: 95 % intervals."
+        add("rounds", "Rollouts, round by round", about, plots.rounds, figures["rollouts"])
+    if "steps" in figures:
+        about = "Held-out combinations. The forecast alone is what the states say before any denoising."
+        add("steps", "Denoising steps against quality", about, plots.steps, figures["steps"])
+    return sections
+
+
+def _more(figures: Mapping[str, Any]) -> str:
+    """List every rate and mean that was measured, for who wants to know more."""
+    rows: list[str] = []
+    for path, figure in flat(figures):
+        unit = unit_of(path)
+        measured = f"{show(figure['value'], unit)}<small>{interval(figure, unit)}</small>"
+        rows.append(
+            f"<tr><td>{escape(' · '.join(path).replace('_', ' '))}</td><td class=number>{measured}</td>"
+            f"<td class='number samples'>{figure['n']}</td></tr>"
+        )
+    head = "<tr><th>Figure<th class=number>Measured<th class='number samples'>Samples</tr>"
+    table = f"<table>{head}{''.join(rows)}</table>"
+    return _section("All numbers", "", f"<details><summary>{len(rows)} figures</summary>{table}</details>")
+
+
+def _examples(examples: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+    (folder / "examples").mkdir()
+    sections: list[str] = []
+    numbered = groupby(enumerate(examples), key=lambda pair: pair[1]["figure"])
+    for figure, pairs in numbered:
+        blocks: dict[bool, list[str]] = {True: [], False: []}
+        for number, example in pairs:
+            file = f"examples/{number:03d}.png"
+            (folder / file).write_bytes(base64.b64decode(example["picture"].partition(",")[2]))
+            note = f"<br>{_shown(example['note'])}" if example["note"] else ""
+            mark = '<span class="met">✓</span>' if example["right"] else '<span class="missed">✗</span>'
+            blocks[example["right"]].append(
+                f"<figure><figcaption>{mark} <b>{_shown(example['caption'])}</b>{note}</figcaption>"
+                f'<img src="{file}" alt="{_shown(example["caption"])}" loading="lazy"></figure>'
+            )
+        small = " pair" if figure in ("text to image", "questions") else ""
+        body = "".join(
+            f'<h3>{title}</h3><div class="examples{small}">{"".join(blocks[right])}</div>'
+            for right, title in ((True, "Right"), (False, "Wrong"))
+            if blocks[right]
+        )
+        about = "" if figure in ("describe", "questions", "inverse dynamics") else _ABOVE_BELOW
+        name = TITLES.get(figure, figure[0].upper() + figure[1:])
+        sections.append(
+            _section(f"Examples: {name}", f"{about} The first ones of each kind, not picked.", body)
+        )
+    return sections
+
+
+def _shown(text: str) -> str:
+    """Escape a text; an untrained model also says bytes that no page may hold."""
+    return escape("".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text))
+
+
+def _conditions(results: Mapping[str, Any]) -> str:
+    values = {**results["settings"], **results["machine"]}
+    if "speed" in results["figures"]:
+        values["first frame, 95th percentile"] = f"{results['figures']['speed']['first_frame_p95_s']:.3f} s"
+    items = "".join(
+        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(str(value))}</dd>"
+        for name, value in values.items()
+        if value is not None
+    )
+    return _section("Conditions", "The same seed measures on the same samples.", f"<dl>{items}</dl>")
+
+
+def _section(title: str, about: str, body: str) -> str:
+    paragraph = f"<p>{escape(about.strip())}</p>" if about.strip() else ""
+    return f"<section><h2>{escape(title)}</h2>{paragraph}{body}</section>"
+
+
+def _unwritable(folder: Path, error: OSError) -> OutputError:
+    remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose another folder"
+    return OutputError(f"{str(folder)!r} cannot be written ({error.strerror or error}); {remedy}.")
