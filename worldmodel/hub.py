@@ -121,6 +121,8 @@ def save_pretrained(
         OutputError: the place cannot be written, or holds something that is no model.
     """
     folder = Path(folder).resolve()
+    if folder.is_file():
+        raise OutputError(f"{folder} is a file, which saving would remove; choose a new folder.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
         raise OutputError(
             f"{folder} holds other files than a model, which saving would remove; choose a new folder."

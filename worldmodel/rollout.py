@@ -91,7 +91,7 @@ class Session:
             size=config.codec.image_size,
             fps=config.fps,
             max_frames=int(media.MAX_VIDEO_SECONDS * config.fps),
-        )[-(config.vision.max_frames - 1) * config.codec.temporal_factor :]
+        )[-max(1, config.vision.max_frames - 1) * config.codec.temporal_factor :]
         latents = self.model.codec.encode(to_tensor([frames]))
         self._now = self._begin(latents, frames)
         return frames
