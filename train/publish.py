@@ -14,6 +14,7 @@ from worldmodel import hub
 from worldmodel.errors import ModelError, WorldModelError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.report import write_report
+from worldmodel.eval.speed import machine
 from worldmodel.eval.suite import evaluate
 
 LONGEST_STEP_S = 300.0
@@ -51,6 +52,8 @@ def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
     results = evaluate(model, None, num_samples, rounds, progress=True)
     results["model"] = folder.name
     write_report(results, run / "report")
+    numbers = {key: value for key, value in results.items() if key != "examples"}
+    (run / "figures.json").write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     hub.save_pretrained(model, folder, training=training, card=model_card(results, training))
 
 
@@ -76,6 +79,7 @@ def how_trained(run: Path) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
     return {
         "command": "make train-tiny",
+        "hardware": f"2 processes of 1 thread, {machine()['processor']}",
         "commit": commit.stdout.strip() or None,
         "minutes": round(sum(seconds.values()) / 60, 1),
         "stages": stages,

@@ -7,6 +7,7 @@ OmegaConf checks types and spelling on the way in and is seen nowhere else.
 import dataclasses
 import importlib.resources
 from dataclasses import dataclass, field
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -223,19 +224,17 @@ def load(path: str | Path, overrides: list[str] | None = None, schema: type[T] =
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    file = Path(path)
-    if not file.is_file():
-        shipped = importlib.resources.files("worldmodel.configs").joinpath(f"{Path(path).stem}.yaml")
-        if not shipped.is_file():
+    source: Traversable = Path(path)
+    if not source.is_file():
+        source = importlib.resources.files("worldmodel.configs").joinpath(f"{Path(path).stem}.yaml")
+        if not source.is_file():
             raise ConfigError(
                 f"There is no config file {str(path)!r}; `worldmodel config` lists the shipped ones."
             )
-        text = shipped.read_text(encoding="utf-8")
-    else:
-        text = file.read_text(encoding="utf-8")
     try:
+        text = source.read_text(encoding="utf-8")
         layers = [OmegaConf.create(text), OmegaConf.from_dotlist(list(overrides or []))]
-    except (OmegaConfBaseException, YAMLError) as error:
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a readable config: {str(error).splitlines()[0]}") from None
     return _merge(schema, layers)
 

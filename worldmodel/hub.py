@@ -144,7 +144,12 @@ def save_pretrained(
         (temporary / "README.md").write_text(card or "# World model\n", encoding="utf-8")
         if folder.exists():
             folder.rename(replaced)
-        temporary.rename(folder)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(folder)
+            raise
         shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error

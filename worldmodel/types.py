@@ -45,14 +45,25 @@ class Action:
                 raise InputError("The action is an empty text; say what should happen, or pass None to wait.")
             return cls(text=value.strip())
         if isinstance(value, Mapping):
-            unknown = set(value) - {"text", "keys", "vector"}
-            if unknown:
-                raise InputError(f"An action has no field {sorted(unknown)[0]!r}; use text, keys or vector.")
-            text, keys, vector = value.get("text"), value.get("keys") or (), value.get("vector")
-            if isinstance(keys, str):
-                keys = (keys,)
-            return cls(text or None, tuple(keys), None if vector is None else tuple(float(x) for x in vector))
+            return cls._from_mapping(value)
         raise InputError(f"An action is a text, a mapping or None, not {type(value).__name__}.")
+
+    @classmethod
+    def _from_mapping(cls, value: Mapping[str, Any]) -> "Action":
+        unknown = sorted(map(str, set(value) - {"text", "keys", "vector"}))
+        if unknown:
+            raise InputError(f"An action has no field {unknown[0]!r}; use text, keys or vector.")
+        text, keys, vector = value.get("text"), value.get("keys"), value.get("vector")
+        if text is not None and not isinstance(text, str):
+            raise InputError(f"The text of an action is {text!r}; pass a sentence.")
+        keys = () if keys is None else (keys,) if isinstance(keys, str) else keys
+        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+            raise InputError(f"The keys of an action are {keys!r}; pass a list of names.")
+        try:
+            numbers = None if vector is None else tuple(float(x) for x in vector)
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(f"The vector of an action is {vector!r}; pass a list of numbers.") from None
+        return cls((text or "").strip() or None, tuple(keys), numbers)
 
     def __str__(self) -> str:
         parts = [self.text or "", "+".join(self.keys), "" if self.vector is None else str(list(self.vector))]
