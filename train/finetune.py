@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from worldmodel import config as configs
+from worldmodel import hub
 from worldmodel.config import StageConfig, TrainConfig
 from worldmodel.data import loader
 from worldmodel.data.sources import ShapesSource
@@ -50,9 +51,7 @@ def train(config: TrainConfig) -> Path:
     run = Path(config.run_dir)
     model = WorldModel.from_config(config.model, build_tokenizer(config))
     if config.init_from:
-        from worldmodel.hub import load_weights
-
-        load_weights(model, config.init_from)
+        hub.load_weights(model, config.init_from)
     if processes.first:
         run.mkdir(parents=True, exist_ok=True)
         (run / "config.json").write_text(json.dumps(configs.to_dict(config), indent=2), encoding="utf-8")
@@ -72,9 +71,7 @@ def train(config: TrainConfig) -> Path:
     if stop.asked:
         return run
     if processes.first:
-        from worldmodel.hub import save_pretrained
-
-        save_pretrained(model, run / "model", training=configs.to_dict(config))
+        hub.save_pretrained(model, run / "model", training=configs.to_dict(config))
     return run / "model"
 
 

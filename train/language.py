@@ -4,8 +4,9 @@ from itertools import islice
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from worldmodel import hub
 from worldmodel.config import TrainConfig
 from worldmodel.worlds import shapes
 
@@ -14,8 +15,15 @@ SPECIAL = {"pad_token": "<|pad|>", "eos_token": "<|end|>"}
 
 
 def build_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase | None:
-    """Learn a byte-level BPE on the world's own text; None where the backbone brings a tokenizer."""
-    if config.model.backbone.pretrained or config.init_from:
+    """Learn a byte-level BPE on the world's own text, or take that of the model to start from.
+
+    None where the backbone brings a tokenizer.
+    """
+    if config.init_from:
+        return AutoTokenizer.from_pretrained(
+            hub.resolve(config.init_from) / "backbone", trust_remote_code=False
+        )
+    if config.model.backbone.pretrained:
         return None
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)

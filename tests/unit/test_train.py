@@ -266,3 +266,18 @@ def test_overrides_win_and_keep_their_types() -> None:
     assert config.stages["state"].lr == 1e-4
     assert config.model.action.keys == ("red",)
     assert list(config.stages) == list(configs.load("shapes_tiny").stages)
+
+
+def test_a_run_starts_from_a_saved_model(make_model: Callable[..., WorldModel], tmp_path: Path) -> None:
+    model = make_model(image_size=64)
+    folder = model.save_pretrained(tmp_path / "before")
+    stage = StageConfig("state", steps=1, batch_size=1, tasks={"rounds": 1.0}, train=("vision",), rounds=1)
+    config = TrainConfig(
+        model=model.config, stages={"state": stage}, init_from=str(folder), run_dir=str(tmp_path / "run")
+    )
+    after = WorldModel.from_pretrained(finetune.train(config))
+    kept, moved = model.codec.state_dict(), model.vision.state_dict()
+    for name, tensor in after.codec.state_dict().items():
+        torch.testing.assert_close(tensor, kept[name], rtol=1e-2, atol=1e-3)
+    assert any(not torch.equal(tensor, moved[name]) for name, tensor in after.vision.state_dict().items())
+    assert after.backbone.token_ids("the red ball") == model.backbone.token_ids("the red ball")

@@ -107,7 +107,12 @@ def _canvas(height: float) -> "tuple[Canvas, Axes]":
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    style = {"font.size": 10, "text.color": INK, "axes.labelcolor": GREY, "axes.edgecolor": GRID}
+    style: dict[Any, Any] = {
+        "font.size": 10,
+        "text.color": INK,
+        "axes.labelcolor": GREY,
+        "axes.edgecolor": GRID,
+    }
     with mpl.rc_context({**style, "xtick.color": INK, "ytick.color": INK}):
         canvas, axes = pyplot.subplots(figsize=(7.2, height), layout="constrained")
     axes.spines[["top", "right"]].set_visible(False)
@@ -120,8 +125,8 @@ def _line(axes: "Axes", places: Sequence[int], figures: Sequence[Figure], colour
     axes.plot(
         places, [100 * figure["value"] for figure in figures], "o-", color=colour, markersize=4, label=label
     )
-    ends = ([100 * figure[end] for figure in figures] for end in ("low", "high"))
-    axes.fill_between(places, *ends, color=colour, alpha=0.13, linewidth=0)
+    low, high = ([100 * figure[end] for figure in figures] for end in ("low", "high"))
+    axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
 
 
 def _reach(figures: Sequence[Figure]) -> list[list[float]]:

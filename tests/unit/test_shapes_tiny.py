@@ -1,0 +1,76 @@
+"""The shipped world: what a user gets from it, with bars well below its measured figures."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from worldmodel import WorldModel
+from worldmodel.eval.suite import evaluate
+from worldmodel.hub import resolve
+from worldmodel.worlds import shapes
+
+
+@pytest.fixture(scope="module")
+def tiny() -> WorldModel:
+    return WorldModel.from_pretrained("shapes-tiny")
+
+
+def test_it_fits_in_the_package() -> None:
+    files = [file for file in Path(resolve("shapes-tiny")).rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 32 * 2**20
+    assert {file.suffix for file in files} <= {".safetensors", ".json", ".md", ".jinja", ".txt"}
+
+
+def test_it_does_what_it_is_told(tiny: WorldModel) -> None:
+    figures = evaluate(tiny, "held-out", num_samples=64, seed=5)["figures"]["action_following"]["held-out"]
+    assert figures["named"]["value"] >= 0.5
+    assert figures["strict"]["value"] >= 0.4
+    assert figures["copy_named"]["value"] <= 0.2
+    assert figures["psnr"]["value"] >= 26
+
+
+def test_two_actions_make_two_futures_of_one_scene(tiny: WorldModel) -> None:
+    scene = shapes.Scene(
+        "night",
+        (
+            shapes.place_in_zone("red", "ball", "large", "left"),
+            shapes.place_in_zone("blue", "box", "large", "right"),
+        ),
+    )
+    session = tiny.session(seed=0)
+    session.reset(shapes.render(scene))
+    other = session.fork()
+    gone, blown = session.step("the red ball vanishes"), other.step("the blue box explodes")
+    assert {thing.colour for thing in shapes.find_things(gone[-1], "night")} == {"blue"}
+    assert {thing.colour for thing in shapes.find_things(blown[-1], "night")} == {"red"}
+
+
+def test_it_says_what_it_sees(tiny: WorldModel) -> None:
+    scene = shapes.Scene("night", (shapes.place_in_zone("red", "ball", "large", "left"),))
+    session = tiny.session()
+    session.reset(shapes.render(scene))
+    assert "red" in session.describe()
+    assert session.describe("how many things are there") == "one"
+
+
+def test_a_text_makes_a_scene(tiny: WorldModel) -> None:
+    frames = tiny.session(seed=1).reset(text="night background, a large red ball at the left")
+    found = shapes.find_things(frames[-1], "night")
+    assert [thing.colour for thing in found] == ["red"]
+    assert found[0].x < 32
+
+
+def test_the_card_tells_the_figures() -> None:
+    card = (resolve("shapes-tiny") / "README.md").read_text(encoding="utf-8")
+    assert "Held-out combinations" in card
+    assert "make train-tiny" in card
+
+
+def test_frames_are_reproducible(tiny: WorldModel) -> None:
+    clips = []
+    for _ in range(2):
+        session = tiny.session(seed=3)
+        session.reset(text="forest background, a small green box at the top")
+        clips.append(session.step("the green box falls"))
+    assert np.array_equal(*clips)
