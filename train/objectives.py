@@ -1,5 +1,6 @@
 """What each stage learns: a loss for a batch of episodes, one small class per objective."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +21,15 @@ Losses = dict[str, Tensor]
 """`loss` is minimised; the others are reported."""
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """A loss, with heads of its own that are trained along and not shipped."""
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__()
 
+    @abstractmethod
     def forward(self, model: WorldModel, batch: Batch, generator: torch.Generator) -> Losses:
-        raise NotImplementedError
+        """Return the losses of a batch; all chance comes from `generator`."""
 
     def finish(self, model: WorldModel, batch: Batch) -> None:
         """Run once after the last step of the stage."""
