@@ -52,8 +52,6 @@ def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
     results = evaluate(model, None, num_samples, rounds, progress=True)
     results["model"] = folder.name
     write_report(results, run / "report")
-    numbers = {key: value for key, value in results.items() if key != "examples"}
-    (run / "figures.json").write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     hub.save_pretrained(model, folder, training=training, card=model_card(results, training))
 
 
