@@ -1,48 +1,88 @@
 """Session: a live rollout of a world, with its caches; it can be snapshotted, restored, forked and saved."""
 
-import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
-from transformers import DynamicCache
 
 from worldmodel.data import media, sheet
 from worldmodel.data.transforms import to_frames, to_tensor
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.models.prefix import History, PrefixCache
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything a session needs to go on from one moment; cheap to keep, safe to share."""
+    """Everything a world needs to go on from one moment: never changed, cheap to keep, safe to share."""
 
-    context: Tensor
-    """Latent frame that the next round starts from, `[1, c, h, w]`."""
-    before: Tensor | None
-    """Last latent frame before the newest observation, `[1, 1, c, h, w]`."""
-    observation: Tensor
-    """Latents of the newest observation, `[1, t, c, h, w]`."""
-    cache: DynamicCache
-    cached_rounds: int
-    round: int
+    context: Float[Tensor, "1 c h w"]
+    """Latent frame that the next round starts from."""
+    observation: Float[Tensor, "1 t c h w"]
+    """Latents of the newest observation."""
     clips: tuple[np.ndarray, ...]
-    actions: tuple[Action, ...]
+    """The first observation, then one clip per round."""
+    before: Float[Tensor, "1 1 c h w"] | None = None
+    """Last latent frame before the newest observation."""
+    history: History = ()
+    """The rounds that the backbone looks back on."""
+    round: int = 0
+    actions: tuple[Action, ...] = ()
+
+
+def begin(model: WorldModel, latents: Float[Tensor, "1 t c h w"], frames: np.ndarray) -> Snapshot:
+    """Return the moment at which a world has been seen for the first time."""
+    observation = latents[:, -max(1, model.config.vision.max_frames - 1) :]
+    return Snapshot(context=latents[:, -1], observation=observation, clips=(frames,))
+
+
+def look(model: WorldModel, now: Snapshot, action: Action) -> History:
+    """Return the history with the coming round at its end.
+
+    When it is `history_rounds` long the window starts anew, so that a round costs the same for ever.
+
+    Raises:
+        InputError: an action the model does not take.
+    """
+    kept = now.history if len(now.history) < model.config.history_rounds else ()
+    return (*kept, model.round_embeds(now.context, [action])[0])
+
+
+def advance(
+    now: Snapshot, action: Action, history: History, latents: Float[Tensor, "1 t c h w"], frames: np.ndarray
+) -> Snapshot:
+    """Return the moment after a round that made these latents and frames."""
+    return Snapshot(
+        context=latents[:, -1],
+        before=now.context[:, None],
+        observation=latents,
+        history=history,
+        round=now.round + 1,
+        clips=(*now.clips, frames),
+        actions=(*now.actions, action),
+    )
+
+
+def noise_of_round(seed: int, index: int, shape: Sequence[int]) -> Float[Tensor, "t c h w"]:
+    """Return the noise that a session of this seed draws in round `index`; -1 is an imagined start."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + index + 1) % 2**63)
+    return torch.randn(tuple(shape), generator=generator)
 
 
 class Session:
     """A world that goes on round after round from one observation.
 
     Rounds are deterministic: the noise of a round depends on the seed and the round's number alone, so a
-    fork that takes the same action makes the same frames. The backbone's keys and values are kept and only
-    grow by the new positions; when `history_rounds` rounds are cached the window starts anew, so a round
-    costs the same however long the session is.
+    fork that takes the same action makes the same frames. The backbone computes only a round's new positions
+    (`PrefixCache`), and looks back on a bounded history, so a round costs the same however long the session
+    is.
     """
 
     def __init__(
@@ -51,9 +91,11 @@ class Session:
         seed: int = 0,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
+        cache: PrefixCache | None = None,
     ) -> None:
         config = model.config
         self.model = model
+        self.cache = cache or PrefixCache(model.backbone)
         self.seed = seed
         self.num_inference_steps = (
             config.num_inference_steps if num_inference_steps is None else num_inference_steps
@@ -93,7 +135,7 @@ class Session:
             max_frames=int(media.MAX_VIDEO_SECONDS * config.fps),
         )[-max(1, config.vision.max_frames - 1) * config.codec.temporal_factor :]
         latents = self.model.codec.encode(to_tensor([frames]))
-        self._now = self._begin(latents, frames)
+        self._now = begin(self.model, latents, frames)
         return frames
 
     @torch.no_grad()
@@ -104,28 +146,10 @@ class Session:
             InputError: the session was not reset, or the model does not take such an action.
         """
         now, act = self._current(), Action.of(action)
-        model = self.model
-        if now.cached_rounds >= model.config.history_rounds:
-            now = replace(now, cache=model.backbone.new_cache(), cached_rounds=0)
-        embeds = model.round_embeds(now.context, [act])
-        seen = now.cache.get_seq_length()
-        try:
-            states = model.predict_state(embeds, now.cache)[:, -model.config.num_queries :]
-            latents = self._generate(states, now.context, now.round)
-            frames = to_frames(model.decode(latents)[0])
-        except BaseException:  # an interrupted round must leave no trace in the cache
-            now.cache.crop(seen)
-            raise
-        self._now = Snapshot(
-            context=latents[:, -1],
-            before=now.context[:, None],
-            observation=latents,
-            cache=now.cache,
-            cached_rounds=now.cached_rounds + 1,
-            round=now.round + 1,
-            clips=(*now.clips, frames),
-            actions=(*now.actions, act),
-        )
+        history = look(self.model, now, act)
+        latents = self._generate(history, now.context, now.round)
+        frames = to_frames(self.model.decode(latents)[0])
+        self._now = advance(now, act, history, latents, frames)
         return frames
 
     def describe(self, question: str | None = None) -> str:
@@ -153,7 +177,7 @@ class Session:
     def observe(self, observation: Any) -> np.ndarray:
         """Take a real observation as what came next, in place of a generated one."""
         now = self._current()
-        fork = Session(self.model, self.seed, self.num_inference_steps, self.guidance_scale)
+        fork = self.fork()
         frames = fork.reset(observation)
         seen = fork._current()
         self._now = replace(
@@ -167,16 +191,15 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """Return the present moment, to `restore` as often as wanted."""
-        now = self._current()
-        return replace(now, cache=copy.deepcopy(now.cache))
+        return self._current()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back (or across) to a snapshot of a session with the same model."""
-        self._now = replace(snapshot, cache=copy.deepcopy(snapshot.cache))
+        self._now = snapshot
 
     def fork(self) -> "Session":
         """Return a second session that goes its own way from here."""
-        other = Session(self.model, self.seed, self.num_inference_steps, self.guidance_scale)
+        other = Session(self.model, self.seed, self.num_inference_steps, self.guidance_scale, self.cache)
         other.restore(self.snapshot())
         return other
 
@@ -218,29 +241,15 @@ class Session:
             )
         return self._now
 
-    def _begin(self, latents: Tensor, frames: np.ndarray) -> Snapshot:
-        return Snapshot(
-            context=latents[:, -1],
-            before=None,
-            observation=latents[:, -max(1, self.model.config.vision.max_frames - 1) :],
-            cache=self.model.backbone.new_cache(),
-            cached_rounds=0,
-            round=0,
-            clips=(frames,),
-            actions=(),
-        )
-
     def _imagine(self, action: Action) -> np.ndarray:
         unseen = self.model.unseen[None]
-        embeds = self.model.round_embeds(unseen, [action])
-        states = self.model.predict_state(embeds)[:, -self.model.config.num_queries :]
-        latents = self._generate(states, unseen, -1)[:, -1:]
+        latents = self._generate((self.model.round_embeds(unseen, [action])[0],), unseen, -1)[:, -1:]
         frames = to_frames(self.model.decode(latents)[0])
-        self._now = self._begin(latents, frames)
+        self._now = begin(self.model, latents, frames)
         return frames
 
-    def _generate(self, states: Tensor, context: Tensor, index: int) -> Tensor:
-        condition = self.model.condition(states, context)
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + index + 1) % 2**63)
-        noise = torch.randn(condition.forecast.shape, generator=generator).to(context)
+    def _generate(self, history: History, context: Tensor, index: int) -> Tensor:
+        states = self.cache.states([history], self.model.config.num_queries)[0]
+        condition = self.model.condition(states[None], context)
+        noise = noise_of_round(self.seed, index, condition.forecast.shape[1:])[None].to(context)
         return self.model.denoise(condition, context, noise, self.num_inference_steps, self.guidance_scale)

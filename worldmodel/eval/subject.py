@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from worldmodel.data.transforms import to_frames, to_tensor
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout import noise_of_round
 from worldmodel.types import Action
 
 Pictures = UInt8[np.ndarray, "b h w 3"]
@@ -64,12 +65,6 @@ class Played:
 
     latents: Float[Tensor, "b t c h w"]
     frames: Clips
-
-
-def noise_of_round(seed: int, index: int, shape: Sequence[int]) -> Float[Tensor, "t c h w"]:
-    """Return the noise that a `Session` of this seed draws in round `index`; -1 is an imagined start."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + index + 1) % 2**63)
-    return torch.randn((1, *shape), generator=generator)[0]
 
 
 @torch.no_grad()
