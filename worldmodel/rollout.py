@@ -70,6 +70,34 @@ def advance(
     )
 
 
+def prompt(question: str | None) -> str:
+    """Return what the backbone is asked: the question, or for a description.
+
+    Raises:
+        InputError: the question is empty or too long.
+    """
+    if question is None:
+        return DESCRIBE
+    if not question.strip():
+        raise InputError("The question is empty; ask something, or leave it out for a description.")
+    if len(question) > 400:
+        raise InputError(f"The question has {len(question)} characters; ask in one short sentence.")
+    return question
+
+
+def both(now: Snapshot) -> Float[Tensor, "1 t c h w"]:
+    """Return the last two observations, between which an action happened.
+
+    Raises:
+        InputError: there is only one observation so far.
+    """
+    if now.before is None:
+        raise InputError(
+            "There is one observation so far; call step() first, or pass a second one to observe()."
+        )
+    return torch.cat([now.before, now.observation], dim=1)
+
+
 def noise_of_round(seed: int, index: int, shape: Sequence[int]) -> Float[Tensor, "t c h w"]:
     """Return the noise that a session of this seed draws in round `index`; -1 is an imagined start."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + index + 1) % 2**63)
@@ -154,11 +182,7 @@ class Session:
 
     def describe(self, question: str | None = None) -> str:
         """Say what is seen now, or answer a question about it ("how many things are there")."""
-        if question is not None and not question.strip():
-            raise InputError("The question is empty; ask something, or leave it out for a description.")
-        if question is not None and len(question) > 400:
-            raise InputError(f"The question has {len(question)} characters; ask in one short sentence.")
-        return self.model.read(self._current().observation, question or DESCRIBE)[0]
+        return self.model.read(self._current().observation, prompt(question))[0]
 
     def infer_action(self) -> str:
         """Say in words which action led from the observation before to the one seen now.
@@ -166,12 +190,7 @@ class Session:
         Raises:
             InputError: there is only one observation so far.
         """
-        now = self._current()
-        if now.before is None:
-            raise InputError(
-                "There is one observation so far; call step() first, or pass a second one to observe()."
-            )
-        return self.model.read(torch.cat([now.before, now.observation], dim=1), WHAT_HAPPENED)[0]
+        return self.model.read(both(self._current()), WHAT_HAPPENED)[0]
 
     @torch.no_grad()
     def observe(self, observation: Any) -> np.ndarray:

@@ -120,6 +120,15 @@ class Backbone(nn.Module):
         """Tokenize a text without special tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    @property
+    def end(self) -> int:
+        """Token that ends a text."""
+        return int(self.tokenizer.eos_token_id)  # type: ignore[arg-type]
+
+    def text(self, ids: list[int]) -> str:
+        """Put tokens back into words."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
     def embed(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d"]:
         """Look up word embeddings."""
         return self.model.get_input_embeddings()(ids)
@@ -146,18 +155,17 @@ class Backbone(nn.Module):
     @torch.no_grad()
     def decode_text(self, prefix: Float[Tensor, "b n d"], cache: DynamicCache, max_tokens: int) -> list[str]:
         """Greedily continue a prefix with text; `cache` is consumed."""
-        end = int(self.tokenizer.eos_token_id)  # type: ignore[arg-type]
         embeds, tokens = prefix, []
         finished = torch.zeros(prefix.shape[0], dtype=torch.bool, device=prefix.device)
         for _ in range(max_tokens):
-            token = self.logits(self(embeds, cache)[:, -1]).argmax(dim=-1).masked_fill(finished, end)
-            finished = finished | (token == end)
+            token = self.logits(self(embeds, cache)[:, -1]).argmax(dim=-1).masked_fill(finished, self.end)
+            finished = finished | (token == self.end)
             if finished.all():
                 break
             tokens.append(token)
             embeds = self.embed(token[:, None])
         rows = torch.stack(tokens, dim=1).tolist() if tokens else [[] for _ in range(prefix.shape[0])]
-        return [str(self.tokenizer.decode(row, skip_special_tokens=True)).strip() for row in rows]
+        return [self.text(row) for row in rows]
 
 
 def _check_model_type(model_type: str | None) -> None:

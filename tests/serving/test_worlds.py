@@ -1,0 +1,186 @@
+"""Live worlds: a crowd comes out as sessions alone do; what is cancelled or refused changes nothing."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from worldmodel.errors import InputError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.compute import Compute
+from worldmodel.serving.denoiser import Denoiser
+from worldmodel.serving.worlds import WorldService
+
+ACTIONS = ("the red ball moves left", "the blue box jumps", None, "wait", "the red ball explodes")
+
+
+def run(body: Callable[[WorldService], Coroutine[Any, Any, Any]], model: WorldModel, **options: Any) -> Any:
+    async def whole() -> Any:
+        service = WorldService(model, **options)
+        try:
+            return await asyncio.wait_for(body(service), 120)
+        finally:
+            await service.close()
+
+    return asyncio.run(whole())
+
+
+def close(made: np.ndarray, expected: np.ndarray) -> bool:
+    """Equal up to the rounding of a batch: a value may fall on the other side of a half."""
+    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
+
+
+def test_worlds_in_a_crowd_play_as_sessions_alone(model: WorldModel, picture: np.ndarray) -> None:
+    kinds = [(seed, 1 + seed % 3, (1.0, 2.5)[seed % 2]) for seed in range(5)]
+
+    async def body(service: WorldService) -> list[list[np.ndarray]]:
+        async def one(seed: int, steps: int, guidance: float) -> list[np.ndarray]:
+            world = await service.start(
+                picture[None], seed=seed, num_inference_steps=steps, guidance_scale=guidance
+            )
+            return [await world.step(action) for action in ACTIONS]
+
+        return list(await asyncio.gather(*(one(*kind) for kind in kinds)))
+
+    played = run(body, model)
+    for (seed, steps, guidance), clips in zip(kinds, played, strict=True):
+        session = model.session(seed, steps, guidance)
+        session.reset(picture)
+        assert all(close(clip, session.step(action)) for clip, action in zip(clips, ACTIONS, strict=True))
+
+
+def test_denoising_in_a_batch_equals_denoising_alone(model: WorldModel) -> None:
+    config, grid = model.config, model.config.codec.grid
+    generator = torch.Generator().manual_seed(0)
+    jobs = []
+    for index in range(6):
+        states = torch.randn(1, config.num_queries, model.backbone.width, generator=generator)
+        context = torch.randn(1, config.codec.latent_channels, grid, grid, generator=generator)
+        with torch.no_grad():
+            condition = model.condition(states, context)
+        noise = torch.randn(condition.forecast.shape, generator=generator)
+        jobs.append((condition, context, noise, 1 + index, (1.0, 3.0)[index % 2]))
+
+    async def body() -> tuple[list[torch.Tensor], Denoiser]:
+        compute = Compute()
+        denoiser = Denoiser(model, compute, max_batch=4)
+        made = await asyncio.gather(*(denoiser.denoise(*job) for job in jobs))
+        compute.close()
+        return list(made), denoiser
+
+    made, denoiser = asyncio.run(body())
+    assert denoiser.occupancy.steps < sum(job[3] for job in jobs)  # they did share batches
+    for latents, job in zip(made, jobs, strict=True):
+        with torch.no_grad():
+            alone = model.denoise(*job)
+        torch.testing.assert_close(latents, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_cancelling_takes_effect_within_one_step_and_leaves_the_world_as_it_was(
+    model: WorldModel, picture: np.ndarray
+) -> None:
+    async def body(service: WorldService) -> None:
+        world = await service.start(picture[None], num_inference_steps=50)
+        other = await service.start(picture[None], seed=1)
+        steps: list[int] = []
+        asked = asyncio.Event()
+
+        def on_progress(step: int, total: int) -> None:
+            steps.append(step)
+            assert total == 50
+            if step == 3:
+                task.cancel()
+                asked.set()
+
+        task = asyncio.create_task(world.step(ACTIONS[0], on_progress))
+        await asked.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await other.step(ACTIONS[0])
+        assert steps[-1] <= 4
+        assert world.round == 0
+        assert service.denoiser.occupancy.cancelled == 1
+        assert (await world.step(None)).shape == (8, 32, 32, 3)
+
+    run(body, model)
+
+
+def test_forks_share_the_past_and_snapshots_bring_it_back(model: WorldModel, picture: np.ndarray) -> None:
+    async def body(service: WorldService) -> None:
+        world = await service.start(picture[None])
+        await world.step(ACTIONS[0])
+        name, fork = world.snapshot(), world.fork()
+        assert fork.id != world.id
+        mine, same = await asyncio.gather(world.step(ACTIONS[1]), fork.step(ACTIONS[1]))
+        assert close(mine, same)
+        world.restore(name)
+        assert world.round == 1
+        assert close(await world.step(ACTIONS[1]), mine)
+        with pytest.raises(InputError, match="no snapshot"):
+            world.restore("snapshot-none")
+        with pytest.raises(InputError, match="no snapshot"):
+            fork.restore(name)
+
+    run(body, model)
+
+
+def test_text_comes_out_as_from_a_session(model: WorldModel, picture: np.ndarray) -> None:
+    async def body(service: WorldService) -> list[str]:
+        world = await service.start(picture[None])
+        with pytest.raises(InputError, match="one observation"):
+            await world.infer_action()
+        await world.step(ACTIONS[0])
+        return list(await asyncio.gather(world.describe(), world.describe("how many"), world.infer_action()))
+
+    session = model.session()
+    session.reset(picture)
+    session.step(ACTIONS[0])
+    assert run(body, model) == [session.describe(), session.describe("how many"), session.infer_action()]
+
+
+def test_a_world_can_be_imagined(model: WorldModel) -> None:
+    async def body(service: WorldService) -> np.ndarray:
+        return (await service.start(text="a red ball", seed=5)).last_frames
+
+    session = model.session(seed=5)
+    assert close(run(body, model), session.reset(text="a red ball"))
+
+
+def test_mistakes_are_refused_and_change_nothing(model: WorldModel, picture: np.ndarray) -> None:
+    async def body(service: WorldService) -> None:
+        for settings, told in (
+            ({"num_inference_steps": 0}, "1 to 64"),
+            ({"guidance_scale": float("nan")}, "guidance_scale"),
+            ({"seed": -1}, "seed"),
+            ({"adapter": "none"}, "has none"),
+            ({"text": "a ball"}, "one thing"),
+        ):
+            with pytest.raises(InputError, match=told):
+                await service.start(picture[None], **settings)
+        world = await service.start(picture[None])
+        for action in ("", {"keys": ["jump"]}, {"key": 1}, {"vector": [1.0]}, 7):
+            with pytest.raises(InputError):
+                await world.step(action)  # type: ignore[arg-type]
+        assert world.round == 0
+        service.max_rounds = 1
+        await world.step(None)
+        with pytest.raises(InputError, match="most allowed"):
+            await world.step(None)
+
+    run(body, model)
+
+
+def test_idle_worlds_are_closed_and_memory_stays_bounded(model: WorldModel, picture: np.ndarray) -> None:
+    async def body(service: WorldService) -> None:
+        world = await service.start(picture[None])
+        for _ in range(20):
+            world.snapshot()
+        assert len(world.snapshots) == service.max_snapshots
+        assert service.sweep(60) == []
+        assert service.sweep(-1) == [world.id]
+        assert service.stats()["worlds"] == 0
+
+    run(body, model)
