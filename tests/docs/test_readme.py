@@ -48,6 +48,15 @@ def test_commands_run(command: str, clone: Path) -> None:
     assert main(words[1:]) == 0
 
 
+def test_the_client_of_a_running_server(clone: Path) -> None:
+    pytest.importorskip("fastapi")
+    from worldmodel.demo.app import served
+
+    (code,) = blocks("py")
+    with served("shapes-tiny") as url:
+        exec(compile(code.replace("http://127.0.0.1:8000", url), "README.md", "exec"), {})
+
+
 def test_there_is_something_to_run() -> None:
     assert len(blocks("python")) >= 2
     assert len(commands()) >= 6
@@ -57,4 +66,4 @@ def test_links_point_at_files() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert links
     for link in links:
-        assert (ROOT / link).exists(), link
+        assert link.startswith("https://") or (ROOT / link).exists(), link

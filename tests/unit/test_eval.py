@@ -56,7 +56,9 @@ class TrueSubject:
 
     def __init__(self) -> None:
         clips = [
-            shapes.sample_clip(split, SEED, index).clip for split in SPLITS for index in range(20 * SAMPLES)
+            shapes.sample_clip(split, SEED, index).clip
+            for split in (*SPLITS, "single")
+            for index in range(20 * SAMPLES)
         ]
         self.known: dict[bytes, Scene] = {}
         self.plans: dict[bytes, Plan] = {}

@@ -266,7 +266,8 @@ def test_questions_have_short_true_answers(seed: int) -> None:
 def test_held_out_triples_are_an_eighth_and_never_shown_in_training() -> None:
     triples = [(c, s, v) for c in COLOURS for s in SHAPES for v in VERBS if v not in ("stay", "push")]
     assert 0.09 < np.mean([held_out(*triple) for triple in triples]) < 0.16
-    for split, wanted in (("train", False), ("val", False), ("compositions", False), ("held-out", True)):
+    for split in SPLITS:
+        wanted = split == "held-out"
         for sample in clips(split):
             for act in sample.clip.plan.acts:
                 if act.target_colour is not None and act.target_shape is not None:
@@ -276,7 +277,8 @@ def test_held_out_triples_are_an_eighth_and_never_shown_in_training() -> None:
 def test_splits_have_the_plans_they_promise() -> None:
     train = [sample.clip.plan for sample in clips("train", 1000)]
     assert all(len(sample.clip.plan.acts) == 2 for sample in clips("compositions"))
-    assert all(len(sample.clip.plan.acts) == 1 for sample in clips("held-out"))
+    for split in ("held-out", "single"):
+        assert all(len(sample.clip.plan.acts) == 1 for sample in clips(split))
     assert 0.5 < np.mean([len(plan.acts) == 1 for plan in train]) < 0.68
     verbs = [act.verb for plan in train for act in plan.acts]
     assert all(verbs.count(verb) > 0.04 * len(verbs) for verb in VERBS if verb != "stay")

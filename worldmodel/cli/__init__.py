@@ -20,6 +20,8 @@ VERBS = {
         "say what is seen, answer a question, name the action between two",
     ),
     "eval": ("worldmodel.eval.command", "measure a model against the world's truth"),
+    "serve": ("worldmodel.serving.command", "serve a model over HTTP and WebSocket"),
+    "demo": ("worldmodel.demo.app", "steer a world on a page in the browser"),
     "train": ("worldmodel.cli.train", "train a model as a configuration says"),
     "info": ("worldmodel.cli.info", "say what a model is and what it takes"),
     "config": ("worldmodel.cli.settings", "print or list configurations"),

@@ -1,5 +1,6 @@
 """Sources of episodes. An episode is a pure function of (task, seed, index), so any order can be replayed."""
 
+import math
 from itertools import islice
 from typing import Protocol
 
@@ -78,12 +79,11 @@ def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
     """Say which words and which named things lie on each latent cell of the first frame."""
     grid = shapes.FRAME_SIZE // 8
     words = np.zeros((grid, grid, len(WORDS)), dtype=np.float32)
+    words[..., WORDS.index(sample.clip.before.background)] = 1
     named = np.zeros((grid, grid), dtype=np.float32)
     targets = {act.target_colour for stage in sample.clip.plan.stages for act in stage}
     for thing in sample.clip.before.things:
-        half = half_side_of(thing) - 1
-        rows = slice(max(thing.y - half, 0) // 8, (thing.y + half) // 8 + 1)
-        columns = slice(max(thing.x - half, 0) // 8, (thing.x + half) // 8 + 1)
+        rows, columns = _covered(thing.y, half_side_of(thing)), _covered(thing.x, half_side_of(thing))
         for word in (thing.colour, thing.shape, thing.size):
             words[rows, columns, WORDS.index(word)] = 1
         if thing.colour in targets:
@@ -91,5 +91,13 @@ def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
     return {"words": words, "named": named}
 
 
-WORDS = (*shapes.COLOURS, *shapes.SHAPES, *shapes.SIZES)
-"""Words that the alignment labels speak of."""
+def _covered(middle: int, half: float) -> slice:
+    """Return the cells along one axis whose centre the thing covers."""
+    first, last = math.ceil((middle - half - 3.5) / 8), math.floor((middle + half - 3.5) / 8)
+    return slice(max(first, 0), last + 1)
+
+
+KINDS = (shapes.COLOURS, shapes.SHAPES, shapes.SIZES, shapes.BACKGROUNDS)
+"""Words that the alignment labels speak of, by kind."""
+WORDS = tuple(word for kind in KINDS for word in kind)
+"""All of them, in the order of the labels."""

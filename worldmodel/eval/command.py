@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=400,
         metavar="N",
-        help="clips of each split; costlier figures take a half or a quarter of it (%(default)s)",
+        help="samples of every figure; the sweep over denoising steps takes a quarter (%(default)s)",
     )
     parser.add_argument(
         "--rounds", type=int, default=10, metavar="N", help="length of the rollouts (%(default)s)"

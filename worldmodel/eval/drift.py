@@ -16,14 +16,16 @@ from worldmodel.worlds.shapes import Sample, judge
 def rollouts(
     subject: Subject, num_rollouts: int, rounds: int, seed: int = 1234, album: Album | None = None
 ) -> dict[str, list[Figure]]:
-    """Roll worlds out on their own frames and judge each round's last frame, errors adding up.
+    """Roll worlds out on their own frames, one act a round, and judge each round's last frame.
+
+    Errors add up: what a round left wrong stays wrong for all that follow.
 
     Returns strict, named, others and PSNR by round; the first entry is round 1.
     """
     tallies = [Tally() for _ in range(rounds)]
     for start in range(0, num_rollouts, BATCH):
         indices = range(start, min(start + BATCH, num_rollouts))
-        truths = [shapes.sample_rollout("val", seed, index, rounds) for index in indices]
+        truths = [shapes.sample_rollout("single", seed, index, rounds) for index in indices]
         pictures = np.stack([truth[0].clip.first_frame for truth in truths])
         worlds = subject.open(pictures, [seed + index for index in indices])
         lasts: list[list[np.ndarray]] = [[] for _ in indices]

@@ -53,7 +53,7 @@ def evaluate(
     Args:
         model: The model, or anything that plays its part; speed is measured of models only.
         split: One of `SPLITS` for action following alone, None for every figure.
-        num_samples: Clips of each split; costlier figures take a half or a quarter of it.
+        num_samples: Samples of every figure; the sweep over denoising steps takes a quarter.
         rounds: Length of the rollouts.
         seed: Seed of the samples and of the noise.
         progress: Whether to show a progress bar.
@@ -122,7 +122,7 @@ def _subject(
 def _parts(
     subject: Subject, split: str | None, num_samples: int, rounds: int, seed: int, album: Album
 ) -> list[_Part]:
-    """List the figures with their shares of the samples: the dearer a figure, the fewer."""
+    """List the figures and how much each plays; the sweep over denoising steps takes a quarter."""
     following = [
         _Part(f"action_following/{each}", num_samples, partial(_following, each, num_samples, seed, album))
         for each in SPLITS
@@ -130,20 +130,24 @@ def _parts(
     ]
     if split is not None:
         return following
-    half, quarter = -(-num_samples // 2), -(-num_samples // 4)
+    quarter = -(-num_samples // 4)
     takes_keys = not isinstance(subject, ModelSubject) or set(KEYS) <= set(subject.model.config.action.keys)
-    pressed = [_Part("keys", half, lambda s: keys(s, half, seed, album))] if takes_keys else []
+    pressed = [_Part("keys", num_samples, lambda s: keys(s, num_samples, seed, album))] if takes_keys else []
     return [
         _Part("codec", 2 * num_samples, lambda s: codec(s, num_samples, seed, album)),
         *following,
-        _Part("control", 2 * half, lambda s: control(s, half, seed)),
-        _Part("null_action", 2 * half, lambda s: null_action(s, half, seed, album)),
+        _Part("control", 2 * num_samples, lambda s: control(s, num_samples, seed)),
+        _Part("null_action", 2 * num_samples, lambda s: null_action(s, num_samples, seed, album)),
         *pressed,
-        _Part("rollouts", half * rounds, lambda s: rollouts(s, half, rounds, seed, album)),
+        _Part("rollouts", num_samples * rounds, lambda s: rollouts(s, num_samples, rounds, seed, album)),
         _Part("text_to_image", num_samples, lambda s: text_to_image(s, num_samples, seed, album)),
-        _Part("describe", 2 * half, lambda s: describe(s, half, seed, album)),
+        _Part("describe", 2 * num_samples, lambda s: describe(s, num_samples, seed, album)),
         _Part("questions", num_samples, lambda s: questions(s, num_samples, seed, album)),
-        _Part("inverse", len(INVERSE_SPLITS) * half, lambda s: inverse_dynamics(s, half, seed, album)),
+        _Part(
+            "inverse",
+            len(INVERSE_SPLITS) * num_samples,
+            lambda s: inverse_dynamics(s, num_samples, seed, album),
+        ),
         _Part("steps", len(STEPS) * quarter, lambda s: steps_against_quality(s, quarter, seed)),
     ]
 

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from worldmodel.config import ConditionConfig
-from worldmodel.models.codec import residual_blocks
 from worldmodel.models.norm import RMSNorm
+from worldmodel.models.spatial import LocalFeedForward, SelfAttention, rope_table
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,28 @@ class Condition:
     """The next observation's latents as regressed from the states: where denoising starts from."""
 
 
-class GeneratorAdapter(nn.Module):
-    """Reads the states on their grid: a convolutional head forecasts latents, a projection makes tokens.
+class Layer(nn.Module):
+    """A transformer layer over the cells of one frame, every cell seeing all."""
 
-    The forecast is a residual to the last seen frame. It is trained first, with no generator in the loop
-    ("state alignment"); the generator then only adds what a regression cannot say.
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = RMSNorm(width), SelfAttention(width, num_heads)
+        self.feed_forward_norm, self.feed_forward = RMSNorm(width), LocalFeedForward(width)
+
+    def forward(
+        self, x: Float[Tensor, "b n d"], rope: Float[Tensor, "2 n e"], grid: int
+    ) -> Float[Tensor, "b n d"]:
+        x = x + self.attention(self.attention_norm(x), rope)[0]
+        return x + self.feed_forward(self.feed_forward_norm(x), grid)
+
+
+class GeneratorAdapter(nn.Module):
+    """Reads the states on their grid: a small transformer forecasts latents, a projection makes tokens.
+
+    The backbone is causal and knows places only as a sequence does; here every cell sees all others, at
+    their distance in rows and columns, so that things can move. The forecast is a residual to the last seen
+    frame. It is trained first, with no generator in the loop ("state alignment"); the generator then only
+    adds what a regression cannot say.
     """
 
     def __init__(
@@ -43,12 +60,13 @@ class GeneratorAdapter(nn.Module):
         width: int,
     ) -> None:
         super().__init__()
-        self.grid, self.chunk_latents = grid, chunk_latents
+        self.grid, self.chunk_latents, self.head_width = grid, chunk_latents, config.width // config.num_heads
         self.norm = RMSNorm(state_width)
         self.from_state = nn.Linear(state_width, config.width)
         self.from_context = nn.Conv2d(latent_channels, config.width, 3, padding=1)
-        self.blocks = residual_blocks(config.width, config.num_blocks)
-        self.to_latents = nn.Conv2d(config.width, chunk_latents * latent_channels, 1)
+        self.layers = nn.ModuleList(Layer(config.width, config.num_heads) for _ in range(config.num_layers))
+        self.last_norm = RMSNorm(config.width)
+        self.to_latents = nn.Linear(config.width, chunk_latents * latent_channels)
         self.to_tokens = nn.Linear(state_width, width)
         self.to_cells = nn.Linear(config.width, width)
         self.to_pooled = nn.Linear(state_width, width)
@@ -58,15 +76,18 @@ class GeneratorAdapter(nn.Module):
     def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b c h w"]) -> Condition:
         """Turn states (one per latent cell) and the last seen latent frame into a condition."""
         states = self.norm(states)
-        grid = rearrange(self.from_state(states), "b (h w) d -> b d h w", h=self.grid)
-        features = self.blocks(
-            (grid + self.from_context(context)).contiguous(memory_format=torch.channels_last)
+        x = self.from_state(states) + rearrange(self.from_context(context), "b d h w -> b (h w) d")
+        rope = rope_table(torch.zeros(1, dtype=torch.long, device=x.device), self.grid, self.head_width)
+        for layer in self.layers:
+            x = layer(x, rope, self.grid)
+        x = self.last_norm(x)
+        change = rearrange(
+            self.to_latents(x), "b (h w) (t c) -> b t c h w", h=self.grid, t=self.chunk_latents
         )
-        change = rearrange(self.to_latents(features), "b (t c) h w -> b t c h w", t=self.chunk_latents)
         return Condition(
             tokens=self.to_tokens(states),
             pooled=self.to_pooled(states.mean(dim=1)),
-            cells=self.to_cells(rearrange(features, "b d h w -> b (h w) d")),
+            cells=self.to_cells(x),
             forecast=context[:, None] + change.float(),
         )
 

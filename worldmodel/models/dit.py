@@ -17,32 +17,7 @@ from worldmodel.config import GeneratorConfig
 from worldmodel.models.attention import attend
 from worldmodel.models.condition import Condition
 from worldmodel.models.norm import RMSNorm
-
-KeyValue = tuple[Tensor, Tensor]
-
-
-def rope_table(frames: Int[Tensor, " t"], grid: int, head_width: int) -> Float[Tensor, "2 n d"]:
-    """Return cosines and sines of the rotary angles of every (frame, row, column).
-
-    A quarter of the head turns with time, the rest with the two axes of space.
-    """
-    share = head_width // 16
-    sizes = (4 * share, 6 * share, head_width - 10 * share)
-    axis = torch.arange(grid, device=frames.device)
-    places = torch.cartesian_prod(frames, axis, axis).float()
-    angles = []
-    for place, size in zip(places.unbind(dim=1), sizes, strict=True):
-        frequencies = 100.0 ** (-torch.arange(0, size, 2, device=frames.device) / size)
-        angles.append(place[:, None] * frequencies)
-    angle = torch.cat(angles, dim=1).repeat(1, 2)
-    return torch.stack([angle.cos(), angle.sin()])
-
-
-def rotate(x: Float[Tensor, "b k n d"], table: Float[Tensor, "2 n d"]) -> Float[Tensor, "b k n d"]:
-    """Apply rotary positions (Su et al. 2021, arXiv:2104.09864)."""
-    left, right = x.chunk(2, dim=-1)
-    cos, sin = table.to(x.dtype)
-    return x * cos + torch.cat([-right, left], dim=-1) * sin
+from worldmodel.models.spatial import KeyValue, LocalFeedForward, SelfAttention, rope_table
 
 
 def sigma_embedding(sigma: Float[Tensor, "b t"], width: int) -> Float[Tensor, "b t d"]:
@@ -58,23 +33,14 @@ class Block(nn.Module):
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.attention = SelfAttention(width, num_heads)
         self.query = nn.Linear(width, width, bias=False)
         self.key_value = nn.Linear(width, 2 * width, bias=False)
         self.cross_out = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, 3 * width)
-        self.local = nn.Conv2d(3 * width, 3 * width, 3, padding=1, groups=3 * width)
-        self.down = nn.Linear(3 * width, width)
-        self.query_norm = RMSNorm(width // num_heads)
-        self.key_norm = RMSNorm(width // num_heads)
         self.cross_norm = RMSNorm(width)
+        self.feed_forward = LocalFeedForward(width)
         self.modulation = nn.Parameter(torch.zeros(6, width))
         nn.init.zeros_(self.cross_out.weight)
-
-    def heads(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b k n e"]:
-        """Split the width into heads."""
-        return rearrange(x, "b n (k d) -> b k n d", k=self.num_heads)
 
     def forward(
         self,
@@ -86,28 +52,14 @@ class Block(nn.Module):
         past: KeyValue | None,
         grid: int,
     ) -> tuple[Float[Tensor, "b n d"], KeyValue]:
-        frames = modulation.shape[1]
-        parts = (modulation + self.modulation).repeat_interleave(x.shape[1] // frames, dim=1)
+        parts = (modulation + self.modulation).repeat_interleave(x.shape[1] // modulation.shape[1], dim=1)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts.unbind(dim=2)
-
-        q, k, v = self.qkv(normalise(x) * (1 + scale1) + shift1).chunk(3, dim=-1)
-        q = rotate(self.query_norm(self.heads(q)), rope)
-        k = rotate(self.key_norm(self.heads(k)), rope)
-        v = self.heads(v)
-        k, v = k.to(v.dtype), v
-        present = (k, v)
-        if past is not None:
-            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-        x = x + gate1 * self.out(rearrange(attend(q.to(v.dtype), k, v, mask), "b k n d -> b n (k d)"))
-
-        q = self.heads(self.query(self.cross_norm(x)))
-        k, v = (self.heads(part) for part in self.key_value(tokens).chunk(2, dim=-1))
+        mixed, present = self.attention(normalise(x) * (1 + scale1) + shift1, rope, mask, past)
+        x = x + gate1 * mixed
+        q = rearrange(self.query(self.cross_norm(x)), "b n (k d) -> b k n d", k=self.num_heads)
+        k, v = rearrange(self.key_value(tokens), "b n (p k d) -> p b k n d", p=2, k=self.num_heads)
         x = x + self.cross_out(rearrange(attend(q, k, v), "b k n d -> b n (k d)"))
-
-        y = self.up(normalise(x) * (1 + scale2) + shift2)
-        y = rearrange(y, "b (t h w) d -> (b t) d h w", t=frames, h=grid)
-        y = rearrange(F.silu(self.local(y)), "(b t) d h w -> b (t h w) d", t=frames)
-        return x + gate2 * self.down(y), present
+        return x + gate2 * self.feed_forward(normalise(x) * (1 + scale2) + shift2, grid), present
 
 
 def normalise(x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:

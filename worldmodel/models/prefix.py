@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -99,9 +100,8 @@ class PrefixCache:
 
     def _remember(self, name: bytes, cache: DynamicCache, place: int) -> None:
         rows = slice(place, place + 1)
-        prefix = Prefix(
-            tuple((layer.keys[rows].clone(), layer.values[rows].clone()) for layer in cache.layers)
-        )
+        layers: list[Any] = cache.layers  # plain layers, which all have keys and values by now
+        prefix = Prefix(tuple((layer.keys[rows].clone(), layer.values[rows].clone()) for layer in layers))
         with self._lock:
             self._known[name] = prefix
             self._known.move_to_end(name)

@@ -35,7 +35,7 @@ from worldmodel.worlds.shapes.scene import (
     random_scene,
 )
 
-SPLITS: tuple[str, ...] = ("train", "val", "held-out", "compositions")
+SPLITS: tuple[str, ...] = ("train", "val", "held-out", "compositions", "single")
 MAX_THINGS = 4
 
 _ACTIVE = tuple(verb for verb in VERBS if verb != "stay")
@@ -72,8 +72,8 @@ def sample_plan(rng: np.random.Generator, scene: Scene, kind: str) -> Plan:
         rng: Source of the draw.
         scene: Where the plan will be played.
         kind: One of `SPLITS`: "train" and "val" mix single and compound plans without held-out triples,
-            "held-out" is one held-out act, "compositions" two acts. A scene without room for such a plan gets
-            a single act, and one where nothing can be done gets `STAY`.
+            "held-out" is one held-out act, "single" one other act, "compositions" two. A scene without room
+            for such a plan gets a single act, and one where nothing can be done gets `STAY`.
 
     Raises:
         ValueError: The kind is unknown.
@@ -153,7 +153,7 @@ def _propose(rng: np.random.Generator, scene: Scene, kind: str, verb: str) -> Pl
     layout: tuple[int, ...] = (1,)
     if kind == "compositions":
         layout = _LAYOUTS[1 + int(rng.integers(2))]
-    elif kind != "held-out":
+    elif kind not in ("held-out", "single"):
         layout = _LAYOUTS[int(rng.choice(len(_LAYOUTS), p=_LAYOUT_WEIGHTS))]
         if layout == (1,) and rng.random() < _STAY_SHARE:
             return STAY

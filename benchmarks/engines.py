@@ -1,0 +1,133 @@
+"""How many rounds of states per second the engines give when several sessions play at once.
+
+Every session plays rounds one after the other, with a history that grows and, when it is full, begins anew,
+as in a rollout. Compared are the in-process engine, vLLM (if it is installed) and a backbone without caches,
+one session at a time. The embeddings are random.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from worldmodel import hub
+from worldmodel.eval.speed import machine
+from worldmodel.models.backbone import Backbone
+from worldmodel.models.prefix import History
+from worldmodel.serving.compute import Compute
+from worldmodel.serving.engine import Engine, LocalEngine
+
+SESSIONS = (1, 4, 16)
+
+States = Callable[[History, int], Awaitable[torch.Tensor]]
+
+
+@dataclass
+class Way:
+    """One way of getting states, and what it cost at each number of sessions."""
+
+    states: States
+    processes: bool = False
+    """Whether it works in processes of its own."""
+    rates: dict[int, list[float]] = field(default_factory=dict)
+    """Rounds per second."""
+    costs: dict[int, list[float]] = field(default_factory=dict)
+    """Milliseconds of processor time for a round: they say more on a busy machine."""
+
+
+async def measure(way: Way, width: int, sessions: int, seed: int, args: argparse.Namespace) -> None:
+    """Let sessions play at once and note what it took."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (sessions, args.num_rounds, args.num_positions, width)
+    rounds = torch.randn(shape, generator=generator) * width**-0.5
+
+    async def play(session: int) -> None:
+        history: History = ()
+        for part in rounds[session]:
+            history = (*(history if len(history) < args.history_rounds else ()), part)
+            await way.states(history, args.num_queries)
+
+    worked, began = processor_seconds(way.processes), time.perf_counter()
+    await asyncio.gather(*(play(session) for session in range(sessions)))
+    taken, worked = time.perf_counter() - began, processor_seconds(way.processes) - worked
+    way.rates.setdefault(sessions, []).append(sessions * args.num_rounds / taken)
+    way.costs.setdefault(sessions, []).append(1000 * worked / (sessions * args.num_rounds))
+
+
+def processor_seconds(with_children: bool) -> float:
+    """Return the processor time that this process has taken, and those that it started."""
+    seconds = time.process_time()
+    if with_children:
+        import psutil  # vLLM brings it
+
+        times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+        seconds += sum(each.user + each.system for each in times)
+    return seconds
+
+
+async def compare(args: argparse.Namespace) -> dict[str, Way]:
+    """Measure every way at every number of sessions, taking turns."""
+    folder = Path(args.backbone) if args.backbone else hub.resolve("shapes-tiny") / "backbone"
+    backbone, compute = Backbone.from_pretrained(folder).eval(), Compute()
+
+    async def uncached(history: History, num_queries: int) -> torch.Tensor:
+        return await compute.run(lambda: backbone(torch.cat(history)[None])[0, -num_queries:])
+
+    engines: list[Engine] = [LocalEngine(backbone, compute)]
+    if importlib.util.find_spec("vllm"):
+        from worldmodel.serving.vllm_engine import VllmEngine
+
+        engines.append(await VllmEngine.start(folder))
+    ways = {engine.name: Way(engine.states, engine.name == "vllm") for engine in engines}
+    ways["no cache, batch 1"] = Way(uncached)
+    for repeat in range(args.num_samples + 1):
+        for sessions in SESSIONS:
+            for way in ways.values():
+                await measure(way, backbone.width, sessions, args.seed + 100 * repeat + sessions, args)
+        if repeat == 0:  # it only warmed up
+            for way in ways.values():
+                way.rates.clear(), way.costs.clear()
+    history = tuple(torch.randn(args.num_positions, backbone.width) * backbone.width**-0.5 for _ in range(3))
+    expected = await uncached(history, args.num_queries)
+    for engine in engines:
+        apart = (await engine.states(history, args.num_queries) - expected).abs().max()
+        print(f"{engine.name}: states within {apart:.1e} of those without caches")
+        await engine.close()
+    compute.close()
+    return ways
+
+
+def table(title: str, rows: dict[str, dict[int, list[float]]]) -> str:
+    """Return medians with the lowest and highest as aligned lines."""
+    lines = [f"{title:28}" + "".join(f"{f'{sessions} at once':>22}" for sessions in SESSIONS)]
+    for name, row in rows.items():
+        cells = (f"{statistics.median(each):.1f} ({min(each):.1f}–{max(each):.1f})" for each in row.values())
+        lines.append(f"  {name:26}" + "".join(f"{cell:>22}" for cell in cells))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backbone", help="folder of a backbone; the shipped model's if not given")
+    parser.add_argument("--num-samples", type=int, default=3, help="repeats: median, lowest, highest")
+    parser.add_argument("--num-rounds", type=int, default=12, help="rounds that each session plays")
+    parser.add_argument("--history-rounds", type=int, default=3, help="rounds that a history holds at most")
+    parser.add_argument("--num-positions", type=int, default=96, help="positions of a round")
+    parser.add_argument("--num-queries", type=int, default=64, help="positions of a round that are queries")
+    parser.add_argument("--seed", type=int, default=1234)
+    args = parser.parse_args()
+    ways = asyncio.run(compare(args))
+    print(table("rounds per second", {name: way.rates for name, way in ways.items()}))
+    print(table("processor ms per round", {name: way.costs for name, way in ways.items()}))
+    print(machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,416 @@
+// Plays one live world over WS /v1/realtime/video (see /asyncapi.yaml): chunks of JPEG frames in, actions out.
+
+const $ = (id) => document.getElementById(id);
+const ARROWS = { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down" };
+const SIGNS = { left: "←", right: "→", up: "↑", down: "↓" };
+const KEPT_LOG = 6;
+const MAX_AHEAD_CHUNKS = 2; // a tab that was hidden catches up instead of lagging for ever
+
+const session = {
+  socket: null,
+  hello: null, // session.created
+  live: false,
+  pace: "realtime",
+  expecting: null, // metadata of the chunk whose binary messages are on their way
+  thing: null, // the colour that actions are about
+  snapshot: null,
+  asked: new Map(), // event_id → { at, item }
+  count: 0,
+};
+
+// ---- the screen -------------------------------------------------------------------------------------------
+
+const screen = {
+  context: $("screen").getContext("2d"),
+  frames: [], // { index, bitmap }
+  nextAt: 0,
+  timed: [], // { frame, eventId }: actions whose first frame has not been shown
+  decoding: Promise.resolve(),
+
+  add(index, blob, generation) {
+    // One after the other, or a small frame could overtake a large one.
+    this.decoding = this.decoding.then(async () => {
+      const bitmap = await createImageBitmap(blob);
+      if (generation === session.count) this.frames.push({ index, bitmap });
+      else bitmap.close();
+    }).catch(() => complain("A picture could not be shown."));
+  },
+
+  tick(now) {
+    const { fps = 8, chunk_frames: chunk = 8 } = session.hello ?? {};
+    while (this.frames.length > MAX_AHEAD_CHUNKS * chunk) this.frames.shift().bitmap.close();
+    if (this.frames.length && now >= this.nextAt) {
+      const { index, bitmap } = this.frames.shift();
+      const { width, height } = this.context.canvas;
+      this.context.imageSmoothingQuality = "high";
+      this.context.drawImage(bitmap, 0, 0, width, height);
+      bitmap.close();
+      // Late frames set the pace anew; frames in time keep it, without drift.
+      this.nextAt = (now - this.nextAt > 2000 / fps ? now : this.nextAt) + 1000 / fps;
+      $("screen").dataset.frame = index;
+      this.clock(index, performance.now());
+    }
+    requestAnimationFrame((then) => this.tick(then));
+  },
+
+  clock(index, now) {
+    while (this.timed.length && this.timed[0].frame <= index) {
+      const asked = session.asked.get(this.timed.shift().eventId);
+      if (!asked) continue;
+      const took = now - asked.at;
+      $("latency").textContent = duration(took);
+      asked.item.lastElementChild.textContent = duration(took);
+    }
+  },
+
+  clear() {
+    for (const { bitmap } of this.frames) bitmap.close();
+    this.frames = [];
+    this.timed = [];
+    this.nextAt = 0;
+  },
+};
+
+const duration = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
+
+// ---- the socket -------------------------------------------------------------------------------------------
+
+function connect() {
+  const key = $("key").value.trim();
+  const address = new URL("v1/realtime/video", location.href);
+  address.protocol = location.protocol === "https:" ? "wss:" : "ws:";
+  address.search = address.hash = "";
+  // A browser cannot set headers here: the key travels as a subprotocol, which the server never echoes.
+  const offers = key ? ["worldmodel.v1", `worldmodel.key.${key}`] : ["worldmodel.v1"];
+  link("Connecting…", "connecting");
+  return new Promise((resolve, reject) => {
+    let socket;
+    try {
+      socket = new WebSocket(address, offers);
+    } catch {
+      reject(new Error("This key has characters that no key has."));
+      return;
+    }
+    socket.binaryType = "blob";
+    session.socket = socket;
+    session.hello = null;
+    socket.onmessage = ({ data }) => {
+      if (socket !== session.socket) return;
+      if (typeof data !== "string") return media(data);
+      const event = JSON.parse(data);
+      (HANDLERS[event.type] ?? (() => {}))(event);
+      if (event.type === "session.created") resolve();
+    };
+    socket.onclose = ({ code }) => {
+      if (socket !== session.socket) return;
+      const met = session.hello !== null;
+      ended();
+      link(met ? "Not connected" : "No connection", "closed");
+      if (!met) {
+        $("locked").hidden = false;
+        reject(new Error("The server refused the connection. If it needs a key, enter it and start again."));
+      } else if (code !== 1000 && !$("alert").textContent) {
+        complain("The connection ended. Start again to go on with another world.");
+      }
+    };
+  });
+}
+
+function send(type, fields = {}) {
+  if (session.socket?.readyState !== WebSocket.OPEN) return false;
+  session.socket.send(JSON.stringify({ type, ...fields }));
+  return true;
+}
+
+function media(blob) {
+  const chunk = session.expecting;
+  if (!chunk) return;
+  screen.add(chunk.first_frame + chunk.received, blob, session.count);
+  chunk.received += 1;
+  if (chunk.received === chunk.num_messages) session.expecting = null;
+}
+
+const HANDLERS = {
+  "session.created"(event) {
+    session.hello = event;
+    $("model").textContent = `${event.model} · ${event.image_size} px · ${event.fps} frames a second`;
+    $("steps").placeholder = `${event.num_inference_steps}, as the model says`;
+    $("guidance").placeholder = `${event.guidance_scale}, as the model says`;
+    showActions(event.action);
+    link("Connected", "open");
+  },
+  "video.start"(event) {
+    session.live = true;
+    paced(event.pace);
+    document.body.dataset.live = "";
+    $("start").hidden = true;
+    $("act").hidden = false;
+    $("veil").textContent = "";
+    $("veil").hidden = true;
+    $("screen").setAttribute("aria-label", "The world, live");
+    for (const name of ["pause", "wait", "keep", "describe", "stop"]) $(name).disabled = false;
+    $("pause").focus({ preventScroll: true });
+  },
+  "video.chunk_metadata"(event) {
+    session.expecting = { ...event, received: 0 };
+    $("round").textContent = event.round;
+    if (event.source === "round") $("making").textContent = duration(event.generation_s * 1000);
+    if (event.source === "restore") screen.clear();
+  },
+  "session.interaction.queued": (event) => mark(event.event_id, "waits"),
+  "session.interaction.applied"(event) {
+    mark(event.event_id, "on its way");
+    screen.timed.push({ frame: event.frame, eventId: event.event_id });
+  },
+  "session.interaction.dropped": (event) => mark(event.event_id, event.reason),
+  "session.updated": (event) => paced(event.pace),
+  "session.snapshot.created"(event) {
+    session.snapshot = event.snapshot;
+    $("back").disabled = false;
+    tell(`Moment ${event.round} is kept.`);
+  },
+  "session.restored": (event) => tell(`Back at moment ${event.round}.`),
+  "session.described": (event) => tell(event.text ? `“${event.text}”` : "The model has no words for this."),
+  "session.done"(event) {
+    const why = {
+      idle: "Nobody did anything for a while, so the world was closed.",
+      session_limit: "The longest time for one session is over.",
+      round_limit: "The world has reached its last moment.",
+    }[event.reason];
+    if (why) complain(why);
+  },
+  error(event) {
+    complain(event.error.message);
+    if (event.event_id) mark(event.event_id, "refused");
+    if (event.fatal) session.socket.close();
+  },
+};
+
+function ended() {
+  session.live = false;
+  session.expecting = session.snapshot = null;
+  delete document.body.dataset.live;
+  for (const name of ["pause", "wait", "keep", "back", "describe", "stop"]) $(name).disabled = true;
+  $("start").hidden = false;
+  $("act").hidden = true;
+  $("go").disabled = false;
+  $("go").textContent = "Start";
+  $("veil").hidden = false;
+  $("veil").textContent = "Start a world: describe it, or choose a picture.";
+  $("screen").setAttribute("aria-label", "No live world");
+}
+
+// ---- acting -----------------------------------------------------------------------------------------------
+
+function act(action, name) {
+  if (!session.live) return;
+  complain("");
+  const eventId = `e${++act.number}`;
+  const item = document.createElement("li");
+  item.append(span(name), span("sent"));
+  $("log").prepend(item);
+  while ($("log").children.length > KEPT_LOG) $("log").lastElementChild.remove();
+  session.asked.set(eventId, { at: performance.now(), item });
+  if (session.asked.size > 64) session.asked.delete(session.asked.keys().next().value);
+  // In a world that runs the newest action counts; in one that waits, each has its turn.
+  const replace = session.pace === "realtime";
+  send("session.interaction", { interaction: { event_id: eventId, event: { action } }, replace });
+}
+act.number = 0;
+
+function press(key) {
+  const keys = session.thing ? [session.thing, key] : [key];
+  const button = document.querySelector(`#act [data-key="${CSS.escape(key)}"]`);
+  button?.classList.add("lit");
+  setTimeout(() => button?.classList.remove("lit"), 150);
+  act({ keys }, keys.join(" "));
+}
+
+function choose(thing) {
+  session.thing = thing;
+  for (const chip of $("things").children) {
+    const chosen = chip.dataset.key === thing;
+    chip.setAttribute("aria-checked", chosen);
+    chip.tabIndex = chosen ? 0 : -1;
+  }
+}
+
+function showActions({ text, keys, vector_size: size }) {
+  const things = keys.filter((key) => CSS.supports("color", key));
+  const moves = keys.filter((key) => key in SIGNS);
+  const verbs = keys.filter((key) => !things.includes(key) && !moves.includes(key));
+  const shortcuts = letters(verbs);
+  session.shortcuts = new Map([
+    ...things.slice(0, 9).map((key, index) => [String(index + 1), () => choose(key)]),
+    ...Object.entries(ARROWS).filter(([, key]) => moves.includes(key)).map(([arrow, key]) => [arrow, () => press(key)]),
+    ...verbs.filter((key) => shortcuts.has(key)).map((key) => [shortcuts.get(key), () => press(key)]),
+  ]);
+  const chip = (key, shortcut, use) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.dataset.key = key;
+    button.append(key in SIGNS ? SIGNS[key] : key);
+    if (key in SIGNS) button.setAttribute("aria-label", key);
+    else if (shortcut) button.append(" ", Object.assign(document.createElement("kbd"), { textContent: shortcut }));
+    button.addEventListener("click", use);
+    return button;
+  };
+  $("things").replaceChildren(...things.map((key, index) => {
+    const button = chip(key, index < 9 ? String(index + 1) : "", () => choose(key));
+    button.setAttribute("role", "radio");
+    const swatch = span("");
+    swatch.className = "swatch";
+    swatch.style.backgroundColor = key;
+    button.prepend(swatch);
+    return button;
+  }));
+  $("pad").replaceChildren(...moves.map((key) => chip(key, "", () => press(key))));
+  $("verbs").replaceChildren(...verbs.map((key) => chip(key, shortcuts.get(key), () => press(key))));
+  $("things").hidden = !things.length;
+  $("pad").hidden = !moves.length;
+  $("verbs").hidden = !verbs.length;
+  $("say").hidden = !text;
+  showNumbers(size);
+  if (things.length) choose(things.includes(session.thing) ? session.thing : things[0]);
+  $("hint").textContent = hint(things, moves, text);
+}
+
+function hint(things, moves, text) {
+  const parts = [];
+  if (things.length) parts.push("Choose a thing by its colour, then press what it does.");
+  if (moves.length) parts.push("Arrow keys move.");
+  if (text) parts.push("Or say it in words.");
+  return parts.join(" ");
+}
+
+/** Give each verb a letter of its own: its first one that is free. */
+function letters(verbs) {
+  const given = new Map();
+  const taken = new Set();
+  for (const verb of verbs) {
+    const letter = [...verb.toLowerCase()].find((each) => /[a-z]/.test(each) && !taken.has(each));
+    if (letter) given.set(verb, letter);
+    taken.add(letter);
+  }
+  return given;
+}
+
+function showNumbers(size) {
+  $("numbers").hidden = !size;
+  if (!size) return;
+  const sliders = Array.from({ length: size }, (_, index) => {
+    const input = Object.assign(document.createElement("input"), { type: "range", min: -1, max: 1, step: 0.05, value: 0 });
+    const shown = document.createElement("output");
+    shown.textContent = "0";
+    input.addEventListener("input", () => (shown.textContent = input.value));
+    const label = document.createElement("label");
+    label.append(String(index + 1), input, shown);
+    return label;
+  });
+  const go = Object.assign(document.createElement("button"), { type: "button", textContent: "Send numbers" });
+  go.addEventListener("click", () => {
+    const vector = [...$("numbers").querySelectorAll("input")].map((input) => Number(input.value));
+    act({ vector }, vector.join(", "));
+  });
+  $("numbers").replaceChildren(...sliders, go);
+}
+
+// ---- words on the page ------------------------------------------------------------------------------------
+
+const span = (text) => Object.assign(document.createElement("span"), { textContent: text });
+const complain = (text) => ($("alert").textContent = text);
+const tell = (text) => ($("said").textContent = text);
+const mark = (eventId, text) => {
+  const asked = session.asked.get(eventId);
+  if (asked) asked.item.lastElementChild.textContent = text;
+};
+
+function link(text, state) {
+  $("link").textContent = text;
+  $("link").dataset.state = state;
+}
+
+function paced(pace) {
+  session.pace = pace;
+  $("pause").textContent = pace === "realtime" ? "Pause" : "Run";
+  link(pace === "realtime" ? "Live" : "Paused: every action plays one moment", "live");
+}
+
+// ---- what a person does -----------------------------------------------------------------------------------
+
+async function start(event) {
+  event.preventDefault();
+  complain("");
+  const file = $("file").files[0];
+  const text = $("text").value.trim() || (file ? "" : $("text").placeholder);
+  $("go").disabled = true;
+  $("go").textContent = "Starting…";
+  try {
+    // The server lets go of a socket on which nothing begins; then there is a new one.
+    if (session.socket?.readyState !== WebSocket.OPEN || !session.hello) await connect();
+    if ($("key").value) sessionStorage.setItem("worldmodel.key", $("key").value.trim());
+    const most = session.hello.limits.max_upload_bytes;
+    if (file && file.size > most) throw new Error(`The file is larger than ${Math.floor(most / 2 ** 20)} MiB; choose a smaller one.`);
+    session.count += 1;
+    session.asked.clear();
+    screen.clear();
+    $("log").replaceChildren();
+    tell("");
+    for (const name of ["latency", "making", "round"]) $(name).textContent = "–";
+    const order = { seed: Number($("seed").value) || 0, format: "jpeg", pace: $("paused").checked ? "on_action" : "realtime" };
+    if ($("steps").value) order.num_inference_steps = Number($("steps").value);
+    if ($("guidance").value) order.guidance_scale = Number($("guidance").value);
+    send("session.start", file ? { ...order, upload: true } : { ...order, text });
+    if (file) session.socket.send(file);
+    $("veil").textContent = file ? "Looking at the picture…" : "Imagining…";
+  } catch (error) {
+    complain(error.message);
+    $("go").disabled = false;
+    $("go").textContent = "Start";
+  }
+}
+
+function pressed(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || !session.live) return;
+  if (event.target.closest("input, textarea, select")) return;
+
+  if (event.key === " " && !event.target.closest("button, summary, a")) {
+    event.preventDefault();
+    $("pause").click();
+    return;
+  }
+  const use = session.shortcuts?.get(event.key.length === 1 ? event.key.toLowerCase() : event.key);
+  if (!use) return;
+  event.preventDefault(); // or the arrows would scroll
+  if (!event.repeat) use();
+}
+
+$("key").value = sessionStorage.getItem("worldmodel.key") ?? "";
+$("start").addEventListener("submit", start);
+$("say").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = $("words").value.trim();
+  if (text) act({ text }, text);
+  $("words").value = "";
+});
+$("file").addEventListener("change", () => {
+  const file = $("file").files[0];
+  $("filename").textContent = file ? file.name : "PNG, JPEG, WebP or MP4";
+  $("unfile").hidden = !file;
+  $("text").disabled = Boolean(file);
+});
+$("unfile").addEventListener("click", () => {
+  $("file").value = "";
+  $("file").dispatchEvent(new Event("change"));
+  $("text").focus();
+});
+$("pause").addEventListener("click", () =>
+  send("session.update", { pace: session.pace === "realtime" ? "on_action" : "realtime" }));
+$("wait").addEventListener("click", () => act(null, "wait"));
+$("keep").addEventListener("click", () => send("session.snapshot"));
+$("back").addEventListener("click", () => send("session.restore", { snapshot: session.snapshot }));
+$("describe").addEventListener("click", () => send("session.describe") && tell("…"));
+$("stop").addEventListener("click", () => send("session.stop"));
+document.addEventListener("keydown", pressed);
+requestAnimationFrame((now) => screen.tick(now));
+connect().catch((error) => complain(error.message));

@@ -1,0 +1,165 @@
+"""The running server: loading, listening, and stopping without losing what is under way."""
+
+import argparse
+import asyncio
+import importlib.util
+import math
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+
+from worldmodel import hub
+from worldmodel.cli.model import load_model
+from worldmodel.errors import ConfigError, OutputError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.app import create_app, drain
+from worldmodel.serving.auth import Keys, check_bind
+from worldmodel.serving.command import limits_of
+from worldmodel.serving.compute import Compute
+from worldmodel.serving.engine import Engine, LocalEngine
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds import WorldService
+
+MAX_CONNECTIONS = 1024
+BYE_S = 2
+"""Time for answers that are being sent when everything else has ended."""
+
+
+async def serve(args: argparse.Namespace, adapters: Mapping[str, Path]) -> int:
+    """Load the model, serve until told to stop, and return the exit code.
+
+    Raises:
+        ConfigError: the address would be open to others and there is no key.
+        ModelError: the model or an adapter cannot be loaded.
+        OutputError: the address or the data folder cannot be used.
+    """
+    keys = Keys.load(args.keys_file)
+    check_bind(args.host, keys)
+    limits = limits_of(args)
+    folder = hub.resolve(args.model)
+    with _bound(args.host, args.port) as listener:
+        model = load_model(args.model).to(_device(args.device))
+        compute = Compute()
+        engine = await _engine(args.engine, folder, model, compute, adapters)
+        service = WorldService(model, engine, compute=compute)
+        try:
+            config = ServerConfig(
+                model_name=args.name or folder.resolve().name,
+                data_dir=Path(args.data_dir),
+                keys=keys,
+                **limits,  # type: ignore[arg-type]
+            )
+            app = create_app(service, config)
+        except OutputError:
+            await service.close()
+            raise
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        server = Server(app, config.drain_timeout_s)
+        server.greeting = (
+            f"serving {config.model_name} on {address} "
+            f"(engine: {engine.name}, device: {model.unseen.device.type}, "
+            f"{f'keys: {len(keys)}' if len(keys) else 'no key: this machine only'})\n"
+            f"play: {address}/play   schema: {address}/openapi.json   stop: Ctrl-C"
+        )
+        await server.serve(sockets=[listener])
+    return 0
+
+
+async def _engine(
+    wanted: str, folder: Path, model: WorldModel, compute: Compute, adapters: Mapping[str, Path]
+) -> Engine:
+    if wanted == "vllm" or (wanted == "auto" and importlib.util.find_spec("vllm") is not None):
+        from worldmodel.serving.vllm_engine import VllmEngine
+
+        return await VllmEngine.start(folder / "backbone", adapters=adapters)
+    return LocalEngine(model.backbone, compute, adapters)
+
+
+def _device(wanted: str | None) -> torch.device:
+    try:
+        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(f"There is no device {wanted!r} here; use cpu, or leave --device out.") from None
+    return device
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Take the address before anything slow is done; nobody is let in yet."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or "no such address"
+        raise OutputError(f"Cannot listen on {host} port {port} ({reason}); choose another --port.") from None
+    return listener
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's server, which here first stops taking work, then lets what is under way end, then leaves.
+
+    A second signal leaves at once.
+    """
+
+    greeting = ""
+
+    def __init__(self, app: FastAPI, drain_timeout_s: float) -> None:
+        config = uvicorn.Config(
+            app,
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws_per_message_deflate=False,  # films and pictures are compressed already
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=BYE_S,
+        )
+        super().__init__(config)
+        self._app, self._drain_timeout_s = app, drain_timeout_s
+        self._told = False
+        self._draining: asyncio.Task[None] | None = None
+        self._leave_at = math.inf
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer, and say where."""
+        await super().startup(sockets)
+        print(self.greeting, flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Remember that the server was told to stop; uvicorn would raise the signal again, at the end."""
+        if self._told:
+            self.should_exit = self.force_exit = True
+        self._told = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look, ten times a second, whether it is time to stop or to leave."""
+        if self._told and self._draining is None:
+            print(
+                "stopping: unfinished work may end; a second signal stops at once",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._leave_at = time.monotonic() + self._drain_timeout_s
+            self._draining = asyncio.create_task(drain(self._app, self._drain_timeout_s))
+        if self._draining is not None and self._draining.done():
+            remaining = self._leave_at - time.monotonic()
+            self.config.timeout_graceful_shutdown = max(BYE_S, math.ceil(remaining))
+            self.should_exit = True
+        return await super().on_tick(counter)

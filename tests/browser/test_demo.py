@@ -1,0 +1,220 @@
+"""A visitor's journey through the demo, on a desktop and on a phone."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+PATIENCE_MS = 60_000
+SIZES = {"desktop": (1280, 860), "phone": (390, 844)}
+
+
+@pytest.fixture(params=SIZES)
+def page(request: pytest.FixtureRequest, browser: Any, demo: str) -> Iterator[Any]:
+    """The page as a new visitor sees it; whatever goes wrong inside it fails the test."""
+    width, height = SIZES[request.param]
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, has_touch=request.param == "phone", accept_downloads=True
+    )
+    page, broken, strangers = context.new_page(), [], []
+    page.set_default_timeout(PATIENCE_MS)
+    page.on("pageerror", lambda error: broken.append(str(error)))
+    page.on("request", lambda asked: strangers.append(asked.url) if not local(asked.url) else None)
+    page.goto(demo)
+    page.wait_for_selector(".wm-tile")
+    yield page
+    context.close()
+    assert broken == []
+    assert strangers == [], "the page asks other machines"
+
+
+def local(url: str) -> bool:
+    return url.startswith(("data:", "blob:", "http://127.0.0.1", "ws://127.0.0.1"))
+
+
+def start(page: Any) -> None:
+    page.click(".wm-tile >> nth=0")
+    page.wait_for_selector("#wm-stage img")
+    assert page.locator("#wm-start").is_hidden()
+
+
+def say(page: Any, action: str) -> None:
+    page.fill("#wm-action textarea, #wm-action input", action)
+    page.click("#wm-act")
+
+
+def stands_at(page: Any, index: int, count: int) -> None:
+    """Wait until a moment is the present one of so many."""
+    page.wait_for_selector(f'.wm-cell.now[data-index="{index}"]')
+    page.wait_for_function(f"document.querySelectorAll('.wm-cell').length === {count}")
+
+
+def plays(page: Any, place: str = "#wm-stage") -> None:
+    """Wait until the clip has been played to its end, large enough to be seen."""
+    clip = f"document.querySelector('{place} video')"
+    page.wait_for_function(f"{clip} && {clip}.ended")
+    assert page.evaluate(f"{clip}.videoWidth") >= 384
+    assert page.evaluate(f"{clip}.error") is None
+
+
+def note(page: Any) -> str:
+    told = page.locator(".toast-body").last
+    told.wait_for()
+    return told.inner_text()
+
+
+def fits(page: Any) -> bool:
+    return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_a_visitor_steers_forks_compares_and_takes_the_film_home(
+    page: Any, tmp_path: Path, server: str
+) -> None:
+    assert page.locator(".wm-tile").count() == 5
+    assert fits(page)
+    start(page)
+    say(page, "the red ball moves right")
+    stands_at(page, 1, 2)
+    plays(page)
+    assert page.input_value("#wm-action textarea, #wm-action input") == ""
+    chip = page.locator(".wm-chip").first
+    action = chip.get_attribute("data-act")
+    chip.click()
+    stands_at(page, 2, 3)
+    plays(page)
+    assert page.inner_text("#wm-stage figcaption span") == action
+    assert fits(page)
+
+    page.click("#wm-describe")
+    page.wait_for_selector(".wm-answer p")
+    page.click("#wm-undo")
+    stands_at(page, 1, 3)
+    page.click('.wm-cell[data-index="2"]')
+    stands_at(page, 2, 3)
+    page.click('.wm-cell[data-index="0"]')
+    stands_at(page, 0, 3)
+    assert page.locator("#wm-undo").is_disabled()
+    page.click('.wm-chip[data-kind="wait"]')
+    stands_at(page, 1, 2)
+
+    page.click("#wm-fork")
+    page.wait_for_selector('.wm-branches button[aria-pressed="true"] >> text=Fork 1')
+    page.click("#wm-compare")
+    page.fill("#wm-first textarea, #wm-first input", "the red ball jumps")
+    page.fill("#wm-second textarea, #wm-second input", "the blue box vanishes")
+    page.click("#wm-both")
+    for side in ("a", "b"):
+        plays(page, f"#wm-future-{side}")
+    assert page.locator("#wm-main").is_hidden()
+    assert fits(page)
+    page.screenshot(path=tmp_path / "futures.png", full_page=True)
+    page.click("#wm-choose-b")
+    stands_at(page, 2, 3)
+    assert page.inner_text("#wm-stage figcaption span") == "the blue box vanishes"
+    page.click(
+        '.wm-cell[data-index="1"]'
+    )  # the fork's own world has never seen this moment: it is played again
+    stands_at(page, 1, 3)
+    page.click(".wm-branches button >> nth=0")
+    stands_at(page, 1, 2)
+
+    for button, head, name in (("mp4", b"ftyp", "rollout.mp4"), ("gif", b"GIF89a", "rollout.gif")):
+        with page.expect_download() as download:
+            page.click(f"#wm-{button}")
+        assert download.value.suggested_filename == name
+        assert head in Path(download.value.path()).read_bytes()[:12]
+    page.screenshot(path=tmp_path / "world.png", full_page=True)
+    page.click("#wm-new")
+    page.wait_for_selector(".wm-tile")
+    assert httpx.get(f"{server}/v1/worlds", trust_env=False).json()["data"] == []
+
+
+def test_the_page_to_play_on_is_there(page: Any) -> None:
+    page.get_by_role("tab", name="Play live").click()
+    frame = page.frame_locator("#wm-live iframe")
+    frame.locator("h1, h2").first.wait_for()
+    assert fits(page)
+
+
+def test_mistakes_are_told_and_change_nothing(page: Any, tmp_path: Path) -> None:
+    page.click("#wm-imagine")
+    assert "Say what the scene should show" in note(page)
+    page.reload()
+    page.wait_for_selector(".wm-tile")
+    (tmp_path / "notes.png").write_text("no picture at all")
+    page.set_input_files("#wm-upload input[type=file]", tmp_path / "notes.png")
+    assert "unknown kind" in note(page)
+    assert page.locator("#wm-play").is_hidden()
+    page.reload()
+    page.wait_for_selector(".wm-tile")
+    start(page)
+    say(page, "<img src=x onerror=alert(1)> ${1+1} {{value}}")
+    stands_at(page, 1, 2)
+    assert page.inner_text("#wm-stage figcaption span") == "<img src=x onerror=alert(1)> ${1+1} {{value}}"
+    say(page, "   ")
+    assert "Say what happens next" in note(page)
+    stands_at(page, 1, 2)
+    html = page.content()
+    assert "/tmp/" not in html
+    assert str(Path.cwd()) not in html
+
+
+def test_worlds_begin_from_words_and_from_uploads(page: Any) -> None:
+    page.fill("#wm-text textarea", "night background, a small red ball at the left")
+    page.click("#wm-imagine")
+    page.wait_for_selector("#wm-stage .wm-frame > *")
+    page.click("#wm-new")
+    page.wait_for_selector(".wm-tile")
+    picture = Path(__file__).parents[2] / "demo" / "first_frame.png"
+    page.set_input_files("#wm-upload input[type=file]", picture)
+    page.wait_for_selector("#wm-stage img")
+    # What is suggested names what is in the picture.
+    assert "red ball" in page.inner_text(".wm-palette")
+
+
+def test_the_command_starts_a_server_of_its_own_and_ends_it(model_folder: Path) -> None:
+    pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
+    command = [sys.executable, "-P", "-m", "worldmodel", "demo", str(model_folder)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200"}
+    ) as demo:
+        assert demo.stdout is not None
+        try:
+            told = next(line for line in demo.stdout if line.startswith("Open "))
+            address = re.search(r"http://127\.0\.0\.1:\d+/?", told)
+            assert address is not None, told
+            answer = httpx.get(address[0], trust_env=False)
+            assert answer.status_code == 200
+            play = re.search(r"http://127\.0\.0\.1:\d+", answer.text.replace(address[0].rstrip("/"), ""))
+            assert play is None, "the server's address is told only to who looks at the play tab"
+        finally:
+            children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
+            demo.send_signal(signal.SIGTERM)
+        assert demo.wait(90) == 130
+        assert children
+        assert not [child for child in children if Path(f"/proc/{child}").exists()]
+
+
+def test_the_command_says_in_one_sentence_why_it_does_not_start(tmp_path: Path) -> None:
+    pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
+    for given, told in (
+        ([str(tmp_path)], "error: "),
+        (["tiny", "--server", "http://127.0.0.1:9"], "not both"),
+        (["--server", "nowhere"], "no address"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "worldmodel", "demo", *given],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 2
+        assert told in done.stderr
+        assert len(done.stderr.splitlines()) == 1

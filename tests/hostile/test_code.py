@@ -1,0 +1,154 @@
+"""What the code itself may not do, whatever a request says: read off the syntax tree of every module.
+
+CVE-2025-62164, CVE-2026-3059, CVE-2026-25874 and others were servers that deserialised clients' bytes.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SERVED = sorted(path for room in ("worldmodel", "serving", "demo") for path in (ROOT / room).rglob("*.py"))
+
+RUNS_WHAT_IT_READS = {
+    *(
+        "pickle",
+        "_pickle",
+        "cPickle",
+        "marshal",
+        "shelve",
+        "dill",
+        "cloudpickle",
+        "joblib",
+        "multiprocessing",
+    ),
+    *("torch.multiprocessing", "concurrent.futures.process", "xmlrpc", "code", "codeop", "runpy"),
+}
+"""Modules that run, or pass on to others that run, what bytes say."""
+BARE_CALLS = {"eval", "exec", "compile", "__import__", "input", "breakpoint"}
+CALLS = {
+    *(
+        "torch.load",
+        "torch.jit.load",
+        "torch.hub.load",
+        "torch.package.PackageImporter",
+        "np.load",
+        "numpy.load",
+    ),
+    *("yaml.load", "yaml.unsafe_load", "os.system", "os.popen", "pickle.load", "pickle.loads"),
+    *("urllib.request.urlopen", "requests.get", "requests.post", "gr.load", "gradio.load"),
+}
+CLIENTS = ("serving/client.py", "serving/link.py", "serving/remote.py", "demo/", "worldmodel/env.py")
+"""What runs on the user's side: it speaks HTTP to the server that the user names, and reads its answers."""
+FETCHERS = {"httpx", "requests", "urllib3", "aiohttp", "urllib.request", "http.client", "ftplib"}
+READERS = {"read_image", "read_video", "read_observation"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+SERVER = [path for path in SERVED if not name_of(path).startswith(CLIENTS)]
+
+
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def imports_of(nodes: list[ast.AST]) -> set[str]:
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def touches(names: set[str], modules: set[str]) -> set[str]:
+    """Which of the imported names are, or lie in, one of the modules."""
+    return {name for name in names for module in modules if f"{name}.".startswith(f"{module}.")}
+
+
+def breaches(nodes: list[ast.AST]) -> set[str]:
+    """Return what a module does that no module may."""
+    found = touches(imports_of(nodes), RUNS_WHAT_IT_READS) | (imports_of(nodes) & CALLS)
+    for node in nodes:
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in CALLS or (isinstance(node.func, ast.Name) and called in BARE_CALLS):
+            found.add(called)
+        for keyword in node.keywords:
+            value = getattr(keyword.value, "value", None)
+            settings = {
+                ("trust_remote_code", True),
+                ("weights_only", False),
+                ("allow_pickle", True),
+                ("shell", True),
+            }
+            if (keyword.arg, value) in settings:
+                found.add(f"{keyword.arg}={value}")
+    return found
+
+
+@pytest.mark.parametrize("path", SERVED, ids=name_of)
+def test_no_module_runs_what_it_reads(path: Path) -> None:
+    # It asks only which process is its parent; vLLM made both.
+    allowed = {"multiprocessing"} if name_of(path) == "serving/vllm_plugin.py" else set()
+    assert breaches(nodes_of(path)) <= allowed
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "def f():\n    import marshal",
+        "from torch import load",
+        "torch.load(x)",
+        "eval('1')",
+        "exec(text)",
+        "AutoModel.from_pretrained(x, trust_remote_code=True)",
+        "np.load(x)",
+        "subprocess.run(x, shell=True)",
+        "from multiprocessing import Pipe",
+    ],
+)
+def test_the_rule_sees_every_spelling(code: str) -> None:
+    assert breaches(list(ast.walk(ast.parse(code))))
+
+
+def test_the_rule_lets_models_be_put_in_eval_mode() -> None:
+    assert breaches(list(ast.walk(ast.parse("model.eval(); re.compile('x'); import codecs")))) == set()
+
+
+@pytest.mark.parametrize("path", SERVER, ids=name_of)
+def test_no_server_module_fetches_addresses(path: Path) -> None:
+    """CVE-2026-24779, CVE-2026-33626: servers that fetched what a request named."""
+    imported = imports_of(nodes_of(path))
+    assert touches(imported, FETCHERS) == set()
+    if path.is_relative_to(ROOT / "serving"):
+        assert (
+            touches(imported, {f"worldmodel.serving.{name}" for name in ("client", "link", "remote")})
+            == set()
+        )
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SERVER if path.is_relative_to(ROOT / "serving")], ids=name_of
+)
+def test_only_the_child_decodes(path: Path) -> None:
+    """CVE-2026-22778: a decoder of strangers' bytes in the server's own process."""
+    nodes = nodes_of(path)
+    called = {ast.unparse(node.func).rsplit(".", 1)[-1] for node in nodes if isinstance(node, ast.Call)}
+    read = READERS & {*called, *(name.rsplit(".", 1)[-1] for name in imports_of(nodes))}
+    assert bool(read) == (path.name == "decode_child.py")
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+            "Image.open",
+            "av.open",
+            "av.container.open",
+        }:
+            assert ast.unparse(node.func) == "av.open" and ast.unparse(node.args[1]) == "'w'"  # a muxer

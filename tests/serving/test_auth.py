@@ -1,0 +1,353 @@
+"""Keys, the door and its limits: nothing but health is open, and no way of asking gets around that."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, Request, WebSocket
+from fastapi.responses import JSONResponse
+from starlette.testclient import TestClient, WebSocketDenialResponse
+
+from worldmodel.errors import ConfigError
+from worldmodel.serving.auth import (
+    ANYONE,
+    VARIABLE,
+    KeyLimits,
+    Keys,
+    Limiter,
+    check_bind,
+    require_key,
+    require_socket_key,
+    subprotocol,
+)
+from worldmodel.serving.errors import ApiError, TooManyRequests
+
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+
+
+def app_with(keys: Keys) -> FastAPI:
+    """A server as ours is put together: health open, all else behind the dependency."""
+    app = FastAPI()
+    app.state.keys = keys
+    private = APIRouter(dependencies=[Depends(require_key)])
+
+    @app.get("/health")
+    async def health() -> str:
+        return "ok"
+
+    @private.get("/v1/whoami")
+    @private.post("/v1/whoami")
+    async def whoami(caller: Annotated[str, Depends(require_key)]) -> str:
+        return caller
+
+    @app.websocket("/v1/live")
+    async def live(websocket: WebSocket) -> None:
+        try:
+            caller = await require_socket_key(websocket)
+        except ApiError as error:
+            await websocket.send_denial_response(JSONResponse({}, error.status))
+            return
+        await websocket.accept(subprotocol(websocket))
+        await websocket.send_text(caller)
+        await websocket.close()
+
+    @app.exception_handler(ApiError)
+    async def refuse(_: Request, error: ApiError) -> JSONResponse:
+        body = {"type": error.type, "code": error.code, "message": str(error)}
+        return JSONResponse({"error": body}, error.status, error.headers)
+
+    app.include_router(private)
+    return app
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return TestClient(app_with(Keys([ALICE, BOB])))
+
+
+# Keys
+
+
+def test_each_key_has_a_name_that_tells_nothing_of_it() -> None:
+    keys = Keys([ALICE, BOB])
+    alice, bob = keys.caller(ALICE), keys.caller(BOB)
+    assert alice and bob and alice != bob
+    assert Keys([BOB, ALICE]).caller(ALICE) == alice  # so that it still owns its videos after a restart
+    for shown in (repr(keys), str(vars(keys)), alice):
+        assert ALICE not in shown and "alice" not in shown
+
+
+@pytest.mark.parametrize("key", ["", ALICE[:-1], ALICE + "x", ALICE.upper(), ALICE + " ", "\udcff", "é" * 20])
+def test_other_keys_are_nobody(key: str) -> None:
+    assert Keys([ALICE, BOB]).caller(key) is None
+    assert Keys().caller(key) is None
+
+
+@pytest.mark.parametrize(
+    "key", ["short", "with space 0123456789", "comma,0123456789abcdef", "é" * 20, "x" * 257]
+)
+def test_a_key_that_cannot_be_used_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="number 2 cannot be used") as caught:
+        Keys([ALICE, key])
+    assert key not in str(caught.value)
+
+
+def test_keys_come_from_a_private_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# ours\n{ALICE}  # alice\n\n{BOB}\n")
+    path.chmod(0o600)
+    keys = Keys.load(path, {VARIABLE: "ignored"})
+    assert len(keys) == 2
+    assert keys.caller(ALICE) and keys.caller(BOB)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o602])
+def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "keys"
+    path.write_text(ALICE)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Keys.load(path, {})
+
+
+def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.touch(0o600)
+    for content, words in ((b"# none\n", "holds no key"), (b"\xff\xfe", "cannot be read")):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=words):
+            Keys.load(path, {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Keys.load(tmp_path / "missing", {})
+
+
+def test_keys_come_from_the_environment() -> None:
+    assert len(Keys.load(None, {VARIABLE: f" {ALICE}, {BOB}\n"})) == 2
+    assert len(Keys.load(None, {})) == 0
+    with pytest.raises(ConfigError, match="holds no key"):
+        Keys.load(None, {VARIABLE: " , "})  # a deployment whose secret went missing must not stand open
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
+def test_this_machine_needs_no_key(host: str) -> None:
+    check_bind(host, Keys())
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "", "192.168.1.5", "example.org", "0", "localhost.example.org"]
+)
+def test_other_addresses_need_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match="no API key"):
+        check_bind(host, Keys())
+    check_bind(host, Keys([ALICE]))
+
+
+# At the door
+
+
+def test_health_is_open_and_all_else_is_not(client: TestClient) -> None:
+    assert client.get("/health").status_code == 200
+    answer = client.get("/v1/whoami")
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_the_right_key_opens_and_tells_callers_apart(client: TestClient) -> None:
+    alice = client.get("/v1/whoami", headers=bearer(ALICE)).json()
+    assert alice == Keys([ALICE]).caller(ALICE)
+    assert alice != client.get("/v1/whoami", headers={"authorization": f"bearer {BOB}"}).json()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        bearer(""),
+        bearer(ALICE[:-1]),
+        bearer(f"{ALICE} {BOB}"),
+        {"Authorization": ALICE},
+        {"Authorization": f"Basic {ALICE}"},
+        {"X-Api-Key": ALICE},
+        {"Cookie": f"key={ALICE}"},
+        {"Sec-WebSocket-Protocol": f"worldmodel.key.{ALICE}"},
+        {"Authorization": b"Bearer \xff\xfe"},
+    ],
+)
+def test_only_the_bearer_header_counts(client: TestClient, headers: dict) -> None:
+    assert client.get("/v1/whoami", headers=headers).status_code == 401
+    assert client.get(f"/v1/whoami?key={ALICE}", headers=headers).status_code == 401
+
+
+def test_two_authorizations_are_none(client: TestClient) -> None:
+    twice = [("Authorization", "Bearer wrong-0123456789abcdef"), ("Authorization", f"Bearer {ALICE}")]
+    assert client.get("/v1/whoami", headers=twice).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1", "testserver/health?", "evil/health#", "@", "a b", ""]
+)
+@pytest.mark.parametrize(
+    "path", ["/v1/whoami", "//v1/whoami", "/health/../v1/whoami", "/%76%31/whoami", "/v1%2ewhoami"]
+)
+def test_no_spelling_of_host_or_path_gets_around_the_key(client: TestClient, host: str, path: str) -> None:
+    answer = client.get(path, headers={"Host": host})
+    assert answer.status_code in (401, 404)
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "https://localhost.evil.example", "null", "http://["]
+)
+def test_without_keys_pages_of_other_sites_get_nothing(origin: str) -> None:
+    client = TestClient(app_with(Keys()), base_url="http://127.0.0.1:8000")
+    assert client.post("/v1/whoami").json() == ANYONE
+    assert client.post("/v1/whoami", headers={"Origin": "http://localhost:7860"}).json() == ANYONE
+    assert client.post("/v1/whoami", headers={"Origin": origin}).status_code == 403
+    assert client.get("/health", headers={"Origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "192.168.1.5"]
+)
+def test_without_keys_a_name_that_now_means_this_machine_gets_nothing(host: str) -> None:
+    client = TestClient(app_with(Keys()))
+    assert client.get("/v1/whoami", headers={"Host": host}).status_code == 403
+
+
+def test_the_scheme_stands_in_the_openapi_document(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    assert document["paths"]["/v1/whoami"]["get"]["security"] == [{"HTTPBearer": []}]
+    assert "security" not in document["paths"]["/health"]["get"]
+
+
+def connected(client: TestClient, **options: object) -> tuple[str, str | None]:
+    with client.websocket_connect("/v1/live", **options) as session:
+        return session.receive_text(), session.accepted_subprotocol
+
+
+def test_a_socket_opens_by_header_or_by_subprotocol(client: TestClient) -> None:
+    alice = Keys([ALICE]).caller(ALICE)
+    assert connected(client, headers=bearer(ALICE)) == (alice, None)
+    offers = ["worldmodel.v1", f"worldmodel.key.{ALICE}"]
+    assert connected(client, subprotocols=offers) == (alice, "worldmodel.v1")
+    assert connected(client, subprotocols=offers[1:]) == (alice, None)  # the key is never sent back
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"subprotocols": [ALICE]},
+        {"subprotocols": ["worldmodel.v1", "worldmodel.key."]},
+        {"headers": bearer("wrong"), "subprotocols": [f"worldmodel.key.{ALICE}"]},
+    ],
+)
+def test_other_sockets_are_refused(client: TestClient, options: dict) -> None:
+    with pytest.raises(WebSocketDenialResponse) as caught:
+        connected(client, **options)
+    assert caught.value.status_code == 401
+
+
+def test_without_keys_a_page_of_another_site_cannot_open_a_socket() -> None:
+    client = TestClient(app_with(Keys()))
+    assert connected(client)[0] == ANYONE
+    with pytest.raises(WebSocketDenialResponse) as caught:
+        connected(client, headers={"Origin": "http://evil.example"})
+    assert caught.value.status_code == 403
+
+
+def test_an_app_that_forgot_its_keys_stays_shut() -> None:
+    app = app_with(Keys())
+    del app.state.keys
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return (await client.get("/v1/whoami")).status_code
+
+    assert asyncio.run(ask()) == 500
+
+
+# Limits
+
+
+class Clock:
+    """A clock that stands still until it is told otherwise."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_requests_in_flight_are_counted_for_each_key() -> None:
+    limiter = Limiter(KeyLimits(max_requests=2), Clock())
+    with limiter.request("alice"), limiter.request("alice"):
+        with pytest.raises(TooManyRequests, match="2 requests in flight"), limiter.request("alice"):
+            pass
+        with limiter.request("bob"):
+            pass
+    with limiter.request("alice"):
+        assert limiter.num_rejected == 1
+
+
+def test_a_request_that_fails_gives_its_place_back() -> None:
+    limiter = Limiter(KeyLimits(max_requests=1), Clock())
+    for _ in range(3):
+        with pytest.raises(RuntimeError), limiter.request("alice"):
+            raise RuntimeError
+
+
+def test_a_key_may_burst_and_then_keeps_its_pace() -> None:
+    clock = Clock()
+    limiter = Limiter(KeyLimits(max_requests=99, requests_per_s=2, burst=3), clock)
+
+    def allowed() -> int:
+        for count in range(50):
+            try:
+                limiter.request("alice").__enter__()
+            except TooManyRequests:
+                return count
+        return 50
+
+    assert allowed() == 3
+    with pytest.raises(TooManyRequests) as caught, limiter.request("alice"):
+        pass
+    assert caught.value.retry_after == pytest.approx(0.5)
+    assert caught.value.headers == {"Retry-After": "1"}
+    clock.now += 1
+    assert allowed() == 2
+    clock.now += 1000
+    assert allowed() == 3
+    with limiter.request("bob"):
+        pass
+
+
+def test_worlds_are_counted_until_they_are_released() -> None:
+    limiter = Limiter(KeyLimits(max_worlds=2))
+    first, _ = limiter.open_world("alice"), limiter.open_world("alice")
+    with pytest.raises(TooManyRequests, match="2 live worlds; delete one"):
+        limiter.open_world("alice")
+    limiter.open_world("bob")
+    first.release()
+    first.release()
+    assert limiter.num_worlds("alice") == 1
+    limiter.open_world("alice")
+    with pytest.raises(TooManyRequests):
+        limiter.open_world("alice")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_key_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys"
+    path.write_text(ALICE)
+    path.chmod(0o600)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(ConfigError, match="another user"):
+        Keys.load(path, {})

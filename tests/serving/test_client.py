@@ -1,0 +1,271 @@
+"""The client against a real server: worlds play as sessions do; lost answers do no harm."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+
+from worldmodel.errors import ConfigError, InputError, WorldModelError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.app import create_app
+from worldmodel.serving.auth import Keys
+from worldmodel.serving.client import AsyncClient, Client, ConnectionFailed, Refused, ServerFailed, Video
+from worldmodel.serving.errors import Conflict, NotFound, TooManyRequests, Unauthorized, UnsupportedFormat
+from worldmodel.serving.link import BlockingWire
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds import WorldService
+from worldmodel.types import Action
+
+ACTIONS = ("the red ball moves left", {"keys": ["left"]}, None, Action(text="wait", vector=(0.0, 1.0, 0.5)))
+KEY = "correct-horse-battery-staple"
+
+
+@pytest.fixture(scope="module")
+def address(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server in a thread of its own, which asks for a key."""
+    config = ServerConfig(
+        model_name="tiny",
+        data_dir=tmp_path_factory.mktemp("data"),
+        keys=Keys([KEY]),
+        max_worlds_per_key=6,
+        requests_per_minute=60_000,
+    )
+    app = create_app(WorldService(model), config)
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server ended before it had begun"
+            thread.join(0.05)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    with Client(f"{address}/", KEY, timeout_s=60) as client:
+        yield client
+
+
+def near(made: np.ndarray, expected: np.ndarray) -> bool:
+    """Equal up to the rounding of a batch."""
+    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
+
+
+def test_a_world_there_plays_as_a_session_here(
+    client: Client, model: WorldModel, picture: np.ndarray
+) -> None:
+    session = model.session(seed=3, num_inference_steps=2)
+    assert client.ready()
+    with client.worlds.create(picture, seed=3, num_inference_steps=2) as world:
+        assert (world.round, world.info.fps, world.info.chunk_frames) == (0, 8, 8)
+        assert near(world.frames(), session.reset(picture))
+        for action in ACTIONS:
+            assert near(world.step(action), session.step(action))
+        assert world.round == world.refresh().round == len(ACTIONS)
+        assert world.describe() == session.describe()
+        assert world.describe("how many") == session.describe("how many")
+        assert world.infer_action() == session.infer_action()
+        name, before = world.snapshot(), world.frames()
+        with world.fork() as other:
+            assert (other.id != world.id, other.round) == (True, len(ACTIONS))
+            assert near(world.step("the red ball jumps"), other.step("the red ball jumps"))
+            assert {world.id, other.id} <= {info.id for info in client.worlds.list()}
+        world.restore(name)
+        assert world.round == len(ACTIONS)
+        assert near(world.frames(), before)
+        assert client.worlds.open(world.id).round == world.round
+        assert near(world.reset(), session.reset(picture))
+        assert world.round == 0
+        assert near(world.step(ACTIONS[0]), session.step(ACTIONS[0]))
+    with pytest.raises(NotFound):
+        world.step()
+    world.close()  # twice does no harm
+
+
+def test_every_kind_of_observation_starts_a_world(
+    client: Client, model: WorldModel, picture: np.ndarray, tmp_path: Path
+) -> None:
+    Image.fromarray(picture).save(tmp_path / "first.png")
+    kinds = (tmp_path / "first.png", str(tmp_path / "first.png"), (tmp_path / "first.png").read_bytes())
+    for kind in (*kinds, Image.fromarray(picture)):
+        with client.worlds.create(kind) as world:
+            assert np.array_equal(world.frames()[0], picture)
+    clip = np.stack([np.roll(picture, 4 * shift, axis=1) for shift in range(8)])
+    with client.worlds.create(clip) as world:
+        told = model.session().reset(clip)
+        assert np.abs(world.frames().astype(int) - told.astype(int)).mean() < 12  # MP4 is not exact
+        assert near(world.reset(picture), picture[None])
+    with client.worlds.create(text="a red ball", seed=5) as world:
+        assert near(world.frames(), model.session(seed=5).reset(text="a red ball"))
+
+
+class Lossy(BlockingWire):
+    """Loses answers: the server has done its work, and the client does not learn of it."""
+
+    def __init__(self, http: httpx.Client, lost: int) -> None:
+        super().__init__(http)
+        self.lost, self.sent = lost, 0
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        self.sent += 1
+        response = await super().send(request)
+        if self.sent <= self.lost:
+            raise httpx.ReadError("lost", request=request)
+        return response
+
+    async def sleep(self, seconds: float) -> None:
+        assert 0 < seconds <= 15
+
+
+def test_a_step_whose_answer_is_lost_is_played_once(
+    client: Client, model: WorldModel, picture: np.ndarray
+) -> None:
+    session = model.session()
+    session.reset(picture)
+    with client.worlds.create(picture) as world:
+        link = client._other._link
+        wire, link.wire = link.wire, Lossy(httpx.Client(), lost=2)
+        try:
+            assert near(world.step(ACTIONS[0]), session.step(ACTIONS[0]))
+            link.wire = Lossy(httpx.Client(), lost=99)
+            with pytest.raises(ConnectionFailed, match="broke off"):
+                world.step(ACTIONS[1])
+            assert link.wire.sent == 1 + link.retries
+            link.wire = Lossy(httpx.Client(), lost=1)
+            with pytest.raises(ConnectionFailed):
+                world.fork()  # a second fork would be one too many
+        finally:
+            link.wire = wire
+        with pytest.raises(Conflict, match="another action") as refused:
+            world.step("the blue box jumps")
+        assert refused.value.code == "step_already_committed"
+        assert near(world.step(ACTIONS[1]), session.step(ACTIONS[1]))
+        assert world.refresh().round == 2
+        for other in client.worlds.list():
+            if other.id != world.id:
+                client.worlds.open(other.id).close()
+
+
+def test_a_full_server_is_asked_again(address: str, picture: np.ndarray) -> None:
+    waits: list[float] = []
+
+    class Patient(BlockingWire):
+        async def sleep(self, seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 2:
+                worlds.pop().close()
+
+    with Client(address, KEY, retries=3) as client:
+        worlds = [client.worlds.create(picture) for _ in range(6)]
+        client._other._link.wire = Patient(httpx.Client())
+        worlds.append(client.worlds.create(picture))
+        assert len(waits) == 2
+        assert min(waits) >= 1
+        client._other._link.retries = 0
+        with pytest.raises(TooManyRequests) as full:
+            client.worlds.create(picture)
+        assert full.value.retry_after >= 1
+        for world in worlds:
+            world.close()
+
+
+def test_mistakes_are_typed_and_told_in_one_sentence(
+    address: str, client: Client, picture: np.ndarray
+) -> None:
+    with client.worlds.create(picture) as world:
+        with pytest.raises(Refused, match="jump") as refused:
+            world.step({"keys": ["jump"]})
+        assert isinstance(refused.value, InputError)
+        assert (refused.value.status, refused.value.type) == (400, "invalid_request_error")
+        with pytest.raises(InputError, match="empty"):
+            world.step(" ")
+        with pytest.raises(InputError, match="no snapshot"):
+            world.restore("snapshot-none")
+        assert world.round == 0
+    for bad, told in ((None, "one thing"), ("nowhere.png", "cannot be read"), (np.zeros((2, 2)), "uint8")):
+        with pytest.raises(InputError, match=told):
+            client.worlds.create(bad)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedFormat):
+        client.worlds.create(b"GIF89a but not really")
+    with pytest.raises(NotFound):
+        client.worlds.open("world-../../health")
+    with pytest.raises(Unauthorized) as unknown, Client(address, "x" * 20) as stranger:
+        stranger.models()
+    assert unknown.value.code == "invalid_api_key"
+    with Client("http://127.0.0.1:9", retries=0) as nobody:
+        assert not nobody.ready()
+        with pytest.raises(ConnectionFailed, match=r"^No server answers at http://127.0.0.1:9; .*\.$"):
+            nobody.models()
+    for wrong in ("127.0.0.1:8000", "file:///etc/passwd", ""):
+        with pytest.raises(ConfigError, match="no address"):
+            Client(wrong)
+    assert issubclass(ServerFailed, WorldModelError)
+
+
+def test_videos_are_made_watched_and_fetched(client: Client, picture: np.ndarray, tmp_path: Path) -> None:
+    seen: list[Video] = []
+    asked = client.videos.create(
+        "the red ball moves left", picture, actions=["wait", {"keys": ["left"]}, None], idempotency_key="once"
+    )
+    again = client.videos.create(
+        "the red ball moves left", picture, actions=["wait", {"keys": ["left"]}, None], idempotency_key="once"
+    )
+    assert again.id == asked.id
+    video = client.videos.wait(asked.id, seen.append, poll_s=0.05)
+    assert (video.status, video.progress, video.done) == ("completed", 100, True)
+    assert seen[-1] == video
+    assert [one.progress for one in seen] == sorted(one.progress for one in seen)
+    path = client.videos.download(video.id, tmp_path / "new" / "out.mp4")
+    assert path.read_bytes()[4:8] == b"ftyp"
+    assert video.id in {one.id for one in client.videos.list(limit=5)}
+    client.videos.delete(video.id)
+    with pytest.raises(NotFound):
+        client.videos.retrieve(video.id)
+    imagined = client.videos.create("a red ball", num_frames=8, seed=2)
+    assert client.videos.wait(imagined.id).num_frames == 8
+
+
+def test_pictures_are_told_and_made(client: Client, model: WorldModel, picture: np.ndarray) -> None:
+    session = model.session(seed=1)
+    session.reset(picture)
+    assert client.models() == ["tiny"]
+    assert client.describe(picture) == session.describe()
+    assert client.describe(picture, "how many") == session.describe("how many")
+    assert near(client.imagine("a red ball", seed=1)[None], session.reset(text="a red ball")[-1:])
+
+
+def test_the_asynchronous_client_does_many_things_at_once(
+    address: str, model: WorldModel, picture: np.ndarray
+) -> None:
+    async def whole() -> list[np.ndarray]:
+        async with AsyncClient(address, KEY) as client:
+            assert await client.ready()
+
+            async def one(seed: int) -> np.ndarray:
+                async with await client.worlds.create(picture, seed=seed) as world:
+                    return await world.step(ACTIONS[0])
+
+            return list(await asyncio.gather(*(one(seed) for seed in range(4))))
+
+    for seed, frames in enumerate(asyncio.run(whole())):
+        session = model.session(seed)
+        session.reset(picture)
+        assert near(frames, session.step(ACTIONS[0]))
+
+
+def test_the_client_is_light() -> None:
+    code = "import sys; import worldmodel.serving.client; print(*sys.modules)"
+    modules = set(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split())
+    assert not modules & {"torch", "transformers", "fastapi", "uvicorn", "gradio", "pydantic"}

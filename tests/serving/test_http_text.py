@@ -1,0 +1,161 @@
+"""Words about pictures in the shape of chat, pictures from words, and what may be asked for by name."""
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving import media
+from worldmodel.serving.app import create_app
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds import WorldService
+
+SECRET = "/tmp/secret-place"
+
+
+@pytest.fixture
+def api(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as client:
+        yield client
+
+
+def data_url(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64," + base64.b64encode(data).decode()
+
+
+@pytest.fixture(scope="module")
+def image(picture: np.ndarray) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url("image/png", media.encode_png(picture))}}
+
+
+def ask(api: TestClient, *parts: dict[str, Any], **fields: Any) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": list(parts)}], **fields}
+    return api.post("/v1/chat/completions", json=body)
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, str]:
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+def test_chat_answers_about_a_picture(
+    api: TestClient, model: WorldModel, picture: np.ndarray, image: dict[str, Any]
+) -> None:
+    session = model.session()
+    session.reset(picture)
+    answer = ask(api, {"type": "text", "text": "how many"}, image, model="tiny").json()
+    assert (answer["object"], answer["model"]) == ("chat.completion", "tiny")
+    assert answer["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": session.describe("how many"),
+        "refusal": None,
+    }
+    assert ask(api, image).json()["choices"][0]["message"]["content"] == session.describe()
+    app: Any = api.app
+    assert app.state.service.stats()["worlds"] == 0
+    assert app.state.limiter.num_worlds("anyone") == 0
+
+
+def test_chat_answers_about_a_film(api: TestClient, model: WorldModel, picture: np.ndarray) -> None:
+    film = media.encode_mp4(np.stack([picture, picture[::-1], picture, picture[::-1]]), 8)
+    part = {"type": "video_url", "video_url": {"url": data_url("video/mp4", film)}}
+    session = model.session()
+    session.reset(film)
+    assert ask(api, part).json()["choices"][0]["message"]["content"] == session.describe()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"stream": True}, "stream"),
+        ({"n": 2}, "n"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"tools": []}, "no field 'tools'"),
+        ({"max_tokens": 5}, "no field 'max_tokens'"),
+    ],
+)
+def test_what_chat_cannot_do_is_refused(
+    api: TestClient, image: dict[str, Any], fields: dict[str, Any], told: str
+) -> None:
+    assert told in error_of(ask(api, image, **fields), 400)["message"]
+
+
+def test_chat_needs_one_thing_to_look_at(api: TestClient, image: dict[str, Any]) -> None:
+    text = {"type": "text", "text": "how many"}
+    for parts in ((text,), (image, image), (text, text, image)):
+        assert "one picture" in error_of(ask(api, *parts), 400)["message"]
+    assert error_of(ask(api, image, model="gpt"), 404)["code"] == "model_not_found"
+    for message in ({"role": "system", "content": [text]}, {"role": "user", "content": "how many"}):
+        error_of(api.post("/v1/chat/completions", json={"messages": [message]}), 400)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:1/x.png",
+        "https://example.org/x.png",
+        "file:///etc/passwd",
+        "ftp://localhost/x",
+        "\\\\server\\x.png",
+        SECRET,
+        "data:text/plain,hello",
+        "data:image/png;base64,%%%%",
+        "data:image/png;base64,",
+        "data:image/png;base64," + base64.b64encode(b"no picture").decode(),
+        "data:;base64,AAAA",
+        "DATA:image/png;base64,AAAA",
+    ],
+)
+def test_only_data_in_the_request_is_looked_at(api: TestClient, url: str) -> None:
+    response = ask(api, {"type": "image_url", "image_url": {"url": url}})
+    assert response.status_code in (400, 415)
+    assert SECRET not in response.text
+    assert "passwd" not in response.text
+
+
+def test_images_are_videos_of_one_frame(api: TestClient, model: WorldModel) -> None:
+    body = {"prompt": "a red ball", "n": 2, "seed": 5, "size": "32x32", "response_format": "b64_json"}
+    answer = api.post("/v1/images/generations", json=body).json()
+    assert len(answer["data"]) == 2
+    for seed, each in enumerate(answer["data"], 5):
+        made = np.asarray(Image.open(io.BytesIO(base64.b64decode(each["b64_json"]))))
+        expected = model.session(seed=seed).reset(text="a red ball")[-1]
+        assert np.abs(made.astype(int) - expected.astype(int)).max() <= 1
+    for wrong, told in (
+        ({"size": "1024x1024"}, "makes 32x32"),
+        ({"response_format": "url"}, "response_format"),
+        ({"n": 9}, "'n'"),
+        ({"quality": "hd"}, "no field 'quality'"),
+    ):
+        refused = api.post("/v1/images/generations", json={**body, **wrong})
+        assert told in error_of(refused, 400)["message"]
+
+
+def test_models_health_and_schema(api: TestClient) -> None:
+    assert [each["id"] for each in api.get("/v1/models").json()["data"]] == ["tiny"]
+    assert api.get("/health").json() == {"status": "ok"}
+    assert api.get("/ready").json() == {"status": "ok"}
+    schema = api.get("/openapi.json").json()
+    operations = [
+        (path, verb, each) for path, verbs in schema["paths"].items() for verb, each in verbs.items()
+    ]
+    assert len(operations) >= 20
+    for path, verb, operation in operations:
+        assert operation["summary"], path
+        assert "422" not in operation["responses"]
+        assert all(each["description"] for each in operation["responses"].values()), (path, verb)
+        closed = path not in ("/health", "/ready")
+        assert bool(operation.get("security")) is closed
+        assert ("401" in operation["responses"]) is closed
+    content = schema["paths"]["/v1/videos"]["post"]["requestBody"]["content"]
+    assert set(content) == {"application/json", "multipart/form-data"}
+    assert content["multipart/form-data"]["schema"]["properties"]["input_reference"]["format"] == "binary"
+    assert "ActionBody" in schema["components"]["schemas"]

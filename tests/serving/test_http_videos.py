@@ -1,0 +1,277 @@
+"""Videos as jobs: what is made, how far it is, who may see it, and what ends it early."""
+
+import io
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving import media
+from worldmodel.serving.app import create_app
+from worldmodel.serving.auth import Keys
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds import WorldService
+
+KEYS = ("first-key-0123456789", "second-key-0123456789")
+FOREVER = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
+
+
+@pytest.fixture(scope="module")
+def png(picture: np.ndarray) -> bytes:
+    return media.encode_png(picture)
+
+
+@pytest.fixture
+def api(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
+    config = ServerConfig(
+        "tiny",
+        tmp_path,
+        max_running_jobs=1,
+        max_queued_jobs=2,
+        max_jobs_per_key=4,
+        requests_per_minute=60_000,
+    )
+    with TestClient(create_app(WorldService(model), config)) as client:
+        yield client
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, str]:
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+def ask(api: TestClient, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    response = api.post("/v1/videos", json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def finish(api: TestClient, video: dict[str, Any], seconds: float = 600) -> dict[str, Any]:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        response = api.get(f"/v1/videos/{video['id']}")
+        if response.json()["status"] in ("completed", "failed"):
+            return response.json()
+        assert int(response.headers["openai-poll-after-ms"]) > 0
+        time.sleep(0.05)
+    raise AssertionError("the video was not finished in time")
+
+
+def film_of(api: TestClient, video: dict[str, Any]) -> bytes:
+    done = finish(api, video)
+    assert done["status"] == "completed", done
+    assert done["progress"] == 100
+    response = api.get(f"/v1/videos/{video['id']}/content")
+    assert response.headers["content-type"] == "video/mp4"
+    return response.content
+
+
+def decoded(film: bytes) -> np.ndarray:
+    with av.open(io.BytesIO(film)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def assert_same_film(film: bytes, frames: np.ndarray) -> None:
+    made, expected = decoded(film), decoded(media.encode_mp4(frames, 8))
+    assert made.shape == expected.shape
+    assert np.abs(made.astype(int) - expected.astype(int)).mean() < 1
+
+
+def test_a_reference_takes_the_prompt_as_its_first_action(
+    api: TestClient, model: WorldModel, picture: np.ndarray, png: bytes
+) -> None:
+    fields = {"prompt": "the red ball moves left", "num_frames": "20", "seed": "3", "size": "32x32"}
+    fields["actions"] = json.dumps([{"keys": ["left"]}])
+    response = api.post("/v1/videos", data=fields, files={"input_reference": ("a.png", png)})
+    assert response.status_code == 200, response.text
+    video = response.json()
+    assert (video["object"], video["seconds"], video["num_frames"], video["fps"]) == ("video", "2.5", 20, 8)
+    session = model.session(seed=3)
+    session.reset(picture)
+    # Three rounds hold twenty frames; the last one has no action of its own: time passes.
+    rounds = [session.step(action) for action in ("the red ball moves left", {"keys": ["left"]}, None)]
+    assert_same_film(film_of(api, video), np.concatenate(rounds)[:20])
+
+
+def test_without_a_reference_the_prompt_describes_the_first_scene(api: TestClient, model: WorldModel) -> None:
+    video = ask(api, {"prompt": "a red ball", "actions": ["the red ball moves left", None], "seed": 5})
+    session = model.session(seed=5)
+    session.reset(text="a red ball")
+    rounds = [session.step(action) for action in ("the red ball moves left", None)]
+    assert_same_film(film_of(api, video), np.concatenate(rounds))
+
+
+def test_lists_in_forms_come_in_brackets_too(api: TestClient) -> None:
+    fields = [
+        ("prompt", (None, "a red ball")),
+        ("actions[]", (None, "the red ball moves left")),
+        ("actions[]", (None, "the blue box jumps")),
+    ]
+    assert api.post("/v1/videos", files=fields).json()["num_frames"] == 16
+    twice = [*fields, fields[0]]
+    assert "twice" in error_of(api.post("/v1/videos", files=twice), 400)["message"]
+    assert error_of(api.post("/v1/videos", data={"prompt": "a red ball"}), 415)  # a form of another kind
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({}, "'prompt' is missing"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "a ball", "size": "720x1280"}, "makes 32x32"),
+        ({"prompt": "a ball", "fps": 24}, "makes 8"),
+        ({"prompt": "a ball", "seconds": "4", "num_frames": 8}, "one of them"),
+        ({"prompt": "a ball", "num_frames": 1025}, "1 to 1024"),
+        ({"prompt": "a ball", "seconds": "0"}, "1 to 1024"),
+        ({"prompt": "a ball", "seconds": "four"}, "seconds"),
+        ({"prompt": "a ball", "actions": ["wait"] * 3, "num_frames": 16}, "3 actions for 2 rounds"),
+        ({"prompt": "a ball", "actions": [{"keys": ["jump"]}]}, "jump"),
+        ({"prompt": "a ball", "actions": [{"path": "x"}]}, "path"),
+        ({"prompt": "a ball", "actions": "wait"}, "JSON list"),
+        ({"prompt": "a ball", "lora": "/tmp/x"}, "no field 'lora'"),
+        ({"prompt": "a ball", "input_reference": "http://localhost/x.png"}, "no field"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_queued(
+    api: TestClient, body: dict[str, Any], told: str
+) -> None:
+    assert told in error_of(api.post("/v1/videos", json=body), 400)["message"]
+    assert api.get("/v1/videos").json()["data"] == []
+
+
+def test_progress_is_real_and_content_waits(api: TestClient) -> None:
+    video = ask(api, {"prompt": "a red ball", "num_frames": 32, "num_inference_steps": 32})
+    second = ask(api, {"prompt": "a blue box"})
+    third = ask(api, {"prompt": "a blue box"})
+    assert [each["queue_position"] for each in (second, third)] == [1, 2]
+    assert error_of(api.get(f"/v1/videos/{video['id']}/content"), 409)["code"] == "conflict"
+    seen: list[int] = []
+    while (now := api.get(f"/v1/videos/{video['id']}").json())["status"] != "completed":
+        assert now["status"] in ("queued", "in_progress")
+        seen.append(now["progress"])
+        time.sleep(0.005)
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 3
+    assert max(seen) < 100
+    assert now["inference_time_s"] > 0
+    assert now["completed_at"] >= now["created_at"]
+    assert finish(api, third)["queue_position"] is None
+
+
+def test_content_has_ranges_and_variants(api: TestClient) -> None:
+    video = ask(api, {"prompt": "a red ball", "num_frames": 20})
+    film, path = film_of(api, video), f"/v1/videos/{video['id']}/content"
+    part = api.get(path, headers={"range": "bytes=4-11"})
+    assert (part.status_code, part.content) == (206, film[4:12])
+    assert part.headers["content-range"] == f"bytes 4-11/{len(film)}"
+    assert api.get(path, headers={"range": "bytes=999999999-"}).status_code == 416
+    thumbnail = api.get(path, params={"variant": "thumbnail"})
+    assert Image.open(io.BytesIO(thumbnail.content)).size == (32, 32)
+    sheet = api.get(path, params={"variant": "spritesheet"})
+    assert Image.open(io.BytesIO(sheet.content)).size == (128, 128)
+    assert error_of(api.get(path, params={"variant": "../../etc/passwd"}), 400)
+
+
+def test_deleting_stops_the_work_within_a_step(api: TestClient) -> None:
+    app: Any = api.app
+    denoiser = app.state.service.denoiser
+    running, queued = ask(api, FOREVER), ask(api, FOREVER)
+    while api.get(f"/v1/videos/{running['id']}").json()["progress"] < 1:
+        time.sleep(0.01)
+    assert api.delete(f"/v1/videos/{queued['id']}").json()["deleted"] is True
+    before = denoiser.occupancy.steps
+    gone = api.delete(f"/v1/videos/{running['id']}")
+    after = denoiser.occupancy.steps
+    assert gone.json() == {"id": running["id"], "object": "video.deleted", "deleted": True}
+    time.sleep(0.5)
+    assert denoiser.occupancy.steps - after <= 1
+    assert after - before <= 2  # one that ran, one that may have begun before the request came in
+    assert app.state.service.stats()["worlds"] == 0
+    assert error_of(api.get(f"/v1/videos/{running['id']}"), 404)
+    assert [path for path in app.state.jobs.storage.folder.iterdir() if path.name != ".lock"] == []
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_again(api: TestClient) -> None:
+    videos = [ask(api, FOREVER) for _ in range(3)]  # one runs, two wait
+    refused = api.post("/v1/videos", json=FOREVER)
+    assert error_of(refused, 429)["code"] == "too_many_requests"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert api.get("/ready").status_code == 503
+    assert api.get("/ready").json() == {"status": "full"}
+    for video in videos:
+        api.delete(f"/v1/videos/{video['id']}")
+    assert api.get("/ready").json() == {"status": "ok"}
+
+
+def test_the_same_idempotency_key_asks_for_the_same_video(api: TestClient, png: bytes) -> None:
+    body = {"prompt": "a red ball", "num_frames": 8}
+    first = ask(api, body, **{"Idempotency-Key": "one"})
+    assert ask(api, body, **{"Idempotency-Key": "one"})["id"] == first["id"]
+    assert ask(api, body, **{"Idempotency-Key": "two"})["id"] != first["id"]
+    finish(api, first)
+    assert ask(api, body, **{"Idempotency-Key": "one"})["id"] == first["id"]
+    other = api.post("/v1/videos", json={**body, "seed": 1}, headers={"Idempotency-Key": "one"})
+    assert error_of(other, 409)["code"] == "idempotency_key_reused"
+    upload = {"input_reference": ("x", png)}
+    other = api.post("/v1/videos", data=body, files=upload, headers={"Idempotency-Key": "one"})
+    assert error_of(other, 409)["code"] == "idempotency_key_reused"
+
+
+def test_videos_are_listed_in_pages(model: WorldModel, tmp_path: Path) -> None:
+    config = ServerConfig("tiny", tmp_path, keys=Keys(KEYS), max_running_jobs=1)
+    mine, other = ({"authorization": f"Bearer {key}"} for key in KEYS)
+    with TestClient(create_app(WorldService(model), config)) as api:
+        names = [ask(api, {"prompt": "a red ball"}, **mine)["id"] for _ in range(5)]
+        newest = api.get("/v1/videos", params={"limit": 2}, headers=mine).json()
+        assert [each["id"] for each in newest["data"]] == [names[4], names[3]]
+        assert (newest["first_id"], newest["last_id"], newest["has_more"]) == (names[4], names[3], True)
+        rest = api.get("/v1/videos", params={"after": names[3]}, headers=mine).json()
+        assert [each["id"] for each in rest["data"]] == names[2::-1]
+        assert rest["has_more"] is False
+        oldest = api.get("/v1/videos", params={"order": "asc", "limit": 1}, headers=mine).json()
+        assert [each["id"] for each in oldest["data"]] == names[:1]
+        assert error_of(api.get("/v1/videos", params={"limit": 0}, headers=mine), 400)
+
+        assert api.get("/v1/videos", headers=other).json()["data"] == []
+        assert error_of(api.get("/v1/videos", params={"after": names[0]}, headers=other), 404)
+        for method, verb in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+            assert error_of(api.request(method, f"/v1/videos/{names[0]}{verb}", headers=other), 404)
+
+
+def test_what_takes_too_long_fails(model: WorldModel, tmp_path: Path) -> None:
+    config = ServerConfig("tiny", tmp_path, job_deadline_s=0.3, video_lifetime_s=0)
+    with TestClient(create_app(WorldService(model), config)) as api:
+        failed = finish(api, ask(api, FOREVER))
+        assert failed["error"]["code"] == "deadline_exceeded"
+        assert failed["progress"] < 100
+        assert error_of(api.get(f"/v1/videos/{failed['id']}/content"), 409)
+        assert 'worldmodel_jobs_total{outcome="failed"} 1.0' in api.get("/metrics").text
+        app: Any = api.app
+        api.portal.call(app.state.jobs.sweep)  # type: ignore[union-attr]
+        assert error_of(api.get(f"/v1/videos/{failed['id']}"), 404)
+
+
+def test_nothing_half_written_is_left(model: WorldModel, tmp_path: Path) -> None:
+    """A disk that is full, as a folder that takes no more files, fails the job and not the server."""
+    with TestClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as api:
+        app: Any = api.app
+        storage = app.state.jobs.storage
+        video = ask(api, {"prompt": "a red ball", "num_frames": 64})
+        storage.path(video["id"], "spritesheet").mkdir()
+        (storage.path(video["id"], "spritesheet") / "x").touch()
+        failed = finish(api, video)
+        assert failed["error"] == {
+            "code": "internal_error",
+            "message": "The server made a mistake; try again.",
+        }
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith(".writing-")]
+        assert error_of(api.get(f"/v1/videos/{video['id']}/content"), 409)

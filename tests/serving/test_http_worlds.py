@@ -1,0 +1,273 @@
+"""Worlds over HTTP: what a step answers, what a retry answers, whose a world is."""
+
+import base64
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving import media
+from worldmodel.serving.app import create_app
+from worldmodel.serving.auth import Keys
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds import WorldService
+
+KEYS = ("first-key-0123456789", "second-key-0123456789")
+NPY = {"accept": "application/x-npy"}
+
+
+def headers(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def api(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
+    app = create_app(WorldService(model), ServerConfig("tiny", tmp_path, max_worlds_per_key=4))
+    with TestClient(app) as client:
+        yield client
+
+
+@pytest.fixture
+def keyed(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(
+        create_app(WorldService(model), ServerConfig("tiny", tmp_path, keys=Keys(KEYS)))
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def png(picture: np.ndarray) -> bytes:
+    return media.encode_png(picture)
+
+
+def start(api: TestClient, png: bytes, **fields: Any) -> dict[str, Any]:
+    response = api.post("/v1/worlds", files={"observation": ("x.png", png)}, data=fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def frames_of(response: httpx.Response) -> np.ndarray:
+    assert response.status_code == 200, response.text
+    return np.load(io.BytesIO(response.content), allow_pickle=False)
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, str]:
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error"}
+    assert set(response.json()["error"]) == {"type", "code", "message"}
+    return response.json()["error"]
+
+
+def test_a_world_says_what_it_is_and_plays_as_a_session(
+    api: TestClient, model: WorldModel, picture: np.ndarray, png: bytes
+) -> None:
+    world = start(api, png, seed="3", num_inference_steps="2")
+    assert world["object"] == "world"
+    assert (world["round"], world["fps"], world["size"], world["chunk_frames"]) == (0, 8, "32x32", 8)
+    assert (world["seed"], world["num_inference_steps"], world["engine"]) == (3, 2, "in-process")
+    assert world["action_schema"] == {
+        "text": True,
+        "max_text_tokens": 64,
+        "keys": ["left", "right"],
+        "vector_size": 3,
+    }
+    session = model.session(seed=3, num_inference_steps=2)
+    session.reset(picture)
+    actions = ["the red ball moves left", {"keys": ["left"]}, {"vector": [0.1, 0.2, 0.3]}, None]
+    for step_id, action in enumerate(actions, 1):
+        body = {"step_id": step_id, "action": action}
+        response = api.post(f"/v1/worlds/{world['id']}/step", json=body, headers=NPY)
+        played, expected = frames_of(response), session.step(action)
+        assert np.abs(played.astype(int) - expected.astype(int)).max() <= 1
+        assert response.headers["x-round"] == response.headers["x-step-id"] == str(step_id)
+    assert api.get(f"/v1/worlds/{world['id']}").json()["round"] == 4
+    assert [each["id"] for each in api.get("/v1/worlds").json()["data"]] == [world["id"]]
+
+
+def test_frames_come_as_asked_for(api: TestClient, png: bytes) -> None:
+    path = f"/v1/worlds/{start(api, png)['id']}/step"
+    expected = frames_of(api.post(path, json={"step_id": 1}, headers=NPY))
+    for accept in ("*/*", "video/mp4", "video/*;q=0.5, application/zip;q=0.1"):
+        response = api.post(path, json={"step_id": 1}, headers={"accept": accept})
+        assert response.headers["content-type"] == "video/mp4"
+        with av.open(io.BytesIO(response.content)) as film:
+            assert len(list(film.decode(video=0))) == 8
+    response = api.post(path, json={"step_id": 1}, headers={"accept": "application/zip"})
+    with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
+        pictures = [np.asarray(Image.open(archive.open(name))) for name in archive.namelist()]
+    assert np.array_equal(np.stack(pictures), expected)
+    refused = api.post(path, json={"step_id": 2}, headers={"accept": "text/html"})
+    assert error_of(refused, 406)["code"] == "not_acceptable"
+    newest = api.get(path.replace("step", "frames"), headers=NPY)
+    assert np.array_equal(frames_of(newest), expected)
+    last = api.get(path.replace("step", "frame.png"))
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(last.content))), expected[-1])
+
+
+def test_a_retry_never_steps_twice(api: TestClient, png: bytes) -> None:
+    path = f"/v1/worlds/{start(api, png)['id']}/step"
+    body = {"step_id": 1, "action": "the red ball moves left"}
+    first = frames_of(api.post(path, json=body, headers=NPY))
+    again = api.post(path, json=body, headers=NPY)
+    assert np.array_equal(frames_of(again), first)
+    assert again.headers["x-round"] == "1"
+    other = api.post(path, json={"step_id": 1, "action": "wait"})
+    assert error_of(other, 409)["code"] == "step_already_committed"
+    for step_id in (3, 7):
+        assert error_of(api.post(path, json={"step_id": step_id}), 409)["code"] == "step_out_of_order"
+    frames_of(api.post(path, json={"step_id": 2}, headers=NPY))
+    assert error_of(api.post(path, json=body), 409)["code"] == "step_out_of_order"
+
+
+def test_worlds_go_back_fork_and_begin_anew(api: TestClient, png: bytes) -> None:
+    world = start(api, png)["id"]
+    path = f"/v1/worlds/{world}"
+
+    def step(step_id: int, action: str, name: str = world) -> np.ndarray:
+        body = {"step_id": step_id, "action": action}
+        return frames_of(api.post(f"/v1/worlds/{name}/step", json=body, headers=NPY))
+
+    first = step(1, "the red ball moves left")
+    kept = api.post(f"{path}/snapshot").json()
+    assert kept["round"] == 1
+    second = step(2, "the blue box jumps")
+    assert api.get(path).json()["snapshots"] == [kept["snapshot"]]
+    restored = api.post(f"{path}/restore", json={"snapshot": kept["snapshot"]}).json()
+    assert restored["round"] == 1
+    fork = api.post(f"{path}/fork").json()
+    assert fork["id"] != world
+    for name in (world, fork["id"]):
+        # What was played before going back is no longer the last step.
+        assert np.abs(step(2, "the blue box jumps", name).astype(int) - second.astype(int)).max() <= 1
+    assert error_of(api.post(f"{path}/restore", json={"snapshot": "none"}), 400)["code"] == "invalid_input"
+
+    begun = frames_of(api.post(f"{path}/reset", headers=NPY))
+    assert api.get(path).json()["round"] == 0
+    assert np.array_equal(step(1, "the red ball moves left"), first)
+    assert begun.shape == (1, 32, 32, 3)
+    assert frames_of(api.post(f"{path}/reset", json={"text": "a red ball"}, headers=NPY)).shape == (
+        2,
+        32,
+        32,
+        3,
+    )
+    upload = {"observation": ("x.png", png)}
+    assert np.array_equal(frames_of(api.post(f"{path}/reset", files=upload, headers=NPY)), begun)
+
+    assert api.delete(path).json() == {"id": world, "object": "world.deleted", "deleted": True}
+    assert error_of(api.get(path), 404)["code"] == "not_found"
+    assert api.get(f"/v1/worlds/{fork['id']}").status_code == 200
+
+
+def test_words_about_a_world(api: TestClient, model: WorldModel, picture: np.ndarray, png: bytes) -> None:
+    path = f"/v1/worlds/{start(api, png)['id']}"
+    session = model.session()
+    session.reset(picture)
+    assert error_of(api.post(f"{path}/infer_action"), 400)["code"] == "invalid_input"
+    assert api.post(f"{path}/describe").json()["text"] == session.describe()
+    asked = api.post(f"{path}/describe", json={"question": "how many"}).json()
+    assert asked == {"object": "world.text", "text": session.describe("how many"), "round": 0}
+    api.post(f"{path}/step", json={"step_id": 1, "action": "the red ball moves left"})
+    session.step("the red ball moves left")
+    assert api.post(f"{path}/infer_action").json()["text"] == session.infer_action()
+
+
+def test_worlds_can_be_imagined(api: TestClient, model: WorldModel) -> None:
+    world = api.post("/v1/worlds", json={"text": "a red ball", "seed": 5}).json()
+    seen = frames_of(api.get(f"/v1/worlds/{world['id']}/frames", headers=NPY))
+    expected = model.session(seed=5).reset(text="a red ball")
+    assert np.abs(seen.astype(int) - expected.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({}, "image, a video, or a text"),
+        ({"text": ""}, "text"),
+        ({"text": "a ball", "prompt": "a ball"}, "same field"),
+        ({"text": "a ball", "seed": -1}, "seed"),
+        ({"text": "a ball", "num_inference_steps": 65}, "num_inference_steps"),
+        ({"text": "a ball", "guidance_scale": "NaN"}, "guidance_scale"),
+        ({"text": "a ball", "output_path": "/tmp/x"}, "no field 'output_path'"),
+        (["text"], "cannot be used"),
+    ],
+)
+def test_mistakes_are_answered_in_one_shape(api: TestClient, body: Any, told: str) -> None:
+    assert told in error_of(api.post("/v1/worlds", json=body), 400)["message"]
+
+
+def test_unknown_things_are_answered_in_the_same_shape(api: TestClient, png: bytes) -> None:
+    assert error_of(api.get("/v1/nothing"), 404)["code"] == "not_found"
+    assert error_of(api.put("/v1/worlds"), 405)["code"] == "method_not_allowed"
+    assert error_of(api.post("/v1/worlds", content=b"{"), 415)["code"] == "unsupported_format"
+    broken = api.post("/v1/worlds", content=b"{", headers={"content-type": "application/json"})
+    assert error_of(broken, 400)["code"] == "invalid_input"
+    unknown = api.post("/v1/worlds", json={"text": "a ball", "model": "other"})
+    assert error_of(unknown, 404)["code"] == "model_not_found"
+    path = f"/v1/worlds/{start(api, png)['id']}/step"
+    for action in ({"keys": ["jump"]}, {"vector": [1.0]}, {"text": "x " * 500}):
+        assert error_of(api.post(path, json={"step_id": 1, "action": action}), 400)["code"] == "invalid_input"
+    assert api.get(path.replace("/step", "")).json()["round"] == 0
+
+
+def test_limits_of_a_key_and_idle_worlds(api: TestClient, png: bytes) -> None:
+    worlds = [start(api, png)["id"] for _ in range(4)]
+    refused = api.post("/v1/worlds", json={"text": "a ball"})
+    assert error_of(refused, 429)["code"] == "too_many_requests"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert error_of(api.post(f"/v1/worlds/{worlds[0]}/fork"), 429)
+    api.delete(f"/v1/worlds/{worlds[0]}")
+    start(api, png)
+    app: Any = api.app
+    app.state.service.sweep(-1.0)
+    app.state.worlds.sweep()
+    assert error_of(api.get(f"/v1/worlds/{worlds[1]}"), 404)
+    assert api.get("/v1/worlds").json()["data"] == []
+    start(api, png)
+
+
+def test_worlds_belong_to_the_key_that_made_them(keyed: TestClient, png: bytes) -> None:
+    mine, other = headers(KEYS[0]), headers(KEYS[1])
+    assert error_of(keyed.get("/v1/worlds"), 401)["code"] == "invalid_api_key"
+    made = keyed.post("/v1/worlds", files={"observation": ("x", png)}, headers=mine).json()
+    path = f"/v1/worlds/{made['id']}"
+    calls = [("GET", ""), ("DELETE", ""), ("GET", "/frames"), ("GET", "/frame.png")]
+    calls += [("POST", f"/{verb}") for verb in ("reset", "fork", "snapshot", "describe", "infer_action")]
+    for method, verb in calls:
+        assert error_of(keyed.request(method, path + verb, headers=other), 404)
+    assert error_of(keyed.post(f"{path}/step", json={"step_id": 1}, headers=other), 404)
+    assert error_of(keyed.post(f"{path}/restore", json={"snapshot": "x"}, headers=other), 404)
+    assert keyed.get("/v1/worlds", headers=other).json()["data"] == []
+    assert keyed.get(path, headers=mine).json()["id"] == made["id"]
+
+
+def test_numbers_tell_what_became_of_requests(api: TestClient, png: bytes) -> None:
+    path = f"/v1/worlds/{start(api, png)['id']}/step"
+    api.post(path, json={"step_id": 1})
+    api.post(path, json={"step_id": 9})
+    text = api.get("/metrics").text
+    route = 'route="/v1/worlds/{world_id}/step"'
+    assert f'worldmodel_requests_total{{outcome="ok",{route}}} 1.0' in text
+    assert f'worldmodel_requests_total{{outcome="rejected",{route}}} 1.0' in text
+    assert 'worldmodel_rejects_total{reason="step_out_of_order"} 1.0' in text
+    assert "worldmodel_time_to_first_chunk_seconds_count 1.0" in text
+    assert "worldmodel_chunk_seconds_count 1.0" in text
+    assert "worldmodel_sessions 1.0" in text
+    assert "worldmodel_deadline_attainment" in text
+    assert "worldmodel_kv_bytes_per_session" in text
+
+
+def test_chat_and_models_are_found(api: TestClient, png: bytes) -> None:
+    url = "data:image/png;base64," + base64.b64encode(png).decode()
+    part = {"type": "image_url", "image_url": {"url": url}}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    assert api.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]

@@ -1,0 +1,107 @@
+"""The openai client's own methods, over a socket: videos, chat, images, models."""
+
+import base64
+import io
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import uvicorn
+
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving import media
+from worldmodel.serving.app import create_app
+from worldmodel.serving.auth import Keys
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds import WorldService
+
+openai = pytest.importorskip("openai")
+
+KEY = "some-key-0123456789"
+
+
+@pytest.fixture(scope="module")
+def address(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), keys=Keys([KEY]))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(WorldService(model), config), port=0, log_level="warning")
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server ended before it had begun"
+        thread.join(0.05)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+    server.should_exit = True
+    thread.join(30)
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the service whose shape this is has closed
+        yield openai.OpenAI(base_url=address, api_key=KEY, max_retries=0)
+
+
+def test_videos_from_asking_to_deleting(client: Any, picture: np.ndarray) -> None:
+    reference = ("reference.png", media.encode_png(picture), "image/png")
+    video = client.videos.create(
+        prompt="the red ball moves left", input_reference=reference, seconds="2", size="32x32", model="tiny"
+    )
+    assert (video.object, video.model, video.seconds, video.size) == ("video", "tiny", "2", "32x32")
+    video = client.videos.poll(video.id)
+    assert (video.status, video.progress, video.error) == ("completed", 100, None)
+    with av.open(io.BytesIO(client.videos.download_content(video.id).read())) as film:
+        assert len(list(film.decode(video=0))) == 16
+    for variant in ("thumbnail", "spritesheet"):
+        assert client.videos.download_content(video.id, variant=variant).read()[:3] == b"\xff\xd8\xff"
+    assert client.videos.retrieve(video.id).id == video.id
+    assert client.videos.delete(video.id).deleted is True
+    with pytest.raises(openai.NotFoundError, match="no such video"):
+        client.videos.retrieve(video.id)
+
+
+def test_videos_from_words_with_more_than_the_client_knows(client: Any) -> None:
+    more = {"seed": 3, "num_inference_steps": 1, "actions": ["the red ball moves left", "the blue box jumps"]}
+    video = client.videos.create_and_poll(prompt="a red ball", extra_body=more)
+    assert (video.status, video.num_frames, video.seed) == ("completed", 16, 3)
+
+
+def test_videos_are_listed_over_pages(client: Any) -> None:
+    made = [client.videos.create(prompt="a red ball").id for _ in range(3)]
+    listed = [video.id for video in client.videos.list(limit=1)]
+    assert listed[:3] == made[::-1]
+    assert [video.id for video in client.videos.list(limit=2, order="asc", after=made[0])] == made[1:]
+    for name in made:
+        client.videos.poll(name)
+
+
+def test_errors_are_the_client_s_own(client: Any, address: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="this model makes 32x32"):
+        client.videos.create(prompt="a red ball", size="720x1280")
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.videos.create(prompt="a red ball", model="sora-2")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=address, api_key="wrong-key-0123456789", max_retries=0).models.list()
+
+
+def test_chat_images_and_models(client: Any, picture: np.ndarray, model: WorldModel) -> None:
+    url = "data:image/png;base64," + base64.b64encode(media.encode_png(picture)).decode()
+    content = [
+        {"type": "text", "text": "how many"},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    answer = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}])
+    session = model.session()
+    session.reset(picture)
+    assert answer.choices[0].message.content == session.describe("how many")
+    images = client.images.generate(
+        model="tiny", prompt="a red ball", size="32x32", response_format="b64_json"
+    )
+    assert base64.b64decode(images.data[0].b64_json).startswith(b"\x89PNG")
+    assert [each.id for each in client.models.list()] == ["tiny"]

@@ -1,0 +1,497 @@
+"""Live sessions over a real socket: what is played, when, what is refused, what a session leaves behind."""
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import uvicorn
+from fastapi import FastAPI, WebSocket
+from PIL import Image
+from websockets.asyncio.client import ClientConnection, connect
+
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving import events, media
+from worldmodel.serving.auth import KeyLimits, Keys, Limiter
+from worldmodel.serving.connection import ROUTE, limits_of
+from worldmodel.serving.live import JPEG_QUALITY
+from worldmodel.serving.metrics import Metrics
+from worldmodel.serving.outbox import Outbox, SlowClientError
+from worldmodel.serving.realtime import router
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds import WorldService
+
+ACTIONS = ("the red ball moves left", {"keys": ["left"]}, {"vector": [0.5, 0.0, -1.0]}, None)
+
+
+class Client:
+    """A socket that keeps events and the binary messages that belong to them together."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.seen: list[dict[str, Any]] = []
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": kind, **fields}))
+
+    async def act(self, name: str, action: Any, **fields: Any) -> None:
+        interaction = {"event_id": name, "event": {"action": action}}
+        await self.send("session.interaction", interaction=interaction, **fields)
+
+    async def event(self) -> dict[str, Any]:
+        text = await self.socket.recv()
+        assert isinstance(text, str), "a binary message that no event announced"
+        event = json.loads(text)
+        events.SERVER_EVENTS.validate_json(text)
+        event["media"] = [await self.socket.recv() for _ in range(event.get("num_messages", 0))]
+        assert all(isinstance(message, bytes) for message in event["media"])
+        self.seen.append(event)
+        return event
+
+    async def until(self, kind: str) -> dict[str, Any]:
+        while (event := await self.event())["type"] != kind:
+            assert event["type"] != "error", event
+        return event
+
+    async def refused(self) -> dict[str, Any]:
+        while (event := await self.event())["type"] != "error":
+            continue
+        return event["error"] | {"fatal": event["fatal"], "event_id": event["event_id"]}
+
+    async def start(self, **fields: Any) -> dict[str, Any]:
+        await self.send("session.start", **({"text": "a red ball", "pace": "on_action"} | fields))
+        return await self.until("video.start")
+
+    async def closed(self) -> int:
+        await self.socket.wait_closed()
+        return self.socket.close_code or 0
+
+
+class Server:
+    """A real server on a port of its own, in the test's own loop."""
+
+    def __init__(self, app: FastAPI, port: int) -> None:
+        self.app, self.port = app, port
+        self.service: WorldService = app.state.service
+
+    @asynccontextmanager
+    async def client(self, **options: Any) -> AsyncIterator[Client]:
+        async with connect(
+            f"ws://127.0.0.1:{self.port}{ROUTE}", max_size=None, compression=None, **options
+        ) as s:
+            yield Client(s)
+
+    async def freed(self) -> bool:
+        """Whether all worlds go away within a moment."""
+        for _ in range(100):
+            if not self.service.worlds:
+                return True
+            await asyncio.sleep(0.02)
+        return False
+
+
+def serve(
+    model: WorldModel,
+    body: Callable[[Server], Awaitable[None]],
+    *,
+    limits: dict[str, Any] | None = None,
+    worlds_per_key: int = 8,
+    **config: Any,
+) -> None:
+    async def whole() -> None:
+        service = WorldService(model)
+        app = FastAPI()
+        app.include_router(router)
+        app.state.service, app.state.metrics, app.state.draining = service, Metrics(), False
+        app.state.keys = Keys()
+        app.state.limiter = Limiter(KeyLimits(max_worlds=worlds_per_key))
+        app.state.config = ServerConfig(model_name="tiny", data_dir=Path("."), **config)
+        app.state.realtime_limits = limits_of(app.state).model_copy(update=limits or {})
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            await asyncio.wait_for(body(Server(app, port)), 120)
+            assert await Server(app, port).freed()
+        finally:
+            server.should_exit = True
+            await serving
+            await service.close()
+
+    asyncio.run(whole())
+
+
+def shown(chunk: dict[str, Any]) -> np.ndarray:
+    return np.stack([np.asarray(Image.open(io.BytesIO(message))) for message in chunk["media"]])
+
+
+def close(made: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether a client sees these frames: what JPEG loses is lost on both sides."""
+    sent = shown({"media": [media.encode_jpeg(frame, JPEG_QUALITY) for frame in expected]})
+    return made.shape == sent.shape and float(np.abs(made.astype(int) - sent).mean()) < 1
+
+
+def fast(model: WorldModel, fps: int) -> WorldModel:
+    model.config = replace(model.config, fps=fps)
+    return model
+
+
+# ---- what is played --------------------------------------------------------------------------------------
+
+
+def test_the_server_introduces_itself_first(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            hello = await client.event()
+            assert hello["type"] == "session.created"
+            assert (hello["model"], hello["engine"], hello["protocol"]) == ("tiny", "in-process", 1)
+            assert hello["action"] == {
+                "text": True,
+                "max_text_tokens": 64,
+                "keys": ["left", "right"],
+                "vector_size": 3,
+            }
+            assert (hello["fps"], hello["chunk_frames"], hello["image_size"]) == (8, 8, 32)
+            assert hello["formats"] == ["jpeg", "fmp4"]
+            assert hello["limits"] == limits_of(server.app.state).model_dump()
+
+    serve(model, body)
+
+
+def test_a_session_shows_what_the_library_plays(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        session = model.session(seed=3, num_inference_steps=2, guidance_scale=1.5)
+        first = session.reset(text="a red ball")
+        async with server.client() as client:
+            start = await client.start(seed=3, num_inference_steps=2, guidance_scale=1.5, event_id="go")
+            assert (start["event_id"], start["seed"], start["content_type"]) == ("go", 3, "image/jpeg")
+            chunk = await client.until("video.chunk_metadata")
+            assert (chunk["source"], chunk["first_frame"], chunk["round"]) == ("start", 0, 0)
+            assert close(shown(chunk), first)
+            frames = len(first)
+            for index, action in enumerate(ACTIONS, start=1):
+                await client.act(f"e{index}", action)
+                queued = await client.event()
+                assert (queued["type"], queued["event_id"]) == ("session.interaction.queued", f"e{index}")
+                applied = await client.event()
+                assert (applied["type"], applied["event_id"]) == ("session.interaction.applied", f"e{index}")
+                chunk = await client.event()
+                assert chunk["type"] == "video.chunk_metadata"
+                assert applied["frame"] == chunk["first_frame"] == frames
+                assert applied["index"] == chunk["index"] == chunk["round"] == index
+                assert chunk["event_ids"] == [f"e{index}"]
+                assert chunk["num_bytes"] == sum(map(len, chunk["media"]))
+                assert (chunk["action"] is None) == (action is None)
+                assert close(shown(chunk), session.step(action))
+                frames += chunk["num_frames"]
+            await client.send("session.stop")
+            done = await client.until("session.done")
+            assert (done["rounds"], done["frames"], done["reason"]) == (4, frames, "stopped")
+            assert await client.closed() == 1000
+
+    serve(model, body)
+
+
+def test_a_session_starts_from_an_upload(model: WorldModel, picture: np.ndarray) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.send("session.start", upload=True, pace="on_action")
+            await client.send("session.ping")
+            await client.socket.send(media.encode_png(picture))
+            chunk = await client.until("video.chunk_metadata")
+            assert close(shown(chunk), picture[None])
+
+    try:
+        serve(model, body)
+    finally:
+        media.close_decoder()
+
+
+def test_segments_join_to_a_film(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            start = await client.start(format="fmp4")
+            assert start["content_type"].startswith('video/mp4; codecs="avc1.')
+            film, frames = b"".join(start["media"]), 0
+            for index in range(3):
+                chunk = await client.until("video.chunk_metadata")
+                assert chunk["num_messages"] == 1
+                film, frames = film + chunk["media"][0], frames + chunk["num_frames"]
+                await client.act(f"e{index}", None)
+            with av.open(io.BytesIO(film)) as container:
+                assert len(list(container.decode(video=0))) == frames
+
+    serve(model, body)
+
+
+def test_chunks_come_in_time_and_one_ahead_at_most(make_model: Callable[..., WorldModel]) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.start(pace="realtime")
+            arrived, ends, began = [], 0.0, [0.0]
+            for _ in range(6):
+                chunk = await client.until("video.chunk_metadata")
+                arrived.append(time.monotonic())
+                began.append(max(ends, arrived[-1]))
+                ends = began[-1] + chunk["num_frames"] / 20
+            # Chunk k may arrive once the one before it is being shown, and no earlier.
+            assert all(now >= start - 0.05 for now, start in zip(arrived[1:], began[1:-1], strict=True)), (
+                arrived
+            )
+            assert arrived[-1] - arrived[1] > 3 * 8 / 20
+            await client.send("session.update", pace="on_action", event_id="pause")
+            assert (await client.until("session.updated"))["event_id"] == "pause"
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.socket.recv(), 1.0)
+            await client.send("session.update", pace="realtime")
+            await client.until("video.chunk_metadata")
+        text = server.app.state.metrics.text().decode()
+        assert "worldmodel_time_to_first_chunk_seconds_count 1.0" in text
+        assert "worldmodel_chunk_seconds_count 6.0" in text
+
+    serve(fast(make_model(), 20), body)
+
+
+def test_an_action_waits_for_the_next_chunk_in_real_time(make_model: Callable[..., WorldModel]) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.start(pace="realtime")
+            await client.until("video.chunk_metadata")
+            chunk = await client.until("video.chunk_metadata")
+            assert chunk["action"] is None and chunk["event_ids"] == []
+            await client.act("e", "the red ball jumps")
+            applied = await client.until("session.interaction.applied")
+            assert applied["frame"] >= chunk["first_frame"] + 8
+            assert (await client.event())["action"]["text"] == "the red ball jumps"
+
+    serve(fast(make_model(), 20), body)
+
+
+def test_a_moment_can_be_kept_and_brought_back(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.start()
+            await client.act("one", "the red ball moves left")
+            await client.until("session.interaction.applied")
+            await client.until("video.chunk_metadata")
+            await client.send("session.snapshot", event_id="s")
+            kept = await client.until("session.snapshot.created")
+            assert (kept["event_id"], kept["round"]) == ("s", 1)
+            await client.act("two", "the blue box jumps")
+            after = await client.until("video.chunk_metadata")
+            await client.send("session.restore", snapshot=kept["snapshot"])
+            assert (await client.until("session.restored"))["round"] == 1
+            back = await client.event()
+            assert (back["source"], back["round"]) == ("restore", 1)
+            assert back["first_frame"] == after["first_frame"] + after["num_frames"]
+            await client.act("again", "the blue box jumps")
+            again = await client.until("video.chunk_metadata")
+            assert again["round"] == 2
+            assert again["media"] == after["media"]
+            await client.send("session.restore", snapshot="snapshot-none", event_id="r")
+            error = await client.refused()
+            assert "no snapshot" in error["message"] and error["event_id"] == "r" and not error["fatal"]
+
+    serve(model, body)
+
+
+def test_words_and_pongs(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        session = model.session()
+        session.reset(text="a red ball")
+        async with server.client() as client:
+            await client.send("session.ping", event_id="early")
+            assert (await client.until("session.pong"))["event_id"] == "early"
+            await client.start()
+            await client.send("session.describe", question="how many", event_id="d")
+            said = await client.until("session.described")
+            assert (said["text"], said["event_id"]) == (session.describe("how many"), "d")
+            assert len(server.service.worlds) == 1
+
+    serve(model, body)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_answered_and_the_session_goes_on(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.act("early", "wait")
+            assert (await client.refused())["event_id"] == "early"
+            for told, kind, fields in (
+                ("one thing", "session.start", {}),
+                ("one thing", "session.start", {"text": "a", "upload": True}),
+                ("seed", "session.start", {"text": "a", "seed": -1}),
+                ("guidance_scale", "session.start", {"text": "a", "guidance_scale": float("nan")}),
+                ("path", "session.start", {"text": "a", "path": "/etc/passwd"}),
+                ("type", "session.begin", {}),
+            ):
+                await client.send(kind, **fields)
+                error = await client.refused()
+                assert told in error["message"] and not error["fatal"]
+            await client.socket.send(b"\x89PNG")
+            assert (await client.refused())["code"] == "out_of_order"
+            await client.start()
+            await client.send("session.start", text="another")
+            assert (await client.refused())["code"] == "out_of_order"
+            for told, action in (
+                ("did you mean 'left'", {"keys": ["lef"]}),
+                ("pass 3", {"vector": [1.0]}),
+                ("empty", " "),
+                ("keys", {"keys": 7}),
+                ("key", {"key": ["left"]}),
+                ("64", "left " * 200),
+            ):
+                await client.act("bad", action)
+                error = await client.refused()
+                assert told in error["message"], error
+                assert not error["fatal"]
+            await client.act("good", {"keys": ["left", "right"]})
+            assert (await client.until("session.interaction.applied"))["round"] == 1
+
+    serve(model, body)
+
+
+def test_waiting_actions_are_few_and_can_be_replaced(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.start(num_inference_steps=20)
+            for index in range(6):
+                await client.act(f"e{index}", None)
+            await client.act("last", None, replace=True)
+            while (event := await client.event())["type"][-8:] != ".applied" or event["event_id"] != "last":
+                continue
+            named = {
+                kind: {each["event_id"] for each in client.seen if each["type"].endswith(kind)}
+                for kind in ("queued", "applied", "dropped", "error")
+            }
+            assert {e["error"]["code"] for e in client.seen if e["type"] == "error"} == {"queue_full"}
+            assert named["dropped"]
+            assert named["queued"] == named["applied"] ^ named["dropped"]
+            assert named["queued"] | named["error"] == {*(f"e{index}" for index in range(6)), "last"}
+
+    serve(model, body, limits={"max_queued_interactions": 3})
+
+
+def test_what_cannot_be_started_ends_politely(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.send("session.start", upload=True)
+            await client.socket.send(b"no picture at all")
+            error = await client.refused()
+            assert error["code"] == "unsupported_format" and error["fatal"]
+            assert await client.closed() == 1008
+        async with server.client() as client:
+            await client.send("session.start", text="a ball", adapter="none")
+            assert "no adapter" in (await client.refused())["message"]
+        async with server.client() as first, server.client() as second:
+            await first.start()
+            await second.send("session.start", text="a ball")
+            error = await second.refused()
+            assert error["type"] == "rate_limit_error" and error["fatal"]
+            assert await second.closed() == 1013
+            await first.send("session.stop")
+            await first.until("session.done")
+            async with server.client() as third:
+                await third.start()
+
+    serve(model, body, worlds_per_key=1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "pace"),
+    [
+        ({"idle_timeout_s": 0.4}, "idle", "on_action"),
+        ({"start_timeout_s": 0.3}, "start_timeout", None),
+        ({"max_session_s": 0.5}, "session_limit", "on_action"),
+    ],
+)
+def test_limits_of_time_end_a_session_politely(
+    model: WorldModel, limits: dict[str, Any], reason: str, pace: str | None
+) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            if pace:
+                await client.start(pace=pace)
+                await client.send("session.ping")
+            done = await client.until("session.done")
+            assert done["reason"] == reason
+            assert await client.closed() == 1000
+
+    serve(model, body, limits=limits)
+
+
+def test_the_last_round_ends_a_session_politely(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        server.service.max_rounds = 1
+        async with server.client() as client:
+            await client.start()
+            await client.act("e", None)
+            done = await client.until("session.done")
+            assert (done["rounds"], done["reason"]) == (1, "round_limit")
+
+    serve(model, body)
+
+
+# ---- what a session leaves behind ------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_stops_the_work_within_a_step(make_model: Callable[..., WorldModel]) -> None:
+    async def body(server: Server) -> None:
+        occupancy = server.service.denoiser.occupancy
+        async with server.client() as client:
+            await client.send("session.start", text="a ball", num_inference_steps=64, pace="on_action")
+            await client.until("video.chunk_metadata")
+            before = occupancy.steps
+            await client.act("e", None)
+            while occupancy.steps < before + 3:
+                await asyncio.sleep(0.001)
+        assert await server.freed()
+        steps = occupancy.steps
+        await asyncio.sleep(0.2)
+        assert occupancy.cancelled == 1
+        assert occupancy.steps <= steps + 1 < before + 64
+        assert server.app.state.limiter.num_worlds("anyone") == 0
+
+    serve(make_model(), body)
+
+
+def test_a_client_that_does_not_read_is_given_up(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        told: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+        @server.app.websocket("/pour")
+        async def pour(websocket: WebSocket) -> None:
+            await websocket.accept()
+            outbox, sent = Outbox(websocket, 0.3), 0
+            try:
+                while sent < 100:
+                    await outbox.send(events.SessionPong(), bytes(2**20))
+                    sent += 1
+            except SlowClientError:
+                told.set_result(sent)
+            with pytest.raises(SlowClientError):  # what was cut off must not be followed by anything
+                await outbox.send(events.SessionPong())
+            await outbox.close(1008)
+
+        # A bare socket, which reads no more than a little: a library would read on behind the test's back.
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**16)
+        writer.write(
+            b"GET /pour HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert await asyncio.wait_for(told, 20) < 50
+        writer.close()
+
+    serve(model, body)

@@ -1,0 +1,75 @@
+"""Worlds of a server as gymnasium environments: as those of a model here, and stepped at the same time."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import uvicorn
+
+pytest.importorskip("gymnasium")
+
+from worldmodel.env import WorldEnv, WorldVectorEnv
+from worldmodel.errors import InputError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.app import create_app
+from worldmodel.serving.auth import Keys
+from worldmodel.serving.client import Client
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds import WorldService
+
+KEY = "a-key-that-is-long-enough"
+
+
+@pytest.fixture(scope="module")
+def client(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    config = ServerConfig(model_name="tiny", data_dir=tmp_path_factory.mktemp("data"), keys=Keys([KEY]))
+    app = create_app(WorldService(model), config)
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server ended before it had begun"
+            thread.join(0.05)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with Client(f"http://127.0.0.1:{port}", KEY, timeout_s=60) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+def near(made: np.ndarray, expected: np.ndarray) -> bool:
+    """Equal up to the rounding of a batch."""
+    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
+
+
+def test_a_world_there_is_an_environment(client: Client, model: WorldModel, picture: np.ndarray) -> None:
+    with client.worlds.create(picture, seed=4) as world:
+        there, here = (WorldEnv(each, start="shapes", observe="clip") for each in (world, model.session(4)))
+        assert there.interface == here.interface
+        for episode in range(2):
+            assert near(there.reset(seed=episode)[0], here.reset(seed=episode)[0])
+            for action in ([1, 0], [0, 0]):
+                assert near(there.step(action)[0], here.step(action)[0])
+        told = "a red ball at the left"
+        assert near(*(env.reset(options={"text": told})[0] for env in (there, here)))
+
+
+def test_worlds_there_are_stepped_together(client: Client, model: WorldModel, picture: np.ndarray) -> None:
+    worlds = [client.worlds.create(picture, seed=seed) for seed in (1, 2)]
+    settings = {"start": "shapes", "actions": "text", "max_episode_steps": 2}
+    there = WorldVectorEnv(worlds, 2, **settings)
+    here = WorldVectorEnv([model.session(seed) for seed in (1, 2)], 2, **settings)
+    assert near(there.reset(seed=0)[0], here.reset(seed=0)[0])
+    with pytest.raises(InputError, match="tokens"):
+        there.step(["", "red " * 300])
+    there.reset(seed=0)
+    for actions in (["the red ball jumps", ""], ["", "the blue box moves left"], ["", ""], ["", ""]):
+        made, expected = there.step(actions), here.step(actions)
+        assert near(made[0], expected[0])
+        assert np.array_equal(made[3], expected[3])
+    there.close()
+    for world in worlds:
+        world.close()

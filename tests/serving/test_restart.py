@@ -1,0 +1,195 @@
+"""The server as a process: killed, told to stop, refused; what it leaves and what it says."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from worldmodel.cli import main
+from worldmodel.serving.storage import Storage, new_id
+
+# Long enough to be under way when it is looked at, short enough to show progress at once.
+LONG = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
+PATIENCE_S = 600.0
+SHORT = {"prompt": "a red ball", "num_frames": 8}
+KEY = "some-key-0123456789"
+
+Start = Callable[..., tuple["subprocess.Popen[str]", httpx.Client]]
+
+
+@pytest.fixture
+def start(model_folder: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts servers on one data folder; whatever a test leaves is ended."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(*options: str) -> tuple["subprocess.Popen[str]", httpx.Client]:
+        command = [sys.executable, "-m", "worldmodel", "serve", str(model_folder), "--engine", "in-process"]
+        command += ["--port", "0", "--data-dir", str(tmp_path / "data"), *options]
+        environ = {**os.environ, "WORLDMODEL_API_KEYS": KEY}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        greeting = process.stdout.readline()
+        found = re.match(r"serving tiny on (http://127\.0\.0\.1:\d+) \(engine: in-process, ", greeting)
+        assert found, greeting + (process.stderr.read() if process.stderr is not None else "")
+        return process, httpx.Client(
+            base_url=found[1], headers={"authorization": f"Bearer {KEY}"}, timeout=PATIENCE_S
+        )
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(
+    client: httpx.Client, video: dict[str, Any], *statuses: str, progress: int = 0
+) -> dict[str, Any]:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        now = client.get(f"/v1/videos/{video['id']}").json()
+        if now["status"] in statuses and now["progress"] >= progress:
+            return now
+        time.sleep(0.05)
+    raise AssertionError(f"the video is {now}")
+
+
+def test_a_killed_server_leaves_what_was_finished_and_owns_up_to_the_rest(
+    start: Start, tmp_path: Path
+) -> None:
+    server, client = start("--max-running-jobs", "1")
+    done = client.post("/v1/videos", json=SHORT, headers={"idempotency-key": "one"}).json()
+    wait_for(client, done, "completed")
+    film = client.get(f"/v1/videos/{done['id']}/content").content
+    running, queued = (client.post("/v1/videos", json=LONG).json() for _ in range(2))
+    wait_for(client, running, "in_progress", progress=1)
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+
+    # What a server that dies while it writes leaves behind.
+    data = tmp_path / "data"
+    (data / ".writing-0123456789abcdef").write_bytes(b"half a film")
+    (data / f"{running['id']}.mp4").write_bytes(b"a film without its record")
+    (data / f"{new_id()}.json").write_text("{ half a record", encoding="utf-8")
+    lost = {**done, "id": new_id()}
+    record = (data / f"{done['id']}.json").read_text(encoding="utf-8").replace(done["id"], lost["id"])
+    record = record.replace('"idempotency":"', '"idempotency":"other')
+    (data / f"{lost['id']}.json").write_text(record, encoding="utf-8")
+
+    _, client = start()
+    assert client.get(f"/v1/videos/{done['id']}").json()["status"] == "completed"
+    assert client.get(f"/v1/videos/{done['id']}/content").content == film
+    for video, code in ((running, "server_restarted"), (queued, "server_restarted"), (lost, "files_lost")):
+        now = client.get(f"/v1/videos/{video['id']}").json()
+        assert (now["status"], now["error"]["code"]) == ("failed", code)
+        assert client.get(f"/v1/videos/{video['id']}/content").status_code == 409
+    assert len(client.get("/v1/videos").json()["data"]) == 4
+    assert sorted(path.name for path in data.glob("*.mp4")) == [f"{done['id']}.mp4"]
+    assert not list(data.glob(".writing-*"))
+    again = client.post("/v1/videos", json=SHORT, headers={"idempotency-key": "one"}).json()
+    assert again["id"] == done["id"]
+
+
+def test_a_server_that_is_told_to_stop_finishes_first(start: Start) -> None:
+    server, client = start("--max-running-jobs", "1", "--drain-timeout-s", "600")
+    video = client.post("/v1/videos", json={**SHORT, "num_frames": 128, "num_inference_steps": 32}).json()
+    wait_for(client, video, "in_progress", progress=1)
+    server.send_signal(signal.SIGTERM)
+    until = time.monotonic() + PATIENCE_S
+    while client.get("/ready").status_code == 200 and time.monotonic() < until:
+        time.sleep(0.02)
+    assert (client.get("/ready").status_code, client.get("/health").status_code) == (503, 200)
+    refused = client.post("/v1/videos", json=SHORT)
+    assert refused.status_code == 503
+    assert "retry-after" in refused.headers
+    assert client.get(f"/v1/videos/{video['id']}").json()["status"] == "in_progress"
+    assert server.wait(timeout=PATIENCE_S) == 0
+    _, client = start()
+    assert client.get(f"/v1/videos/{video['id']}").json()["status"] == "completed"
+
+
+def test_what_does_not_end_in_time_is_failed(start: Start) -> None:
+    server, client = start("--drain-timeout-s", "0.5")
+    video = client.post("/v1/videos", json=LONG).json()
+    wait_for(client, video, "in_progress")
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(timeout=PATIENCE_S) == 0
+    _, client = start()
+    now = client.get(f"/v1/videos/{video['id']}").json()
+    assert (now["status"], now["error"]["code"]) == ("failed", "server_stopped")
+
+
+def test_a_client_that_leaves_stops_its_step(start: Start) -> None:
+    _, client = start()
+    body = {"text": "a red ball", "num_inference_steps": 64}
+    world = client.post("/v1/worlds", json=body).json()
+    steps_before = number(client, "worldmodel_batch_occupancy")
+    assert steps_before > 0
+    with pytest.raises(httpx.ReadTimeout):
+        client.post(
+            f"/v1/worlds/{world['id']}/step",
+            json={"step_id": 1},
+            timeout=httpx.Timeout(PATIENCE_S, read=0.01),
+        )
+    route = 'worldmodel_requests_total{outcome="cancelled",route="/v1/worlds/{world_id}/step"}'
+    until = time.monotonic() + PATIENCE_S
+    while number(client, route) < 1 and time.monotonic() < until:
+        time.sleep(0.02)
+    assert number(client, route) == 1
+    assert client.get(f"/v1/worlds/{world['id']}").json()["round"] == 0
+    assert client.post(f"/v1/worlds/{world['id']}/step", json={"step_id": 1}).status_code == 200
+
+
+def number(client: httpx.Client, name: str) -> float:
+    found = re.search(rf"^{re.escape(name)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--host", "0.0.0.0"], "no API key"),
+        (["--host", "192.0.2.1"], "no API key"),
+        (["--engine", "other"], "invalid choice"),
+        (["--adapter", "x"], "NAME=FOLDER"),
+        (["--adapter", "x=nowhere"], "no adapter folder"),
+        (["--max-worlds", "0"], "1 or more"),
+        (["--job-deadline-s", "nan"], "0 or more"),
+        (["--keys-file", "nowhere.txt"], "cannot be read"),
+        (["--port", "99999"], "--port"),
+        (["--device", "nowhere"], "no device"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_told_in_a_sentence(
+    options: list[str],
+    told: str,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("WORLDMODEL_API_KEYS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", str(model_folder), "--port", "0", *options]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_one_data_folder_has_one_server(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = Storage(tmp_path)
+    assert main(["serve", str(model_folder), "--port", "0", "--data-dir", str(tmp_path)]) == 2
+    assert "Another server uses the data folder" in capsys.readouterr().err
+    storage.close()

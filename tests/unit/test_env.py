@@ -1,0 +1,474 @@
+"""Gymnasium environments: gymnasium's own checker is content, and many worlds are as each would be alone."""
+
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+# ruff: noqa: E402 -- gymnasium is an extra
+
+gymnasium = pytest.importorskip("gymnasium")
+
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
+
+import worldmodel
+from worldmodel.env import Interface, Steps, WorldEnv, WorldVectorEnv, shapes_scene
+from worldmodel.env.actions import action_space, read_action
+from worldmodel.errors import ConfigError, InputError, ModelError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout import Session
+from worldmodel.types import Action
+
+KINDS = ("keys", "vector", "text")
+NAME = "worldmodel/Tiny-v0"
+
+
+def ends(frames: np.ndarray, action: Action) -> bool:
+    """End when both keys are pressed."""
+    return len(action.keys) == 2
+
+
+def brightness(frames: np.ndarray, action: Action) -> float:
+    return float(frames[-1].mean()) + len(action.keys)
+
+
+@pytest.fixture
+def registered(model_folder: Path) -> Iterator[str]:
+    """An id under which the tiny model is registered as the shipped one is under its own."""
+    gymnasium.register(
+        NAME,
+        entry_point="worldmodel.env:WorldEnv",
+        vector_entry_point="worldmodel.env:WorldVectorEnv",
+        max_episode_steps=3,
+        kwargs={"world": str(model_folder), "start": "shapes"},
+    )
+    yield NAME
+    del gymnasium.registry[NAME]
+
+
+# ---- one world ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gymnasium_finds_no_fault(model: WorldModel, kind: str) -> None:
+    gymnasium.register(
+        NAME,
+        entry_point=lambda **settings: WorldEnv(model, **settings),
+        kwargs={"actions": kind, "start": "shapes", "observe": "clip" if kind == "text" else "frame"},
+    )
+    gymnasium.spec(NAME).entry_point.metadata = WorldEnv.metadata
+    try:
+        env = gymnasium.make(NAME, render_mode="rgb_array").unwrapped
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            check_env(env)
+    finally:
+        del gymnasium.registry[NAME]
+
+
+@pytest.mark.parametrize(
+    ("kind", "space"),
+    [
+        (None, gymnasium.spaces.MultiBinary(2)),
+        ("keys", gymnasium.spaces.MultiBinary(2)),
+        ("vector", gymnasium.spaces.Box(-1, 1, (3,), np.float32)),
+    ],
+)
+def test_the_action_space_is_what_the_model_declares(model: WorldModel, kind: Any, space: Any) -> None:
+    assert WorldEnv(model, actions=kind).action_space == space
+
+
+def test_a_text_drawn_at_random_is_an_action(model: WorldModel) -> None:
+    space = action_space("text", model.config.action)
+    space.seed(0)
+    assert "the red ball moves left, and the box jumps" in space
+    for _ in range(300):
+        action = read_action("text", space.sample(), model.config.action)
+        model.action.validate(action, model.backbone)
+    longest = space.sample(mask=(space.max_length, None))
+    model.action.validate(Action(longest), model.backbone)
+
+
+def test_an_episode_is_a_session(model: WorldModel, picture: np.ndarray) -> None:
+    env = WorldEnv(model, observe="clip")
+    first, info = env.reset(seed=5, options={"observation": picture})
+    session = model.session(info["world_seed"])
+    assert np.array_equal(first[-1], session.reset(picture)[-1])
+    assert first.shape == (8, 32, 32, 3)
+    assert np.array_equal(first[0], first[-1])
+    for keys in ([1, 0], [0, 0], [1, 1], [0, 1]):
+        names = [key for key, on in zip(("left", "right"), keys, strict=True) if on]
+        observation, reward, terminated, truncated, _ = env.step(np.array(keys, np.int8))
+        assert np.array_equal(observation, session.step({"keys": names}))
+        assert (reward, terminated, truncated) == (0.0, False, False)
+
+
+def test_the_newest_frame_is_what_is_seen(model: WorldModel) -> None:
+    frame, clip = (WorldEnv(model, start="shapes", observe=what) for what in ("frame", "clip"))
+    assert np.array_equal(frame.reset(seed=1)[0], clip.reset(seed=1)[0][-1])
+    assert np.array_equal(frame.step([1, 0])[0], clip.step([1, 0])[0][-1])
+
+
+def test_the_seed_decides(model: WorldModel) -> None:
+    def played(seed: int) -> list[np.ndarray]:
+        env = WorldEnv(model, start="shapes", actions="vector")
+        seen = [env.reset(seed=seed)[0]]
+        seen += [env.step(vector)[0] for vector in ([0, 0.5, 1], [1, 1, 1])]
+        return [*seen, env.reset()[0], env.step([0, 0, 0])[0]]
+
+    one, again, other = played(1), played(1), played(2)
+    assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
+    assert not any(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    assert not np.array_equal(one[0], one[3]), "the second episode starts as the first did"
+
+
+def test_a_world_starts_from_what_it_is_told(model: WorldModel, picture: np.ndarray, tmp_path: Path) -> None:
+    env = WorldEnv(model, start={"observation": picture})
+    assert np.array_equal(env.reset()[0], picture)
+    assert np.array_equal(env.reset(seed=3)[0], picture)
+    imagined, info = env.reset(options={"text": "a red ball at the left"})
+    session = model.session(info["world_seed"])
+    assert np.array_equal(imagined, session.reset(text="a red ball at the left")[-1])
+    drawn = WorldEnv(model, start=lambda rng: {"observation": picture[:: int(rng.choice([-1, 1]))]})
+    assert {drawn.reset(seed=seed)[0].tobytes() for seed in range(8)} == {
+        picture.tobytes(),
+        picture[::-1].tobytes(),
+    }
+
+
+def test_hooks_make_rewards_and_endings(model: WorldModel) -> None:
+    env = WorldEnv(model, start="shapes", reward_fn=brightness, done_fn=ends)
+    env.reset(seed=0)
+    seen, reward, terminated, _, _ = env.step([1, 0])
+    assert reward == pytest.approx(seen.mean() + 1)
+    assert terminated is False
+    assert env.step([1, 1])[2] is True
+
+
+def test_rendering_shows_every_frame_once(model: WorldModel) -> None:
+    env = WorldEnv(model, start="shapes", render_mode="rgb_array_list", observe="clip")
+    assert env.metadata["render_fps"] == model.config.fps
+    env.reset(seed=0)
+    clips = [env.step([1, 0])[0], env.step([0, 1])[0]]
+    shown = env.render()
+    assert isinstance(shown, list)
+    assert np.array_equal(np.stack(shown[1:]), np.concatenate(clips))
+    assert env.render() == []
+    env.step([0, 0])
+    env.reset()
+    assert len(env.render()) == 1
+    still = WorldEnv(model, start="shapes", render_mode="rgb_array")
+    assert np.array_equal(still.reset(seed=0)[0], still.render())
+    assert np.array_equal(still.step([1, 0])[0], still.render())
+    assert WorldEnv(model).render() is None
+
+
+def test_a_long_episode_does_not_grow(model: WorldModel) -> None:
+    env = WorldEnv(model, start="shapes")
+    env.reset(seed=0)
+    for _ in range(5):
+        env.step([0, 1])
+    assert isinstance(env.world, Session)
+    assert len(env.world.clips) == 1
+    assert env.world.snapshot().round == 5
+
+
+@pytest.mark.parametrize("way", ["session", "steps"])
+def test_a_live_world_is_played_as_it_is(model: WorldModel, picture: np.ndarray, way: str) -> None:
+    session = model.session(seed=9, num_inference_steps=1)
+
+    class Remote:
+        """What a client of a server offers, and nothing else of a session."""
+
+        def reset(self, frames: Any = None, *, text: str | None = None) -> np.ndarray:
+            return session.reset(frames, text=text)
+
+        def step(self, action: Action) -> np.ndarray:
+            return session.step(action)
+
+    assert isinstance(Remote(), Steps)
+    with pytest.raises(ConfigError, match="say it with interface="):
+        WorldEnv(Remote())
+    known = Interface(32, 8, 8, model.config.action)
+    with pytest.raises(ConfigError, match=r"where interface\.image_size is 64"):
+        WorldEnv(Remote(), start={"observation": picture}, interface=replace(known, image_size=64)).reset()
+    env = WorldEnv(session) if way == "session" else WorldEnv(Remote(), interface=known)
+    assert env.interface == known
+    env.reset(seed=1, options={"observation": picture})
+    alone = model.session(seed=9, num_inference_steps=1)
+    alone.reset(picture)
+    for keys in ([1, 0], [0, 1]):
+        seen = env.step(keys)[0]
+        assert np.array_equal(seen, alone.step({"keys": ["left" if keys[0] else "right"]})[-1])
+    assert len(session.clips) == 3, "a session that a user brings keeps its record"
+
+
+# ---- many worlds ----------------------------------------------------------------------------------------
+
+
+def actions_of(kind: str, rounds: int, seed: int = 0) -> list[Any]:
+    """Actions for three worlds, with pauses and different lengths in them."""
+    rng = np.random.default_rng(seed)
+    if kind == "keys":
+        return [rng.integers(0, 2, (3, 2), dtype=np.int8) for _ in range(rounds)]
+    if kind == "vector":
+        return [rng.uniform(-1, 1, (3, 3)).astype(np.float32) for _ in range(rounds)]
+    # The longest takes two slots of action tokens, so its sequence is longer than the others'.
+    texts = ["", "the red ball moves left", "the big blue box turns green and a cross jumps at the top"]
+    return [tuple(rng.permutation(texts).tolist()) for _ in range(rounds)]
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_worlds_are_as_each_alone(model: WorldModel, kind: str, mode: AutoresetMode) -> None:
+    """Against gymnasium's own vector environment over single ones, with its own time limit."""
+    settings = {"start": "shapes", "actions": kind, "done_fn": ends, "reward_fn": lambda f, a: len(a.keys)}
+    many = WorldVectorEnv(model, 3, max_episode_steps=4, autoreset_mode=mode, **settings)
+    singly = SyncVectorEnv([lambda: TimeLimit(WorldEnv(model, **settings), 4)] * 3, autoreset_mode=mode)
+    assert many.observation_space == singly.observation_space
+    assert many.action_space == singly.action_space
+    assert many.metadata["autoreset_mode"] is mode
+    pairs = [(many.reset(seed=7), singly.reset(seed=7))]
+    played = actions_of(kind, 7)
+    pairs += [(many.step(each), singly.step(each)) for each in played]
+    ended = 0
+    for (seen, *rest), (expected, *others) in pairs:
+        np.testing.assert_allclose(seen.astype(int), expected, atol=1)
+        assert seen.dtype == np.uint8
+        for one, other in zip(rest[:-1], others[:-1], strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert one.dtype == other.dtype
+        ended += int(sum(rest[1] | rest[2])) if len(rest) > 1 else 0
+        assert rest[-1].keys() == others[-1].keys()
+        for name in rest[-1].keys() - {"final_obs"}:
+            np.testing.assert_equal(rest[-1][name], others[-1][name])
+        for one, other in zip(rest[-1].get("final_obs", ()), others[-1].get("final_obs", ()), strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                np.testing.assert_allclose(one.astype(int), other, atol=1)
+    assert ended >= 3
+
+
+def test_a_round_of_many_worlds_is_one_batch(model: WorldModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = WorldVectorEnv(model, 4, start="shapes")
+    env.reset(seed=0)
+    batches: dict[str, list[int]] = {"backbone": [], "denoise": [], "decode": []}
+
+    def counted(name: str, row: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            batches[name].append(len(args[row]))
+            return call(*args, **kwargs)
+
+        return count
+
+    monkeypatch.setattr(model.backbone, "forward", counted("backbone", 0, model.backbone.forward))
+    monkeypatch.setattr(model, "denoise", counted("denoise", 1, model.denoise))
+    monkeypatch.setattr(model, "decode", counted("decode", 0, model.decode))
+    for _ in range(2):
+        env.step(np.zeros((4, 2), np.int8))
+    assert batches == {"backbone": [4, 4], "denoise": [4, 4], "decode": [4, 4]}
+
+
+def test_without_autoreset_the_user_says_who_starts_anew(model: WorldModel) -> None:
+    env = WorldVectorEnv(
+        model, 2, start="shapes", done_fn=ends, max_episode_steps=-1, autoreset_mode="Disabled"
+    )
+    env.reset(seed=[3, None])
+    seen, _, terminated, _, _ = env.step([[0, 0], [1, 1]])
+    assert terminated.tolist() == [False, True]
+    with pytest.raises(InputError, match="world 1 has ended"):
+        env.step([[0, 0], [0, 0]])
+    options = {"reset_mask": np.array([False, True])}
+    again, info = env.reset(options=options)
+    assert "reset_mask" in options, "the caller's options are the caller's"
+    assert np.array_equal(again[0], seen[0])
+    assert not np.array_equal(again[1], seen[1])
+    assert info["_world_seed"].tolist() == [False, True]
+    env.step([[0, 0], [0, 0]])
+
+
+def test_live_worlds_are_stepped_together(model: WorldModel) -> None:
+    sessions = [model.session(seed) for seed in (1, 2)]
+    env = WorldVectorEnv(sessions, 2, start="shapes")
+    seen = [env.reset(seed=0)[0], env.step([[1, 0], [0, 1]])[0]]
+    for row, seed in enumerate((1, 2)):
+        alone = WorldEnv(model.session(seed), start="shapes")
+        assert np.array_equal(alone.reset(seed=row)[0], seen[0][row])
+        assert np.array_equal(alone.step([row == 0, row == 1])[0], seen[1][row])
+    with pytest.raises(InputError, match="2 zeros and ones"):
+        env.step([[1, 0], [0, 2]])
+    env.close()
+    env.close()
+
+
+def test_a_refused_action_changes_no_world(model: WorldModel) -> None:
+    env = WorldVectorEnv(model, 2, start="shapes", actions="text")
+    env.reset(seed=0)
+    with pytest.raises(InputError, match="tokens"):
+        env.step(["the red ball moves left", "a " * 300])
+    assert [each.world.snapshot().round for each in env.envs if isinstance(each.world, Session)] == [0, 0]
+
+
+def test_vector_rendering_is_a_tuple(model: WorldModel) -> None:
+    env = WorldVectorEnv(model, 2, start="shapes", render_mode="rgb_array")
+    seen, _ = env.reset(seed=0)
+    shown = env.render()
+    assert isinstance(shown, tuple)
+    assert np.array_equal(np.stack(shown), seen)
+
+
+# ---- ids ------------------------------------------------------------------------------------------------
+
+
+def test_a_registered_world_is_made_by_its_id(registered: str) -> None:
+    env = gymnasium.make(f"worldmodel.env:{registered}")  # as one who has not imported the module
+    env.reset(seed=0)
+    assert [env.step(np.array([1, 0]))[3] for _ in range(3)] == [False, False, True]
+    assert gymnasium.make(registered, actions="text", max_episode_steps=-1).action_space.max_length == 63
+    many = gymnasium.make_vec(registered, num_envs=2)
+    assert isinstance(many, WorldVectorEnv)
+    many.reset(seed=0)
+    for _ in range(3):
+        _, _, _, truncated, _ = many.step(np.zeros((2, 2), np.int8))
+    assert truncated.tolist() == [True, True]
+    again = gymnasium.make_vec(many.spec)
+    assert again.num_envs == 2
+
+
+def test_the_shipped_world_has_an_id() -> None:
+    spec = gymnasium.spec("worldmodel/ShapesTiny-v0")
+    assert spec.kwargs == {"world": "shapes-tiny", "start": "shapes"}
+    assert gymnasium.envs.registration.load_env_creator(spec.entry_point) is WorldEnv
+    assert gymnasium.envs.registration.load_env_creator(spec.vector_entry_point) is WorldVectorEnv
+    assert gymnasium.envs.registration.EnvSpec.from_json(spec.to_json()) == spec
+    frame = shapes_scene(np.random.default_rng(0))["observation"]
+    assert frame.shape == (64, 64, 3)
+
+
+def run(code: str) -> str:
+    return subprocess.check_output([sys.executable, "-c", code], text=True, timeout=120).strip()
+
+
+def test_gymnasium_is_asked_for_only_by_its_users() -> None:
+    library = Path(worldmodel.__file__).parent
+    others = [path for path in library.rglob("*.py") if library / "env" not in path.parents]
+    assert len(others) > 20
+    needs = re.compile(
+        r"^\s*(import|from) (gymnasium|worldmodel\.env|worldmodel import .*\benv\b)", re.MULTILINE
+    )
+    assert [path for path in others if needs.search(path.read_text(encoding="utf-8"))] == []
+    told = run(
+        "import sys; sys.modules['gymnasium'] = None\n"
+        "try:\n    import worldmodel.env\nexcept ImportError as error:\n    print(error)"
+    )
+    assert told == (
+        "worldmodel.env needs gymnasium 1.1 or newer; install it with `pip install 'worldmodel[gym]'`."
+    )
+
+
+# ---- what is refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "told"),
+    [
+        ("keys", "left", "2 zeros and ones, one for each key (left, right), not 'left'"),
+        ("keys", [1, 0, 1], "not [1, 0, 1]"),
+        ("keys", [0.5, 0], "not [0.5, 0]"),
+        ("keys", None, "not None"),
+        ("keys", np.zeros((32, 32, 3)), "an array of shape (32, 32, 3)"),
+        ("vector", [1, 2], "3 finite numbers, not [1, 2]"),
+        ("vector", [1, 2, float("nan")], "3 finite numbers"),
+        ("vector", {"vector": [1, 2, 3]}, "3 finite numbers"),
+        ("vector", [[1], [2, 3]], "3 finite numbers"),
+        ("text", 3, "a sentence, not 3"),
+        ("text", "red " * 300, "tokens; use 1 to 64"),
+    ],
+)
+def test_a_wrong_action_is_refused_in_one_sentence(
+    model: WorldModel, kind: Any, action: Any, told: str
+) -> None:
+    env = WorldEnv(model, start="shapes", actions=kind)
+    env.reset(seed=0)
+    with pytest.raises(InputError, match=re.escape(told)):
+        env.step(action)
+    env.step(env.action_space.sample())
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"observe": "frames"}, "observe is 'frames'; use 'frame' or 'clip'"),
+        ({"render_mode": "human"}, "render_mode is 'human'"),
+        ({"actions": "mouse"}, "actions is 'mouse', which this world does not take; use keys or vector or"),
+        ({"start": "cubes"}, "start is 'cubes'; use 'shapes'"),
+        ({"start": 3}, "start is a int"),
+        ({"num_inference_steps": 0}, "num_inference_steps is 0"),
+        ({"world": 3}, "world is a int"),
+    ],
+)
+def test_a_wrong_setting_is_refused(model: WorldModel, settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        WorldEnv(**{"world": model, **settings})
+
+
+def test_what_cannot_be_known_is_asked_for(model: WorldModel, picture: np.ndarray) -> None:
+    env = WorldEnv(model)
+    with pytest.raises(InputError, match="has no start; make it with start="):
+        env.reset()
+    with pytest.raises(InputError, match="call reset"):
+        env.step([0, 0])
+    with pytest.raises(InputError, match="no option 'image'"):
+        env.reset(options={"image": picture})
+    with pytest.raises(InputError, match="call reset"):
+        WorldEnv(model, render_mode="rgb_array").render()
+    with pytest.raises(InputError, match="one thing"):
+        env.reset(options={"observation": picture, "text": "a ball"})
+    with pytest.raises(ConfigError, match="set them where it is opened"):
+        WorldEnv(model.session(), guidance_scale=2.0)
+    with pytest.raises(ModelError, match="no model"):
+        WorldEnv("no-such-world")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"num_envs": 0}, "num_envs is 0"),
+        ({"max_episode_steps": 0}, "max_episode_steps 0"),
+        ({"autoreset_mode": "Never"}, "autoreset_mode is 'Never'; use 'NextStep' or"),
+        ({"world": []}, "pass a list of 2"),
+        ({"world": 3}, "pass a list of 2"),
+    ],
+)
+def test_a_wrong_setting_of_many_worlds_is_refused(
+    model: WorldModel, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        WorldVectorEnv(**{"world": model, "num_envs": 2, **settings})
+
+
+def test_wrong_calls_of_many_worlds_are_refused(model: WorldModel) -> None:
+    env = WorldVectorEnv(model, 2, start="shapes")
+    with pytest.raises(InputError, match="call reset"):
+        env.step([[0, 0], [0, 0]])
+    with pytest.raises(InputError, match="3 seeds for 2 worlds"):
+        env.reset(seed=[1, 2, 3])
+    for mask in ([True], [1, 0], [False, False]):
+        with pytest.raises(InputError, match="2 booleans"):
+            env.reset(options={"reset_mask": np.array(mask)})
+    env.reset(seed=0)
+    for actions in ("ab", 3, None, [[0, 0]], np.zeros((3, 2))):
+        with pytest.raises(InputError, match="pass 2, one for each world"):
+            env.step(actions)
+    session = model.session()
+    with pytest.raises(ConfigError, match="stands twice"):
+        WorldVectorEnv([session, session], 2)
