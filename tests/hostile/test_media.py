@@ -431,7 +431,7 @@ def tried(action):
 print(tried(lambda: open("/etc/hostname")), tried(socket.socket), tried(os.pipe), tried(lambda: os.dup(1)))
 print(tried(lambda: bytearray(2**30)))
 """
-    out = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    out = subprocess.check_output([sys.executable, "-P", "-c", code], text=True, timeout=60)
     assert out.split() == ["OSError", "OSError", "OSError", "OSError", "MemoryError"]
 
 

@@ -267,5 +267,5 @@ def test_the_asynchronous_client_does_many_things_at_once(
 
 def test_the_client_is_light() -> None:
     code = "import sys; import worldmodel.serving.client; print(*sys.modules)"
-    modules = set(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split())
+    modules = set(subprocess.check_output([sys.executable, "-P", "-c", code], text=True, timeout=60).split())
     assert not modules & {"torch", "transformers", "fastapi", "uvicorn", "gradio", "pydantic"}

@@ -31,7 +31,16 @@ def start(model_folder: Path, tmp_path: Path) -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
 
     def run(*options: str) -> tuple["subprocess.Popen[str]", httpx.Client]:
-        command = [sys.executable, "-m", "worldmodel", "serve", str(model_folder), "--engine", "in-process"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "worldmodel",
+            "serve",
+            str(model_folder),
+            "--engine",
+            "in-process",
+        ]
         command += ["--port", "0", "--data-dir", str(tmp_path / "data"), *options]
         environ = {**os.environ, "WORLDMODEL_API_KEYS": KEY}
         process = subprocess.Popen(

@@ -261,7 +261,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
 
 
 def test_an_engine_does_not_outlive_a_killed_server() -> None:
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([sys.executable, "-P", "-c", SERVER], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     engine = psutil.Process(int(server.stdout.readline()))
     server.kill()
