@@ -1,9 +1,10 @@
 """Who may ask for what: keys, the address the server listens on, and limits for each key.
 
-Nothing is open but `/health` and the description of the interface (`/docs`, `/openapi.json`), which say
-nothing about users. Every other router depends on `require_key`; a dependency looks at the request that
-arrived, so no spelling of its path or `Host` gets around it. Without keys the server answers only on this
-machine's own addresses, and not to pages of other sites that a browser on this machine shows.
+Nothing is open but `/health`, `/ready`, the descriptions of the interface (`/openapi.json`, `/asyncapi.yaml`)
+and the empty play page, which say nothing about users. Every other router depends on `require_key`; a
+dependency looks at the request that arrived, so no spelling of its path or `Host` gets around it. Without
+keys the server answers only on this machine's own addresses, and not to pages of other sites that a browser
+on this machine shows.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from worldmodel.diffusion.sampler import euler_step
 from worldmodel.diffusion.schedule import sampling_sigmas
-from worldmodel.models.condition import Condition
+from worldmodel.models.condition import Condition, stack
 from worldmodel.models.dit import KeyValue
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.compute import Compute
@@ -166,9 +166,3 @@ class Denoiser:
             ]
             self._stacked = (names, pairs)
         return self._stacked[1]
-
-
-def stack(conditions: Sequence[Condition]) -> Condition:
-    """Put conditions of one sample each into one batch."""
-    names = [each.name for each in fields(Condition)]
-    return Condition(**{name: torch.cat([getattr(each, name) for each in conditions]) for name in names})

@@ -11,8 +11,9 @@ ApiError (worldmodel.errors.WorldModelError)
 ├── Unavailable         503  starting, stopping or out of decoders
 └── DeadlineExceeded    504  not done in the time that was given
 
-The app answers each with its `status`, its `headers` and `{"error": {"type", "code", "message"}}`. Other
-errors of `worldmodel.errors` are answered as 400.
+The app answers each with its `status`, its `headers` and `{"error": {"type", "code", "message"}}`. An
+`InputError` is answered as 400; every other error may name the server's own places, and is a 500 that says
+nothing.
 """
 
 # ruff: noqa: N818 -- they bear the names of the statuses

@@ -10,6 +10,7 @@ anything. Encoders run in the calling thread; give large clips to a worker threa
 import asyncio
 import atexit
 import io
+import logging
 import os
 import signal
 import socket
@@ -33,6 +34,8 @@ from worldmodel.errors import InputError, OutputError
 from worldmodel.serving import decode_child
 from worldmodel.serving.decode_child import ANSWER, FRAMES, MAX_TEXT, PICTURES, REFUSED, VIDEOS, Order
 from worldmodel.serving.errors import TooLarge, TooManyRequests, Unavailable, UnsupportedFormat
+
+LOG = logging.getLogger(__name__)
 
 NUM_CHILDREN = 4
 """Uploads that are decoded at once; the others wait."""
@@ -165,6 +168,8 @@ async def _converse(child: socket.socket, order: Order, data: bytes) -> Frames:
     shape = (num_frames, size, size, 3)
     whole = 1 <= num_frames <= order.max_frames and size == order.size
     if status != FRAMES or not whole or num_bytes != num_frames * size * size * 3:
+        # The library refuses damaged bytes with a sentence, so this is a decoder gone wrong, or ourselves.
+        LOG.error("A decoding child failed (answer %d) on an upload of %d bytes.", status, order.num_bytes)
         raise InputError(DAMAGED)
     return np.frombuffer(await _receive(child, num_bytes), np.uint8).reshape(shape)
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from worldmodel.data.transforms import to_frames, to_tensor
 from worldmodel.errors import InputError
-from worldmodel.models.condition import Condition
+from worldmodel.models.condition import Condition, unstack
 from worldmodel.models.prefix import History
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout import Snapshot, advance, begin, both, look, noise_of_round, prompt
+from worldmodel.rollout import Snapshot, advance, begin, both, look, memory_frames, noise_of_round, prompt
 from worldmodel.serving.compute import Batcher, Compute
 from worldmodel.serving.denoiser import Denoiser, Progress
 from worldmodel.serving.engine import Engine, LocalEngine, known
@@ -110,14 +110,6 @@ class WorldService:
             raise InputError(f"seed is {seed}; use 0 to 2^63 - 1.")
         return Settings(seed, steps, guidance, known(adapter, self.engine.adapters))
 
-    def world(self, identity: str) -> "World":
-        """Find a live world.
-
-        Raises:
-            KeyError: there is none of this name.
-        """
-        return self.worlds[identity]
-
     def sweep(self, idle_s: float) -> list[str]:
         """Close worlds that nobody has used for so long; returns their names."""
         idle = [name for name, world in self.worlds.items() if world.idle_s > idle_s]
@@ -168,15 +160,15 @@ class WorldService:
 
     async def read(self, latents: Float[Tensor, "1 t c h w"], asked: str, adapter: str | None) -> str:
         """Say something about an observation."""
-        prefix, _ = await self.compute.run(self.model.read_embeds, latents, [asked])
-        return await self.engine.text(prefix[0], MAX_TEXT_TOKENS, adapter)
+        ((prefix, _),) = await self.compute.run(self.model.read_rows, latents.unbind(), [asked])
+        return await self.engine.text(prefix, MAX_TEXT_TOKENS, adapter)
 
     async def first(self, settings: Settings, frames: np.ndarray | None, text: str | None) -> Snapshot:
         """Return the moment a world begins with, seen in frames or imagined from a text."""
         if (frames is None) == (text is None):
             raise InputError("A world starts from one thing: give an image, a video, or a text.")
         if frames is not None:
-            kept = max(1, self.model.config.vision.max_frames - 1) * self.model.config.codec.temporal_factor
+            kept = memory_frames(self.model.config)
             latents = await self.compute.run(self._encode, frames[-kept:])
             return begin(self.model, latents, frames[-kept:])
         action, unseen = Action.of(text), self.model.unseen[None].detach()
@@ -189,11 +181,7 @@ class WorldService:
 
     def _conditions(self, rows: Sequence[tuple[Tensor, Tensor]]) -> list[Condition]:
         batch = self.model.condition(torch.cat([row[0] for row in rows]), torch.cat([row[1] for row in rows]))
-        names = ("tokens", "pooled", "cells", "forecast")
-        return [
-            Condition(**{name: getattr(batch, name)[row : row + 1] for name in names})
-            for row in range(len(rows))
-        ]
+        return unstack(batch)
 
     def _frames(self, rows: Sequence[Tensor]) -> list[np.ndarray]:
         made: dict[int, np.ndarray] = {}

@@ -17,8 +17,11 @@ install_import_hook(
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,3 +112,25 @@ def model_folder(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) ->
 def picture() -> np.ndarray:
     """A picture with structure in it, uint8 `[32, 32, 3]`."""
     return np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
+
+
+@pytest.fixture(scope="session")
+def listening() -> Callable[[Any], AbstractContextManager[str]]:
+    """Lets an application answer on a real socket of this machine; gives its address."""
+    uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed: worldmodel[serve]")
+
+    @contextmanager
+    def listen(app: Any) -> Iterator[str]:
+        server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="critical"))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive(), "the server ended before it had begun"
+                thread.join(0.05)
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+
+    return listen

@@ -1,72 +1,121 @@
-"""The processes of a run, as torchrun started them."""
+"""The processes of a run, and how a model is laid over them: FSDP2 around every layer, activations by policy."""
 
+import functools
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from worldmodel.config import TrainConfig
+from worldmodel.models.world_model import WorldModel
+from worldmodel.parallel.mesh import Mesh
+from worldmodel.train.guards import meet
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Processes:
-    """This process among all."""
+def start(config: TrainConfig) -> Mesh:
+    """Join the group that torchrun made, or found a group of one, and arrange it as `config.mesh` says.
 
-    rank: int
-    world_size: int
-
-    @property
-    def first(self) -> bool:
-        """Whether this process writes files and prints."""
-        return self.rank == 0
-
-
-def start() -> Processes:
-    """Join the group that torchrun made; a plain start is a group of one."""
-    if "RANK" not in os.environ:
-        return Processes(0, 1)
-    dist.init_process_group("gloo")
-    return Processes(dist.get_rank(), dist.get_world_size())
-
-
-def broadcast(model: nn.Module, processes: Processes) -> None:
-    """Give every process the first one's weights."""
-    if processes.world_size > 1:
-        for tensor in model.state_dict().values():
-            dist.broadcast(tensor, src=0)
-
-
-def average_gradients(model: nn.Module, processes: Processes) -> None:
-    """Average gradients over processes in one message.
-
-    A parameter that some process did not use counts there as zero; one that none used keeps no gradient,
-    so that optimizers leave it alone.
+    Raises:
+        ConfigError: the axes do not multiply to the number of processes.
     """
-    if processes.world_size == 1:
-        return
-    trained = [p for p in model.parameters() if p.requires_grad]
-    used = torch.tensor([p.grad is not None for p in trained], dtype=torch.int32)
-    dist.all_reduce(used, dist.ReduceOp.MAX)
-    grads = []
-    for parameter, wanted in zip(trained, used.tolist(), strict=True):
-        if wanted and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad is not None:
-            grads.append(parameter.grad)
-    flat = torch.cat([grad.flatten() for grad in grads])
-    dist.all_reduce(flat)
-    flat /= processes.world_size
-    for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-        grad.copy_(part.view_as(grad))
-
-
-def barrier(processes: Processes) -> None:
-    """Wait for all."""
-    if processes.world_size > 1:
-        dist.barrier()
-
-
-def stop(processes: Processes) -> None:
-    """Leave the group."""
-    if processes.world_size > 1:
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=config.hang_timeout_s)
+    store, rank, world_size = meet(timeout) if "RANK" in os.environ else (dist.HashStore(), 0, 1)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    try:
+        return Mesh.build(config.mesh, device)
+    except BaseException:
         dist.destroy_process_group()
+        raise
+
+
+class Root(nn.Module):
+    """The module that owns all weights of a run: the model and its objective's heads.
+
+    FSDP gathers weights when a module is called; whatever a run computes, it computes inside this call.
+    """
+
+    def __init__(self, model: WorldModel, objective: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+
+    def forward(self, work: Callable[[], T]) -> T:
+        """Do some work with the weights at hand."""
+        return work()
+
+
+def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
+    """Move a root to its device and shard it over the mesh, in place."""
+    root.to(mesh.device)
+    root.model.backbone.sequence = root.model.generator.sequence = mesh.sequence
+    for layer in layers(root.model):
+        if config.activations != "keep":
+            recompute(layer, offload=config.activations == "offload")
+        if config.compile:
+            layer.compile()
+        fully_shard(layer, mesh=mesh.fsdp, reshard_after_forward=mesh.fsdp.size(-1) > 1)
+    fully_shard(root, mesh=mesh.fsdp, reshard_after_forward=False)
+
+
+def layers(model: WorldModel) -> list[nn.Module]:
+    """Return the layers of all transformer stacks."""
+    stacks = (
+        module.layers
+        for module in model.modules()
+        if isinstance(getattr(module, "layers", None), nn.ModuleList)
+    )
+    return [layer for stack in stacks for layer in stack]
+
+
+def recompute(layer: nn.Module, offload: bool) -> None:
+    """Keep only a layer's input for the backward pass and compute the rest again.
+
+    With `offload`, the products of matrices and attention wait in the CPU's memory instead of being
+    computed again (Yuan et al. 2024, arXiv:2407.12117).
+    """
+    contexts: dict[str, Any] = {}
+    if offload:
+        contexts["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _offload_products)
+    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, **contexts)
+
+
+def _offload_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    products = ("mm", "addmm", "bmm", "baddbmm", "scaled_dot_product", "convolution")
+    name = op.__name__ if hasattr(op, "__name__") else str(op)
+    found = any(word in name for word in products)
+    return CheckpointPolicy.MUST_CPU_OFFLOAD if found else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def accumulate(root: nn.Module, last: bool) -> None:
+    """Tell FSDP whether the next backward pass is the step's last: only then gradients are exchanged."""
+    assert isinstance(root, FSDPModule)
+    root.set_requires_gradient_sync(last)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the tensor of which processes hold parts."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def stop() -> None:
+    """Leave the group."""
+    dist.destroy_process_group()

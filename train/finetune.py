@@ -1,30 +1,35 @@
 """Train a world model, stage after stage: `torchrun --nproc-per-node 2 train/finetune.py CONFIG key=value …`.
 
-The file reads from top to bottom: config, processes, model, then for every stage its objective,
-optimizers, loader and loop. A run that is started again continues where its newest checkpoint stands.
+The file reads from top to bottom: config, processes, then for every stage its model, optimizers, loader and
+loop. A run that is started again, on any number of processes, continues where its newest checkpoint stands.
 """
 
 import argparse
 import json
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import nn
 
 from worldmodel import config as configs
 from worldmodel import hub
-from worldmodel.config import StageConfig, TrainConfig
+from worldmodel.config import TrainConfig
 from worldmodel.data import loader
-from worldmodel.data.sources import ShapesSource
+from worldmodel.data.transforms import to_frames
 from worldmodel.errors import ConfigError, WorldModelError
-from worldmodel.models.world_model import WorldModel
+from worldmodel.models import attention
+from worldmodel.parallel.mesh import Mesh
 from worldmodel.report import RunLog
-from worldmodel.train import checkpoint, distributed, optim
-from worldmodel.train.language import build_tokenizer
-from worldmodel.train.objectives import OBJECTIVES, Objective
+from worldmodel.train import distributed, facts
+from worldmodel.train.checkpoint import Checkpoints
+from worldmodel.train.guards import Stragglers, Watchdog
+from worldmodel.train.learner import Learner, Progress, start_model
+from worldmodel.train.objectives import OBJECTIVES
+from worldmodel.train.terms import Prepared
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="worldmodel train", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("config", help="a YAML file, or the name of a shipped one (shapes_tiny)")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="e.g. seed=1 stages.state.steps=100"
+        "overrides", nargs="*", metavar="key=value", help="e.g. seed=1 mesh.sp=2 stages.state.steps=100"
     )
     args = parser.parse_args(argv)
     try:
@@ -44,122 +49,112 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(config: TrainConfig) -> Path:
-    """Train every stage and export the model; returns the exported folder."""
-    processes = distributed.start()
-    torch.set_num_threads(1 if processes.world_size > 1 else torch.get_num_threads())
-    torch.manual_seed(config.seed)
-    run = Path(config.run_dir)
-    model = WorldModel.from_config(config.model, build_tokenizer(config))
-    if config.init_from:
-        hub.load_weights(model, config.init_from)
-    if processes.first:
-        run.mkdir(parents=True, exist_ok=True)
-        (run / "config.json").write_text(json.dumps(configs.to_dict(config), indent=2), encoding="utf-8")
+    """Train every stage and export the model; returns its folder, or the run's when asked to stop before.
+
+    Raises:
+        ConfigError: the mesh does not fit the processes, a stage does not fit the model, or the gradient
+            is not finite.
+    """
+    check(config)
     stop = StopSignal()
-    started = checkpoint.latest(run)
-    done = list(config.stages).index(started[1]["stage"]) if started else -1
-    for index, (name, stage) in enumerate(config.stages.items()):
-        if index < done:
-            continue
-        resume = started if started and index == done else None
-        objective = run_stage(config, name, stage, model, processes, resume, stop)
-        del objective
-        if stop.asked:
-            break
-    distributed.barrier(processes)
-    distributed.stop(processes)
-    if stop.asked:
-        return run
-    if processes.first:
-        hub.save_pretrained(model, run / "model", training=configs.to_dict(config))
-    return run / "model"
+    mesh = distributed.start(config)
+    try:
+        attention.use(config.attention)
+        torch.set_num_threads(1 if mesh.world_size > 1 else torch.get_num_threads())
+        run = Path(config.run_dir)
+        with Checkpoints(run, config.keep_checkpoints) as checkpoints:
+            at = Progress.of(checkpoints.latest())
+            if at and at.stage not in config.stages:
+                raise ConfigError(
+                    f"{run} stands in stage {at.stage!r}, which is not in stages; choose another run_dir."
+                )
+            if mesh.first:
+                write_config(config, run)
+            order = list(config.stages)
+            for name in order[order.index(at.stage) + at.ended if at else 0 :]:
+                if not run_stage(config, name, mesh, checkpoints, stop):
+                    return run
+            newest = checkpoints.latest()
+            if mesh.first:
+                model = start_model(config, newest)
+                hub.save_pretrained(model, run / "model", training=configs.to_dict(config))
+            mesh.barrier()
+        return run / "model"
+    finally:
+        distributed.stop()
 
 
 def run_stage(
-    config: TrainConfig,
-    name: str,
-    stage: StageConfig,
-    model: WorldModel,
-    processes: distributed.Processes,
-    resume: tuple[Path, dict] | None,
-    stop: "StopSignal",
-) -> Objective:
-    """Train one stage from its start or from a checkpoint."""
-    if stage.objective not in OBJECTIVES:
-        raise ConfigError(
-            f"stages.{name}.objective is {stage.objective!r}; use one of {', '.join(OBJECTIVES)}."
-        )
-    torch.manual_seed(config.seed)
-    objective = OBJECTIVES[stage.objective](model)
-    both = nn.ModuleDict({"model": model, "objective": objective})
-    freeze(model, stage.train)
-    optimizers = optim.build(both, stage)
-    first_step = 0
-    if resume:
-        folder, state = resume
-        ended = state["end_of_stage"]
-        checkpoint.restore(folder, model if ended else both, None if ended else optimizers)
-        first_step = stage.steps if ended else state["step"]
-    distributed.broadcast(both, processes)
-    if first_step >= stage.steps:
-        return objective
-    log = RunLog(Path(config.run_dir), name, stage.steps, first_step, processes.first, config.log_every)
-    log.parameters(model)
-    stream = loader.batches(
-        ShapesSource(), stage, config.seed, first_step, processes.rank, processes.world_size
-    )
-    noise = torch.Generator()
-    batch = None
-    for batch in stream:
-        began = time.perf_counter()
-        step = batch.step
-        noise.manual_seed((config.seed * 1_000_003 + step) * 64 + processes.rank)
-        optim.set_rates(optimizers, stage, step)
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
-            losses = objective(model, batch, noise)
-        losses["loss"].backward()
-        distributed.average_gradients(both, processes)
-        norm = nn.utils.clip_grad_norm_([p for p in both.parameters() if p.requires_grad], 1.0)
-        if not torch.isfinite(norm):
-            raise ConfigError(
-                f"The gradient of stage {name!r} is not finite at step {step} ({batch.episodes[0].name} …); "
-                f"lower stages.{name}.lr or muon_lr and start again: the last checkpoint is kept."
-            )
-        for optimizer in optimizers.values():
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        log.step(step, batch.task, losses, float(norm), len(batch.episodes) * processes.world_size, began)
-        asked = stop.agreed(processes)
-        if (
-            processes.first
-            and step + 1 < stage.steps
-            and ((step + 1) % config.checkpoint_every == 0 or asked)
-        ):
-            checkpoint.save(Path(config.run_dir), name, step + 1, both, optimizers, keep=False)
-        if asked:
-            log.close()
-            return objective
-    assert batch is not None
-    objective.finish(model, batch)
-    distributed.broadcast(model, processes)
+    config: TrainConfig, name: str, mesh: Mesh, checkpoints: Checkpoints, stop: "StopSignal"
+) -> bool:
+    """Train one stage from its start or from its newest checkpoint; False when asked to stop before its end."""
+    stage, run = config.stages[name], Path(config.run_dir)
+    learner, done = Learner.start(config, name, mesh, checkpoints.latest())
+    log = RunLog(run, name, stage.steps, done, mesh.first, config.log_every)
+    for line in facts.describe(learner.root, stage, mesh):
+        log.say(line)
+    prepared: list[Prepared] = []
+    stream = loader.batches(config.data, config.model, stage, config.seed, done, mesh.dp_rank, mesh.dp_size)
+    with stream, Watchdog(config.hang_timeout_s) as watchdog:
+        stalled, stragglers = 0.0, Stragglers()
+        for batches in stream:
+            watchdog.beat(f"step {done}")
+            began = time.process_time()
+            outcome = learner.step(batches, stop.asked)
+            for rank, slowdown in stragglers.step(time.process_time() - began).items():
+                log.say(
+                    f"  process {rank} computes {slowdown:.2f} times as long as the others; look at its machine"
+                )
+            prepared, done = outcome.prepared, done + 1
+            log.step(done - 1, batches[0].task, outcome.terms, outcome.amounts, stream.stall_s - stalled)
+            stalled = stream.stall_s
+            if config.sample_every and done % config.sample_every == 0:
+                show(learner, batches, log, done)
+            if done < stage.steps and (outcome.stop or done % config.checkpoint_every == 0):
+                learner.save(checkpoints, done)
+            if outcome.stop and done < stage.steps:
+                log.close()
+                return False
+    learner.finish(prepared)
+    learner.save(checkpoints, stage.steps, ended=True)
+    log.say(f"  at most {facts.peak_memory(mesh.device)} of memory were needed")
     log.close()
-    if processes.first:
-        checkpoint.save(Path(config.run_dir), name, stage.steps, model, {}, keep=True)
-    return objective
+    return not stop.asked
 
 
-def freeze(model: WorldModel, trained: tuple[str, ...]) -> None:
-    """Let only parameters below the named components move.
+def show(learner: Learner, batches: list[loader.Batch], log: RunLog, step: int) -> None:
+    """Draw what the model makes of a batch."""
+    pair = learner.pictures(batches[0])
+    if pair is not None:
+        log.picture(step, *(np.stack([to_frames(clip) for clip in clips]) for clips in pair))
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse what would only fail after hours.
 
     Raises:
-        ConfigError: a name is not a component of the model.
+        ConfigError: there are no stages, or one names an objective that does not exist.
     """
-    names = {name.split(".")[0] for name, _ in model.named_parameters()}
-    unknown = set(trained) - names
-    if unknown:
-        raise ConfigError(f"train names {sorted(unknown)[0]!r}; components are {', '.join(sorted(names))}.")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.split(".")[0] in trained)
+    if not config.stages:
+        raise ConfigError("The config has no stages; give at least one under `stages`.")
+    for name, stage in config.stages.items():
+        if stage.objective not in OBJECTIVES:
+            raise ConfigError(
+                f"stages.{name}.objective is {stage.objective!r}; use one of {', '.join(OBJECTIVES)}."
+            )
+
+
+def write_config(config: TrainConfig, run: Path) -> None:
+    """Keep the resolved config and the code's commit beside what they make."""
+    run.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(  # noqa: S603
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    written = {"commit": commit.stdout.strip() or None, **configs.to_dict(config)}
+    (run / "config.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
 
 
 class StopSignal:
@@ -172,14 +167,6 @@ class StopSignal:
 
     def _receive(self, number: int, frame: object) -> None:
         self.asked = True
-
-    def agreed(self, processes: distributed.Processes) -> bool:
-        """Tell whether any process was asked, the same answer on all."""
-        if processes.world_size > 1:
-            flag = torch.tensor(int(self.asked))
-            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-            self.asked = bool(flag)
-        return self.asked
 
 
 if __name__ == "__main__":

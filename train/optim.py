@@ -1,9 +1,13 @@
-"""Optimizers and their schedule: Muon for the matrices of transformer blocks, AdamW for everything else."""
+"""Optimizers and their schedule: Muon for the matrices of transformer layers, AdamW for everything else."""
+
+from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from worldmodel.config import StageConfig
+from worldmodel.config import StageConfig, TrainedConfig
+
+Optimizers = dict[str, torch.optim.Optimizer]
 
 
 def schedule(step: int, stage: StageConfig) -> float:
@@ -16,34 +20,42 @@ def schedule(step: int, stage: StageConfig) -> float:
     return 1.0 - 0.99 * (step - flat) / max(stage.steps - flat, 1)
 
 
-def is_block_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Say whether a parameter is a matrix inside a stack of transformer layers."""
-    return parameter.dim() == 2 and ".layers." in name and "modulation" not in name
+def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Say whether a parameter is a matrix inside a stack of transformer layers; LoRA's factors are not."""
+    others = any(part == "modulation" or part.startswith("lora_") for part in name.split("."))
+    return parameter.dim() == 2 and ".layers." in name and not others
 
 
-def build(model: nn.Module, stage: StageConfig) -> dict[str, torch.optim.Optimizer]:
-    """Make the optimizers for the parameters that require gradients.
+def build(root: nn.Module, stage: StageConfig) -> Optimizers:
+    """Make the optimizers for the parameters of `root` that require gradients.
+
+    Parameters are named `model.COMPONENT.…`; each component may have rates of its own (`stage.train`). A
+    group keeps its peak rate as `peak`.
 
     Source: Jordan et al. 2024 for Muon; its scale factor is the original one, sqrt(max(1, rows / columns)).
     """
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for name, p in trained if stage.muon_lr and is_block_matrix(name, p)]
-    chosen = {id(p) for p in matrices}
-    rest = [(name, p) for name, p in trained if id(p) not in chosen]
-    decayed = [p for _, p in rest if p.dim() > 1]
-    plain = [p for _, p in rest if p.dim() <= 1]
-    optimizers: dict[str, torch.optim.Optimizer] = {
-        "adamw": torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": stage.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-            lr=stage.lr,
-            betas=(0.9, 0.98),
-            foreach=True,
-        )
-    }
-    if matrices:
+    adamw: dict[tuple[float, float], list[Tensor]] = {}
+    muon: dict[float, list[Tensor]] = {}
+    for name, parameter in root.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        own = stage.train.get(name.split(".")[1], TrainedConfig())
+        lr, muon_lr = _either(own.lr, stage.lr), _either(own.muon_lr, stage.muon_lr)
+        if muon_lr and is_layer_matrix(name, parameter):
+            muon.setdefault(muon_lr, []).append(parameter)
+        else:
+            decay = stage.weight_decay if parameter.dim() > 1 else 0.0
+            adamw.setdefault((lr, decay), []).append(parameter)
+    optimizers: Optimizers = {}
+    if adamw:
+        groups = [
+            {"params": params, "lr": lr, "peak": lr, "weight_decay": decay}
+            for (lr, decay), params in adamw.items()
+        ]
+        optimizers["adamw"] = torch.optim.AdamW(groups, betas=(0.9, 0.98), foreach=True)
+    if muon:
         optimizers["muon"] = torch.optim.Muon(
-            matrices,
-            lr=stage.muon_lr,
+            [{"params": params, "lr": lr, "peak": lr} for lr, params in muon.items()],
             weight_decay=stage.weight_decay,
             momentum=0.95,
             adjust_lr_fn="original",
@@ -51,10 +63,40 @@ def build(model: nn.Module, stage: StageConfig) -> dict[str, torch.optim.Optimiz
     return optimizers
 
 
-def set_rates(optimizers: dict[str, torch.optim.Optimizer], stage: StageConfig, step: int) -> float:
-    """Set every group's rate for this step; return the factor."""
-    factor = schedule(step, stage)
-    for name, optimizer in optimizers.items():
+def set_rates(optimizers: Optimizers, stage: StageConfig, step: int) -> None:
+    """Set every group's rate for this step."""
+    for optimizer in optimizers.values():
         for group in optimizer.param_groups:
-            group["lr"] = factor * (stage.muon_lr if name == "muon" else stage.lr)
-    return factor
+            group["lr"] = schedule(step, stage) * group["peak"]
+
+
+class Average:
+    """An exponential moving average of the trained weights.
+
+    After `n` updates it forgets at the rate min(decay, (1 + n) / (10 + n)), so that a short stage is not
+    held back by its start.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], decay: float) -> None:
+        self.decay = decay
+        self.live = {name: parameter for name, parameter in parameters if parameter.requires_grad}
+        self.weights = {name: parameter.detach().clone() for name, parameter in self.live.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Move towards the weights after step `step` (counted from 0)."""
+        rate = 1 - min(self.decay, (1 + step) / (10 + step))
+        for name, average in self.weights.items():
+            average.lerp_(self.live[name].detach(), rate)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the weights and their average."""
+        for name, average in self.weights.items():
+            kept = self.live[name].detach().clone()
+            self.live[name].copy_(average)
+            average.copy_(kept)
+
+
+def _either(own: float | None, common: float) -> float:
+    return common if own is None else own

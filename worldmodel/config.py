@@ -152,30 +152,55 @@ class WorldModelConfig:
 
 
 @dataclass(frozen=True)
+class TrainedConfig:
+    """How one component learns in a stage."""
+
+    lr: float | None = None
+    """Peak rate of AdamW for this component; empty takes the stage's."""
+    muon_lr: float | None = None
+    """Peak rate of Muon for this component; empty takes the stage's."""
+    lora_rank: int = 0
+    """Above 0, the component's linear layers are frozen and low-rank additions to them are learned (peft)."""
+    lora_alpha: float = 32.0
+    """The additions are scaled by `lora_alpha / lora_rank`."""
+
+    def __post_init__(self) -> None:
+        if self.lora_rank < 0:
+            raise ConfigError(
+                f"lora_rank is {self.lora_rank}; use 0 (all weights) or the rank, for example 16."
+            )
+
+
+@dataclass(frozen=True)
 class StageConfig:
     """One stage of training: what is learned, on what, for how long."""
 
     objective: str = "state"
     """language | codec | alignment | state | generator | joint (see train/objectives.py)."""
     steps: int = 1000
-    batch_size: int = 24
-    """Episodes per process and step."""
+    batch_size: int = 48
+    """Episodes a step, over all processes."""
+    microbatch_size: int = 0
+    """Episodes a process takes through the model at once; more are accumulated. 0 takes all at once."""
     lr: float = 2e-3
     """Peak rate of AdamW: adapters, embeddings, norms, convolutions."""
     muon_lr: float = 0.02
     """Peak rate of Muon: the matrices of the transformer blocks. 0 leaves them to AdamW."""
     weight_decay: float = 0.01
+    max_gradient_norm: float = 1.0
     warmup_steps: int = 60
     constant_fraction: float = 0.45
     """Share of the steps before the linear decay to 1 % of the peak."""
+    ema_decay: float = 0.0
+    """Above 0, the stage ends with an average of its weights, which forgets at this rate a step."""
     rounds: int = 2
     """Rounds of one episode, predicted in one pass of the backbone."""
     self_rollout: tuple[float, float] = (0.0, 0.0)
     """Share of steps, at the stage's start and end, that continue from the model's own predictions."""
     tasks: dict[str, float] = field(default_factory=dict)
     """Sampling weights of the kinds of episode (see data/sources.py)."""
-    train: tuple[str, ...] = ()
-    """Components whose weights move; the others are frozen."""
+    train: dict[str, TrainedConfig] = field(default_factory=dict)
+    """Components whose weights move, and how; the others are frozen."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch_size < 1 or self.rounds < 1:
@@ -183,8 +208,73 @@ class StageConfig:
                 f"A stage has steps {self.steps}, batch_size {self.batch_size} and rounds {self.rounds}; "
                 "each must be 1 or more."
             )
+        if self.microbatch_size < 0 or not 0 <= self.ema_decay < 1:
+            raise ConfigError(
+                f"A stage has microbatch_size {self.microbatch_size} and ema_decay {self.ema_decay}; "
+                "use 0 or more, and 0 to below 1."
+            )
         if not self.tasks:
             raise ConfigError("A stage names no tasks; give stages.NAME.tasks, for example {rounds: 1.0}.")
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """Where episodes come from."""
+
+    kind: str = "shapes"
+    """shapes (the procedural world) | clips (a table of video files) | webdataset (tar files) |
+    huggingface (a streamed dataset)."""
+    path: str = ""
+    """clips: the csv, parquet or jsonl table. webdataset: a tar file or a pattern such as data/*.tar.
+    huggingface: name of the dataset on the Hub, or a local folder."""
+    root: str = ""
+    """clips: the folder that paths in the table start from; empty means the table's own."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Which column holds what: {video, text, keys, vector, start, end, name: column}; see data/columns.py."""
+    preset: str = ""
+    """Columns of a known table instead: webvid | panda70m | openvid."""
+    split: str = "train"
+    weight: float = 1.0
+    """Share of the mixture."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How episodes stream."""
+
+    sources: dict[str, SourceConfig] = field(default_factory=lambda: {"shapes": SourceConfig()})
+    """Sources by name, mixed by weight; a stage's tasks are asked of those that offer them."""
+    num_workers: int = 0
+    """Processes that read and decode beside the training; 0 reads between the steps."""
+    prefetch: int = 2
+    """Batches that are kept ready, with num_workers above 0."""
+    window: int = 1024
+    """Clips of a source that are shuffled among each other; larger mixes better and seeks more."""
+    max_bad_fraction: float = 0.01
+    """Share of clips that may be unreadable (each is named in the log and replaced) before the run fails."""
+    timeout_s: float = 300.0
+    """Longest wait for a batch before the run fails instead of hanging."""
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How the processes are arranged; the product of the axes is the number of processes."""
+
+    dp_replicate: int = 0
+    """Copies of the model that see different episodes; 0 takes what the other axes leave."""
+    dp_shard: int = 1
+    """Processes that see different episodes and share one copy of the weights (FSDP)."""
+    cp: int = 1
+    """Processes that share each sequence by gathering keys and values: between machines."""
+    sp: int = 1
+    """Processes that share each sequence by exchanging heads (Ulysses): within a machine."""
+
+    def __post_init__(self) -> None:
+        if self.dp_replicate < 0 or min(self.dp_shard, self.cp, self.sp) < 1:
+            raise ConfigError(
+                f"mesh is dp_replicate {self.dp_replicate}, dp_shard {self.dp_shard}, cp {self.cp}, sp {self.sp}; "
+                "use 1 or more (dp_replicate: 0 for what is left)."
+            )
 
 
 @dataclass(frozen=True)
@@ -194,14 +284,39 @@ class TrainConfig:
     model: WorldModelConfig = field(default_factory=WorldModelConfig)
     stages: dict[str, StageConfig] = field(default_factory=dict)
     """Stages by name, run in this order."""
+    data: DataConfig = field(default_factory=DataConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
     init_from: str | None = None
     """Model name or folder to start from instead of random weights."""
     run_dir: str = "runs/shapes-tiny"
     seed: int = 0
     checkpoint_every: int = 200
+    keep_checkpoints: int = 2
+    """Checkpoints within a stage that are kept; the end of every stage always is."""
     log_every: int = 20
+    sample_every: int = 0
+    """Steps between pictures of what the model makes, in RUN_DIR/samples; 0 makes none."""
     precision: str = "bf16"
     """bf16 (autocast) | fp32."""
+    attention: str = "auto"
+    """auto | reference | sdpa | flex | flash (see models/attention.py)."""
+    activations: str = "keep"
+    """What the backward pass needs of a layer: keep | recompute | offload (to the CPU's memory)."""
+    compile: bool = False
+    """Compile every transformer layer (torch.compile)."""
+    hang_timeout_s: float = 600.0
+    """A step that takes longer writes every thread's stack and ends the run."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("precision", self.precision, ("bf16", "fp32")),
+            ("attention", self.attention, ("auto", "reference", "sdpa", "flex", "flash")),
+            ("activations", self.activations, ("keep", "recompute", "offload")),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name} is {value!r}; use one of {', '.join(known)}.")
+        if self.keep_checkpoints < 2:
+            raise ConfigError(f"keep_checkpoints is {self.keep_checkpoints}; use 2 or more.")
 
 
 def build(schema: type[T], values: dict[str, Any]) -> T:

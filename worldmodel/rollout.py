@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from worldmodel.config import WorldModelConfig
 from worldmodel.data import media, sheet
 from worldmodel.data.transforms import to_frames, to_tensor
 from worldmodel.errors import ConfigError, InputError
@@ -37,9 +38,19 @@ class Snapshot:
     actions: tuple[Action, ...] = ()
 
 
+def memory_latents(config: WorldModelConfig) -> int:
+    """Return how many latent frames of an observation count; one place is left for the frame before it."""
+    return max(1, config.vision.max_frames - 1)
+
+
+def memory_frames(config: WorldModelConfig) -> int:
+    """Return how many of an observation's newest frames count."""
+    return memory_latents(config) * config.codec.temporal_factor
+
+
 def begin(model: WorldModel, latents: Float[Tensor, "1 t c h w"], frames: np.ndarray) -> Snapshot:
     """Return the moment at which a world has been seen for the first time."""
-    observation = latents[:, -max(1, model.config.vision.max_frames - 1) :]
+    observation = latents[:, -memory_latents(model.config) :]
     return Snapshot(context=latents[:, -1], observation=observation, clips=(frames,))
 
 
@@ -161,7 +172,7 @@ class Session:
             size=config.codec.image_size,
             fps=config.fps,
             max_frames=int(media.MAX_VIDEO_SECONDS * config.fps),
-        )[-max(1, config.vision.max_frames - 1) * config.codec.temporal_factor :]
+        )[-memory_frames(config) :]
         latents = self.model.codec.encode(to_tensor([frames]).to(self.model.unseen.device))
         self._now = begin(self.model, latents, frames)
         return frames

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
 from worldmodel.errors import InputError
+from worldmodel.rollout import memory_frames
 from worldmodel.serving import media
 from worldmodel.serving.errors import NotFound, UnsupportedFormat
 from worldmodel.serving.settings import MIB
@@ -128,7 +129,7 @@ async def decode(service: WorldService, data: bytes) -> np.ndarray:
         limits=limits,
     )
     # A world goes on from a film's end; a copy lets the rest of it go.
-    return frames[-max(1, config.vision.max_frames - 1) * config.codec.temporal_factor :].copy()
+    return frames[-memory_frames(config) :].copy()
 
 
 def from_data_url(url: str) -> bytes:

@@ -1,8 +1,8 @@
 """A server, the demo's page over it, and a browser that looks at the page; all real, the model tiny."""
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +31,19 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def server(make_model: Callable[..., WorldModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(
+    make_model: Callable[..., WorldModel],
+    listening: Callable[[Any], AbstractContextManager[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
     """A server of a tiny model with the frames of the shapes world; its address."""
-    uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed: worldmodel[serve]")
     from worldmodel.serving.app import create_app
     from worldmodel.serving.settings import ServerConfig
     from worldmodel.serving.worlds import WorldService
 
     config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), requests_per_minute=60_000)
-    app = create_app(WorldService(make_model(image_size=64)), config)
-    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server ended before it had begun"
-            thread.join(0.05)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
+    with listening(create_app(WorldService(make_model(image_size=64)), config)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,15 @@ import http.client
 import io
 import json
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
 from worldmodel.models.world_model import WorldModel
@@ -53,20 +51,15 @@ def free(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="module")
-def port(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def port(
+    model: WorldModel,
+    listening: Callable[[Any], AbstractContextManager[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[int]:
     """A server on a socket, for what a client library would not send."""
     config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), keys=Keys(KEYS), max_upload_bytes=LIMIT)
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(WorldService(model), config), port=0, log_level="critical")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the server ended before it had begun"
-        thread.join(0.05)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(30)
+    with listening(create_app(WorldService(model), config)) as address:
+        yield int(address.rpartition(":")[2])
 
 
 def operations(client: TestClient) -> list[tuple[str, str]]:

@@ -1,14 +1,12 @@
 """Whatever the published schema lets one send is answered as it says, never with an error of the server."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 
@@ -31,7 +29,11 @@ CONFORMANCE = [
 
 
 @pytest.fixture(scope="module")
-def address(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(
+    model: WorldModel,
+    listening: Callable[[Any], AbstractContextManager[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
     # Small limits keep what is asked for cheap; the answers to asking for more are in the schema, too.
     config = ServerConfig(
         "tiny",
@@ -40,17 +42,8 @@ def address(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
         max_queued_jobs=2,
         requests_per_minute=60_000,
     )
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(WorldService(model), config), port=0, log_level="critical")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the server ended before it had begun"
-        thread.join(0.05)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(30)
+    with listening(create_app(WorldService(model), config)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,14 @@
 import asyncio
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
 
 from worldmodel.errors import ConfigError, InputError, WorldModelError
@@ -29,7 +29,11 @@ KEY = "correct-horse-battery-staple"
 
 
 @pytest.fixture(scope="module")
-def address(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(
+    model: WorldModel,
+    listening: Callable[[Any], AbstractContextManager[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
     """A server in a thread of its own, which asks for a key."""
     config = ServerConfig(
         model_name="tiny",
@@ -38,18 +42,8 @@ def address(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
         max_worlds_per_key=6,
         requests_per_minute=60_000,
     )
-    app = create_app(WorldService(model), config)
-    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server ended before it had begun"
-            thread.join(0.05)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
+    with listening(create_app(WorldService(model), config)) as address:
+        yield address
 
 
 @pytest.fixture

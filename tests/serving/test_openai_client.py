@@ -2,15 +2,14 @@
 
 import base64
 import io
-import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import av
 import numpy as np
 import pytest
-import uvicorn
 
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import media
@@ -25,19 +24,14 @@ KEY = "some-key-0123456789"
 
 
 @pytest.fixture(scope="module")
-def address(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(
+    model: WorldModel,
+    listening: Callable[[Any], AbstractContextManager[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
     config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), keys=Keys([KEY]))
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(WorldService(model), config), port=0, log_level="warning")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the server ended before it had begun"
-        thread.join(0.05)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    server.should_exit = True
-    thread.join(30)
+    with listening(create_app(WorldService(model), config)) as address:
+        yield f"{address}/v1"
 
 
 @pytest.fixture

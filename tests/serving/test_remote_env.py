@@ -1,11 +1,11 @@
 """Worlds of a server as gymnasium environments: as those of a model here, and stepped at the same time."""
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import pytest
-import uvicorn
 
 pytest.importorskip("gymnasium")
 
@@ -22,22 +22,15 @@ KEY = "a-key-that-is-long-enough"
 
 
 @pytest.fixture(scope="module")
-def client(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(
+    model: WorldModel,
+    listening: Callable[[Any], AbstractContextManager[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Client]:
     config = ServerConfig(model_name="tiny", data_dir=tmp_path_factory.mktemp("data"), keys=Keys([KEY]))
     app = create_app(WorldService(model), config)
-    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server ended before it had begun"
-            thread.join(0.05)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        with Client(f"http://127.0.0.1:{port}", KEY, timeout_s=60) as client:
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join(30)
+    with listening(app) as address, Client(address, KEY, timeout_s=60) as client:
+        yield client
 
 
 def near(made: np.ndarray, expected: np.ndarray) -> bool:

@@ -53,7 +53,9 @@ def test_shift_of_the_levels_by_hand() -> None:
 
 
 def test_training_levels_have_the_shares_that_are_asked_for() -> None:
-    sigma = training_sigmas(20_000, 4, torch.Generator().manual_seed(0), independent=0.25, pure=0.4)
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(20_000, 4, generator=generator)
+    sigma = training_sigmas(normal, torch.rand(20_000, 2, generator=generator), independent=0.25, pure=0.4)
     assert bool(((sigma > 0) & (sigma <= 1)).all())
     pure = (sigma == 1).all(dim=1)
     assert float(pure.float().mean()) == pytest.approx(0.4, abs=0.015)

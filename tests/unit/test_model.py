@@ -54,8 +54,9 @@ def test_shapes_of_the_six_verbs(model: WorldModel) -> None:
     assert vision.tokens.shape == (2, CHUNK * 4, width)
     assert vision.cells.shape == (2, CHUNK, CELLS**2, width)
     actions = model.encode_action([Action("the red ball moves left"), Action()])
-    assert actions.shape == (2, 32, width)
-    states = model.predict_state(torch.cat([vision.tokens, actions, vision.cells[:, 0]], dim=1))[:, -16:]
+    assert [each.shape for each in actions] == [(32, width)] * 2
+    embeds = torch.cat([vision.tokens, torch.stack(actions), vision.cells[:, 0]], dim=1)
+    states = model.predict_state(embeds)[:, -16:]
     condition = model.condition(states, latents[:, -1])
     assert condition.forecast.shape == latents.shape
     assert condition.tokens.shape == condition.cells.shape == (2, 16, 48)
@@ -66,14 +67,17 @@ def test_shapes_of_the_six_verbs(model: WorldModel) -> None:
     assert pixels.abs().max() <= 1
 
 
-def test_a_long_action_takes_more_slots_for_the_whole_batch(model: WorldModel) -> None:
+def test_a_long_action_takes_more_slots_and_leaves_others_alone(model: WorldModel, context: Tensor) -> None:
     long = Action(" ".join(["ball"] * 40))
-    tokens = model.encode_action([long, Action()])
-    assert tokens.shape[1] % 32 == 0
-    assert tokens.shape[1] > 32
-    blanks = tokens[1, :-1]
-    assert torch.equal(blanks, model.action.blank.expand_as(blanks))
-    assert torch.equal(tokens[1, -1], model.action.marker)
+    tall, short = model.encode_action([long, Action()])
+    assert len(tall) % 32 == 0
+    assert len(tall) > len(short) == 32
+    assert torch.equal(short[:-1], model.action.blank.expand_as(short[:-1]))
+    assert torch.equal(short[-1], model.action.marker)
+    mixed = [[long, *ACTIONS[0][1:]], ACTIONS[1]]
+    together = model(context, mixed).states
+    for row, actions in enumerate(mixed):
+        close(together[row : row + 1], model(context[row : row + 1], [actions]).states)
 
 
 def test_one_pass_over_the_rounds_equals_the_rounds_one_by_one(model: WorldModel, context: Tensor) -> None:
@@ -81,7 +85,7 @@ def test_one_pass_over_the_rounds_equals_the_rounds_one_by_one(model: WorldModel
     forecast = rearrange(together.condition.forecast, "(b r) t c h w -> b r t c h w", r=4)
     cache = model.backbone.new_cache()
     for index in range(4):
-        embeds = model.round_embeds(context[:, index], [episode[index] for episode in ACTIONS])
+        embeds = torch.stack(model.round_embeds(context[:, index], [episode[index] for episode in ACTIONS]))
         states = model.predict_state(embeds, cache)[:, -model.config.num_queries :]
         close(states, together.states[:, index])
         close(model.condition(states, context[:, index]).forecast, forecast[:, index])
@@ -104,16 +108,15 @@ def test_read_is_greedy_decoding_of_its_own_prefix(model: WorldModel) -> None:
     assert together == alone
 
 
-def test_labels_of_read_embeds_follow_the_answer(model: WorldModel) -> None:
-    latents = torch.randn(2, 1, CHANNELS, CELLS, CELLS)
+def test_labels_of_read_rows_follow_the_answer(model: WorldModel) -> None:
+    latents = [torch.randn(frames, CHANNELS, CELLS, CELLS) for frames in (1, 3)]
     answers = ["a red ball", "two"]
-    embeds, labels = model.read_embeds(latents, ["what is it", None], answers)
-    assert embeds.shape[:2] == labels.shape
-    for row, answer in enumerate(answers):
-        said = labels[row][labels[row] >= 0].tolist()
-        assert said == [*model.backbone.token_ids(answer), model.backbone.tokenizer.eos_token_id]
-        start = int((labels[row] >= 0).nonzero()[0])
-        assert torch.equal(embeds[row, start], model.answer)
+    rows = model.read_rows(latents, ["what is it", None], answers)
+    for (embeds, labels), answer in zip(rows, answers, strict=True):
+        assert embeds.shape[:1] == labels.shape
+        assert labels[labels >= 0].tolist() == [*model.backbone.token_ids(answer), model.backbone.end]
+        start = int((labels >= 0).nonzero()[0])
+        assert torch.equal(embeds[start], model.answer)
 
 
 # The backbone, against transformers' own eager attention
@@ -245,7 +248,7 @@ def test_codec_scale_standardises_what_it_was_set_from(make_model: Callable[...,
     codec = make_model(1).codec
     frames = torch.rand(4, 8, 3, 32, 32) * 2 - 1
     mean, _ = codec.posterior(frames)
-    codec.set_scale(mean)
+    codec.set_scale(mean.mean(dim=(0, 1, 3, 4)), mean.std(dim=(0, 1, 3, 4)))
     latents = codec.encode(frames)
     close(latents.mean(dim=(0, 1, 3, 4)), torch.zeros(CHANNELS), 1e-4)
     close(latents.std(dim=(0, 1, 3, 4)), torch.ones(CHANNELS), 1e-4)

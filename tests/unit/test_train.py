@@ -7,34 +7,50 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from worldmodel import config as configs
-from worldmodel.config import StageConfig, TrainConfig
+from worldmodel.config import MeshConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.data import loader
-from worldmodel.data.sources import ShapesSource
+from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import checkpoint, finetune, optim
-from worldmodel.train.objectives import OBJECTIVES
-from worldmodel.types import Episode
+from worldmodel.report import read_metrics
+from worldmodel.train import checkpoint, distributed, export, finetune, learner, lora, optim
+from worldmodel.train.learner import Learner, Outcome, freeze
+from worldmodel.train.terms import Chance
 
-SPEAKING = ("backbone", "vision", "action", "queries", "unseen", "ask", "answer", "adapter")
+
+def parts(*names: str, **how: TrainedConfig) -> dict[str, TrainedConfig]:
+    """What a stage trains."""
+    return {name: TrainedConfig() for name in names} | how
+
+
+SPEAKING = parts("backbone", "vision", "action", "queries", "unseen", "ask", "answer", "adapter")
 STAGES = {
-    "codec": StageConfig("codec", tasks={"rounds": 1.0}, train=("codec",), muon_lr=0, rounds=1),
-    "language": StageConfig("language", tasks={"document": 1.0}, train=("backbone",)),
-    "alignment": StageConfig("alignment", tasks={"rounds": 1.0}, train=("vision",), muon_lr=0, rounds=1),
+    "codec": StageConfig("codec", tasks={"rounds": 1.0}, train=parts("codec"), muon_lr=0, rounds=1),
+    "language": StageConfig("language", tasks={"document": 1.0}, train=parts("backbone")),
+    "alignment": StageConfig("alignment", tasks={"rounds": 1.0}, train=parts("vision"), muon_lr=0, rounds=1),
     "state": StageConfig("state", tasks={"rounds": 1.0}, train=SPEAKING, self_rollout=(1.0, 1.0)),
     "describe": StageConfig("state", tasks={"describe": 1.0}, train=SPEAKING),
     "inverse": StageConfig("state", tasks={"inverse": 1.0}, train=SPEAKING),
     "imagine": StageConfig("state", tasks={"imagine": 1.0}, train=SPEAKING, rounds=1),
-    "generator": StageConfig("generator", tasks={"rounds": 1.0}, train=("adapter", "generator"), rounds=1),
+    "generator": StageConfig(
+        "generator", tasks={"rounds": 1.0}, train=parts("adapter", "generator"), rounds=1
+    ),
     "joint": StageConfig(
-        "joint", tasks={"rounds": 1.0}, train=(*SPEAKING, "generator"), rounds=2, self_rollout=(1.0, 1.0)
+        "joint",
+        tasks={"rounds": 1.0},
+        train=SPEAKING | parts("generator"),
+        rounds=2,
+        self_rollout=(1.0, 1.0),
+    ),
+    "lora": StageConfig(
+        "state", tasks={"rounds": 1.0}, train=parts("vision", backbone=TrainedConfig(lora_rank=2)), rounds=1
     ),
 }
 
@@ -56,52 +72,68 @@ def run_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> TrainConfig:
     """A run of six steps of state alignment, with text among them."""
-    monkeypatch.setattr(finetune, "build_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr(learner, "build_tokenizer", lambda config: tokenizer)
     stage = StageConfig(
         "state",
         steps=6,
-        batch_size=2,
+        batch_size=3,
+        microbatch_size=2,
         warmup_steps=2,
+        ema_decay=0.9,
         tasks={"rounds": 0.6, "describe": 0.4},
         train=SPEAKING,
         self_rollout=(0.5, 0.5),
     )
-    model = make_model(image_size=64).config
-    return TrainConfig(model=model, stages={"state": stage}, run_dir=str(tmp_path / "run"), precision="fp32")
+    return TrainConfig(
+        model=make_model(image_size=64).config,
+        stages={"state": stage},
+        run_dir=str(tmp_path / "run"),
+        precision="fp32",
+        log_every=1,
+        sample_every=2,
+    )
+
+
+def changed(config: TrainConfig, **values: object) -> TrainConfig:
+    """Change the one stage of a run."""
+    return dataclasses.replace(
+        config, stages={"state": dataclasses.replace(config.stages["state"], **values)}
+    )
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_objective_moves_the_parts_it_names(make_model: Callable[..., WorldModel], name: str) -> None:
+def test_every_objective_moves_the_parts_it_names(run_config: TrainConfig, name: str) -> None:
     stage = dataclasses.replace(STAGES[name], steps=2, batch_size=2)
-    model = make_model(image_size=64)
-    objective = OBJECTIVES[stage.objective](model)
-    finetune.freeze(model, stage.train)
-    both = torch.nn.ModuleDict({"model": model, "objective": objective})
-    optimizers = optim.build(both, stage)
-    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    for batch in loader.batches(ShapesSource(), stage, seed=0, first_step=0):
-        optim.set_rates(optimizers, stage, batch.step)
-        losses = objective(model, batch, torch.Generator().manual_seed(batch.step))
-        assert all(math.isfinite(float(value.detach())) for value in losses.values())
-        losses["loss"].backward()
-        touched = {key.split(".")[0] for key, p in model.named_parameters() if p.grad is not None}
-        assert touched <= set(stage.train)
-        assert all(p.grad.isfinite().all() for p in both.parameters() if p.grad is not None)
-        for optimizer in optimizers.values():
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-    moved = {key.split(".")[0] for key, t in model.state_dict().items() if not torch.equal(t, before[key])}
-    assert moved
-    assert moved <= set(stage.train)
-    if name in ("codec", "language", "alignment", "generator"):
-        assert moved == set(stage.train)
+    config = dataclasses.replace(run_config, stages={name: stage})
+    mesh = distributed.start(config)
+    try:
+        learns, _ = Learner.start(config, name, mesh, None)
+        model = learns.root.model
+        before = {key: distributed.whole(t).clone() for key, t in model.state_dict().items()}
+        for batches in loader.batches(config.data, config.model, stage, seed=0):
+            outcome = learns.step(batches, stop=False)
+            assert all(math.isfinite(value) for value in outcome.terms.values())
+            assert outcome.terms["loss"] > 0
+        learns.finish(outcome.prepared)
+        after = {key: distributed.whole(t) for key, t in model.state_dict().items()}
+    finally:
+        distributed.stop()
+    moved = {key for key, tensor in after.items() if not torch.equal(tensor, before[key])}
+    components = {key.split(".")[0] for key in moved}
+    assert components
+    assert components <= set(stage.train)
+    if name in ("codec", "language", "alignment", "generator", "lora"):
+        assert components == set(stage.train)
+    if name == "lora":
+        assert all(".lora_" in key for key in moved if key.startswith("backbone"))
 
 
 def final_weights(run: Path) -> dict[str, torch.Tensor]:
     newest = checkpoint.latest(run)
     assert newest is not None
-    assert newest[1] == {"stage": "state", "step": 6, "end_of_stage": True}
-    return load_file(newest[0] / "weights.safetensors")
+    progress = checkpoint.load(newest, {})
+    assert (progress["stage"], progress["step"], progress["ended"]) == ("state", 6, True)
+    return load_file(next(newest.glob("*.safetensors")))
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(
@@ -110,21 +142,22 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     model = finetune.train(run_config)
     assert (model / "config.json").is_file()
 
-    class StopsAfterThree(finetune.StopSignal):
-        asked_for = 0
+    step = Learner.step
 
-        def agreed(self, processes: object) -> bool:
-            self.asked_for += 1
-            self.asked = self.asked_for == 3
-            return self.asked
+    def asked(self: Learner, batches: list[Batch], stop: bool) -> Outcome:
+        if batches[0].step == 2:  # the signal arrives while the third step is running
+            signal.raise_signal(signal.SIGTERM)
+            stop = True
+        return step(self, batches, stop)
 
     halves = dataclasses.replace(run_config, run_dir=str(tmp_path / "halves"))
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "StopSignal", StopsAfterThree)
+        patch.setattr(Learner, "step", asked)
         assert finetune.train(halves) == tmp_path / "halves"
     newest = checkpoint.latest(tmp_path / "halves")
     assert newest is not None
-    assert newest[1] == {"stage": "state", "step": 3, "end_of_stage": False}
+    progress = checkpoint.load(newest, {})
+    assert (progress["stage"], progress["step"], progress["ended"]) == ("state", 3, False)
     assert not (tmp_path / "halves" / "model").exists()
 
     torch.manual_seed(99)  # nothing may depend on what the process drew before
@@ -132,75 +165,155 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     straight, resumed = final_weights(tmp_path / "run"), final_weights(tmp_path / "halves")
     assert straight.keys() == resumed.keys()
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
+    one, two = (read_metrics(tmp_path / name)["state"] for name in ("run", "halves"))
+    assert [line["step"] for line in one.values()] == [1, 2, 3, 4, 5, 6]
+    for step_done, line in one.items():
+        told = {key for key in line if "/" in key}
+        assert {key: line[key] for key in told} == {key: two[step_done][key] for key in told}
     for file in model.rglob("*.safetensors"):
         assert file.read_bytes() == (tmp_path / "halves" / "model" / file.relative_to(model)).read_bytes()
 
 
+def test_a_run_shows_itself(run_config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finetune.train(run_config).parent
+    assert (run / "losses.png").stat().st_size > 5000
+    pictures = sorted(path.name for path in (run / "samples").iterdir())
+    assert pictures
+    assert set(pictures) <= {f"state-{step:06d}.png" for step in (2, 4, 6)}
+    line = read_metrics(run)["state"][6]
+    assert {"samples_per_s", "tokens_per_s", "stall_share"} <= line.keys()
+    assert json.loads((run / "config.json").read_text())["seed"] == 0
+    said = capsys.readouterr()
+    assert "parameters" in said.err + said.out
+    assert "1 processes on" in said.err + said.out
+
+
+def test_microbatches_change_nothing(run_config: TrainConfig, tmp_path: Path) -> None:
+    losses = []
+    for size in (0, 1, 2):
+        config = changed(run_config, microbatch_size=size, steps=2, tasks={"rounds": 1.0})
+        run = finetune.train(dataclasses.replace(config, run_dir=str(tmp_path / str(size)))).parent
+        losses.append([line["rounds/loss"] for line in read_metrics(run)["state"].values()])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("activations", ["recompute", "offload"])
+def test_recomputing_activations_changes_nothing(
+    run_config: TrainConfig, tmp_path: Path, activations: str
+) -> None:
+    losses = []
+    for policy in ("keep", activations):
+        config = changed(run_config, steps=2, tasks={"rounds": 1.0})
+        config = dataclasses.replace(config, activations=policy, run_dir=str(tmp_path / policy))
+        run = finetune.train(config).parent
+        losses.append([line["rounds/loss"] for line in read_metrics(run)["state"].values()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_the_average_lags_and_is_what_the_stage_ends_with(run_config: TrainConfig, tmp_path: Path) -> None:
+    ends = []
+    for decay in (0.0, 0.9):
+        config = changed(run_config, ema_decay=decay, steps=3, tasks={"rounds": 1.0})
+        finetune.train(dataclasses.replace(config, run_dir=str(tmp_path / str(decay))))
+        newest = checkpoint.latest(tmp_path / str(decay))
+        assert newest is not None
+        ends.append(load_file(next(newest.glob("*.safetensors"))))
+    name = "model.vision.merge.weight"
+    assert ends[0][name].shape == ends[1][name].shape
+    assert not torch.equal(ends[0][name], ends[1][name])
+    weights = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+    average = optim.Average([("a", weights[0])], decay=0.5)
+    weights[0].data.fill_(1.0)
+    average.update(step=100)
+    torch.testing.assert_close(average.weights["a"], torch.full((3,), 0.5))
+    average.swap()
+    torch.testing.assert_close(weights[0].data, torch.full((3,), 0.5))
+    torch.testing.assert_close(average.weights["a"], torch.ones(3))
+
+
+def test_what_lora_learned_is_in_the_exported_weights(run_config: TrainConfig, tmp_path: Path) -> None:
+    how = {"backbone": TrainedConfig(lora_rank=2, lr=1e-2)}
+    run = finetune.train(changed(run_config, train=how, ema_decay=0.0, tasks={"rounds": 1.0})).parent
+    model = WorldModel.from_pretrained(run / "model")
+    assert not any("lora" in name for name in model.state_dict())
+    start = learner.start_model(run_config, None)
+    moved = {
+        name
+        for name, tensor in model.state_dict().items()
+        if not torch.equal(tensor, start.state_dict()[name].bfloat16().float())
+    }
+    assert moved
+    assert all(name.startswith("backbone.model") and "proj" in name for name in moved)
+
+
+def test_merging_lora_keeps_what_the_model_computes(make_model: Callable[..., WorldModel]) -> None:
+    model = make_model().double()
+    lora.add(model, {"backbone": TrainedConfig(lora_rank=3)})
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    embeds = torch.randn(1, 5, model.backbone.width, dtype=torch.float64)
+    before = model.backbone(embeds)
+    lora.merge(model)
+    torch.testing.assert_close(model.backbone(embeds), before)
+    assert model.state_dict().keys() == make_model().state_dict().keys()
+
+
 def test_a_finished_run_starts_no_work(run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    one_step = dataclasses.replace(
-        run_config, stages={"state": dataclasses.replace(run_config.stages["state"], steps=1)}
-    )
+    one_step = changed(run_config, steps=1)
     model = finetune.train(one_step)
     before = (model / "adapter" / "model.safetensors").read_bytes()
     monkeypatch.setattr(loader, "batches", None)
     assert finetune.train(one_step) == model
     assert (model / "adapter" / "model.safetensors").read_bytes() == before
     written = json.loads((model.parent / "config.json").read_text())
+    written.pop("commit")
     assert configs.build(TrainConfig, written) == one_step
 
 
-def test_a_checkpoint_of_another_model_is_refused(
-    run_config: TrainConfig, make_model: Callable[..., WorldModel], tmp_path: Path
+def test_a_checkpoint_becomes_a_model(run_config: TrainConfig, tmp_path: Path) -> None:
+    run = finetune.train(dataclasses.replace(run_config, checkpoint_every=2)).parent
+    folders = sorted((run / "checkpoints").iterdir())
+    assert len(folders) == 3  # two of the stage, and its end
+    for place, folder in enumerate(folders):
+        assert export.main([str(folder), str(tmp_path / str(place))]) == 0
+        WorldModel.from_pretrained(tmp_path / str(place))
+    last = (tmp_path / "2" / "vision" / "model.safetensors").read_bytes()
+    assert last == (run / "model" / "vision" / "model.safetensors").read_bytes()
+
+
+def test_a_run_of_another_model_is_refused(run_config: TrainConfig) -> None:
+    finetune.train(changed(run_config, steps=1))
+    other = dataclasses.replace(
+        run_config, model=dataclasses.replace(run_config.model, generator=configs.GeneratorConfig(width=96))
+    )
+    with pytest.raises(ModelError, match="run_dir"):
+        finetune.train(dataclasses.replace(other, stages={**run_config.stages, "more": STAGES["state"]}))
+
+
+def test_chance_belongs_to_the_sample() -> None:
+    together = Chance([(5, 1), (5, 2), (5, 3)])
+    alone = Chance([(5, 2)])
+    for draw in (lambda c: c.normal(2, 3), lambda c: c.uniform(4), lambda c: c.below(7, 5)):
+        assert torch.equal(draw(together)[1:2], draw(alone))
+    assert not torch.equal(Chance([(5, 1)]).normal(8), Chance([(6, 1)]).normal(8))
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = checkpoint.save(tmp_path, "state", 1, make_model(), {}, keep=True)
-    with pytest.raises((ModelError, RuntimeError)):
-        checkpoint.restore(folder, torch.nn.Linear(2, 2), None)
+    clip = torch.nn.utils.clip_grad_norm_
 
+    def broken(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+        parameters[0].grad = parameters[0].grad * float("nan")
+        return clip(parameters, max_norm)
 
-def test_old_checkpoints_go_and_ends_of_stages_stay(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 2)
-    checkpoint.save(tmp_path, "codec", 9, model, {}, keep=True)
-    for step in range(1, 5):
-        checkpoint.save(tmp_path, "state", step, model, {}, keep=False)
-    names = [path.name.split("-", 1)[1] for path in sorted((tmp_path / "checkpoints").iterdir())]
-    assert names == ["codec-9", "state-3", "state-4"]
-
-
-# The order of samples
-
-
-def names(
-    first_step: int, rank: int = 0, world_size: int = 1, seed: int = 3, num_workers: int = 0
-) -> list[list[str]]:
-    stage = StageConfig(steps=6, batch_size=2, rounds=1, tasks={"rounds": 0.5, "describe": 0.5})
-    stream = loader.batches(ShapesSource(), stage, seed, first_step, rank, world_size, num_workers)
-    return [[episode.name for episode in batch.episodes] for batch in stream]
-
-
-def test_order_is_a_function_of_seed_and_step() -> None:
-    whole = names(0)
-    assert len(whole) == 6
-    assert len({name for batch in whole for name in batch}) == 12
-    assert names(4) == whole[4:]
-    assert names(0, num_workers=2) == whole
-    assert names(0, seed=4) != whole
-
-
-def test_processes_share_a_step_without_overlap() -> None:
-    one, two = names(0, rank=0, world_size=2), names(0, rank=1, world_size=2)
-    for first, second in zip(one, two, strict=True):
-        assert first[0].split("/")[1] == second[0].split("/")[1]
-        assert not set(first) & set(second)
-
-
-def test_an_episode_is_the_same_every_time() -> None:
-    def pixels(episode: Episode) -> list[np.ndarray]:
-        return list(episode.observations)
-
-    for task in ("rounds", "imagine", "describe", "ask", "inverse", "document"):
-        one, two = (ShapesSource().episode(task, 1, 7, 2) for _ in range(2))
-        assert (one.actions, one.prompt, one.answer) == (two.actions, two.prompt, two.answer)
-        assert all(np.array_equal(a, b) for a, b in zip(pixels(one), pixels(two), strict=True))
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", broken)
+    with pytest.raises(ConfigError, match=r"(?s)step 0.*sample"):
+        finetune.train(run_config)
+    assert not list(Path(run_config.run_dir).glob("checkpoints/*"))
+    assert not dist.is_initialized()
 
 
 # Rates, parts and settings
@@ -219,7 +332,8 @@ def test_rates_warm_up_stay_and_fall() -> None:
 def test_muon_takes_the_matrices_of_layers_only(make_model: Callable[..., WorldModel]) -> None:
     model = make_model()
     model.requires_grad_(True)
-    optimizers = optim.build(model, STAGES["joint"])
+    root = torch.nn.ModuleDict({"model": model})
+    optimizers = optim.build(root, STAGES["joint"])
     muon = {id(p) for group in optimizers["muon"].param_groups for p in group["params"]}
     chosen = [name for name, p in model.named_parameters() if id(p) in muon]
     assert chosen
@@ -233,7 +347,7 @@ def test_muon_takes_the_matrices_of_layers_only(make_model: Callable[..., WorldM
     ("stage", "told"),
     [
         (StageConfig("stat", steps=1, tasks={"rounds": 1.0}), "'stat'"),
-        (StageConfig("state", steps=1, tasks={"rounds": 1.0}, train=("brain",)), "'brain'"),
+        (StageConfig("state", steps=1, tasks={"rounds": 1.0}, train=parts("brain")), "'brain'"),
     ],
 )
 def test_a_stage_that_cannot_be(run_config: TrainConfig, stage: StageConfig, told: str) -> None:
@@ -251,6 +365,11 @@ def test_a_stage_that_cannot_be(run_config: TrainConfig, stage: StageConfig, tol
         ["model.codec.image_size=30"],
         ["model.chunk_frames=7"],
         ["stages.fresh.steps=3"],
+        ["mesh.sp=0"],
+        ["precision=fp8"],
+        ["activations=some"],
+        ["stages.state.train.backbone.lora_rank=-1"],
+        ["keep_checkpoints=1"],
     ],
     ids=str,
 )
@@ -271,7 +390,9 @@ def test_overrides_win_and_keep_their_types() -> None:
 def test_a_run_starts_from_a_saved_model(make_model: Callable[..., WorldModel], tmp_path: Path) -> None:
     model = make_model(image_size=64)
     folder = model.save_pretrained(tmp_path / "before")
-    stage = StageConfig("state", steps=1, batch_size=1, tasks={"rounds": 1.0}, train=("vision",), rounds=1)
+    stage = StageConfig(
+        "state", steps=1, batch_size=1, tasks={"rounds": 1.0}, train=parts("vision"), rounds=1
+    )
     config = TrainConfig(
         model=model.config, stages={"state": stage}, init_from=str(folder), run_dir=str(tmp_path / "run")
     )
@@ -281,3 +402,32 @@ def test_a_run_starts_from_a_saved_model(make_model: Callable[..., WorldModel], 
         torch.testing.assert_close(tensor, kept[name], rtol=1e-2, atol=1e-3)
     assert any(not torch.equal(tensor, moved[name]) for name, tensor in after.vision.state_dict().items())
     assert after.backbone.token_ids("the red ball") == model.backbone.token_ids("the red ball")
+
+
+def test_components_may_have_rates_of_their_own(make_model: Callable[..., WorldModel]) -> None:
+    train = parts("vision", "generator", backbone=TrainedConfig(lr=1e-5, muon_lr=0.0))
+    stage = StageConfig(tasks={"rounds": 1.0}, train=train, lr=1e-3, muon_lr=0.02, warmup_steps=10)
+    model = make_model()
+    freeze(model, stage)
+    optimizers = optim.build(torch.nn.ModuleDict({"model": model}), stage)
+    optim.set_rates(optimizers, stage, step=4)
+    rates = {
+        id(p): group["lr"] for o in optimizers.values() for group in o.param_groups for p in group["params"]
+    }
+    for name, parameter in model.named_parameters():
+        if name.startswith("backbone"):
+            assert rates[id(parameter)] == pytest.approx(0.5e-5)
+        elif name.startswith("vision"):
+            assert rates[id(parameter)] == pytest.approx(0.5e-3)
+        elif name.startswith("generator") and optim.is_layer_matrix(name, parameter):
+            assert rates[id(parameter)] == pytest.approx(0.01)
+
+
+def test_a_mesh_that_does_not_fit_is_one_sentence(
+    run_config: TrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"mesh\.sp 3"):
+        finetune.train(dataclasses.replace(run_config, mesh=MeshConfig(sp=3)))
+    assert not dist.is_initialized()
+    assert finetune.main(["no_such_config"]) == 2
+    assert "no_such_config" in capsys.readouterr().err

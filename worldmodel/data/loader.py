@@ -1,80 +1,293 @@
-"""Batches of episodes, in an order that is a function of (seed, step): the only importer of torchdata."""
+"""Streams of training batches: the same in every run, on any number of processes, from any step on.
 
+The order is a function of (seed, step) (see order.py), so the state of a stream is one number. Episodes are
+read beside the training by processes that can be lost without a hang (see worker.py): decoding in threads
+would slow the training's own Python, and the procedural world is Python itself (benchmarks/loading.py).
+This is the only file that imports torchdata; its nodes carry the pipeline
+
+    Requests ─► ParallelMapper (asks the workers, in order) ─► Steps ─► Prefetcher
+"""
+
+import gc
+import logging
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from torchdata.nodes import BaseNode, Loader, Mapper, ParallelMapper
+from torchdata.nodes import BaseNode, Mapper, ParallelMapper, Prefetcher
 
-from worldmodel.config import StageConfig
-from worldmodel.data.sources import Source
+from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
+from worldmodel.data.order import Plan, Sample, share
+from worldmodel.data.sources import Source, open_source
+from worldmodel.data.worker import Answer, Bad, Failure, Request, Worker, answer
+from worldmodel.errors import ConfigError
 from worldmodel.types import Episode
+
+MAX_ATTEMPTS = 20
+"""Bad clips in a row, in place of one sample, before the run fails."""
+GRACE = 200
+"""Clips before the share of bad ones is taken at its word."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Episodes of one task for one step on one process."""
+    """Episodes of one task and one shape that go through the model together."""
 
     step: int
     task: str
+    indices: tuple[int, ...]
+    """Places of the episodes among all samples of the stage: keys of all chance."""
     episodes: list[Episode]
-    self_rollout: float = 0.0
-    """Chance that the model continues from its own predictions (see StageConfig)."""
+    own: bool = False
+    """Whether the step continues from the model's own predictions; the same for all batches of a step."""
 
 
-class Steps(BaseNode[int]):
-    """Counts steps; its state is the next step."""
+@dataclass(frozen=True)
+class Asked:
+    """A sample on its way through the pipeline."""
 
-    KEY = "step"
+    step: int
+    last: bool
+    """Whether it is the last of this rank's samples of its step."""
+    sample: Sample | None = None
+    """None where a rank has no sample in a step."""
+    request: Request | None = None
+    result: Answer | None = None
+    bad: tuple[str, ...] = ()
+    """Why the clips that it should have been could not be read."""
 
-    def __init__(self, first: int, last: int) -> None:
+
+class Stateless(BaseNode[Any]):
+    """A node that cannot be resumed, and need not: the stream starts again at its step."""
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+
+class Requests(Stateless):
+    """Says which episodes this rank needs, step after step."""
+
+    def __init__(self, samples: Iterator[Asked]) -> None:
         super().__init__()
-        self.first, self.last = first, last
-        self.step = first
+        self.samples = samples
+
+    def next(self) -> Asked:
+        return next(self.samples)
+
+
+class Steps(Stateless):
+    """Collects the samples of a step."""
+
+    def __init__(self, source: BaseNode[Asked]) -> None:
+        super().__init__()
+        self.source = source
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
-        self.step = initial_state[self.KEY] if initial_state else self.first
+        self.source.reset()
 
-    def next(self) -> int:
-        if self.step >= self.last:
+    def next(self) -> list[Asked]:
+        asked = [next(self.source)]
+        while not asked[-1].last and not isinstance(asked[-1].result, Failure):
+            asked.append(next(self.source))
+        return asked
+
+
+class Stream:
+    """Iterates over steps: each is a list of batches, this rank's part of the step.
+
+    A rank's episodes of a step may have several shapes (clips that end early have fewer rounds), so the
+    number of batches differs between ranks and can be 0. A stream is a context manager; `close` ends its
+    workers.
+
+    Args:
+        first_step: where to start.
+        dp_rank: which part of every step is this rank's, of `dp_size`.
+
+    Raises:
+        ConfigError: more clips are bad than `data.max_bad_fraction` allows, or a worker was killed or hangs.
+    """
+
+    def __init__(
+        self,
+        sources: dict[str, Source],
+        config: DataConfig,
+        stage: StageConfig,
+        seed: int,
+        first_step: int = 0,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+    ) -> None:
+        self.sources, self.config, self.stage, self.seed = sources, config, stage, seed
+        self.dp_rank, self.dp_size = dp_rank, dp_size
+        weights = {name: config.sources[name].weight for name in sources}
+        self.plan = Plan(sources, weights, stage, seed, config.window)
+        self.step = first_step
+        self.read = 0
+        self.bad: Counter[str] = Counter()
+        """Unreadable clips met so far, by source."""
+        self.named: set[str] = set()
+        self.stall_s = 0.0
+        """Seconds that the caller has waited for batches."""
+        self.workers = [Worker(config.timeout_s) for _ in range(config.num_workers)]
+        self._node: BaseNode[list[Asked]] | None = self._pipeline()
+
+    def _pipeline(self) -> BaseNode[list[Asked]]:
+        requests = Requests(self._samples(self.step))
+        if not self.workers:
+            return Steps(Mapper(requests, lambda asked: self._answered(asked, answer)))
+        idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self.workers:
+            idle.put(worker)
+
+        def ask(asked: Asked) -> Asked:
+            worker = idle.get()
+            try:
+                return self._answered(asked, worker.ask)
+            finally:
+                idle.put(worker)
+
+        asking = ParallelMapper(requests, ask, num_workers=len(self.workers), method="thread", in_order=True)
+        return Prefetcher(Steps(asking), prefetch_factor=self.config.prefetch)
+
+    def _samples(self, first_step: int) -> Iterator[Asked]:
+        """Yield this rank's samples from a step on."""
+        try:
+            for step in range(first_step, self.stage.steps):
+                samples, rounds = self.plan.samples(step), self.stage.rounds
+                costs = [self.sources[sample.source].cost(sample.episode, rounds) for sample in samples]
+                mine = [samples[place] for place in share(costs, self.dp_rank, self.dp_size)]
+                if not mine:
+                    yield Asked(step, last=True)
+                for sample in mine:
+                    yield Asked(step, sample is mine[-1], sample, self._request(sample, sample.episode, step))
+        except Exception as error:  # here it would be lost in a thread
+            yield Asked(self.stage.steps, last=True, result=Failure(error))
+
+    def _request(self, sample: Sample, episode: int, step: int) -> Request:
+        recipe = self.sources[sample.source].at(episode)
+        return Request(recipe, self.plan.task(step), self.seed, episode, self.stage.rounds)
+
+    def _answered(self, asked: Asked, ask: Callable[[Request], Answer]) -> Asked:
+        """Have the episode of a sample made, or another in place of a bad one."""
+        sample, request = asked.sample, asked.request
+        if sample is None or request is None:
+            return asked
+        bad: list[str] = []
+        while isinstance(result := ask(request), Bad):
+            bad.append(result.reason)
+            order = self.plan.orders.get(sample.source)
+            if order is None or len(bad) == MAX_ATTEMPTS:
+                result = Failure(
+                    ConfigError(
+                        f"{len(bad)} clips in a row of data.sources.{sample.source} cannot be used; "
+                        f"the last: {bad[-1]}"
+                    )
+                )
+                break
+            try:
+                request = self._request(sample, order.replacement(sample.episode, len(bad)), asked.step)
+            except Exception as error:  # as in _samples
+                result = Failure(error)
+                break
+        return Asked(asked.step, asked.last, sample, result=result, bad=tuple(bad))
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        return self
+
+    def __next__(self) -> list[Batch]:
+        if self._node is None or self.step >= self.stage.steps:
+            self.close()
             raise StopIteration
+        began = time.perf_counter()
+        try:
+            step = next(self._node)
+            self.stall_s += time.perf_counter() - began
+            self._judge(step)
+        except BaseException:
+            self.close()
+            raise
         self.step += 1
-        return self.step - 1
+        return self._batches(step)
 
-    def get_state(self) -> dict[str, Any]:
-        return {self.KEY: self.step}
+    def _judge(self, step: list[Asked]) -> None:
+        """Count and name bad clips; raise what must end the run."""
+        for asked in step:
+            for reason in asked.bad:
+                assert asked.sample is not None
+                self.bad[asked.sample.source] += 1
+                if reason not in self.named:
+                    log.warning("A clip of %s is left out: %s", asked.sample.source, reason)
+                self.named.add(reason)
+            self.read += asked.sample is not None
+            if self.bad.total() > self.config.max_bad_fraction * max(self.read, GRACE):
+                source, count = self.bad.most_common(1)[0]
+                raise ConfigError(
+                    f"{self.bad.total()} of {self.read} clips cannot be used, {count} of them of "
+                    f"data.sources.{source} (the log names each); mend them or raise data.max_bad_fraction."
+                )
+            if isinstance(asked.result, Failure):
+                raise asked.result.error
+
+    def _batches(self, step: list[Asked]) -> list[Batch]:
+        """Put episodes of one shape together, at most `microbatch_size` of them."""
+        by_shape: dict[tuple, list[tuple[int, Episode]]] = {}
+        for asked in step:
+            if asked.sample is not None and isinstance(episode := asked.result, Episode):
+                shape = (len(episode.actions), *(clip.shape for clip in episode.observations))
+                by_shape.setdefault(shape, []).append((asked.sample.index, episode))
+        number = step[0].step
+        task, own = self.plan.task(number), self.plan.own(number)
+        batches = []
+        for rows in by_shape.values():
+            size = self.stage.microbatch_size or len(rows)
+            for first in range(0, len(rows), size):
+                indices, episodes = zip(*rows[first : first + size], strict=True)
+                batches.append(Batch(number, task, indices, list(episodes), own))
+        return batches
+
+    def state(self) -> dict[str, int]:
+        """Return where the stream stands: `first_step` of a stream that goes on from here."""
+        return {"step": self.step}
+
+    def close(self) -> None:
+        """End the workers; the stream is over."""
+        for worker in self.workers:
+            worker.close()
+        for source in self.sources.values():
+            source.close()
+        self._node = None
+        gc.collect()  # torchdata's threads end when their nodes are gone
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def batches(
-    source: Source,
+    config: DataConfig,
+    model: WorldModelConfig,
     stage: StageConfig,
     seed: int,
-    first_step: int,
-    rank: int = 0,
-    world_size: int = 1,
-    num_workers: int = 0,
-) -> Loader[Batch]:
-    """Stream one stage's batches from `first_step` on.
+    first_step: int = 0,
+    dp_rank: int = 0,
+    dp_size: int = 1,
+) -> Stream:
+    """Stream one stage's batches from `first_step` on, for one of `dp_size` ranks that share every step.
 
-    The task of a step and the episodes in it depend on (seed, step) alone: every process draws the same
-    task and takes its own part, and a run that starts again at a step sees what it would have seen.
+    Step `s` is made of samples `s * batch_size` up to `(s + 1) * batch_size`, whoever takes them.
+
+    Raises:
+        ConfigError: a source or a task is wrong.
     """
-    names = list(stage.tasks)
-    weights = np.array([stage.tasks[name] for name in names])
-    weights = weights / weights.sum()
-
-    def make(step: int) -> Batch:
-        task = names[int(np.random.default_rng((seed, step)).choice(len(names), p=weights))]
-        first = (step * world_size + rank) * stage.batch_size
-        episodes = [
-            source.episode(task, seed, index, stage.rounds)
-            for index in range(first, first + stage.batch_size)
-        ]
-        start, end = stage.self_rollout
-        return Batch(step, task, episodes, start + (end - start) * step / stage.steps)
-
-    steps = Steps(first_step, stage.steps)
-    if num_workers:
-        return Loader(ParallelMapper(steps, make, num_workers=num_workers, method="thread", in_order=True))
-    return Loader(Mapper(steps, make))
+    if not config.sources:
+        raise ConfigError("data.sources is empty; name at least one, for example {shapes: {kind: shapes}}.")
+    sources = {name: open_source(name, config, model) for name in config.sources}
+    return Stream(sources, config, stage, seed, first_step, dp_rank, dp_size)

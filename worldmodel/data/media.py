@@ -9,6 +9,7 @@ in a child process with limits of its own.
 import errno
 import io
 import itertools
+import math
 import os
 import secrets
 import warnings
@@ -43,6 +44,12 @@ PICTURES = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "gif": "GIF"}
 """Recognised picture formats and Pillow's names for them."""
 CONTAINERS = {"mp4": "mp4", "matroska": "matroska", "avi": "avi", "gif": "gif"}
 """Recognised video containers and FFmpeg's demuxers for them; naming one keeps FFmpeg from probing others."""
+SEEKABLE = {"mp4", "matroska"}
+"""Formats whose index is good enough to start in the middle; the others are read from their start."""
+SEEK_WORTH_S = 1.0
+"""Less is decoded and passed over."""
+MAX_REORDERED = 16
+"""Frames that a codec may show later than it stores them (at most, in H.264 and HEVC)."""
 VIDEO_CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "av1", "mjpeg", "gif"}
 MIN_SHORT_SIDE = 256
 """Smaller frames are enlarged when they are written: players blur or shrink tiny videos."""
@@ -75,25 +82,46 @@ def read_image(source: Source | Image.Image | np.ndarray, size: int) -> Picture:
     return _square(_decode_picture(name, data, kind), size)
 
 
-def read_video(source: Source, size: int, fps: float | None, max_frames: int) -> Frames:
-    """Read the first `max_frames` frames of an MP4, WebM, MKV, AVI or GIF, each a centred square.
+def read_video(source: Source, size: int, fps: float | None, max_frames: int, start_s: float = 0.0) -> Frames:
+    """Read up to `max_frames` frames of an MP4, WebM, MKV, AVI or GIF, each a centred square.
 
-    With `fps` the clip is resampled: frame `i` is what the file shows `i / fps` seconds after its start;
-    None keeps the file's own frames. Reading stops once `max_frames` are there. A file that ends before
-    the frames or the duration that its header announces is an error, not a shorter clip: a truncated
+    Reading starts `start_s` seconds after the file's start. With `fps` the clip is resampled: frame `i` is
+    what the file shows `i / fps` seconds later; None keeps the file's own frames. Reading stops once
+    `max_frames` are there. A file that ends before the frames or the duration that its header announces is
+    an error, not a shorter clip, where reading started at 0 and came to the end: a truncated
     recording would otherwise pair frames with the wrong actions.
 
     Raises:
         InputError: the file is missing, empty, no video, damaged, cut off, too long or too large, or `fps`
             or `max_frames` is not positive.
     """
+    name, data, kind = _read_video_bytes(source)
+    return _decode_clip(name, data, kind, size, fps, max_frames, start_s)
+
+
+def video_seconds(source: Source) -> float:
+    """Return how long a video says it is; 0 where it does not say.
+
+    Raises:
+        InputError: the file is missing, empty, no video, or its header is damaged.
+    """
+    name, data, kind = _read_video_bytes(source)
+    with _opened(name, data, kind) as container:
+        stream = next(iter(container.streams.video), None)
+        if stream is not None and stream.duration and stream.time_base:
+            return float(stream.duration * stream.time_base)
+        return (container.duration or 0) / av.time_base
+
+
+def _read_video_bytes(source: Source) -> tuple[str, bytes, str]:
+    """Return how to name a video in an error, its bytes and their format."""
     name, data = _read_bytes(source, MAX_VIDEO_BYTES, "video")
     kind = formats.recognise(data)
     if kind not in CONTAINERS:
         raise InputError(
             f"{name} is {formats.describe(kind, data)}, not a video; use an MP4, WebM, MKV, AVI or GIF."
         )
-    return _decode_clip(name, data, kind, size, fps, max_frames)
+    return name, data, kind
 
 
 def read_observation(
@@ -207,31 +235,48 @@ def _square(image: Image.Image, size: int) -> Picture:
     return np.array(image.resize((size, size), resample, box=(left, top, left + side, top + side)))
 
 
-def _decode_clip(name: str, data: bytes, kind: str, size: int, fps: float | None, max_frames: int) -> Frames:
+def _decode_clip(
+    name: str, data: bytes, kind: str, size: int, fps: float | None, max_frames: int, start_s: float = 0.0
+) -> Frames:
     if fps is not None and not 0 < fps <= 1000:
         raise InputError(f"fps is {fps}; use a number above 0 and up to 1000.")
     if max_frames < 1:
         raise InputError(f"max_frames is {max_frames}; use 1 or more.")
+    if not 0 <= start_s < math.inf:
+        raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
     if formats.announced_bytes(kind, data) > len(data):
         raise InputError(
             f"{name} is cut off: its header announces more than its {len(data)} bytes; get it again."
         )
+    with _opened(name, data, kind) as container:
+        shown = _shown(_decode_video(name, container, kind in SEEKABLE, start_s), fps, start_s)
+        frames = [_square(_picture(frame), size) for frame in itertools.islice(shown, max_frames)]
+    if not frames:
+        where = f" from {start_s:g} s on" if start_s else ""
+        raise InputError(f"{name} holds no decodable frame{where}; export it again as MP4 (H.264).")
+    return np.stack(frames)
+
+
+@contextmanager
+def _opened(name: str, data: bytes, kind: str) -> Iterator[InputContainer]:
+    """Give a video's container; what goes wrong in the block is the file's fault."""
     try:
         with av.open(io.BytesIO(data), "r", format=CONTAINERS[kind]) as container:
-            shown = _shown(_decode_video(name, container), fps)
-            frames = [_square(picture, size) for picture in itertools.islice(shown, max_frames)]
+            yield container
     except InputError:
         raise
     # FFmpeg's wrapper answers damaged bytes with many kinds of exception; each means the same to the reader.
     except Exception:
         raise InputError(f"{name} cannot be decoded as a video; export it again as MP4 (H.264).") from None
-    if not frames:
-        raise InputError(f"{name} holds no decodable frame; export it again as MP4 (H.264).")
-    return np.stack(frames)
 
 
-def _decode_video(name: str, container: InputContainer) -> Iterator[tuple[float, float, Image.Image]]:
-    """Yield start and end (seconds) and picture of every frame, checking that none is missing at the end."""
+def _decode_video(
+    name: str, container: InputContainer, seekable: bool, start_s: float
+) -> Iterator[tuple[float, float, av.VideoFrame]]:
+    """Yield start and end, in seconds after the file's start, and frame, from before `start_s` on.
+
+    A file that is read from its start on is checked for frames missing at the end.
+    """
     if not container.streams.video:
         raise InputError(f"{name} has no picture track; use a file with video in it.")
     stream = container.streams.video[0]
@@ -243,7 +288,13 @@ def _decode_video(name: str, container: InputContainer) -> Iterator[tuple[float,
     if (container.duration or 0) / av.time_base > MAX_VIDEO_SECONDS:
         raise InputError(f"{name} is longer than {MAX_VIDEO_SECONDS:.0f} seconds; cut it first.")
     step = float(1 / (stream.average_rate or stream.guessed_rate or 25))
-    packets, count, end = 0, 0, 0.0
+    origin: float | None = None
+    # Key frames are found by the time of decoding, which is up to MAX_REORDERED frames ahead of showing.
+    before = start_s - MAX_REORDERED * step - SEEK_WORTH_S
+    if seekable and before > 0 and stream.time_base:
+        origin = float((stream.start_time or 0) * stream.time_base)
+        container.seek(int((origin + before) / stream.time_base), stream=stream)
+    whole, packets, count, end = origin is None, 0, 0, 0.0
     for packet in container.demux(stream):
         packets += packet.size > 0
         if packet.is_corrupt:
@@ -255,31 +306,36 @@ def _decode_video(name: str, container: InputContainer) -> Iterator[tuple[float,
             start = end if frame.time is None else frame.time
             length = float(frame.duration * frame.time_base) if frame.duration and frame.time_base else step
             count, end = count + 1, start + length
-            image = frame.to_image()
-            yield start, end, image.rotate(frame.rotation, expand=True) if frame.rotation else image
+            origin = start if origin is None else origin
+            yield start - origin, end - origin, frame
     # Counted in packets: an edit list or a hidden reference frame may decode to nothing, rightly.
-    if packets < stream.frames:
+    if whole and packets < stream.frames:
         raise InputError(f"{name} is cut off after {count} frames; export or download it again.")
 
 
-def _shown(frames: Iterator[tuple[float, float, Image.Image]], fps: float | None) -> Iterator[Image.Image]:
-    """Resample: yield the picture on screen at 0, 1 / fps, 2 / fps, ... seconds after the first one."""
+def _shown(
+    frames: Iterator[tuple[float, float, av.VideoFrame]], fps: float | None, start_s: float
+) -> Iterator[av.VideoFrame]:
+    """Yield the frames from `start_s` on; with `fps`, what is on screen then, 1 / fps seconds later, ..."""
+    # Half a tick of tolerance: containers round times to milliseconds.
     if fps is None:
-        yield from (image for _, _, image in frames)
+        yield from (frame for _, end, frame in frames if end > start_s + 1e-3)
         return
-    count, origin, end = 0, 0.0, 0.0
-    shown: Image.Image | None = None
-    for start, stop, image in frames:
-        if shown is None:
-            origin = start
-        # Half a tick of tolerance: containers round times to milliseconds.
-        while shown is not None and origin + count / fps < start - 1e-3:
+    count, end = 0, 0.0
+    shown: av.VideoFrame | None = None
+    for start, stop, frame in frames:
+        while shown is not None and start_s + count / fps < start - 1e-3:
             yield shown
             count += 1
-        shown, end = image, stop
-    while shown is not None and origin + count / fps < end - 1e-3:
+        shown, end = frame, stop
+    while shown is not None and start_s + count / fps < end - 1e-3:
         yield shown
         count += 1
+
+
+def _picture(frame: av.VideoFrame) -> Image.Image:
+    image = frame.to_image()
+    return image.rotate(frame.rotation, expand=True) if frame.rotation else image
 
 
 # Writing

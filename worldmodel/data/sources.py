@@ -1,11 +1,14 @@
 """Sources of episodes. An episode is a pure function of (task, seed, index), so any order can be replayed."""
 
 import math
+from importlib import import_module
 from itertools import islice
 from typing import Protocol
 
 import numpy as np
 
+from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.errors import ConfigError
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Episode
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.scene import half_side_of
@@ -14,11 +17,59 @@ KEYS = (*shapes.COLOURS, *shapes.DIRECTIONS, "jump", "fall", "grow", "shrink", "
 """Keys of the shapes world: hold a colour and press a verb, and the thing of that colour obeys."""
 
 
-class Source(Protocol):
-    """Where episodes come from."""
+HOMES = {
+    "clips": ("worldmodel.data.tables", "TableSource"),
+    "webdataset": ("worldmodel.data.tar", "TarSource"),
+    "huggingface": ("worldmodel.data.huggingface", "HuggingFaceSource"),
+}
+"""Where the kinds of source are that read files; each is imported when it is first used."""
+
+
+class Recipe(Protocol):
+    """How to make one episode: small, and able to travel to the process that reads and decodes."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
-        """Return one episode, the same for the same arguments."""
+        """Return the episode, the same for the same arguments.
+
+        Raises:
+            InputError: what it is made from cannot be used; the sentence names it.
+        """
+        ...
+
+
+class Source(Protocol):
+    """Where episodes come from: the training process calls `at`, a worker the recipe's `episode`."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The kinds of episode it offers."""
+        ...
+
+    @property
+    def size(self) -> int | None:
+        """How many episodes it holds; None: there is no end."""
+        ...
+
+    @property
+    def seekable(self) -> bool:
+        """Whether episodes may be asked for in any order; if not, in windows from front to back."""
+        ...
+
+    def at(self, index: int) -> Recipe:
+        """Return how to make an episode; of a finite source, row `index % size`. Threads may call it."""
+        ...
+
+    def cost(self, index: int, rounds: int) -> float:
+        """Return how much work an episode is in training, relative to others: its rounds, if known."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and threads."""
         ...
 
 
@@ -30,8 +81,25 @@ class ShapesSource:
     `document` (text alone).
     """
 
+    tasks = ("rounds", "imagine", "describe", "ask", "inverse", "document")
+    size = None
+    seekable = True
+
     def __init__(self, split: str = "train") -> None:
-        self.split = split
+        if split not in shapes.SPLITS:
+            raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(shapes.SPLITS)}.")
+        self.name = self.split = split
+
+    def at(self, index: int) -> "ShapesSource":
+        """Return itself: the index says it all."""
+        return self
+
+    def cost(self, index: int, rounds: int) -> float:
+        """Return the same for all."""
+        return rounds
+
+    def close(self) -> None:
+        """Do nothing: there is nothing open."""
 
     def episode(self, task: str, seed: int, index: int, rounds: int = 1) -> Episode:
         """Return one episode; see the class for the tasks."""
@@ -61,6 +129,22 @@ class ShapesSource:
         actions = tuple(_action(sample, rng) for sample in samples)
         clips = tuple(sample.clip.frames for sample in samples)
         return Episode(name, (before, *clips), actions, labels=_labels(first))
+
+
+def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> Source:
+    """Open one of `data.sources`, for a model whose frames and actions the episodes must fit.
+
+    Raises:
+        ConfigError: a setting or something in the source's index is wrong; the sentence names the source.
+    """
+    source = config.sources[name]
+    if source.kind == "shapes":
+        return ShapesSource(source.split)
+    if source.kind in HOMES:
+        module, kind = HOMES[source.kind]
+        return getattr(import_module(module), kind)(name, config, model)
+    known = ", ".join(["shapes", *HOMES])
+    raise ConfigError(f"data.sources.{name}.kind is {source.kind!r}; use one of {known}.")
 
 
 def _action(sample: shapes.Sample, rng: np.random.Generator) -> Action:

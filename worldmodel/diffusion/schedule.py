@@ -15,16 +15,15 @@ def sampling_sigmas(num_inference_steps: int, shift: float = 3.0) -> Float[Tenso
 
 
 def training_sigmas(
-    batch: int, frames: int, generator: torch.Generator, independent: float = 0.25, pure: float = 0.4
+    normal: Float[Tensor, "b t"], uniform: Float[Tensor, "b 2"], independent: float = 0.25, pure: float = 0.4
 ) -> Float[Tensor, "b t"]:
-    """Draw a noise level per frame.
+    """Make a noise level per frame from standard normal and uniform draws.
 
     A share `pure` of the clips starts from pure noise (few-step sampling spends its steps there); a share
     `independent` has another level in every frame, as in diffusion forcing (arXiv:2407.01392); the rest
     follows the logit-normal law of arXiv:2403.03206, sec. 3.1, shifted towards noise.
     """
-    sigma = torch.sigmoid(0.8 + 1.2 * torch.randn(batch, frames, generator=generator))
-    whole = torch.rand(batch, 1, generator=generator) >= independent
+    sigma = torch.sigmoid(0.8 + 1.2 * normal)
+    whole, start = uniform[:, :1] >= independent, uniform[:, 1:] < pure
     sigma = torch.where(whole, sigma[:, :1], sigma)
-    start = torch.rand(batch, 1, generator=generator) < pure
     return torch.where(start, torch.ones_like(sigma), sigma)

@@ -92,7 +92,7 @@ def play(
         InputError: The model does not take one of the actions.
     """
     steps = model.config.num_inference_steps if num_inference_steps is None else num_inference_steps
-    embeds = model.round_embeds(context, actions)
+    embeds = torch.stack(model.round_embeds(context, actions))
     states = model.predict_state(embeds, cache)[:, -model.config.num_queries :]
     condition = model.condition(states, context)
     latents = condition.forecast
@@ -161,17 +161,15 @@ class ModelSubject:
 
     @torch.no_grad()
     def read(self, observations: Sequence[Observation], prompts: Sequence[str]) -> list[str]:
-        """Say something about every observation; prompts of one length are decoded together.
-
-        Sequences are padded behind, so only rows of equal length have their last position in common.
-        """
+        """Say something about every observation; prompts of one length are decoded together."""
         columns = zip(*observations, strict=True)
         latents = torch.cat([self.model.codec.encode(self._pixels(column)) for column in columns], dim=1)
         lengths = [len(self.model.backbone.token_ids(prompt)) for prompt in prompts]
         said = [""] * len(prompts)
         for length in sorted(set(lengths)):
             rows = [row for row, own in enumerate(lengths) if own == length]
-            prefix, _ = self.model.read_embeds(latents[rows], [prompts[row] for row in rows])
+            sequences = self.model.read_rows(latents[rows].unbind(), [prompts[row] for row in rows])
+            prefix = torch.stack([sequence for sequence, _ in sequences])
             texts = self.model.backbone.decode_text(prefix, self.model.backbone.new_cache(), MAX_TEXT_TOKENS)
             for row, text in zip(rows, texts, strict=True):
                 said[row] = text

@@ -14,7 +14,7 @@ from worldmodel.models.backbone import Backbone
 from worldmodel.types import Action
 
 SLOT = 32
-"""Action tokens come in multiples of this, so that a round has a fixed length and needs no mask."""
+"""Action tokens come in multiples of this, so that nearly all rounds have one length."""
 
 
 class ActionAdapter(nn.Module):
@@ -73,20 +73,24 @@ class ActionAdapter(nn.Module):
                 )
         return ids
 
-    def forward(self, actions: Sequence[Action], backbone: Backbone) -> Float[Tensor, "b n d"]:
-        """Embed one action a row, all in slots of one length (a multiple of `SLOT`)."""
+    def forward(self, actions: Sequence[Action], backbone: Backbone) -> list[Float[Tensor, "_ d"]]:
+        """Embed actions, each in a slot whose length (a multiple of `SLOT`) depends on nothing but itself."""
         rows = []
         for action in actions:
             ids = self.validate(action, backbone)
-            parts = [self.marker[None]]
-            if ids:
-                parts.append(backbone.embed(torch.tensor(ids, device=self.marker.device)))
-            if action.keys and self.keys is not None:
+            # An absent part is an empty one, not a missing one: every process of a training then has a gradient
+            # for the same weights, whatever its episodes hold.
+            parts = [self.marker[None], backbone.embed(self._tensor(ids, torch.long))]
+            if self.keys is not None:
                 places = [self.config.keys.index(key) for key in action.keys]
-                parts.append(self.keys(torch.tensor(places, device=self.marker.device)))
-            if action.vector is not None and self.vector is not None:
-                parts.append(self.vector(torch.tensor([action.vector], device=self.marker.device)))
+                parts.append(self.keys(self._tensor(places, torch.long)))
+            if self.vector is not None:
+                numbers = self._tensor(action.vector or (), self.marker.dtype)
+                parts.append(self.vector(numbers.view(-1, self.config.vector_size)))
+            missing = -sum(len(part) for part in parts) % SLOT
+            parts.insert(0, self.blank.expand(missing, -1))
             rows.append(torch.cat([part.to(self.marker.dtype) for part in parts]))
-        length = SLOT * math.ceil(max(len(row) for row in rows) / SLOT)
-        blanks = self.blank.expand(length, -1)
-        return torch.stack([torch.cat([blanks[: length - len(row)], row]) for row in rows])
+        return rows
+
+    def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.marker.device)

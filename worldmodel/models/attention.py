@@ -1,46 +1,249 @@
-"""The one attention function; the generator and every transformers backbone call it."""
+"""The one attention function; the generator and every transformers backbone call it.
+
+Who sees whom is a `Layout`. Where processes share the layout, heads, keys and values travel between them
+(`worldmodel.parallel`), and the result is that of one process. Which kernel computes is one switch, `use`:
+
+    reference   the formula in fp32 or better, head by head: the same bits whichever heads a process computes
+    sdpa        torch's fused attention with a dense mask; plain products for bf16 on a CPU
+    flex        compiled block-sparse attention, for long sequences with any mask; trains on CUDA
+    flash       flash-attn, for causal documents side by side on CUDA (`worldmodel[flash]`)
+    auto        flash or flex for long sequences on CUDA, sdpa elsewhere
+"""
+
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from worldmodel.errors import ConfigError
+from worldmodel.parallel.context import all_gather_kv
+from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.ulysses import divide_heads, gather_heads_scatter_seq, gather_seq_scatter_heads
+
 NAME = "worldmodel"
 """Name under which transformers models find this attention (`attn_implementation`)."""
+
+KERNELS = ("auto", "reference", "sdpa", "flex", "flash")
+DENSE_LENGTH = 2048
+"""Keys up to which `auto` takes a dense mask on CUDA: 4 MB at most, and nothing to compile."""
+
+Mask = Layout | Bool[Tensor, "n m"] | None
+
+_kernel = "auto"
+
+
+def use(name: str) -> None:
+    """Choose the kernel for all attention of this process.
+
+    Raises:
+        ConfigError: there is no such kernel, or it is not installed.
+    """
+    global _kernel
+    if name not in KERNELS:
+        raise ConfigError(f"attention is {name!r}; use one of {', '.join(KERNELS)}.")
+    if name == "flash" and not _flash_installed():
+        raise ConfigError(
+            "attention=flash needs flash-attn, which is not installed: pip install worldmodel[flash] (a CUDA "
+            "compiler builds it), or use attention=auto."
+        )
+    _kernel = name
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """Choose the kernel for what runs inside, backward passes that recompute included."""
+    before = _kernel
+    use(name)
+    try:
+        yield
+    finally:
+        use(before)
 
 
 def attend(
     query: Float[Tensor, "b k n d"],
     key: Float[Tensor, "b g m d"],
     value: Float[Tensor, "b g m d"],
-    mask: Bool[Tensor, "n m"] | None = None,
+    layout: Mask = None,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "b k n d"]:
-    """Scaled dot-product attention; `mask` is True where a query may look.
+    """Scaled dot-product attention under `layout`; None: every query sees every key.
 
     `g` key heads may serve `k` query heads, `k / g` neighbours each (Ainslie et al. 2023, arXiv:2305.13245).
+    With fewer queries than keys, queries are the last tokens of the layout. With shards, `n` and `m` are the
+    tokens of this process, and every process of the sequence group must call at the same time.
+
+    Args:
+        query: queries.
+        key: keys.
+        value: values.
+        layout: who sees whom; a matrix, True where query n sees key m, serves where there are no shards.
+        scale: factor of the scores; None takes `d ** -0.5`.
+        softcap: scores become `softcap * tanh(scores / softcap)` (Gemma 2, arXiv:2408.00118).
     """
+    if scale is None:
+        scale = 1 / math.sqrt(query.shape[-1])
+    if not isinstance(layout, Layout) or layout.shards is None:
+        return _compute(query, key, value, layout, scale, softcap)
+    shards, group = layout.shards, layout.shards.group
+    heads = divide_heads(query.shape[1], key.shape[1], group.sp)
+    if group.sp_group is not None and group.sp > 1:
+        query, key, value = gather_seq_scatter_heads(
+            [query, key, value], [heads.query, heads.key, heads.key], shards.sp_sizes, group.sp_group
+        )
+    if group.cp_group is not None and group.cp > 1:
+        key, value = all_gather_kv(key, value, shards.cp_sizes, group.cp_group)
+    read = heads.readers(group.sp_rank)
+    if read is not None:  # uneven groups: every query head gets a key head of its own
+        key, value = (torch.stack([part[:, head] for head in read], dim=1) for part in (key, value))
+    out = _compute(query, key, value, layout, scale, softcap)
+    if group.sp_group is not None and group.sp > 1:
+        out = gather_heads_scatter_seq(out, heads.query, shards.sp_sizes, group.sp_group)
+    return out
+
+
+# ---- kernels: everything a query sees is here ----------------------------------------------------------
+
+
+def _compute(
+    query: Tensor, key: Tensor, value: Tensor, layout: Mask, scale: float, softcap: float | None
+) -> Tensor:
+    name = _kernel
+    if name == "auto":
+        name = _choose(query, layout)
+    if name in ("flex", "flash") and isinstance(layout, Layout) and query.shape[2] == layout.queries:
+        return (_flex if name == "flex" else _flash)(query, key, value, layout, scale, softcap)
+    mask = layout.visible(query.device) if isinstance(layout, Layout) else layout
+    if mask is not None:
+        mask = mask[..., -query.shape[2] :, :]
+    kernel = _reference if name == "reference" else _sdpa
+    return kernel(query, key, value, mask, scale, softcap)
+
+
+def _choose(query: Tensor, layout: Mask) -> str:
+    if query.device.type != "cuda" or not isinstance(layout, Layout) or layout.length <= DENSE_LENGTH:
+        return "sdpa"
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    return "flash" if half and _flash_installed() and layout.cu_seqlens() is not None else "flex"
+
+
+def _reference(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """The formula; one contiguous head at a time, since products of many heads may add in another order."""
+    precise = torch.promote_types(query.dtype, torch.float32)
+    shared, outs = query.shape[1] // key.shape[1], []
+    for head in range(query.shape[1]):
+        q = query[:, head].to(precise).contiguous()
+        k, v = (part[:, head // shared].to(precise).contiguous() for part in (key, value))
+        scores = torch.einsum("bnd,bmd->bnm", q, k) * scale
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        outs.append(torch.einsum("bnm,bmd->bnd", scores.softmax(dim=-1), v))
+    return torch.stack(outs, dim=1).to(query.dtype)
+
+
+def _sdpa(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
     batch, heads, length, width = query.shape
     shared = heads // key.shape[1]
+    if mask is not None and mask.dim() == 3:
+        mask = mask[0] if mask.shape[0] == 1 else mask[:, None]
     if shared > 1:  # queries of one key head become one long query: nothing is copied
         query = query.reshape(batch, key.shape[1], shared * length, width)
-        mask = mask if mask is None else mask.repeat(shared, 1)
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
-        out = _attend_plainly(query, key, value, mask, scale or width**-0.5)
+        if mask is not None:
+            mask = torch.cat([mask] * shared, dim=-2)
+    if softcap is not None or (query.device.type == "cpu" and query.dtype == torch.bfloat16):
+        out = _attend_plainly(query, key, value, mask, scale, softcap)
     else:
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return out.reshape(batch, heads, length, width)
 
 
-def _attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attend by plain products: the fused CPU kernel computes bf16 in fp32 and is slower with gradients."""
+def _attend_plainly(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """Attend by plain products.
+
+    The fused kernel knows no caps, and on a CPU it computes bf16 in fp32 and is slower with gradients.
+    """
     bias = query.new_zeros(1, 1)
     if mask is not None:
         bias = query.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))
+        if mask.dim() == 4:  # a mask a sequence, for each of its heads
+            bias = bias.expand(-1, key.shape[1], -1, -1).flatten(0, 1)
     query, key_t = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)
-    scores = torch.baddbmm(bias, query, key_t, alpha=scale)
+    if softcap is None:
+        scores = torch.baddbmm(bias, query, key_t, alpha=scale)
+    else:
+        scores = softcap * (query @ key_t * (scale / softcap)).tanh() + bias
     return (scores.softmax(dim=-1, dtype=query.dtype) @ value.flatten(0, 1)).unflatten(0, value.shape[:2])
+
+
+def _flex(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float, softcap: float | None
+) -> Tensor:
+    if query.device.type == "cpu" and torch.is_grad_enabled() and query.requires_grad:
+        raise ConfigError("attention=flex cannot train on a CPU; use attention=auto.")
+    return _flex_function(query.device.type)(
+        query,
+        key,
+        value,
+        score_mod=None if softcap is None else lambda score, *_: softcap * torch.tanh(score / softcap),
+        block_mask=layout.block_mask(query.device),
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+@cache
+def _flex_function(device: str) -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention if device == "cpu" else torch.compile(flex_attention)  # type: ignore[return-value]
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float, softcap: float | None
+) -> Tensor:
+    starts = layout.cu_seqlens()
+    if starts is None or query.device.type != "cuda":
+        raise ConfigError(
+            "attention=flash computes causal documents in whole sequences on CUDA (mesh.cp=1), and this is "
+            "another mask or device; use attention=flex or attention=auto."
+        )
+    from flash_attn import flash_attn_varlen_func
+
+    batch, longest = query.shape[0], int(starts.diff().max())
+    if layout.document.shape[0] < batch:  # one row for all
+        offsets = torch.arange(batch, dtype=torch.int32)[:, None] * layout.length
+        starts = torch.cat([(starts[:-1] + offsets).flatten(), starts[-1:] * batch])
+    starts = starts.to(query.device, non_blocking=True)
+    q, k, v = (rearrange(part, "b k n d -> (b n) k d") for part in (query, key, value))
+    out = flash_attn_varlen_func(
+        q, k, v, starts, starts, longest, longest, softmax_scale=scale, causal=True, softcap=softcap or 0.0
+    )
+    return rearrange(out, "(b n) k d -> b k n d", b=batch)
+
+
+@cache
+def _flash_installed() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+# ---- transformers --------------------------------------------------------------------------------------
 
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "n m"] | None:
@@ -58,13 +261,29 @@ def _backbone_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    layout: Layout | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
+    """Attend as a layer of transformers asks; `layout` is what `base_model(..., layout=...)` was given.
+
+    Without one the queries are the last positions of one causal sequence.
+    """
+    longest = key.shape[2] if layout is None else layout.longest
+    if sliding_window is not None and longest > sliding_window:
+        raise ConfigError(
+            f"The backbone attends to the last {sliding_window} tokens only, and a sequence has {longest}; "
+            "use shorter ones (fewer rounds, a lower history_rounds) or a backbone without a sliding window."
+        )
+    if dropout:
+        raise ConfigError(f"The backbone's attention_dropout is {dropout}; set it to 0, the only rate known.")
     query, key = query.to(value.dtype), key.to(value.dtype)  # norms and rotary may have left autocast's dtype
-    mask = causal_mask(query.shape[2], key.shape[2], query.device)
-    return attend(query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
+    mask = causal_mask(query.shape[2], key.shape[2], query.device) if layout is None else layout
+    return attend(query, key, value, mask, scaling, softcap).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, _backbone_attention)
-# Sequences here are never padded in front, so causality follows from the two lengths alone.
+# Who sees whom comes from the layout, or from the two lengths: sequences are never padded in front.
 AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)

@@ -20,6 +20,8 @@ from transformers import (
 from worldmodel.config import BackboneConfig
 from worldmodel.errors import ConfigError, ModelError, WorldModelError
 from worldmodel.models import attention
+from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.mesh import SequenceGroup
 
 MODEL_TYPES = ("gemma", "gemma2", "llama", "mistral", "phi3", "qwen2", "qwen3")
 """Decoder families that may be loaded: known code, no remote code, served by vLLM as they are."""
@@ -36,6 +38,8 @@ class Backbone(nn.Module):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
+        self.sequence = SequenceGroup()
+        """Processes that share a sequence in training: each takes a piece."""
 
     @classmethod
     def from_config(
@@ -138,13 +142,28 @@ class Backbone(nn.Module):
         return DynamicCache(config=self.model.config)
 
     def forward(
-        self, embeds: Float[Tensor, "b n d"], cache: DynamicCache | None = None
+        self,
+        embeds: Float[Tensor, "b n d"],
+        cache: DynamicCache | None = None,
+        layout: Layout | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """Return the hidden states (after the last norm) of new positions; `cache` grows by them."""
+        """Return the hidden states (after the last norm) of new positions.
+
+        `cache` grows by them. Without one, `layout` says which texts lie side by side in a row; None is one
+        text a row.
+        """
+        if cache is not None:
+            output = self.model.base_model(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
+            return output.last_hidden_state
+        layout = layout or Layout.causal(embeds.shape[1])
+        layout = layout.shard(self.sequence, balance=True)
         output = self.model.base_model(
-            inputs_embeds=embeds, past_key_values=cache, use_cache=cache is not None
+            inputs_embeds=layout.take(embeds),
+            position_ids=layout.take(layout.position).to(embeds.device),
+            use_cache=False,
+            layout=layout,
         )
-        return output.last_hidden_state
+        return layout.gather(output.last_hidden_state)
 
     def logits(self, hidden: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape v"]:
         """Score the vocabulary."""

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from worldmodel.config import CodecConfig
+from worldmodel.models.norm import widened
 
 PATCH = 4
 """Pixels folded into channels before the first convolution; the second halving is learned."""
@@ -82,8 +83,8 @@ class Codec(nn.Module):
             frames = torch.cat([frames, frames[:, -1:].expand(-1, missing, -1, -1, -1)], dim=1)
         x = rearrange(frames, "b (t g) c (h p) (w q) -> (b t) (g c p q) h w", g=group, p=PATCH, q=PATCH)
         x = self.encoder(x.contiguous(memory_format=torch.channels_last))
-        mean, log_variance = (
-            rearrange(x, "(b t) c h w -> b t c h w", b=frames.shape[0]).float().chunk(2, dim=2)
+        mean, log_variance = widened(rearrange(x, "(b t) c h w -> b t c h w", b=frames.shape[0])).chunk(
+            2, dim=2
         )
         return mean, log_variance.clamp(-10, 4)
 
@@ -99,7 +100,7 @@ class Codec(nn.Module):
     def reconstruct(self, latents: Float[Tensor, "b t2 c h2 w2"]) -> Float[Tensor, "b t 3 h w"]:
         """Decode unstandardised latents (a posterior's mean or sample)."""
         x = rearrange(latents, "b t c h w -> (b t) c h w").contiguous(memory_format=torch.channels_last)
-        x = self.decoder(x).float()
+        x = widened(self.decoder(x))
         group = self.config.temporal_factor
         return rearrange(
             x,
@@ -112,7 +113,7 @@ class Codec(nn.Module):
         )
 
     @torch.no_grad()
-    def set_scale(self, latents: Float[Tensor, "b t c h w"]) -> None:
-        """Fix the standardisation from a sample of unstandardised latents."""
-        self.latent_mean.copy_(latents.mean(dim=(0, 1, 3, 4))[:, None, None])
-        self.latent_std.copy_(latents.std(dim=(0, 1, 3, 4))[:, None, None])
+    def set_scale(self, mean: Float[Tensor, " c"], std: Float[Tensor, " c"]) -> None:
+        """Fix the standardisation: mean and deviation of unstandardised latents, channel by channel."""
+        self.latent_mean.copy_(mean[:, None, None])
+        self.latent_std.copy_(std[:, None, None])

@@ -1,6 +1,7 @@
 """The generator adapter: predicted states become what the generator is conditioned on."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from einops import rearrange, repeat
@@ -8,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from worldmodel.config import ConditionConfig
-from worldmodel.models.norm import RMSNorm
+from worldmodel.models.norm import RMSNorm, widened
 from worldmodel.models.spatial import LocalFeedForward, SelfAttention, rope_table
 
 
@@ -88,7 +89,7 @@ class GeneratorAdapter(nn.Module):
             tokens=self.to_tokens(states),
             pooled=self.to_pooled(states.mean(dim=1)),
             cells=self.to_cells(x),
-            forecast=context[:, None] + change.float(),
+            forecast=context[:, None] + widened(change),
         )
 
     def null(self, context: Float[Tensor, "b c h w"]) -> Condition:
@@ -109,9 +110,20 @@ def choose(keep: Tensor, first: Condition, second: Condition) -> Condition:
     def pick(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(keep.view(-1, *[1] * (a.dim() - 1)), a, b.to(a.dtype))
 
-    return Condition(
-        tokens=pick(first.tokens, second.tokens),
-        pooled=pick(first.pooled, second.pooled),
-        cells=pick(first.cells, second.cells),
-        forecast=pick(first.forecast, second.forecast),
-    )
+    return _each(pick, first, second)
+
+
+def stack(conditions: Sequence[Condition]) -> Condition:
+    """Put conditions into one batch."""
+    return _each(lambda *parts: torch.cat(parts), *conditions)
+
+
+def unstack(batch: Condition) -> list[Condition]:
+    """Take a batch apart into conditions of one sample each."""
+    return [_each(lambda part, row=row: part[row : row + 1], batch) for row in range(len(batch.pooled))]
+
+
+def _each(make: Callable[..., Tensor], *conditions: Condition) -> Condition:
+    """Make every field of a condition from that field of the given ones."""
+    names = [each.name for each in fields(Condition)]
+    return Condition(**{name: make(*(getattr(given, name) for given in conditions)) for name in names})

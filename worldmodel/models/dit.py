@@ -10,20 +10,22 @@ import math
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from worldmodel.config import GeneratorConfig
 from worldmodel.models.attention import attend
 from worldmodel.models.condition import Condition
-from worldmodel.models.norm import RMSNorm
+from worldmodel.models.norm import RMSNorm, widened
 from worldmodel.models.spatial import KeyValue, LocalFeedForward, SelfAttention, rope_table
+from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.mesh import SequenceGroup
 
 
 def sigma_embedding(sigma: Float[Tensor, "b t"], width: int) -> Float[Tensor, "b t d"]:
     """Sinusoidal features of the noise level."""
     frequencies = torch.exp(-math.log(1000) * torch.arange(width // 2, device=sigma.device) / (width // 2))
-    angle = 1000 * sigma[..., None].float() * frequencies
+    angle = 1000 * widened(sigma)[..., None] * frequencies
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
 
@@ -48,13 +50,13 @@ class Block(nn.Module):
         modulation: Float[Tensor, "b t 6 d"],
         tokens: Float[Tensor, "b m d"],
         rope: Float[Tensor, "2 n e"],
-        mask: Bool[Tensor, "n l"] | None,
+        layout: Layout | None,
         past: KeyValue | None,
         grid: int,
     ) -> tuple[Float[Tensor, "b n d"], KeyValue]:
         parts = (modulation + self.modulation).repeat_interleave(x.shape[1] // modulation.shape[1], dim=1)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts.unbind(dim=2)
-        mixed, present = self.attention(normalise(x) * (1 + scale1) + shift1, rope, mask, past)
+        mixed, present = self.attention(normalise(x) * (1 + scale1) + shift1, rope, layout, past)
         x = x + gate1 * mixed
         q = rearrange(self.query(self.cross_norm(x)), "b n (k d) -> b k n d", k=self.num_heads)
         k, v = rearrange(self.key_value(tokens), "b n (p k d) -> p b k n d", p=2, k=self.num_heads)
@@ -78,6 +80,8 @@ class Generator(nn.Module):
     def __init__(self, config: GeneratorConfig, latent_channels: int, grid: int) -> None:
         super().__init__()
         self.config, self.grid = config, grid
+        self.sequence = SequenceGroup()
+        """Processes that share a clip in training: each takes some of its frames."""
         width = config.width
         self.embed = nn.Linear(2 * latent_channels, width)
         self.embed_sigma = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
@@ -109,25 +113,26 @@ class Generator(nn.Module):
         the index of the first frame given here (context frames are negative).
         """
         frames = latents.shape[1]
-        x = self.embed(rearrange(torch.cat([latents, forecast], dim=2), "b t c h w -> b (t h w) c"))
-        x = x + condition.cells.repeat(1, frames, 1)
-        level = self.embed_sigma(sigma_embedding(sigma, self.config.width)) + condition.pooled[:, None]
-        modulation = rearrange(self.modulation(F.silu(level)), "b t (m d) -> b t m d", m=6)
         places = torch.arange(first_frame, first_frame + frames, device=latents.device)
-        rope = rope_table(places, self.grid, self.config.width // self.config.num_heads)
-        mask = None
+        given, sigma_here, layout = torch.cat([latents, forecast], dim=2), sigma, None
         if blocks is not None:
-            rank = blocks.repeat_interleave(self.grid**2)
-            mask = rank[None, :] <= rank[:, None]
+            layout = Layout.frames(blocks, self.grid**2).shard(self.sequence, unit=self.grid**2, balance=True)
+            mine = layout.take(torch.arange(frames).repeat_interleave(self.grid**2), dim=0)[:: self.grid**2]
+            given, sigma_here, places = given[:, mine], sigma[:, mine], places[mine]
+        x = self.embed(rearrange(given, "b t c h w -> b (t h w) c"))
+        x = x + condition.cells.repeat(1, len(places), 1)
+        level = self.embed_sigma(sigma_embedding(sigma_here, self.config.width)) + condition.pooled[:, None]
+        modulation = rearrange(self.modulation(F.silu(level)), "b t (m d) -> b t m d", m=6)
+        rope = rope_table(places, self.grid, self.config.width // self.config.num_heads)
         presents = []
         for index, layer in enumerate(self.layers):
             earlier = past[index] if past is not None else None
-            x, present = layer(x, modulation, condition.tokens, rope, mask, earlier, self.grid)
+            x, present = layer(x, modulation, condition.tokens, rope, layout, earlier, self.grid)
             presents.append(present)
-        correction = rearrange(
-            self.project(normalise(x)), "b (t h w) c -> b t c h w", t=frames, h=self.grid
-        ).float()
-        clean = forecast + correction
+        change = self.project(normalise(x))
+        change = layout.gather(change) if layout else change
+        correction = rearrange(change, "b (t h w) c -> b t c h w", t=frames, h=self.grid)
+        clean = forecast + widened(correction)
         return (latents - clean) / sigma.clamp(min=1e-3)[:, :, None, None, None], presents
 
     def context_cache(self, context: Float[Tensor, "b t c h w"], condition: Condition) -> list[KeyValue]:

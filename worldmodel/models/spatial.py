@@ -6,11 +6,12 @@ Without either, things dissolve instead of moving: a linear layer cannot say "wh
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from worldmodel.models.attention import attend
 from worldmodel.models.norm import RMSNorm
+from worldmodel.parallel.layout import Layout
 
 KeyValue = tuple[Tensor, Tensor]
 
@@ -54,7 +55,7 @@ class SelfAttention(nn.Module):
         self,
         x: Float[Tensor, "b n d"],
         rope: Float[Tensor, "2 n e"],
-        mask: Bool[Tensor, "n l"] | None = None,
+        layout: Layout | None = None,
         past: KeyValue | None = None,
     ) -> tuple[Float[Tensor, "b n d"], KeyValue]:
         q, k, v = rearrange(self.qkv(x), "b n (p k d) -> p b k n d", p=3, k=self.num_heads)
@@ -63,7 +64,7 @@ class SelfAttention(nn.Module):
         present = (k, v)
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-        return self.out(rearrange(attend(q, k, v, mask), "b k n d -> b n (k d)")), present
+        return self.out(rearrange(attend(q, k, v, layout), "b k n d -> b n (k d)")), present
 
 
 class LocalFeedForward(nn.Module):

@@ -25,7 +25,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 from worldmodel.config import WorldModelConfig
 from worldmodel.diffusion.sampler import sample
 from worldmodel.diffusion.schedule import sampling_sigmas
-from worldmodel.models.action import ActionAdapter
+from worldmodel.models.action import SLOT, ActionAdapter
 from worldmodel.models.backbone import Backbone
 from worldmodel.models.codec import Codec
 from worldmodel.models.condition import Condition, GeneratorAdapter
@@ -102,8 +102,8 @@ class WorldModel(nn.Module):
         """Turn latent frames of an observation into tokens and per-cell features."""
         return self.vision(latents)
 
-    def encode_action(self, actions: Sequence[Action]) -> Float[Tensor, "b n d"]:
-        """Turn actions into tokens, all rows of one length.
+    def encode_action(self, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
+        """Turn actions into tokens.
 
         Raises:
             InputError: an action the model does not take.
@@ -150,19 +150,25 @@ class WorldModel(nn.Module):
         """Turn latents into pixels in [-1, 1]."""
         return self.codec.decode(latents).clamp(-1, 1)
 
+    @property
+    def round_tokens(self) -> int:
+        """Positions of the sequence that one round takes, if its action fits one slot."""
+        merged = (self.config.codec.grid // self.config.vision.merge) ** 2
+        return merged + SLOT + self.config.num_queries
+
     # ---- one round, many rounds, text ----------------------------------------------------------------
 
     def round_embeds(
         self, context: Float[Tensor, "b c h w"], actions: Sequence[Action]
-    ) -> Float[Tensor, "b n d"]:
-        """Return one round of the sequence: vision tokens, action tokens, queries.
+    ) -> list[Float[Tensor, "_ d"]]:
+        """Return one round of every row's sequence: vision tokens, action tokens, queries.
 
         A query is a learned vector plus the feature of its own latent cell, so it knows what is there.
         """
         vision = self.encode_observation(context[:, None])
-        return torch.cat(
-            [vision.tokens, self.encode_action(actions), self.queries + vision.cells[:, 0]], dim=1
-        )
+        queries = self.queries + vision.cells[:, 0]
+        rows = zip(vision.tokens, self.encode_action(actions), queries, strict=True)
+        return [torch.cat(row) for row in rows]
 
     def forward(self, context: Float[Tensor, "b r c h w"], actions: Sequence[Sequence[Action]]) -> Prediction:
         """Predict every round's next observation, teacher-forced, in one pass of the backbone.
@@ -170,49 +176,57 @@ class WorldModel(nn.Module):
         `context[:, i]` is the last latent frame seen before round i; `actions[j][i]` is episode j's
         action in round i.
         """
-        rounds = context.shape[1]
+        batch, rounds = context.shape[:2]
         flat = [action for episode in actions for action in episode]
         embeds = self.round_embeds(rearrange(context, "b r c h w -> (b r) c h w"), flat)
-        hidden = self.predict_state(rearrange(embeds, "(b r) n d -> b (r n) d", r=rounds))
-        hidden = rearrange(hidden, "b (r n) d -> b r n d", r=rounds)
-        states = hidden[:, :, -self.config.num_queries :]
+        rows = [torch.cat(embeds[first : first + rounds]) for first in range(0, len(embeds), rounds)]
+        hidden = self.predict_state(nn.utils.rnn.pad_sequence(rows, batch_first=True))
+        ends = torch.tensor([len(each) for each in embeds]).view(batch, rounds).cumsum(dim=1)
+        places = (ends[:, :, None] + torch.arange(-self.config.num_queries, 0)).to(hidden.device)
+        states = hidden[torch.arange(batch, device=hidden.device)[:, None, None], places]
         condition = self.condition(
             rearrange(states, "b r n d -> (b r) n d"), rearrange(context, "b r c h w -> (b r) c h w")
         )
         return Prediction(states, context, condition)
 
-    def read_embeds(
+    def read_rows(
         self,
-        latents: Float[Tensor, "b t c h w"],
+        latents: Sequence[Float[Tensor, "_ c h w"]],
         prompts: Sequence[str | None],
         answers: Sequence[str] | None = None,
-    ) -> tuple[Float[Tensor, "b n d"], Int[Tensor, "b n"]]:
-        """Return the sequence in which the backbone says something about an observation, and its labels.
+    ) -> list[tuple[Float[Tensor, "_ d"], Int[Tensor, " _"]]]:
+        """Return sequences in which the backbone says something about an observation, and their labels.
 
-        Rows are vision tokens, the prompt's words, and (in training) the answer's, padded behind. A label
-        is the token that a position should predict, or -100.
+        A row is vision tokens, the prompt's words, and (in training) the answer's. A label is the token
+        that a position should predict, or -100.
         """
-        tokens = self.encode_observation(latents).tokens
-        end = self.backbone.tokenizer.eos_token_id
-        rows, labels = [], []
+        tokens = self._vision_tokens(latents)
+        rows = []
         for row, prompt in enumerate(prompts):
+            seen = tokens[row]
             asked = self.backbone.token_ids(prompt) if prompt else []
-            said = [*self.backbone.token_ids(answers[row]), end] if answers is not None else []
-            ids = torch.tensor([*asked, *said[:-1]], dtype=torch.long, device=tokens.device)
-            words = self.backbone.embed(ids).to(tokens.dtype)
-            parts = [tokens[row], self.ask[None], words[: len(asked)], self.answer[None], words[len(asked) :]]
-            rows.append(torch.cat([part.to(tokens.dtype) for part in parts]))
-            silent = tokens.shape[1] + 1 + len(asked)
-            labels.append(torch.tensor([-100] * silent + (said or [-100]), device=tokens.device))
-        return (
-            nn.utils.rnn.pad_sequence(rows, batch_first=True),
-            nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100),
-        )
+            said = [*self.backbone.token_ids(answers[row]), self.backbone.end] if answers is not None else []
+            ids = torch.tensor([*asked, *said[:-1]], dtype=torch.long, device=seen.device)
+            words = self.backbone.embed(ids)
+            parts = [seen, self.ask[None], words[: len(asked)], self.answer[None], words[len(asked) :]]
+            silent = len(seen) + 1 + len(asked)
+            labels = torch.tensor([-100] * silent + (said or [-100]), device=seen.device)
+            rows.append((torch.cat([part.to(seen.dtype) for part in parts]), labels))
+        return rows
+
+    def _vision_tokens(self, latents: Sequence[Float[Tensor, "_ c h w"]]) -> list[Float[Tensor, "_ d"]]:
+        """Encode observations of different lengths, equal lengths together."""
+        tokens: dict[int, Tensor] = {}
+        for length in sorted({len(clip) for clip in latents}):
+            chosen = [row for row, clip in enumerate(latents) if len(clip) == length]
+            seen = self.encode_observation(torch.stack([latents[row] for row in chosen])).tokens
+            tokens |= dict(zip(chosen, seen, strict=True))
+        return [tokens[row] for row in range(len(latents))]
 
     @torch.no_grad()
     def read(
         self, latents: Float[Tensor, "b t c h w"], prompt: str | None = None, max_tokens: int = 96
     ) -> list[str]:
         """Describe an observation, or answer a prompt about it, by greedy decoding."""
-        prefix, _ = self.read_embeds(latents, [prompt] * latents.shape[0])
+        prefix = torch.stack([row for row, _ in self.read_rows(latents.unbind(), [prompt] * len(latents))])
         return self.backbone.decode_text(prefix, self.backbone.new_cache(), max_tokens)

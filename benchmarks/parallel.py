@@ -1,0 +1,283 @@
+"""One sequence on many processes: how exact, how many bytes, how even; and policies for sequences of all lengths.
+
+    exactness   attention on 2 and 4 gloo processes against one, and the bytes sent against the formulas
+    balance     the busiest rank against the mean when a packed sequence is cut for context parallelism
+    policies    a simulated step of a 7B model on up to 12,288 processes, against perfectly even work
+    kernels     forward and backward of each kernel on this device, by the area of the mask
+
+Only `exactness` and `kernels` run attention; `balance` counts visible pairs, and `policies` is `planner.CostModel`.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.run import main as torchrun
+
+from worldmodel.config import MeshConfig
+from worldmodel.models import attention
+from worldmodel.models.attention import attend
+from worldmodel.parallel import context, planner, traffic, ulysses
+from worldmodel.parallel.kinds import Kind, Segment, mask_area
+from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.mesh import Mesh, SequenceGroup
+
+FRAME = 390
+"""Tokens of a latent frame in `balance` and `policies`."""
+
+
+def documents(total: int, seed: int) -> list[list[Segment]]:
+    """Draw a row of `total` tokens: lognormal lengths; half text, 30 % text and video, a fifth bidirectional."""
+    chance, row, room = random.Random(seed), [], total
+    while room:
+        length = min(room, max(16, int(chance.lognormvariate(math.log(2000), 1.2))))
+        kind, frames = chance.random(), length // FRAME
+        if kind < 0.2:
+            row.append([(Kind.FULL, length)])
+        elif kind < 0.5 and frames:
+            row.append([(Kind.TEXT, length - frames * FRAME), *[(Kind.FRAME, FRAME)] * frames])
+        else:
+            row.append([(Kind.TEXT, length)])
+        room -= length
+    return row
+
+
+# ---- exactness and bytes -------------------------------------------------------------------------------
+
+MODES = {"ulysses": (1, 0), "kv-gather": (0, 1), "both": (1, 1)}
+HEADS, WIDTH, LENGTH = (8, 4), 16, 512
+
+
+def measure(mode: str, shared: int, dtype: torch.dtype) -> dict:
+    """Compare `shared` processes with one; errors are relative to the largest number of the result."""
+    sizes = {"ulysses": (1, shared), "kv-gather": (shared, 1), "both": (shared // 2, 2)}[mode]
+    mesh = Mesh.build(MeshConfig(cp=sizes[0], sp=sizes[1]), torch.device("cpu"))
+    whole = Layout.rows([documents(LENGTH - 3, 2)], LENGTH)
+    layout = whole.shard(mesh.sequence, balance=True)
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, heads, LENGTH, WIDTH) for heads in (HEADS[0], HEADS[1], HEADS[1], HEADS[0])]
+    *parts, weight = (torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes)
+    parts = [part.requires_grad_() for part in parts]
+    with attention.using("reference"):
+        one = attend(*parts, whole)
+        truth = [one, *torch.autograd.grad((one * weight).sum(), parts)]
+        with traffic.counted() as sent:
+            out = attend(*(layout.take(part, 2) for part in parts), layout)
+            gradients = torch.autograd.grad((out * layout.take(weight, 2)).sum(), parts)
+    for gradient in gradients:
+        dist.all_reduce(gradient, group=mesh.sequence.group)
+    found = [layout.gather(out.detach(), 2), *gradients]
+    errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, truth, strict=True)]
+    return {"errors": errors, "sent": sum(sent.values()), "formula": formula(layout, dtype)}
+
+
+def formula(layout: Layout, dtype: torch.dtype) -> int:
+    """Bytes of one forward and backward pass, as `ulysses.volume` and `context.volume` have them."""
+    assert layout.shards is not None
+    shards, group = layout.shards, layout.shards.group
+    heads = ulysses.divide_heads(*HEADS, group.sp)
+    exchanged = sum(ulysses.volume(heads, WIDTH, shards.sp_sizes, group.sp_rank))
+    gathered = context.volume(len(heads.key[group.sp_rank]), WIDTH, shards.cp_sizes)
+    precise = torch.promote_types(dtype, torch.float32).itemsize
+    return exchanged * dtype.itemsize + gathered * (dtype.itemsize + precise)
+
+
+def work(file: str) -> None:
+    """Runs in each of four processes."""
+    dist.init_process_group("gloo")
+    found = {
+        f"{mode} {shared} {str(dtype).removeprefix('torch.')}": measure(mode, shared, dtype)
+        for dtype in (torch.float64, torch.float32)
+        for mode, shared in (("ulysses", 2), ("kv-gather", 2), ("ulysses", 4), ("kv-gather", 4), ("both", 4))
+    }
+    if dist.get_rank() == 0:
+        Path(file).write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def exactness(args: argparse.Namespace) -> None:
+    """Start the processes and print what the first measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/found.json"
+        torchrun(["--standalone", "--nproc-per-node", "4", __file__, "--worker", file])
+        rows = json.loads(Path(file).read_text(encoding="utf-8"))
+    print(
+        f"{HEADS[0]} heads on {HEADS[1]}, width {WIDTH}, {LENGTH} packed tokens; largest error over largest value"
+    )
+    print("mode       P  dtype         out       dq       dk       dv   bytes sent   formula")
+    for name, row in rows.items():
+        mode, shared, dtype = name.split()
+        errors = " ".join(f"{error:8.1e}" for error in row["errors"])
+        print(f"{mode:9}  {shared}  {dtype:8} {errors}  {row['sent']:11,d}  {row['formula']:8,d}")
+
+
+# ---- balance -------------------------------------------------------------------------------------------
+
+
+def imbalance(areas: torch.Tensor, ranks: int, how: str, layout: Layout) -> float:
+    """Return the visible pairs of the busiest rank over the mean."""
+    if how == "contiguous":
+        loads = areas.view(ranks, -1).sum(dim=1)
+    elif how == "head-tail":  # of twice as many pieces, rank r gets r from the front and r from the back
+        pieces = areas.view(2 * ranks, -1).sum(dim=1)
+        loads = (pieces + pieces.flip(0))[:ranks]
+    else:
+        shards = layout.shard(SequenceGroup(cp=ranks), balance=True).shards
+        assert shards is not None and shards.order is not None
+        loads = torch.stack([part.sum() for part in areas[shards.order].split(shards.sizes)])
+    return (loads.max() / loads.double().mean()).item()
+
+
+def balance(args: argparse.Namespace) -> None:
+    """Print the imbalance of three ways to cut, mean over draws."""
+    ways = ("contiguous", "head-tail", "balanced")
+    print(f"busiest rank over mean, {args.num_samples} draws (in brackets: the worst)")
+    print("tokens    P     contiguous      head-tail       balanced")
+    for length, ranks in ((32_768, 8), (131_072, 16), (131_072, 64), (524_288, 64)):
+        found = {way: [] for way in ways}
+        for seed in range(args.seed, args.seed + args.num_samples):
+            layout = Layout.rows([documents(length, seed)])
+            areas = layout.area()[0]
+            for way in ways:
+                found[way].append(imbalance(areas, ranks, way, layout))
+        cells = [f"{sum(all_) / len(all_):6.3f} ({max(all_):.3f})" for all_ in found.values()]
+        print(f"{length:7,d}  {ranks:2d} " + " ".join(f"{cell:>15}" for cell in cells))
+
+
+# ---- policies ------------------------------------------------------------------------------------------
+
+COST = planner.CostModel(parameters=7e9, num_layers=28, width=4096, key_width=1024)
+CAPACITY, WIDEST, STEP = 16_384, 16, 65_536
+"""Tokens that a rank holds; ranks that share a sequence in static plans; tokens a rank and step."""
+
+
+def draw(ranks: int, seed: int) -> list[tuple[int, int]]:
+    """Draw a step's sequences: tokens and mask area of texts, images, short and long videos."""
+    chance, drawn, total = random.Random(seed), [], 0
+    while total < ranks * STEP:
+        kind = chance.random()
+        if kind < 0.45:
+            document = [(Kind.TEXT, min(CAPACITY, int(chance.lognormvariate(math.log(900), 1.0)) + 1))]
+        elif kind < 0.75:
+            document = [(Kind.FULL, chance.randint(256, 4096))]
+        else:
+            most = 60 if kind < 0.95 else CAPACITY * WIDEST // FRAME
+            frames = chance.randint(8, 60) if kind < 0.95 else chance.randint(100, most)
+            document = [(Kind.FRAME, FRAME)] * frames
+        drawn.append((sum(size for _, size in document), mask_area(document)))
+        total += drawn[-1][0]
+    return drawn
+
+
+def simulate(ranks: int, seed: int) -> tuple[list[float], float]:
+    """Return the time of each policy over that of even work without messages, and the seconds buddy planned."""
+    drawn = draw(ranks, seed)
+    ideal = sum(COST.work(*one) for one in drawn) / COST.flops / ranks
+    wide = [COST.seconds(*one, WIDEST) for one in drawn]
+    # Rows of equal tokens, in the order in which they come, dealt to groups of WIDEST ranks.
+    rows, room = [0.0], CAPACITY * WIDEST
+    for (tokens, _), seconds in zip(drawn, wide, strict=True):
+        if tokens > room:
+            rows.append(0.0)
+            room = CAPACITY * WIDEST
+        rows[-1] += seconds
+        room -= tokens
+    groups = ranks // WIDEST
+    meets = sum(max(rows[first : first + groups]) for first in range(0, len(rows), groups))
+    packed = max(sum(rows[group::groups]) for group in range(groups))
+    static = max(sum(wide[item] for item in part) for part in planner.assign(wide, groups))
+    began = time.perf_counter()
+    plan = planner.buddy(
+        [tokens for tokens, _ in drawn],
+        lambda item, degree: COST.seconds(*drawn[item], degree),
+        ranks,
+        CAPACITY,
+    )
+    took = time.perf_counter() - began
+    return [t / ideal for t in (meets, packed, static, plan.makespan, plan.bound)], took
+
+
+def policies(args: argparse.Namespace) -> None:
+    """Print the simulated time of a step under each policy."""
+    print(f"simulated step over even work without messages, mean of {args.num_samples} draws")
+    print("     P  rows, meet  rows, meet  static cp16,  buddy  its bound  planned in")
+    print("        every row   at the end  by cost")
+    for ranks in (64, 1024, 4096, 12_288):
+        runs = [simulate(ranks, args.seed + draw) for draw in range(args.num_samples)]
+        mean = [sum(run[0][column] for run in runs) / len(runs) for column in range(5)]
+        cells = "  ".join(
+            f"{value:{width}.3f}" for value, width in zip(mean, (10, 10, 11, 6, 9), strict=True)
+        )
+        print(f"{ranks:6,d}  {cells}  {sum(run[1] for run in runs) / len(runs):7.3f} s")
+
+
+# ---- kernels -------------------------------------------------------------------------------------------
+
+
+def kernels(args: argparse.Namespace) -> None:
+    """Time kernels forward and backward; FLOPs are 14 x area x heads x width, masked pairs count nothing."""
+    cuda = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
+    print(f"{torch.cuda.get_device_name() if cuda else f'CPU, {torch.get_num_threads()} threads'}, {dtype}")
+    print("mask     tokens  kernel     forward+backward   TFLOP/s")
+    for length in (8192, 32_768) if cuda else (1024, 2048):
+        masks = {
+            "text": Layout.causal(length),
+            "packed": Layout.rows([documents(length, args.seed)]),
+            "frames": Layout.rows([[[(Kind.FRAME, 256)] * (length // 256)]]),
+        }
+        for mask, layout in masks.items():
+            flops = 14 * int(layout.area().sum()) * 16 * 128
+            for kernel in ("sdpa", "flex") if cuda else ("sdpa", "reference"):
+                q, k, v = (torch.randn(1, h, length, 128, device=device, dtype=dtype) for h in (16, 8, 8))
+                parts = [part.requires_grad_() for part in (q, k, v)]
+                with attention.using(kernel):
+                    seconds = timed(lambda p=parts, at=layout: attend(*p, at).sum().backward(), cuda)
+                rate = flops / seconds / 1e12
+                print(f"{mask:7}  {length:6,d}  {kernel:9} {1e3 * seconds:12.1f} ms {rate:13.3f}")
+
+
+def timed(run: Callable[[], None], cuda: bool, repeats: int = 5) -> float:
+    """Return the shortest of some runs, after one that compiles and warms up."""
+    took = []
+    for _ in range(1 + repeats):
+        began = time.perf_counter()
+        run()
+        if cuda:
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - began)
+    return min(took[1:])
+
+
+TABLES = {"exactness": exactness, "balance": balance, "policies": policies, "kernels": kernels}
+
+
+def main() -> None:
+    """Print the tables that are asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--num-samples", type=int, default=5, help="draws of sequences")
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--worker", metavar="FILE", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker and "RANK" in os.environ:
+        work(args.worker)
+        return
+    for name in args.tables:
+        print(f"\n== {name}")
+        TABLES[name](args)
+
+
+if __name__ == "__main__":
+    main()

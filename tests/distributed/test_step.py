@@ -1,0 +1,179 @@
+"""A training step on any mesh is the step of one process: the gradient of every parameter, in fp64.
+
+The model is whole: backbone, adapters, generator, and the objective's heads. Norms of transformers compute in
+fp32 whatever they are given, so the test puts fp64 ones in their place.
+"""
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.run import main as torchrun
+
+from worldmodel.config import MeshConfig, StageConfig, TrainConfig, TrainedConfig, WorldModelConfig, build
+from worldmodel.data import loader
+from worldmodel.models import attention
+from worldmodel.models.norm import RMSNorm
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import distributed, language, lora
+from worldmodel.train.distributed import Root, whole
+from worldmodel.train.learner import Learner, freeze
+from worldmodel.train.objectives import OBJECTIVES
+
+SELF = Path(__file__)
+COMPONENTS = ("backbone", "vision", "action", "queries", "unseen", "ask", "answer", "adapter", "generator")
+WHOLE = {name: TrainedConfig() for name in COMPONENTS}
+BY_LORA = WHOLE | {name: TrainedConfig(lora_rank=4) for name in ("backbone", "generator")}
+STAGES = {
+    "full": StageConfig(
+        "joint", batch_size=4, microbatch_size=2, train=WHOLE, tasks={"rounds": 1.0}, rounds=2
+    ),
+    "own": StageConfig(
+        "joint", batch_size=2, train=WHOLE, tasks={"rounds": 1.0}, rounds=2, self_rollout=(1.0, 1.0)
+    ),
+    "lora": StageConfig(
+        "joint", batch_size=3, microbatch_size=2, train=BY_LORA, tasks={"rounds": 1.0}, rounds=2
+    ),
+    "text": StageConfig("joint", batch_size=5, train=WHOLE, tasks={"describe": 1.0}),
+}
+MESHES = {
+    1: {"alone": MeshConfig()},
+    2: {
+        "dp": MeshConfig(dp_replicate=2),
+        "shard": MeshConfig(dp_shard=2),
+        "cp": MeshConfig(cp=2),
+        "sp": MeshConfig(sp=2),
+    },
+    4: {
+        "dp, sp": MeshConfig(dp_shard=2, sp=2),
+        "cp, sp": MeshConfig(cp=2, sp=2),
+        "hsdp": MeshConfig(dp_replicate=2, dp_shard=2),
+    },
+}
+
+
+def gradients(config: TrainConfig, name: str) -> dict[str, torch.Tensor]:
+    """Do one step without moving anything; returns the whole gradients, on the first process."""
+    stage = config.stages[name]
+    mesh = distributed.Mesh.build(config.mesh, torch.device("cpu"))
+    torch.manual_seed(0)
+    model = WorldModel.from_config(config.model, language.build_tokenizer(config))
+    for parameter in model.parameters():
+        if not parameter.any():  # zeros that training starts from would hide what lies behind them
+            torch.nn.init.normal_(parameter, std=0.1)
+    lora.add(model, stage.train)
+    for key, parameter in model.named_parameters():
+        if "lora_B" in key:
+            torch.nn.init.normal_(parameter, std=0.1)
+    root = Root(model, OBJECTIVES[stage.objective](model))
+    freeze(model, stage)
+    for parent in list(root.modules()):
+        for key, child in list(parent.named_children()):
+            if type(child).__name__ == "Qwen3RMSNorm":
+                norm = RMSNorm(len(child.weight))
+                norm.weight = child.weight
+                setattr(parent, key, norm)
+    distributed.spread(root.double(), config, mesh)
+    learner = Learner(config, name, mesh, root, {}, None)
+    with loader.batches(config.data, config.model, stage, 5, 0, mesh.dp_rank, mesh.dp_size) as stream:
+        outcome = learner.step(next(stream), stop=False)
+    found = {"loss": torch.tensor(outcome.terms["loss"], dtype=torch.float64)}
+    for key, parameter in root.named_parameters():
+        if parameter.grad is not None:
+            found[key] = whole(parameter.grad).detach().clone()
+    return found
+
+
+def work(folder: Path, config_file: Path) -> None:
+    """Runs in each process: every stage on every mesh of this many processes."""
+    import json
+
+    language.NUM_DOCUMENTS = 400
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = build(WorldModelConfig, json.loads(config_file.read_text()))
+    for kernel, activations in (("reference", "keep"), ("sdpa", "recompute")):
+        attention.use(kernel)
+        for mesh_name, mesh in MESHES[dist.get_world_size()].items():
+            for stage_name, stage in STAGES.items():
+                if (kernel, stage_name) in (("sdpa", "own"), ("sdpa", "text")):
+                    continue
+                config = TrainConfig(
+                    model=model,
+                    mesh=mesh,
+                    precision="fp32",
+                    activations=activations,
+                    stages={stage_name: dataclasses.replace(stage, steps=1, max_gradient_norm=1e9)},
+                )
+                found = gradients(config, stage_name)
+                if dist.get_rank() == 0:
+                    save_file(found, folder / f"{kernel}.{stage_name}.{mesh_name}.safetensors")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, make_model) -> Path:
+    """Gradients of every case, from one start of 1, 2 and 4 processes each."""
+    import json
+
+    folder = tmp_path_factory.mktemp("gradients")
+    config_file = folder / "model.json"
+    config = make_model(image_size=64).config
+    config_file.write_text(json.dumps(dataclasses.asdict(config)))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for processes in MESHES:
+        torchrun(
+            ["--standalone", "--nproc-per-node", str(processes), str(SELF), str(folder), str(config_file)]
+        )
+    return folder
+
+
+def worst(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> tuple[float, str]:
+    """Return the largest relative error of a parameter's gradient, and whose it is."""
+    assert found.keys() == wanted.keys()
+    errors = {
+        name: float((found[name] - wanted[name]).norm() / wanted[name].norm().clamp(min=1e-30))
+        for name in wanted
+    }
+    name = max(errors, key=lambda key: errors[key])
+    return errors[name], name
+
+
+@pytest.mark.parametrize("mesh", [name for meshes in MESHES.values() for name in meshes if name != "alone"])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_on_a_mesh_is_the_step_of_one_process(
+    results: Path, stage: str, kernel: str, mesh: str
+) -> None:
+    file = results / f"{kernel}.{stage}.{mesh}.safetensors"
+    if not file.is_file():
+        assert (kernel, stage) in (("sdpa", "own"), ("sdpa", "text"))
+        return
+    found, wanted = load_file(file), load_file(results / f"{kernel}.{stage}.alone.safetensors")
+    error, name = worst(found, wanted)
+    assert error <= 1e-10, f"{name}: {error:.2e}"
+
+
+@pytest.mark.parametrize("stage", ["full", "lora"])
+def test_recomputing_and_another_kernel_change_nothing(results: Path, stage: str) -> None:
+    one, other = (
+        load_file(results / f"{kernel}.{stage}.alone.safetensors") for kernel in ("reference", "sdpa")
+    )
+    error, name = worst(one, other)
+    assert error <= 1e-10, f"{name}: {error:.2e}"
+
+
+def test_lora_moves_its_additions_only(results: Path) -> None:
+    names = load_file(results / "reference.lora.alone.safetensors").keys()
+    inside = [name for name in names if name.startswith(("model.backbone.", "model.generator."))]
+    assert inside
+    assert all(".lora_" in name for name in inside)
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]), Path(sys.argv[2]))

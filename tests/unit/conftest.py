@@ -1,0 +1,40 @@
+"""Clips on disk, written once."""
+
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from worldmodel.data import media
+from worldmodel.worlds import recorder
+
+NUM_CLIPS = 6
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of clips of the shapes world with its clips.csv; tests must not change it."""
+    return recorder.record(tmp_path_factory.mktemp("recorded"), NUM_CLIPS, rounds=2).parent
+
+
+@pytest.fixture(scope="session")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clip of 8 seconds at 8 fps whose frame `i` has the grey value `3 * i + 20`."""
+    path = tmp_path_factory.mktemp("counting") / "counting.mp4"
+    grey = np.arange(64, dtype=np.uint8) * 3 + 20
+    media.write_video(np.broadcast_to(grey[:, None, None, None], (64, 32, 32, 3)).copy(), path, 8, scale=1)
+    return path
+
+
+@pytest.fixture(scope="session")
+def shard(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recorded clips as a WebDataset shard with txt parts."""
+    path = tmp_path_factory.mktemp("shards") / "shard-000.tar"
+    with tarfile.open(path, "w") as tar:
+        for index, clip in enumerate(sorted(recorded.glob("*.mp4"))):
+            text = path.with_suffix(".txt")
+            text.write_text(f"clip number {index}\n")
+            tar.add(clip, f"train/{clip.stem}.mp4")
+            tar.add(text, f"train/{clip.stem}.txt")
+    return path

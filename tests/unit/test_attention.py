@@ -1,0 +1,194 @@
+"""The kernels of attention say the same; transformers' families read layouts."""
+
+import copy
+
+import pytest
+import torch
+from einops import repeat
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from worldmodel.errors import ConfigError
+from worldmodel.models import attention
+from worldmodel.models.attention import attend
+from worldmodel.models.backbone import MODEL_TYPES
+from worldmodel.parallel.kinds import Kind
+from worldmodel.parallel.layout import Layout
+
+MIXED = Layout.rows(
+    [
+        [[(Kind.TEXT, 40), (Kind.FRAME, 50), (Kind.FRAME, 50)], [(Kind.FULL, 30)]],
+        [[(Kind.TEXT, 70)], [(Kind.FULL, 20), (Kind.TEXT, 15)]],
+    ]
+)
+LAYOUTS = {
+    "mixed": MIXED,
+    "frames": Layout.frames(torch.tensor([0, 1, 1, 2]), 36),
+    "text": Layout.causal(131),
+}
+
+
+def formula(parts: list[Tensor], seen: Tensor, softcap: float | None = None) -> Tensor:
+    """Attention in fp64, every query head with its own copy of the keys."""
+    q, k, v = (part.double() for part in parts)
+    k, v = (repeat(part, "b g m d -> b (g copies) m d", copies=q.shape[1] // k.shape[1]) for part in (k, v))
+    scores = torch.einsum("bknd,bkmd->bknm", q, k) / q.shape[-1] ** 0.5
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    scores = scores.masked_fill(~seen[:, None], float("-inf"))
+    return torch.einsum("bknm,bkmd->bknd", scores.softmax(dim=-1), v)
+
+
+def drawn(length: int, heads: tuple[int, int], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, count, length, 16).to(dtype) for count in (heads[0], heads[1], heads[1])]
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "flex"])
+def test_kernels_equal_the_formula(
+    kernel: str, name: str, heads: tuple[int, int], softcap: float | None
+) -> None:
+    layout = LAYOUTS[name]
+    parts = drawn(layout.length, heads)
+    with attention.using(kernel), torch.no_grad():
+        out = attend(*parts, layout, softcap=softcap)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), formula(parts, layout.visible(), softcap), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
+def test_gradients_are_those_of_the_formula(
+    kernel: str, dtype: torch.dtype, bound: float, softcap: float | None
+) -> None:
+    parts = [part.requires_grad_() for part in drawn(MIXED.length, (6, 2), dtype)]
+    exact = [part.detach().double().requires_grad_() for part in parts]
+    with attention.using(kernel):
+        found = torch.autograd.grad(attend(*parts, MIXED, softcap=softcap).double().pow(2).sum(), parts)
+    truth = torch.autograd.grad(formula(exact, MIXED.visible(), softcap).pow(2).sum(), exact)
+    for part, other in zip(found, truth, strict=True):
+        assert (part.double() - other).norm() < bound * other.norm()
+
+
+def test_the_reference_computes_heads_apart() -> None:
+    q, k, v = drawn(MIXED.length, (6, 2))
+    with attention.using("reference"):
+        whole = attend(q, k, v, MIXED)
+        for head in range(6):
+            one, group = slice(head, head + 1), slice(head // 3, head // 3 + 1)
+            assert torch.equal(attend(q[:, one], k[:, group], v[:, group], MIXED), whole[:, one])
+
+
+def test_fewer_queries_are_the_last_tokens() -> None:
+    q, k, v = drawn(MIXED.length, (4, 2))
+    torch.testing.assert_close(attend(q[:, :, -9:], k, v, MIXED), attend(q, k, v, MIXED)[:, :, -9:])
+
+
+def test_padding_gives_numbers_and_passes_no_gradient_to_others() -> None:
+    layout = Layout.packed([[9, 4], [5]])
+    for kernel in ("reference", "sdpa"):
+        for dtype in (torch.float32, torch.bfloat16):
+            parts = [part.requires_grad_() for part in drawn(13, (2, 2), dtype)]
+            with attention.using(kernel):
+                out = attend(*parts, layout)
+            assert out.isfinite().all()
+            for gradient in torch.autograd.grad(out[1, :, 5:].float().sum(), parts):
+                assert gradient[1, :, 5:].isfinite().all()
+                assert not gradient[0].any()
+                assert not gradient[1, :, :5].any()
+
+
+# The switch
+
+
+def test_using_ends_as_it_began() -> None:
+    parts = drawn(8, (2, 2), torch.bfloat16)
+    before = attend(*parts)
+    with attention.using("reference"):
+        attention.use("sdpa")
+    assert torch.equal(attend(*parts), before)
+
+
+@pytest.mark.parametrize("name", ["fast", ""])
+def test_an_unknown_kernel_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="one of auto, reference, sdpa, flex, flash"):
+        attention.use(name)
+
+
+@pytest.mark.skipif(attention._flash_installed(), reason="flash-attn is installed")
+def test_flash_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"worldmodel\[flash\]"):
+        attention.use("flash")
+
+
+def test_flex_does_not_train_on_a_cpu() -> None:
+    parts = [part.requires_grad_() for part in drawn(8, (2, 2))]
+    with attention.using("flex"), pytest.raises(ConfigError, match="attention=auto"):
+        attend(*parts, Layout.causal(8))
+
+
+# transformers
+
+
+def family(model_type: str, **settings: object) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A tiny model of a family with our attention, and the same with transformers' own."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        model_type,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=20,
+        pad_token_id=0,
+        initializer_range=0.5,
+        **settings,
+    )
+    ours = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention.NAME)
+    theirs = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager")
+    theirs.load_state_dict(ours.state_dict())
+    return ours.double().eval().base_model, theirs.double().eval().base_model
+
+
+@torch.no_grad()
+def difference(ours: torch.nn.Module, theirs: torch.nn.Module, lengths: list[int]) -> float:
+    """Largest difference between texts packed into one row, and each text alone."""
+    embeds = torch.randn(1, sum(lengths), 32, dtype=torch.float64)
+    layout = Layout.packed([lengths])
+    packed = ours(inputs_embeds=embeds, position_ids=layout.position, layout=layout, use_cache=False)
+    alone = [theirs(inputs_embeds=text).last_hidden_state for text in embeds.split(lengths, dim=1)]
+    return (packed.last_hidden_state - torch.cat(alone, dim=1)).abs().max().item()
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_family_reads_the_layout(model_type: str) -> None:
+    assert difference(*family(model_type), [9, 14, 1, 6]) < 1e-5  # norms and rotary tables are fp32
+
+
+def test_gemma2_caps_its_scores() -> None:
+    ours, theirs = family("gemma2", attn_logit_softcapping=0.7)
+    assert difference(ours, theirs, [9, 14]) < 1e-5
+    _, uncapped = family("gemma2", attn_logit_softcapping=None)
+    assert difference(ours, uncapped, [9, 14]) > 1e-3
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "mistral", "phi3"])
+def test_a_sliding_window_holds_texts_up_to_its_size(model_type: str) -> None:
+    models = family(model_type, sliding_window=14)
+    assert difference(*models, [9, 14]) < 1e-5
+    with pytest.raises(ConfigError, match="last 14 tokens only, and a sequence has 15"):
+        difference(*models, [9, 15])
+
+
+def test_dropout_of_attention_is_refused() -> None:
+    ours, _ = family("llama", attention_dropout=0.1)
+    embeds = torch.randn(1, 4, 32, dtype=torch.float64)
+    ours(inputs_embeds=embeds)
+    with pytest.raises(ConfigError, match=r"attention_dropout is 0\.1"):
+        ours.train()(inputs_embeds=embeds)

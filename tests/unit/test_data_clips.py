@@ -1,0 +1,366 @@
+"""A user's clips: frames and actions meet where the table says they do."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
+from worldmodel.data import media
+from worldmodel.data.clips import Broken, Clip
+from worldmodel.data.columns import track_of
+from worldmodel.data.sources import KEYS, Source, open_source
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.types import DESCRIBE, Action, Episode
+from worldmodel.worlds import recorder
+
+MODEL = WorldModelConfig(
+    codec=CodecConfig(image_size=32),
+    action=ActionConfig(keys=("left", "right", "jump"), vector_size=2),
+    fps=8,
+    chunk_frames=8,
+)
+COLUMNS = {"video": "path", "text": "text", "keys": "keys"}
+
+
+def open_table(path: Path, columns: dict[str, str], model: WorldModelConfig = MODEL, **more: Any) -> Source:
+    source = SourceConfig(kind="clips", path=str(path), columns=columns, **more)
+    return open_source("mine", DataConfig({"mine": source}), model)
+
+
+def table(folder: Path, rows: list[dict[str, Any]], name: str = "clips.jsonl") -> Path:
+    """Write rows as jsonl, or as csv with JSON in the cells that are no text."""
+    path = folder / name
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(
+            {k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in rows
+        )
+        path.write_text(out.getvalue())
+    return path
+
+
+def one(counting: Path, folder: Path, **row: Any) -> Source:
+    """A table with one row about the counting clip."""
+    row = {"path": str(counting), **row}
+    columns = {"video": "path", **{field: field for field in row if field != "path"}}
+    path = table(folder, [row], f"{len(list(folder.iterdir()))}.jsonl")
+    return open_table(path, columns, root=str(counting.parent))
+
+
+def counts(frames: np.ndarray) -> list[int]:
+    """Read the numbers of the counting clip's frames."""
+    return [round((float(frame.mean()) - 20) / 3) for frame in frames]
+
+
+def rounds(source: Source, index: int, number: int = 2) -> tuple[list[int], list[Action], Episode]:
+    """Return the frame numbers and actions of an episode, which must be one stretch of the clip."""
+    episode = source.at(index).episode("rounds", 0, index, number)
+    seen = [frame for clip in episode.observations for frame in counts(clip)]
+    assert seen == list(range(seen[0], seen[0] + len(seen)))
+    assert [len(clip) for clip in episode.observations] == [1] + [8] * len(episode.actions)
+    return seen, list(episode.actions), episode
+
+
+def test_reading_from_the_middle_shows_what_reading_whole_shows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 256, (9, 16, 3), dtype=np.uint8).repeat(4, 0).repeat(4, 1)
+    for suffix, codec, options in (
+        ("mp4", "libx264", {"g": "24", "bf": "3"}),
+        ("mkv", "libx264", {"g": "250", "bf": "16"}),
+        ("avi", "mpeg4", {}),
+        ("webm", "libvpx-vp9", {"deadline": "realtime", "cpu-used": "8"}),
+    ):
+        path = tmp_path / f"clip.{suffix}"
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream(codec, rate=24, options=options)
+            stream.width, stream.height, stream.pix_fmt = 64, 36, "yuv420p"
+            for shift in range(120):
+                frame = av.VideoFrame.from_ndarray(np.roll(base, shift, axis=1), format="rgb24")
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+        whole, own = media.read_video(path, 32, 8, 1000), media.read_video(path, 32, None, 1000)
+        assert len(own) == 120
+        assert media.video_seconds(path) == pytest.approx(120 / 24, abs=0.05)
+        for first in (0, 1, 13, 26, 37, len(whole) - 1):
+            assert np.array_equal(media.read_video(path, 32, 8, 6, first / 8), whole[first : first + 6])
+        for first in (5, 77):
+            assert np.array_equal(media.read_video(path, 32, None, 6, first / 24), own[first : first + 6])
+        with pytest.raises(InputError, match="no decodable frame from 9"):
+            media.read_video(path, 32, 8, 6, 9.0)
+
+
+def test_one_text_holds_anywhere_in_the_clip(counting: Path, tmp_path: Path) -> None:
+    source = one(counting, tmp_path, text="it gets brighter", keys="left+jump", vector=[0.5, -1])
+    assert source.size == 1
+    firsts = set()
+    for index in range(30):
+        seen, actions, episode = rounds(source, index)
+        firsts.add(seen[0])
+        assert actions == [Action("it gets brighter", ("left", "jump"), (0.5, -1.0))] * 2
+        assert "counting.mp4" in episode.name
+    assert len(firsts) > 15
+    assert max(firsts) <= 64 - 17
+    again = source.at(3).episode("rounds", 0, 3, 2)
+    assert np.array_equal(again.observations[1], rounds(source, 3)[2].observations[1])
+
+
+def test_a_list_has_one_action_a_round(counting: Path, tmp_path: Path) -> None:
+    texts = [f"round {i}" for i in range(7)]
+    source = one(counting, tmp_path, text=texts, keys=[["left"], [], ["right", "jump"]])
+    for index in range(20):
+        seen, actions, _ = rounds(source, index)
+        assert seen[0] % 8 == 0
+        place = seen[0] // 8
+        assert [action.text for action in actions] == texts[place : place + 2]
+        keys = [("left",), (), ("right", "jump"), (), (), (), ()]
+        assert [action.keys for action in actions] == keys[place : place + 2]
+
+
+def test_times_say_when(counting: Path, tmp_path: Path) -> None:
+    texts = [
+        {"start": 1.5, "end": 2.5, "text": "one"},
+        {"start": 2.5, "end": 3.4, "text": "two"},
+        {"start": 5, "end": 6, "text": "three"},
+    ]
+    source = one(counting, tmp_path, text=texts)
+    met = {}
+    for index in range(20):
+        seen, actions, _ = rounds(source, index)
+        met[seen[0]] = [action.text for action in actions]
+    # Rounds begin where a text does, and the frame at its start is what the action finds.
+    assert met == {12: ["one", "two"], 20: ["two", None], 40: ["three", None]}
+    keys = one(counting, tmp_path, keys=[{"start": 2, "end": 4, "keys": ["left"]}])
+    for index in range(20):
+        seen, actions, _ = rounds(keys, index)
+        for place, action in enumerate(actions):
+            start = (seen[0] + 8 * place) / 8
+            overlaps = min(4, start + 1) - max(2, start) > 0
+            assert action.keys == (("left",) if overlaps else ())
+
+
+def test_start_and_end_bound_the_clip(counting: Path, tmp_path: Path) -> None:
+    source = one(counting, tmp_path, text="x", start="0:00:02", end=5.0)
+    for index in range(15):
+        seen, _, _ = rounds(source, index)
+        assert seen[0] >= 16
+        assert seen[-1] < 40
+    shorter = one(counting, tmp_path, text="x", start=2, end=3.5)
+    seen, actions, _ = rounds(shorter, 0, number=3)
+    assert len(actions) == 1
+    assert seen[-1] < 28
+    assert (shorter.cost(0, 3), source.cost(0, 3), source.cost(0, 1)) == (1, 2, 1)
+    with pytest.raises(InputError, match=r"counting.mp4.*8 frames at 8 a second, and a round takes 1 \+ 8"):
+        rounds(one(counting, tmp_path, start=7, end=8.0), 0)
+
+
+def test_a_text_is_described_and_imagined(counting: Path, tmp_path: Path) -> None:
+    texts = [f"round {i}" for i in range(7)]
+    source = one(counting, tmp_path, text=texts)
+    assert source.tasks == ("rounds", "imagine", "describe")
+    assert one(counting, tmp_path, keys="left").tasks == ("rounds",)
+    for index in range(5):
+        told = source.at(index).episode("describe", 0, index, 2)
+        (clip,) = told.observations
+        assert (told.prompt, told.actions) == (DESCRIBE, ())
+        assert told.answer == texts[(counts(clip)[0] - 1) // 8]
+        imagined = source.at(index).episode("imagine", 0, index, 2)
+        empty, clip = imagined.observations
+        assert empty.shape == (0, 32, 32, 3)
+        assert imagined.actions == (Action(texts[(counts(clip)[0] - 1) // 8]),)
+    with pytest.raises(InputError, match="no text"):
+        one(counting, tmp_path, text="").at(0).episode("describe", 0, 0, 1)
+
+
+def test_a_recording_is_the_world_that_was_recorded(tmp_path: Path) -> None:
+    assert recorder.main([str(tmp_path), "--num-clips", "3", "--rounds", "2", "--seed", "4"]) == 0
+    assert recorder.main([str(tmp_path), "--num-clips", "0"]) == 2
+    world = open_source("world", DataConfig({"world": SourceConfig()}), MODEL)
+    model = WorldModelConfig(action=ActionConfig(keys=KEYS))
+    source = open_table(tmp_path / "clips.csv", COLUMNS, model)
+    assert source.size == 3
+    for index in range(3):
+        told, true = (s.at(index).episode("rounds", 4, index, 2) for s in (source, world))
+        assert told.actions == true.actions
+        for ours, theirs in zip(told.observations, true.observations, strict=True):
+            assert np.abs(ours.astype(int) - theirs).mean() < 4  # what H.264 loses
+
+
+@pytest.mark.parametrize("name", ["clips.csv", "clips.jsonl", "clips.parquet"])
+def test_every_kind_of_table_says_the_same(recorded: Path, tmp_path: Path, name: str) -> None:
+    rows = [
+        {"path": f"clip-0000{i}", "text": f'he says "go, {i}"\nand goes', "keys": ["left"], "more": i}
+        for i in range(5)
+    ]
+    if name.endswith("parquet"):
+        arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: worldmodel[data]")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / name, row_group_size=2)
+    else:
+        table(tmp_path, rows, name)
+    source = open_table(tmp_path / name, COLUMNS, root=str(recorded))
+    assert source.size == 5
+    for index in (0, 3, 4, 7):
+        clip = source.at(index)
+        assert isinstance(clip, Clip)
+        assert clip.text.values == (f'he says "go, {index % 5}"\nand goes',)
+        assert clip.keys.values == (("left",),)
+        assert len(clip.episode("rounds", 0, index, 1).observations) == 2
+    source.close()
+
+
+PUBLISHED = {
+    "webvid": (
+        "videoid,contentUrl,duration,page_dir,name\n"
+        "21179416,https://example.org/a.mp4,PT00H00M11S,000001_000050,Aerial shot of a ship\n",
+        "000001_000050/21179416.mp4",
+        ["Aerial shot of a ship"],
+    ),
+    "panda70m": (
+        "videoID,url,timestamp,caption,matching_score\n"
+        "--0A,https://example.org/watch?v=--0A,\"[['0:00:01.000', '0:00:03.500'], "
+        "['0:00:04.000', '0:00:08.000']]\",\"['A man\\'s dog runs.', 'It sits.']\",\"[0.4, 0.5]\"\n",
+        "--0A.mp4",
+        ["A man's dog runs.", "It sits."],
+    ),
+    "openvid": (
+        "video,caption,aesthetic score,motion score,temporal consistency score,camera motion,frame,fps,"
+        "seconds\n"
+        'celeb_1.mp4,"A woman, smiling.",5.2,3.1,0.9,static,64,8.0,8.0\n',
+        "celeb_1.mp4",
+        ["A woman, smiling."],
+    ),
+}
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_published_tables_need_no_columns(counting: Path, tmp_path: Path, preset: str) -> None:
+    text, file, captions = PUBLISHED[preset]
+    (tmp_path / "table.csv").write_text(text)
+    video = tmp_path / "videos" / file
+    video.parent.mkdir(parents=True)
+    video.write_bytes(counting.read_bytes())
+    source = open_table(tmp_path / "table.csv", {}, preset=preset, root=str(tmp_path / "videos"))
+    assert source.size == len(captions)
+    told = [rounds(source, index, 1) for index in range(len(captions))]
+    assert [actions[0].text for _, actions, _ in told] == captions
+    if preset == "panda70m":
+        assert 8 <= told[0][0][0] <= 28 - 9
+        assert told[1][0][0] >= 32
+        assert "--0A" in told[1][2].name
+
+
+def test_an_address_names_a_file_that_is_there(counting: Path, tmp_path: Path) -> None:
+    rows = [
+        {"url": "https://example.org/x/counting.mp4?s=1", "id": 7},
+        {"url": "https://e.org/y.mp4", "id": 8},
+    ]
+    (tmp_path / "8.mp4").write_bytes(counting.read_bytes())
+    (tmp_path / "counting.mp4").write_bytes(counting.read_bytes())
+    source = open_table(table(tmp_path, rows), {"video": "url", "name": "id"})
+    assert [len(rounds(source, index)[1]) for index in (0, 1)] == [2, 2]
+
+
+# What is wrong is said before training starts, or names the clip
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"keys": ["left", "jmup"]}, "row 1.*'jmup'.*left, right, jump"),
+        ({"vector": [1, 2, 3]}, "row 1.*3 numbers.*vector_size is 2"),
+        ({"vector": ["a", 1]}, "row 1.*no numbers"),
+        ({"keys": [3]}, "row 1.*no names"),
+        ({"start": 5, "end": 4}, "row 1.*ends at 4 s"),
+        ({"start": "soon"}, "row 1.*'soon'"),
+        ({"text": [3]}, "row 1.*3, which is no sentence"),
+        ({"text": [{"text": "x"}]}, "row 1.*without start and end"),
+        ({"path": "gone"}, "row 1.*no file.*gone"),
+        ({"path": ""}, "row 1.*names no video"),
+        ({"path": "../../etc/hostname"}, "row 1.*leads out of"),
+    ],
+    ids=str,
+)
+def test_a_row_that_cannot_be(counting: Path, tmp_path: Path, row: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        one(counting, tmp_path, **row)
+    assert "data.sources.mine" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_wrong_row_of_many_is_found(counting: Path, tmp_path: Path) -> None:
+    rows = [{"path": counting.name, "keys": "left"} for _ in range(2000)]
+    rows[1234]["keys"] = "left+fly"
+    with pytest.raises(ConfigError, match=r"row 1235: unknown key 'fly'"):
+        open_table(table(tmp_path, rows), {"video": "path", "keys": "keys"}, root=str(counting.parent))
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "told"),
+    [
+        ({"video": "paht"}, {}, "did you mean 'path'"),
+        ({"film": "path"}, {}, "'film'; the fields are video"),
+        ({}, {}, "must say which column is the video: path, text"),
+        ({"video": "path"}, {"preset": "webvit"}, "'webvit'; use webvid, panda70m, openvid"),
+        ({"video": "path"}, {"root": "/no/such/folder"}, "no folder"),
+    ],
+)
+def test_columns_that_cannot_be(
+    counting: Path, tmp_path: Path, columns: dict[str, str], more: dict[str, str], told: str
+) -> None:
+    path = table(tmp_path, [{"path": str(counting), "text": "x"}])
+    with pytest.raises(ConfigError, match=told):
+        open_table(path, columns, **more)
+
+
+def test_actions_that_the_model_does_not_take(counting: Path, tmp_path: Path) -> None:
+    path = table(tmp_path, [{"path": counting.name, "vector": [1.0]}])
+    with pytest.raises(ConfigError, match="names vector, but the model takes no vector"):
+        open_table(path, {"video": "path", "vector": "vector"}, WorldModelConfig(), root=str(counting.parent))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("gone.csv", None, "no table"),
+        ("clips.txt", "x", "none of .csv"),
+        ("clips.csv", "path,text\n", "no rows"),
+        ("clips.csv", "", "no rows"),
+        ("clips.jsonl", "{broken\n", "no JSON"),
+        ("clips.jsonl", "[1]\n", "no JSON object"),
+    ],
+)
+def test_a_table_that_cannot_be(tmp_path: Path, name: str, content: str | None, told: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        open_table(tmp_path / name, {"video": "path"})
+
+
+def test_a_broken_row_among_good_ones_is_a_bad_clip(counting: Path, tmp_path: Path) -> None:
+    path = tmp_path / "clips.csv"
+    path.write_text(f"path,text\n{counting.name},fine\n{counting.name},one,too many\n{counting.name},fine\n")
+    source = open_table(path, {"video": "path", "text": "text"}, root=str(counting.parent))
+    assert isinstance(source.at(1), Broken)
+    with pytest.raises(InputError, match=r"row 2.*3 cells, and the header 2"):
+        source.at(1).episode("rounds", 0, 1, 1)
+    assert rounds(source, 2)[1][0].text == "fine"
+
+
+def test_cells_are_read_as_written() -> None:
+    assert track_of("[wind] howls", "text").values == ("[wind] howls",)
+    assert track_of('["a", null]', "text").values == ("a", None)
+    assert track_of("left + up", "keys").values == (("left", "up"),)
+    assert track_of("[]", "keys").values == ()
+    assert track_of("0.5", "vector").values == ((0.5,),)
+    with pytest.raises(InputError, match="not finite"):
+        track_of("[NaN, 1]", "vector")

@@ -1,0 +1,158 @@
+"""The order of samples: a function of (seed, step) that shares, mixes and shuffles as it says."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worldmodel.config import StageConfig
+from worldmodel.data.order import BLOCK, Mixture, Order, Plan, share
+from worldmodel.data.sources import Recipe
+from worldmodel.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A source of which only the index matters."""
+
+    size: int | None
+    tasks: tuple[str, ...] = ("rounds",)
+    seekable: bool = True
+
+    def at(self, index: int) -> Recipe:
+        raise NotImplementedError
+
+    def cost(self, index: int, rounds: int) -> float:
+        return rounds
+
+    def close(self) -> None:
+        pass
+
+
+def plan(sources: dict[str, Rows], weights: dict[str, float] | None = None, **stage: object) -> Plan:
+    settings = StageConfig(**{"steps": 100, "tasks": {"rounds": 1.0}, **stage})
+    return Plan(sources, weights or dict.fromkeys(sources, 1.0), settings, seed=5, window=7)
+
+
+@given(st.integers(1, 60), st.integers(1, 25), st.integers(0, 9))
+def test_every_epoch_has_every_row_once(size: int, window: int, seed: int) -> None:
+    order = Order(Rows(size), "clips", window, seed)
+    walk = [order.episode(position) for position in range(3 * size)]
+    for epoch in range(3):
+        assert sorted(walk[epoch * size : (epoch + 1) * size]) == list(
+            range(epoch * size, (epoch + 1) * size)
+        )
+
+
+def test_epochs_and_seeds_and_sources_differ() -> None:
+    def rows(name: str, seed: int, epoch: int) -> list[int]:
+        order = Order(Rows(100), name, 32, seed)
+        return [order.episode(epoch * 100 + place) % 100 for place in range(100)]
+
+    orders = [rows("a", 0, 0), rows("a", 0, 1), rows("a", 1, 0), rows("b", 0, 0)]
+    assert len({tuple(order) for order in orders}) == 4
+    assert rows("a", 0, 0) == orders[0]
+
+
+def test_a_window_bounds_how_far_reading_jumps() -> None:
+    order = Order(Rows(1000), "clips", 50, 0)
+    walk = [order.episode(position) for position in range(1000)]
+    assert max(len({row // 50 for row in walk[i : i + 50]}) for i in range(0, 1000, 50)) == 1
+    assert Counter(row // 50 for row in walk).most_common(1)[0][1] == 50
+    displacement = np.abs(np.array(walk) - np.arange(1000)).mean() / 1000
+    assert displacement == pytest.approx(1 / 3, abs=0.1)  # of a perfect shuffle
+
+
+def test_a_stream_is_read_front_to_back() -> None:
+    order = Order(Rows(None, seekable=False), "stream", 8, 0)
+    walk = [order.episode(position) for position in range(40)]
+    assert walk != sorted(walk)
+    assert all(sorted(walk[i : i + 8]) == list(range(i, i + 8)) for i in range(0, 40, 8))
+    assert all(order.replacement(17, attempt) // 8 == 2 for attempt in range(1, 20))
+
+
+@given(st.integers(2, 60), st.integers(2, 25), st.integers(0, 10**6))
+def test_a_replacement_is_another_row_of_the_window(size: int, window: int, episode: int) -> None:
+    order = Order(Rows(size), "clips", window, 3)
+    epoch, row = divmod(episode, size)
+    alone = min(order.window, size - row // order.window * order.window) == 1
+    for attempt in range(1, 5):
+        tried = order.replacement(episode, attempt)
+        assert tried // size == epoch
+        assert tried % size // order.window == row // order.window
+        assert tried != episode or alone
+        assert tried == order.replacement(episode, attempt)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(0, 5000), st.integers(0, 9))
+def test_shares_are_exact_in_every_block(weights: list[float], samples: int, seed: int) -> None:
+    mixture = Mixture(weights, seed)
+    drawn = [mixture.source(sample) for sample in range(min(samples, 1200))]
+    for source, weight in enumerate(weights):
+        assert mixture.given(source, len(drawn)) == drawn.count(source)
+        wanted = weight / sum(weights)
+        rounding = max(1, len(weights))  # samples of a block
+        assert abs(mixture.given(source, 5 * BLOCK) / (5 * BLOCK) - wanted) <= rounding / BLOCK
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.integers(1, 9),
+    st.floats(0.1, 0.9),
+    st.integers(0, 30),
+)
+def test_a_mixture_walks_every_source_in_its_own_order(
+    one: int, two: int, batch_size: int, share_of_text: float, step: int
+) -> None:
+    """Whatever the tasks and weights: the samples of a source are its walk, without gap or repetition."""
+    sources = {
+        "one": Rows(one, ("rounds", "describe")),
+        "two": Rows(two),
+        "world": Rows(None, ("rounds", "imagine")),
+    }
+    tasks = {"rounds": 1 - share_of_text, "describe": share_of_text / 2, "imagine": share_of_text / 2}
+    made = plan(sources, {"one": 1.0, "two": 2.5, "world": 1.0}, batch_size=batch_size, tasks=tasks)
+    steps = [made.samples(number) for number in range(step + 4)]
+    for name in ("one", "two"):
+        walk = [sample.episode for samples in steps for sample in samples if sample.source == name]
+        order = Order(sources[name], name, 7, 5)
+        assert walk == [order.episode(position) for position in range(len(walk))]
+    for samples in steps:
+        assert all(s.episode == s.index for s in samples if s.source == "world")
+    assert [s.index for samples in steps for s in samples] == list(range(batch_size * len(steps)))
+    # A plan that starts in the middle, or looks back, says the same.
+    fresh = plan(sources, {"one": 1.0, "two": 2.5, "world": 1.0}, batch_size=batch_size, tasks=tasks)
+    assert fresh.samples(step) == steps[step]
+    assert fresh.samples(step // 2) == steps[step // 2]
+
+
+def test_weights_of_zero_and_tasks_nobody_offers() -> None:
+    sources = {"one": Rows(5), "two": Rows(5)}
+    made = plan(sources, {"one": 0.0, "two": 1.0}, batch_size=20)
+    assert {sample.source for sample in made.samples(0)} == {"two"}
+    with pytest.raises(ConfigError, match=r"'dance'.*rounds"):
+        plan(sources, tasks={"dance": 1.0})
+
+
+def test_own_steps_follow_the_schedule() -> None:
+    made = plan({"one": Rows(5)}, steps=4000, self_rollout=(0.0, 0.5))
+    own = np.array([made.own(step) for step in range(4000)])
+    assert own[:400].mean() < 0.06
+    assert own[3000:].mean() == pytest.approx(0.44, abs=0.06)
+    assert not any(plan({"one": Rows(5)}).own(step) for step in range(100))
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, 3.5]), max_size=40), st.integers(1, 9))
+def test_ranks_share_a_step_without_overlap(costs: list[float], dp_size: int) -> None:
+    parts = [share(costs, rank, dp_size) for rank in range(dp_size)]
+    assert sorted(place for part in parts for place in part) == list(range(len(costs)))
+    loads = [sum(costs[place] for place in part) for part in parts]
+    assert max(loads) <= sum(costs) / dp_size + max(costs, default=0)
+    if len(set(costs)) == 1:
+        assert [place for part in parts for place in part] == list(range(len(costs)))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1

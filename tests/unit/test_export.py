@@ -1,0 +1,97 @@
+"""From a checkpoint to a model folder: the weights as they are used, or a sentence that says why not."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from worldmodel import config as configs
+from worldmodel.config import TrainConfig, TrainedConfig
+from worldmodel.errors import ModelError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import export, lora
+from worldmodel.train.checkpoint import Checkpoints, module_state
+
+MakeModel = Callable[..., WorldModel]
+
+
+@pytest.fixture
+def run(model_folder: Path, model: WorldModel, tmp_path: Path) -> Path:
+    """The folder of a run that started from the tiny model."""
+    config = TrainConfig(model=model.config, init_from=str(model_folder))
+    (tmp_path / "config.json").write_text(json.dumps({"commit": None, **configs.to_dict(config)}))
+    return tmp_path
+
+
+def save(run: Path, model: WorldModel, train: dict[str, Any], **averages: torch.Tensor) -> Path:
+    state = module_state(model) | {f"ema.{name}": tensor for name, tensor in averages.items()}
+    with Checkpoints(run) as checkpoints:
+        return checkpoints.save("state-4", state, {"stage": "state", "step": 4, "train": train}).result()
+
+
+def hidden(model: WorldModel) -> torch.Tensor:
+    embeds = torch.randn(2, 5, model.backbone.width, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model.backbone(embeds)
+
+
+def test_a_checkpoint_becomes_a_model(run: Path, make_model: MakeModel) -> None:
+    trained = make_model(seed=3)
+    folder = export.export(save(run, trained, {"vision": asdict(TrainedConfig())}), run / "model")
+    exported = WorldModel.from_pretrained(folder).state_dict()
+    for name, tensor in trained.state_dict().items():
+        assert torch.equal(exported[name], tensor.bfloat16().to(tensor.dtype)), name
+
+
+def test_what_lora_learned_is_in_the_weights(run: Path, make_model: MakeModel) -> None:
+    train = {"backbone": TrainedConfig(lora_rank=2)}
+    trained, base = make_model(seed=3), make_model(seed=3)
+    lora.add(trained, train)
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_()
+    assert not torch.allclose(hidden(trained), hidden(base), atol=0.1)
+    checkpoint = save(run, trained, {name: asdict(how) for name, how in train.items()})
+    filled = make_model(seed=4)
+    export.fill(filled, checkpoint)
+    assert filled.state_dict().keys() == base.state_dict().keys()
+    torch.testing.assert_close(hidden(filled), hidden(trained), atol=1e-4, rtol=1e-4)
+
+
+def test_weights_with_an_average_are_replaced_by_it(run: Path, make_model: MakeModel) -> None:
+    trained = make_model(seed=3)
+    average = torch.full_like(trained.queries, 0.25)
+    checkpoint = save(run, trained, {}, queries=average)
+    filled = make_model(seed=4)
+    export.fill(filled, checkpoint)
+    assert torch.equal(filled.queries, average)
+    assert torch.equal(filled.unseen, trained.unseen)
+
+
+def test_another_model_is_refused(run: Path, model: WorldModel, make_model: MakeModel) -> None:
+    checkpoint = save(run, model, {})
+    before = copy.deepcopy(other := make_model(image_size=64)).state_dict()
+    with pytest.raises(ModelError, match="is of another model: model"):
+        export.fill(other, checkpoint)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
+
+
+def test_the_command_says_what_is_wrong(
+    run: Path, model: WorldModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = save(run, model, {})
+    moved = checkpoint.rename(run / "moved")
+    assert export.main([str(moved), str(run / "model")]) == 2
+    assert "that lies in its run's folder" in capsys.readouterr().err
+    checkpoint = moved.rename(checkpoint)
+    assert export.main([str(checkpoint), str(run / "model")]) == 0
+    next(checkpoint.glob("*.safetensors")).write_bytes(b"")
+    assert export.main([str(checkpoint), str(run / "again")]) == 2
+    assert "is damaged" in capsys.readouterr().err
+    assert not (run / "again").exists()

@@ -1,0 +1,367 @@
+"""The loader: one order whatever the workers, and an error, never a hang, when something is lost."""
+
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
+from worldmodel.data import loader
+from worldmodel.data.loader import Batch, Stream
+from worldmodel.data.sources import KEYS, Recipe, ShapesSource
+from worldmodel.data.worker import Worker
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.types import Action, Episode
+
+MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
+STAGE = StageConfig(steps=5, batch_size=4, rounds=1, tasks={"rounds": 0.5, "describe": 0.5})
+
+
+def names(
+    config: DataConfig, stage: StageConfig = STAGE, first: int = 0, rank: int = 0, size: int = 1
+) -> list[list[str]]:
+    """Names of a rank's episodes, step by step, in the order of their indices."""
+    with loader.batches(config, MODEL, stage, 3, first, rank, size) as stream:
+        return [
+            [
+                name
+                for _, name in sorted(
+                    (i, e.name) for b in step for i, e in zip(b.indices, b.episodes, strict=True)
+                )
+            ]
+            for step in stream
+        ]
+
+
+@pytest.fixture
+def mixed(recorded: Path) -> DataConfig:
+    """The procedural world, mixed with clips on disk."""
+    columns = {"video": "path", "text": "text", "keys": "keys"}
+    clips = SourceConfig(kind="clips", path=str(recorded / "clips.csv"), columns=columns, weight=2.0)
+    return DataConfig({"world": SourceConfig(), "clips": clips}, window=4)
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Episodes that are made at once, some of them bad; lengths differ."""
+
+    size: int | None = 40
+    bad: frozenset[int] = frozenset()
+    tasks: tuple[str, ...] = ("rounds",)
+    seekable: bool = True
+
+    def at(self, index: int) -> Recipe:
+        return NumberedRecipe(index % (self.size or sys.maxsize) in self.bad)
+
+    def cost(self, index: int, rounds: int) -> float:
+        return 1 + index % 3
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class NumberedRecipe:
+    bad: bool
+    name: str = "numbered"
+
+    def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
+        if self.bad:
+            raise InputError(f"number {index} is bad")
+        clip = np.zeros((8, 8, 8, 3), np.uint8)
+        rounds = 1 + index % 3
+        return Episode(f"{index}", (clip[:1], *[clip] * rounds), (Action(),) * rounds)
+
+
+def stream(source: Numbered, stage: StageConfig, **more: int) -> Stream:
+    config = DataConfig({"numbers": SourceConfig()}, window=8, max_bad_fraction=1.0)
+    return Stream({"numbers": source}, config, stage, 0, **more)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 13),
+    st.integers(1, 6),
+    st.integers(0, 6),
+    st.integers(0, 4),
+    st.sets(st.integers(0, 39), max_size=4),
+)
+def test_a_step_is_the_same_for_any_ranks_from_any_start(
+    batch_size: int, dp_size: int, first: int, microbatch: int, bad: set[int]
+) -> None:
+    stage = StageConfig(
+        steps=7, batch_size=batch_size, microbatch_size=microbatch, tasks={"rounds": 1}, self_rollout=(0, 1)
+    )
+    source = Numbered(bad=frozenset(bad))
+
+    def episodes(first: int = 0, **more: int) -> dict[int, dict[int, str]]:
+        found: dict[int, dict[int, str]] = {}
+        for step, batches in enumerate(stream(source, stage, first_step=first, **more), first):
+            for batch in batches:
+                assert batch.step == step
+                assert len(batch.episodes) == len(batch.indices) <= (microbatch or batch_size)
+                assert len({len(episode.actions) for episode in batch.episodes}) == 1
+            assert len({batch.own for batch in batches}) <= 1
+            found[step] = {i: e.name for b in batches for i, e in zip(b.indices, b.episodes, strict=True)}
+        return found
+
+    whole = episodes()
+    assert [sorted(step) for step in whole.values()] == [
+        list(range(s * batch_size, (s + 1) * batch_size)) for s in range(7)
+    ]
+    assert not {int(name) % 40 for step in whole.values() for name in step.values()} & bad
+    assert episodes(first) == {step: found for step, found in whole.items() if step >= first}
+    parts = [episodes(dp_rank=rank, dp_size=dp_size) for rank in range(dp_size)]
+    for step, found in whole.items():
+        assert sum(len(part[step]) for part in parts) == batch_size
+        assert {i: name for part in parts for i, name in part[step].items()} == found
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_workers_change_nothing(mixed: DataConfig, num_workers: int) -> None:
+    threads, torch_threads = threading.active_count(), torch.get_num_threads()
+    alone = names(mixed)
+    assert [len(step) for step in alone] == [4] * 5
+    assert {name.split("/")[0].split(" ")[0] for step in alone for name in step} == {"train", "clips.csv"}
+    together = dataclasses.replace(mixed, num_workers=num_workers)
+    assert names(together) == alone
+    assert names(together, first=3) == alone[3:]
+    halves = [names(together, rank=rank, size=2) for rank in range(2)]
+    assert [one + two for one, two in zip(*halves, strict=True)] == alone
+    assert torch.get_num_threads() == torch_threads
+    deadline = time.monotonic() + 10
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() == threads
+
+
+def test_episodes_from_workers_are_the_episodes(mixed: DataConfig) -> None:
+    def pixels(config: DataConfig) -> list[Batch]:
+        with loader.batches(config, MODEL, STAGE, 3) as made:
+            return [batch for step in made for batch in step]
+
+    for one, two in zip(pixels(mixed), pixels(dataclasses.replace(mixed, num_workers=1)), strict=True):
+        assert (one.step, one.task, one.indices, one.own) == (two.step, two.task, two.indices, two.own)
+        for ours, theirs in zip(one.episodes, two.episodes, strict=True):
+            assert (ours.actions, ours.answer) == (theirs.actions, theirs.answer)
+            assert all(map(np.array_equal, ours.observations, theirs.observations))
+
+
+def test_the_state_is_where_to_go_on(mixed: DataConfig) -> None:
+    whole = names(mixed)
+    with loader.batches(mixed, MODEL, STAGE, 3) as made:
+        next(made)
+        next(made)
+        state = made.state()
+    assert state == {"step": 2}
+    assert names(mixed, first=state["step"]) == whole[2:]
+    assert names(mixed, first=5) == []
+
+
+def test_more_ranks_than_samples() -> None:
+    stage = dataclasses.replace(STAGE, batch_size=1, tasks={"rounds": 1.0})
+    parts = [list(stream(Numbered(), stage, dp_rank=rank, dp_size=3)) for rank in range(3)]
+    assert [sum(len(part[step]) for part in parts) for step in range(5)] == [1] * 5
+
+
+# What can be lost
+
+
+def broken_clips(recorded: Path, folder: Path, number: int) -> DataConfig:
+    """The recorded clips, copied ten times; `number` of the copies are cut off."""
+    rows = ["path,text"]
+    for copy in range(10):
+        for clip in sorted(recorded.glob("*.mp4")):
+            name = f"{copy}-{clip.name}"
+            shutil.copy(clip, folder / name)
+            rows.append(f"{name},the {clip.stem}")
+    for name in sorted(folder.glob("*.mp4"))[7 : 7 + number]:
+        name.write_bytes(name.read_bytes()[:-900])
+    (folder / "clips.csv").write_text("\n".join(rows) + "\n")
+    columns = {"video": "path", "text": "text"}
+    return DataConfig(
+        {"mine": SourceConfig(kind="clips", path=str(folder / "clips.csv"), columns=columns)}, window=16
+    )
+
+
+EPOCH = StageConfig(steps=6, batch_size=10, rounds=1, tasks={"rounds": 1.0})
+
+
+def test_a_bad_clip_is_named_and_replaced(
+    recorded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = broken_clips(recorded, tmp_path, 2)
+    with caplog.at_level(logging.WARNING), loader.batches(config, MODEL, EPOCH, 3) as made:
+        seen = [e.name for step in made for batch in step for e in batch.episodes]
+        assert made.bad == {"mine": 2}
+    bad = [path.name for path in sorted(tmp_path.glob("*.mp4"))[7:9]]
+    for name in bad:
+        assert any(name in message and "cut off" in message for message in caplog.messages)
+        assert not any(name in episode for episode in seen)
+    assert len(seen) == 60
+    # Who reads it does not change what stands in for it.
+    with_workers = dataclasses.replace(config, num_workers=2)
+    assert [name for step in names(with_workers, EPOCH) for name in step] == seen
+    parts = [names(config, EPOCH, rank=rank, size=3) for rank in range(3)]
+    assert [name for step in zip(*parts, strict=True) for part in step for name in part] == seen
+
+
+def test_too_many_bad_clips_end_the_run(recorded: Path, tmp_path: Path) -> None:
+    config = broken_clips(recorded, tmp_path, 3)
+    with pytest.raises(ConfigError, match=r"3 of \d+ clips.*data.sources.mine.*max_bad_fraction"):
+        names(config, EPOCH)
+    assert len(names(dataclasses.replace(config, max_bad_fraction=0.1), EPOCH)) == 6
+    with pytest.raises(ConfigError, match="1 of"):
+        names(dataclasses.replace(config, max_bad_fraction=0.0, num_workers=1), EPOCH)
+
+
+def test_a_source_of_bad_clips_only_ends_the_run() -> None:
+    made = stream(Numbered(bad=frozenset(range(40))), dataclasses.replace(STAGE, tasks={"rounds": 1.0}))
+    with pytest.raises(ConfigError, match=r"20 clips in a row of data.sources.numbers.*is bad"):
+        list(made)
+    assert list(made) == []
+
+
+def endless(num_workers: int = 2, timeout_s: float = 60.0) -> Stream:
+    stage = dataclasses.replace(STAGE, steps=10**6)
+    return loader.batches(DataConfig(num_workers=num_workers, timeout_s=timeout_s), MODEL, stage, 0)
+
+
+def until_error(made: Stream) -> str:
+    with pytest.raises(ConfigError) as caught:
+        for _ in made:
+            pass
+    assert list(made) == []
+    assert all(worker.process.poll() is not None for worker in made.workers)
+    return str(caught.value)
+
+
+def test_a_killed_worker_is_an_error() -> None:
+    with endless() as made:
+        next(made)
+        os.kill(made.workers[0].process.pid, signal.SIGKILL)
+        began = time.monotonic()
+        told = until_error(made)
+        assert time.monotonic() - began < 30
+    assert f"{made.workers[0].process.pid} was killed by SIGKILL" in told
+    assert "data.num_workers" in told
+
+
+def be_impatient(worker: Worker) -> None:
+    """Once a worker has started, half a second is enough."""
+    with socket.socket(fileno=os.dup(worker.pipe.fileno())) as pipe:
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 500_000))
+
+
+def test_a_hanging_worker_is_an_error() -> None:
+    with endless(num_workers=1) as made:
+        next(made)
+        be_impatient(made.workers[0])
+        os.kill(made.workers[0].process.pid, signal.SIGSTOP)
+        told = until_error(made)
+    assert "data.timeout_s" in told
+    assert "train" in told
+
+
+def test_a_mistake_in_a_source_ends_the_run_with_its_trace() -> None:
+    source = ShapesSource()
+    source.split = "nowhere"
+    config = DataConfig(num_workers=1)
+    with Stream({"shapes": source}, config, STAGE, 0) as made, pytest.raises(RuntimeError, match="nowhere"):
+        next(made)
+    for num_workers in (0, 1):
+        lost = LostSource()
+        config = DataConfig({"lost": SourceConfig()}, num_workers=num_workers)
+        with Stream({"lost": lost}, config, STAGE, 0) as made, pytest.raises(OSError, match="unplugged"):
+            list(made)
+        assert lost.closed
+
+
+class LostSource:
+    """A source whose disk is gone."""
+
+    size, seekable, tasks = 10, True, ("rounds", "describe")
+    closed = False
+
+    def at(self, index: int) -> Recipe:
+        raise OSError("the disk was unplugged")
+
+    def cost(self, index: int, rounds: int) -> float:
+        return 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+CHILD = """
+import sys, time
+from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
+from worldmodel.data import loader
+stage = StageConfig(steps=10**6, batch_size=2, tasks={"rounds": 1.0})
+stream = loader.batches(DataConfig(num_workers=2), WorldModelConfig(), stage, 0)
+next(stream)
+print(*[worker.process.pid for worker in stream.workers], flush=True)
+time.sleep(600)
+"""
+
+
+def test_workers_end_with_a_training_that_was_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        pids = [int(pid) for pid in training.stdout.readline().split()]
+        assert len(pids) == 2
+        training.kill()
+    deadline = time.monotonic() + 20
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """No test may leave a process behind."""
+    yield
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    assert [
+        pid for pid in children if b"worldmodel.data.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ] == []
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("sources", "told"),
+    [
+        ({}, "data.sources is empty"),
+        ({"a": SourceConfig(kind="shape")}, r"data.sources.a.kind is 'shape'; use one of shapes, clips"),
+        ({"a": SourceConfig(split="tra")}, "no split 'tra'"),
+        ({"a": SourceConfig(kind="webdataset", path="/no/such/*.tar")}, "matches no file"),
+    ],
+)
+def test_sources_that_cannot_be(sources: dict[str, SourceConfig], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        loader.batches(DataConfig(sources), MODEL, STAGE, 0)

@@ -1,0 +1,265 @@
+"""From a row of a table to a clip: which column holds what, and how its cells are read.
+
+Columns that a source may name (`data.sources.NAME.columns`), all but `video` optional:
+
+video   path of the file from `root` on, with or without its extension; or an address, whose file is looked
+        for under `root` by the row's name and by the address's last part. Nothing is downloaded.
+text    what happens: one sentence for the whole clip, or a list with one a round.
+keys    keys held: `left+up`, or a list of names, for the whole clip; a list of such lists has one a round.
+vector  a list of numbers for the whole clip; a list of lists has one a round.
+start, end   the part of the file that is the clip: seconds, or h:mm:ss.
+name    what messages call the clip.
+
+Lists are JSON where a cell can only hold text. Instead of one value a round, a list may say when each holds,
+in seconds after the clip's start: `[{"start": 0, "end": 1.5, "text": "she opens the door"}, ...]`, with
+`keys` or `vector` in place of `text` in those columns; the frame at `start` is the last before the action
+shows. Rounds in which nothing is said have the null action.
+"""
+
+import ast
+import difflib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from worldmodel.config import ActionConfig, SourceConfig
+from worldmodel.data.clips import Clip, Cut, Files, Track
+from worldmodel.errors import ConfigError, InputError
+
+FIELDS = ("video", "text", "keys", "vector", "start", "end", "name")
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The columns of a published table."""
+
+    columns: dict[str, str]
+    files: tuple[str, ...]
+    """Where under the root the file of a row may lie, its extension left out."""
+    segments: str = ""
+    """Column with start and end of every clip of a row's video; the text column has a text for each, then."""
+
+
+PRESETS = {
+    "webvid": Preset({"text": "name", "name": "videoid"}, ("{page_dir}/{videoid}", "{videoid}")),
+    "panda70m": Preset({"text": "caption", "name": "videoID"}, ("{videoID}",), segments="timestamp"),
+    "openvid": Preset({"text": "caption", "name": "video"}, ("{video}",)),
+}
+
+
+class RowReader:
+    """Reads clips from the rows of a table.
+
+    Args:
+        source: name of the source, for messages.
+        offered: columns that the table has.
+        root: folder in which the videos lie; None where rows bring their videos along.
+
+    Raises:
+        ConfigError: a column or a preset does not exist, or the model takes no such actions.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        config: SourceConfig,
+        offered: Sequence[str],
+        cut: Cut,
+        action: ActionConfig,
+        root: str | None = None,
+    ) -> None:
+        place = f"data.sources.{source}"
+        if config.preset and config.preset not in PRESETS:
+            raise ConfigError(f"{place}.preset is {config.preset!r}; use {', '.join(PRESETS)}.")
+        self.preset = PRESETS[config.preset] if config.preset else None
+        self.columns = {**(self.preset.columns if self.preset else {}), **config.columns}
+        for field, column in self.columns.items():
+            if field not in FIELDS:
+                raise ConfigError(f"{place}.columns has {field!r}; the fields are {', '.join(FIELDS)}.")
+            if column not in offered:
+                near = difflib.get_close_matches(column, offered, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(offered)}."
+                raise ConfigError(
+                    f"{place}.columns.{field} is {column!r}, which the table does not have; {hint}"
+                )
+        for field, taken in (("text", action.text), ("keys", action.keys), ("vector", action.vector_size)):
+            if field in self.columns and not taken:
+                raise ConfigError(
+                    f"{place}.columns names {field}, but the model takes no {field} (model.action); "
+                    "leave one out or let the model take it."
+                )
+        if root is not None and "video" not in self.columns and self.preset is None:
+            raise ConfigError(f"{place}.columns must say which column is the video: {', '.join(offered)}.")
+        self.cut, self.action, self.root = cut, action, root
+        self.has_actions = bool({"keys", "vector"} & set(self.columns))
+
+    @property
+    def needed(self) -> list[str]:
+        """The columns that are read."""
+        files = {column for column in (self.preset.files if self.preset else ()) for column in _names(column)}
+        segments = {self.preset.segments} - {""} if self.preset else set()
+        return sorted({*self.columns.values(), *files, *segments})
+
+    def clips_in(self, row: Row) -> int:
+        """Count the clips of a row."""
+        if self.preset is None or not self.preset.segments:
+            return 1
+        value = row[self.preset.segments]  # "[['0:00:08.342', '0:00:20.187'], ...]"
+        return value.count("[") - 1 if isinstance(value, str) else len(value)
+
+    def clip(self, row: Row, name: str, part: int = 0, video: Any = None) -> Clip:
+        """Return one clip of a row.
+
+        Args:
+            row: the table's row.
+            name: what to call it where the row does not say.
+            part: which of the row's clips.
+            video: where its frames are, if not in a file that the row names.
+
+        Raises:
+            InputError: a cell cannot be read, or the model takes no such action.
+        """
+        called = self._cell(row, "name") or self._cell(row, "video")
+        name = f"{name} ({called})" if isinstance(called, str | int) else name
+        start, end = _seconds(self._cell(row, "start")), _seconds(self._cell(row, "end"))
+        tracks = self.tracks(row)
+        if self.preset and self.preset.segments:
+            (start, end), text = _segment(row[self.preset.segments], self._cell(row, "text"), part)
+            name, tracks["text"] = f"{name}, clip {part + 1}", Track((text,))
+        start = start or 0.0
+        if end is not None and not start < end:
+            raise InputError(f"it ends at {end:g} s, which is not after its start at {start:g} s")
+        return Clip(name, video or self._files(row), self.cut, **tracks, start=start, end=end)
+
+    def tracks(self, row: Row) -> dict[str, Track]:
+        """Return what a row says was done.
+
+        Raises:
+            InputError: as `clip`.
+        """
+        tracks = {field: track_of(self._cell(row, field), field) for field in ("text", "keys", "vector")}
+        for keys in tracks["keys"].values:
+            for key in keys or ():
+                if key not in self.action.keys:
+                    known = ", ".join(self.action.keys)
+                    raise InputError(f"unknown key {key!r}; model.action.keys are {known}")
+        for vector in tracks["vector"].values:
+            if vector is not None and len(vector) != self.action.vector_size:
+                size = self.action.vector_size
+                raise InputError(f"a vector of {len(vector)} numbers; model.action.vector_size is {size}")
+        return tracks
+
+    def _cell(self, row: Row, field: str) -> Any:
+        value = row.get(self.columns.get(field, ""))
+        return None if value == "" else value
+
+    def _files(self, row: Row) -> Files:
+        assert self.root is not None
+        if "video" not in self.columns and self.preset:
+            found = [pattern.format_map(row) for pattern in self.preset.files]
+        else:
+            video = str(self._cell(row, "video") or "")
+            if not video:
+                raise InputError("it names no video")
+            found = [video]
+            if "://" in video:
+                called = self._cell(row, "name")
+                last = os.path.basename(unquote(urlsplit(video).path))
+                found = [last] if called is None else [str(called), last]
+        return Files(tuple(inside(self.root, path) for path in found))
+
+
+def inside(root: str, path: str) -> str:
+    """Return `path`, from `root` on, as an absolute path.
+
+    Raises:
+        InputError: it leads out of `root`.
+    """
+    whole = os.path.normpath(os.path.join(root, path))
+    if os.path.commonpath([root, whole]) != root:
+        raise InputError(f"{path!r} leads out of {root!r}; set root to a folder that holds all videos")
+    return whole
+
+
+def track_of(value: Any, field: str) -> Track:
+    """Read a cell of the column `text`, `keys` or `vector`; see the module for its forms.
+
+    Raises:
+        InputError: it has none of these forms.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            if field != "text":  # a sentence may begin with a bracket
+                raise InputError(f"its {field} {value!r} are no JSON list") from None
+    if value is None or value == []:
+        return Track()
+    if not isinstance(value, list | tuple):
+        return Track((_value(value, field),))
+    if value and all(isinstance(entry, Mapping) for entry in value):
+        try:
+            times = tuple((float(entry["start"]), float(entry["end"])) for entry in value)
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"its {field} have an entry without start and end in seconds") from None
+        return Track(tuple(_value(entry.get(field), field) for entry in value), times=times)
+    if field == "text" or any(isinstance(entry, list | tuple) for entry in value):
+        return Track(tuple(_value(entry, field) for entry in value), per_round=True)
+    return Track((_value(value, field),))
+
+
+def _value(value: Any, field: str) -> Any:
+    """Read one text, one set of keys or one vector, as an `Action` has it."""
+    if value is None:
+        return None
+    if field == "text":
+        if not isinstance(value, str):
+            raise InputError(f"its text has {value!r}, which is no sentence")
+        return value.strip() or None
+    if field == "keys":
+        keys = value.split("+") if isinstance(value, str) else value
+        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+            raise InputError(f"its keys have {value!r}, which are no names")
+        return tuple(key.strip() for key in keys)
+    try:
+        vector = tuple(float(number) for number in (value if isinstance(value, list | tuple) else [value]))
+    except (TypeError, ValueError):
+        raise InputError(f"its vector has {value!r}, which are no numbers") from None
+    if not all(map(math.isfinite, vector)):
+        raise InputError(f"its vector has {value!r}, which is not finite")
+    return vector
+
+
+def _seconds(value: Any) -> float | None:
+    """Read a time: seconds, or h:mm:ss."""
+    if value is None:
+        return None
+    seconds = 0.0
+    try:
+        for part in str(value).split(":"):
+            seconds = seconds * 60 + float(part)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InputError(f"the time {value!r} is no number of seconds")
+    return seconds
+
+
+def _segment(times: Any, texts: Any, part: int) -> tuple[tuple[float | None, float | None], str]:
+    """Return one clip's start, end and text from a row that lists those of all."""
+    try:
+        times, texts = (ast.literal_eval(v) if isinstance(v, str) else v for v in (times, texts))
+        start, end = times[part]
+        return (_seconds(start), _seconds(end)), str(texts[part])
+    except (ValueError, SyntaxError, TypeError, IndexError, MemoryError, RecursionError):
+        raise InputError("its lists of times and texts cannot be read") from None
+
+
+def _names(pattern: str) -> list[str]:
+    """Return the columns in a pattern such as `{page_dir}/{videoid}`."""
+    return [part.split("}")[0] for part in pattern.split("{")[1:]]

@@ -1,0 +1,234 @@
+"""Tables of clips: rows are found again by their place in the file, not kept in memory."""
+
+import csv
+import json
+import os
+import threading
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.data.clips import WITH_TEXT, Broken, Clip, Cut, Files
+from worldmodel.data.columns import Row, RowReader
+from worldmodel.errors import ConfigError, InputError
+
+LOOKED_AT = 100
+"""Rows, spread over the table, that are tried before training starts."""
+
+
+class Table(Protocol):
+    """Rows by number; threads may read at once."""
+
+    columns: Sequence[str]
+
+    def __len__(self) -> int: ...
+
+    def row(self, number: int) -> Row:
+        """Return a row.
+
+        Raises:
+            InputError: it cannot be parsed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
+
+
+class LineTable:
+    """A csv file with a header, or a jsonl file: 8 bytes of memory a row.
+
+    A record of a csv file may go on over several lines inside quotes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.csv = path.suffix == ".csv"
+        self.file = path.open("rb")
+        starts, position, quoted = array("q"), 0, False
+        for line in self.file:
+            if not quoted and line.strip():
+                starts.append(position)
+            position += len(line)
+            quoted ^= self.csv and line.count(b'"') % 2 == 1
+        starts.append(position)
+        self.starts = np.frombuffer(starts, dtype=np.int64)
+        if self.csv:
+            self.columns: Sequence[str] = self._fields(0) if len(self.starts) > 1 else []
+        else:
+            some = (self.row(number) for number in range(min(LOOKED_AT, len(self))))
+            self.columns = list(dict.fromkeys(column for row in some for column in row))
+
+    def __len__(self) -> int:
+        return max(0, len(self.starts) - 1 - self.csv)
+
+    def row(self, number: int) -> Row:
+        if self.csv:
+            fields = self._fields(number + 1)
+            if len(fields) != len(self.columns):
+                raise InputError(f"it has {len(fields)} cells, and the header {len(self.columns)}")
+            return dict(zip(self.columns, fields, strict=True))
+        try:
+            row = json.loads(self._record(number))
+        except ValueError as error:
+            raise InputError(f"it is no JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise InputError("it is no JSON object")
+        return row
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _record(self, number: int) -> str:
+        start, end = (int(place) for place in self.starts[number : number + 2])
+        return os.pread(self.file.fileno(), end - start, start).decode("utf-8-sig")
+
+    def _fields(self, number: int) -> list[str]:
+        try:
+            return next(csv.reader([self._record(number).strip("\r\n")]))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise InputError(f"it is no csv ({error})") from None
+
+
+class ParquetTable:
+    """A parquet file, read row group by row group; only the columns in `wanted`."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from pyarrow import ArrowException
+            from pyarrow.parquet import ParquetFile
+        except ImportError:
+            raise ConfigError(
+                f"Reading {str(path)!r} takes pyarrow: pip install 'worldmodel[data]'."
+            ) from None
+        try:
+            self.file = ParquetFile(path, memory_map=True)
+        except (ArrowException, OSError) as error:
+            raise ConfigError(f"{str(path)!r} is no parquet file ({str(error).splitlines()[0]}).") from None
+        self.columns: Sequence[str] = self.file.schema_arrow.names
+        self.wanted: list[str] = list(self.columns)
+        groups = (self.file.metadata.row_group(i).num_rows for i in range(self.file.num_row_groups))
+        self.starts = np.cumsum([0, *groups])
+        self.lock = threading.Lock()
+        self.group = lru_cache(maxsize=2)(self._group)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def row(self, number: int) -> Row:
+        group = int(np.searchsorted(self.starts, number, side="right")) - 1
+        with self.lock:
+            table = self.group(group)
+        return table.slice(number - int(self.starts[group]), 1).to_pylist()[0]
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _group(self, number: int) -> Any:
+        return self.file.read_row_group(number, columns=self.wanted)
+
+
+def open_table(path: str | Path) -> Table:
+    """Open a table by its suffix.
+
+    Raises:
+        ConfigError: there is no such file, it is of another kind, or it cannot be read.
+    """
+    path = Path(path).expanduser()
+    kinds = {".csv": LineTable, ".jsonl": LineTable, ".parquet": ParquetTable}
+    if not path.is_file():
+        raise ConfigError(f"There is no table {str(path)!r}; check the path.")
+    if path.suffix not in kinds:
+        raise ConfigError(f"The table {str(path)!r} is none of {', '.join(kinds)}.")
+    try:
+        table = kinds[path.suffix](path)
+    except (OSError, InputError) as error:
+        raise ConfigError(f"The table {str(path)!r} cannot be read: {error}.") from None
+    if not len(table):
+        raise ConfigError(f"The table {str(path)!r} has no rows.")
+    return table
+
+
+class TableSource:
+    """Clips in the rows of a table; every row is an episode, or several where the preset says so.
+
+    Raises:
+        ConfigError: the table, a column or a row's action is wrong, or none of the rows that were tried has
+            its video.
+    """
+
+    seekable = True
+
+    def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
+        config = data.sources[name]
+        self.place, self.cut = f"data.sources.{name}", Cut.of(model)
+        self.table = open_table(config.path)
+        path = Path(config.path).expanduser()
+        self.label = path.name
+        root = Path(config.root).expanduser() if config.root else path.parent
+        if not root.is_dir():
+            raise ConfigError(f"{self.place}.root is {str(root)!r}, which is no folder.")
+        root = os.path.abspath(root)
+        self.reader = RowReader(name, config, self.table.columns, self.cut, model.action, root)
+        if isinstance(self.table, ParquetTable):
+            self.table.wanted = self.reader.needed
+        self.tasks = WITH_TEXT if "text" in self.reader.columns else WITH_TEXT[:1]
+        self.starts: np.ndarray | None = None  # of every row's clips, where a row has several
+        if self.reader.preset and self.reader.preset.segments:
+            counts = (self.reader.clips_in(self.table.row(i)) for i in range(len(self.table)))
+            self.starts = np.cumsum([0, *counts])
+        self.size = int(self.starts[-1]) if self.starts is not None else len(self.table)
+        self._try()
+
+    def at(self, index: int) -> Clip | Broken:
+        """Return the clip of a row."""
+        number, part = index % self.size, 0
+        if self.starts is not None:
+            row = int(np.searchsorted(self.starts, number, side="right")) - 1
+            number, part = row, number - int(self.starts[row])
+        name = f"{self.label} row {number + 1}"
+        try:
+            return self.reader.clip(self.table.row(number), name, part)
+        except InputError as error:
+            return Broken(name, str(error))
+
+    def cost(self, index: int, rounds: int) -> float:
+        """Return the rounds of an episode, where the table says how long its clip is."""
+        if self.starts is None and "end" not in self.reader.columns:
+            return rounds
+        clip = self.at(index)
+        if isinstance(clip, Broken) or clip.end is None:
+            return rounds
+        frames = int((clip.end - clip.start) * self.cut.fps + 1e-3)
+        return max(1, min(rounds, (frames - 1) // self.cut.chunk))
+
+    def close(self) -> None:
+        """Close the table."""
+        self.table.close()
+
+    def _try(self) -> None:
+        """Check the actions of all rows, and a sample of rows whole."""
+        if self.reader.has_actions:
+            for number in range(len(self.table)):
+                try:
+                    self.reader.tracks(self.table.row(number))
+                except InputError as error:
+                    raise ConfigError(f"{self.place}: {self.label} row {number + 1}: {error}.") from None
+        problems = []
+        places = np.unique(np.linspace(0, self.size - 1, LOOKED_AT).astype(int))
+        for place in places:
+            clip = self.at(int(place))
+            try:
+                if isinstance(clip, Broken):
+                    raise InputError(clip.reason)
+                if isinstance(clip.video, Files):
+                    clip.video.read()
+            except InputError as error:
+                problems.append(f"{clip.name}: {error}")
+        if len(problems) == len(places):
+            raise ConfigError(f"{self.place}: of {len(places)} rows tried, none can be used; {problems[0]}.")

@@ -1,0 +1,159 @@
+"""WebDataset shards: tar files in which the parts of a sample follow each other under one name.
+
+`kitchen-001.mp4`, `kitchen-001.json` and `kitchen-001.txt` make one clip. The headers are read once, when
+the source is opened; after that a clip is a seek and a read, in any order. Nothing is unpacked, and members
+of other kinds (`.pyd`, `.pth`, links, …) are never read.
+"""
+
+import dataclasses
+import glob
+import json
+import os
+import tarfile
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.data.clips import WITH_TEXT, Broken, Clip, Cut, Part
+from worldmodel.data.columns import FIELDS, Row, RowReader
+from worldmodel.errors import ConfigError, InputError
+
+VIDEO, TEXT, JSON = "video", "txt", "json"
+KINDS = {**dict.fromkeys(("mp4", "webm", "mkv", "avi", "gif"), VIDEO), "txt": TEXT, "json": JSON}
+MAX_TEXT_BYTES = 2**20
+LOOKED_AT = 20
+"""Clips whose json is read to learn its fields."""
+
+
+class Place(NamedTuple):
+    """Where a part of a sample lies in its tar file; a size of 0 says that there is none."""
+
+    offset: int = 0
+    size: int = 0
+
+
+class TarSource:
+    """Clips in tar files.
+
+    `data.sources.NAME.columns` says what the json parts call a clip's fields (see columns.py). Fields that go
+    by their own names (`text`, `keys`, `vector`, `start`, `end`) are found without, and where the json has no
+    text, the txt part is the text.
+
+    Raises:
+        ConfigError: no tar file matches, one is damaged or compressed, or they hold no video.
+    """
+
+    seekable = True
+
+    def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
+        place, config = f"data.sources.{name}", data.sources[name]
+        self.shards = sorted(glob.glob(os.path.expanduser(config.path), recursive=True))
+        if not self.shards:
+            raise ConfigError(f"{place}.path is {config.path!r}, which matches no file.")
+        found = array("q")  # of every clip: shard, and offset and size of its three parts
+        for number, shard in enumerate(self.shards):
+            for sample in samples(shard):
+                if VIDEO in sample:
+                    found.append(number)
+                    for kind in (VIDEO, TEXT, JSON):
+                        found.extend(sample.get(kind, Place()))
+        if not found:
+            raise ConfigError(f"{place}: no sample of {config.path!r} has a video ({', '.join(KINDS)}).")
+        self.places = np.frombuffer(found, dtype=np.int64).reshape(-1, 7)
+        self.size = len(self.places)
+        self.cut = Cut.of(model)
+        some = np.unique(np.linspace(0, self.size - 1, LOOKED_AT).astype(int))
+        fields = {field for number in some for field in self._fields(number)}
+        taken = {"text": model.action.text, "keys": model.action.keys, "vector": model.action.vector_size}
+        own = {field: field for field in FIELDS if field in fields and taken.get(field, True)}
+        if TEXT in fields and model.action.text:
+            own = {"text": TEXT, **own}
+        columns = {**own, **config.columns}
+        self.reader = RowReader(
+            name, dataclasses.replace(config, columns=columns), sorted(fields), self.cut, model.action
+        )
+        self.tasks = WITH_TEXT if "text" in columns else WITH_TEXT[:1]
+
+    def at(self, index: int) -> Clip | Broken:
+        """Return a clip."""
+        shard, *places = (int(x) for x in self.places[index % self.size])
+        video = Part(self.shards[shard], *places[:2])
+        name = f"{os.path.basename(video.path)}/{self._name(video)}"
+        try:
+            return self.reader.clip(self._row(index % self.size), name, video=video)
+        except InputError as error:
+            return Broken(name, str(error))
+
+    def cost(self, index: int, rounds: int) -> float:
+        """Return the same for all: how long clips are is not in the index."""
+        return rounds
+
+    def close(self) -> None:
+        """Do nothing: files are open only while they are read."""
+
+    def _fields(self, number: int) -> Sequence[str]:
+        try:
+            return list(self._row(number))
+        except InputError:
+            return []
+
+    def _row(self, number: int) -> Row:
+        """Return what the json and txt parts of a clip say."""
+        shard, _, _, *places = (int(x) for x in self.places[number])
+        text, record = (Part(self.shards[shard], *place) for place in (places[:2], places[2:]))
+        if max(text.size, record.size) > MAX_TEXT_BYTES:
+            raise InputError(f"its json or txt is larger than {MAX_TEXT_BYTES // 2**20} MiB")
+        row = {}
+        try:
+            if record.size:
+                row = json.loads(record.read())
+            if text.size:
+                row[TEXT] = text.read().decode().strip()
+        except ValueError as error:
+            raise InputError(f"its json or txt cannot be read ({error})") from None
+        if not isinstance(row, dict):
+            raise InputError("its json is no object")
+        return row
+
+    def _name(self, part: Part) -> str:
+        """Return the name in the header before a part, at most its first 100 bytes."""
+        header = Part(part.path, part.offset - tarfile.BLOCKSIZE, 100)
+        try:
+            return header.read().split(b"\0")[0].decode(errors="replace")
+        except InputError:
+            return str(part.offset)
+
+
+def samples(path: str) -> Iterator[dict[str, Place]]:
+    """Yield the parts of every sample of a tar file, by kind.
+
+    Raises:
+        ConfigError: it is no tar file, compressed, or cut off.
+    """
+    key, parts = None, {}
+    try:
+        whole = os.path.getsize(path)
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                tar.members = []  # type: ignore[attr-defined] # or it would keep all of them
+                if not member.isreg():
+                    continue
+                if member.offset_data + member.size > whole:
+                    raise ConfigError(f"The tar file {path!r} is cut off in {member.name!r}; get it again.")
+                folder, file = os.path.split(member.name)
+                stem, _, extension = file.partition(".")
+                if (folder, stem) != key:
+                    if parts:
+                        yield parts
+                    key, parts = (folder, stem), {}
+                if kind := KINDS.get(extension.lower()):
+                    parts[kind] = Place(member.offset_data, member.size)
+    except (tarfile.TarError, OSError) as error:
+        raise ConfigError(
+            f"{path!r} cannot be read as a tar file ({error}); unpack a .tar.gz first."
+        ) from None
+    if parts:
+        yield parts

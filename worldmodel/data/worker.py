@@ -1,0 +1,129 @@
+"""A process that makes episodes: one end of a pipe asks, the other answers.
+
+Every worker has a pipe of its own and no lock that others hold, so that one that is killed, or hangs, takes
+nobody with it: the asking side sees the end of the pipe at once, and a silence after its patience. A worker
+starts from this module alone: the training script is not imported a second time, and a notebook works.
+"""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+from worldmodel.data.sources import Recipe
+from worldmodel.errors import ConfigError, InputError, WorldModelError
+from worldmodel.types import Episode
+
+T = TypeVar("T")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One episode to make."""
+
+    recipe: Recipe
+    task: str
+    seed: int
+    index: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Why an episode cannot be made; another takes its place."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error that must end the run."""
+
+    error: Exception
+
+
+Answer = Episode | Bad | Failure
+
+
+def answer(request: Request) -> Answer:
+    """Make an episode."""
+    try:
+        return request.recipe.episode(request.task, request.seed, request.index, request.rounds)
+    except InputError as error:
+        return Bad(str(error))
+    except WorldModelError as error:
+        return Failure(error)
+    except Exception:
+        return Failure(RuntimeError(f"Making {request.recipe.name} failed:\n{traceback.format_exc()}"))
+
+
+class Worker:
+    """The asking side, which starts the process.
+
+    Args:
+        timeout_s: how long an answer may take.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        here, there = socket.socketpair()
+        limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            here.setsockopt(socket.SOL_SOCKET, option, limit)
+        with there:
+            self.process = subprocess.Popen(  # noqa: S603 -- this interpreter, and a text of ours
+                [sys.executable, "-P", "-c", f"from {__name__} import main; main({there.fileno()})"],
+                pass_fds=[there.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        self.pipe: Connection = Connection(here.detach())
+
+    def ask(self, request: Request) -> Answer:
+        """Have an episode made.
+
+        Returns a `Failure` when the process was killed or does not answer in time: the caller then ends.
+        """
+        name = request.recipe.name
+        try:
+            self.pipe.send(request)
+            return self.pipe.recv()
+        except BlockingIOError:
+            return Failure(
+                ConfigError(
+                    f"Data worker {self.process.pid} has been making {name} for more than "
+                    f"{self.timeout_s:g} s; look at that file, or raise data.timeout_s."
+                )
+            )
+        except (EOFError, OSError):
+            code = self.process.wait(self.timeout_s)
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return Failure(
+                ConfigError(
+                    f"Data worker {self.process.pid} was {how} while making {name}; "
+                    "if memory ran out, lower data.num_workers or data.prefetch."
+                )
+            )
+
+    def close(self) -> None:
+        """End the process, whatever it does; an `ask` under way in another thread returns."""
+        self.process.kill()
+        self.process.wait()
+
+
+def main(pipe_number: int) -> None:
+    """Answer on an inherited pipe until the asking side is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training to handle
+    with Connection(pipe_number) as pipe:
+        while True:
+            try:
+                pipe.send(answer(pipe.recv()))
+            except (EOFError, OSError):
+                return

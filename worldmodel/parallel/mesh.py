@@ -1,0 +1,145 @@
+"""The processes of a run, arranged as dp_replicate x dp_shard x cp x sp, ranks in row-major order."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from worldmodel.config import MeshConfig
+from worldmodel.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """The processes that share each sequence: cp outer, sp inner; one process alone by default."""
+
+    cp: int = 1
+    sp: int = 1
+    cp_rank: int = 0
+    sp_rank: int = 0
+    cp_group: ProcessGroup | None = None
+    """Processes of one sp rank, which gather keys and values."""
+    sp_group: ProcessGroup | None = None
+    """Processes of one cp rank, which exchange heads."""
+    group: ProcessGroup | None = None
+    """All of them, in the order of `rank`."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self.cp * self.sp
+
+    @property
+    def rank(self) -> int:
+        """This process among them."""
+        return self.cp_rank * self.sp + self.sp_rank
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This process among all, and the groups it talks to."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    sp: int = 1
+    rank: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device_mesh: DeviceMesh | None = None
+    """All four axes by name; None without a process group."""
+    sequence: SequenceGroup = SequenceGroup()
+    """The processes that see the same samples as this one and share their sequences."""
+    weights: DeviceMesh | None = None
+    """Axes `replicate` x `shard`: who holds which part of the weights."""
+    samples: ProcessGroup | None = None
+    """Processes of this sequence rank: each sees other samples."""
+
+    @classmethod
+    def build(cls, config: MeshConfig, device: torch.device) -> "Mesh":
+        """Arrange the processes of the default group, which must have been started (gloo or NCCL).
+
+        Without a group this is a mesh of one process. Every process must call this, in the same order as
+        other collectives.
+
+        Raises:
+            ConfigError: the axes do not multiply to the number of processes.
+        """
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        sequence, inner = config.cp * config.sp, config.dp_shard * config.cp * config.sp
+        replicate = config.dp_replicate or max(1, world // inner)
+        if replicate * inner != world:
+            given = f"mesh.dp_shard {config.dp_shard} x mesh.cp {config.cp} x mesh.sp {config.sp}"
+            if config.dp_replicate:
+                given = f"mesh.dp_replicate {config.dp_replicate} x {given}"
+            raise ConfigError(
+                f"The run has {world} processes, but {given} make {replicate * inner}; start that many, or "
+                "change one of these keys (mesh.dp_replicate=0 takes what the others leave)."
+            )
+        sizes = (replicate, config.dp_shard, config.cp, config.sp)
+        if not dist.is_initialized():
+            return cls(*sizes, device=device)
+        axes = init_device_mesh(device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard", "cp", "sp"))
+        # Axes taken together are meshes of their own, over the same ranks: sub-meshes that are flattened
+        # out of one another are private API of torch.
+        halves = init_device_mesh(
+            device.type, (world // sequence, sequence), mesh_dim_names=("dp", "sequence")
+        )
+        weights = init_device_mesh(device.type, (replicate, inner), mesh_dim_names=("replicate", "shard"))
+        group = SequenceGroup(
+            config.cp,
+            config.sp,
+            axes.get_local_rank("cp"),
+            axes.get_local_rank("sp"),
+            axes.get_group("cp"),
+            axes.get_group("sp"),
+            halves.get_group("sequence"),
+        )
+        return cls(*sizes, dist.get_rank(), device, axes, group, weights, halves.get_group("dp"))
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.dp_size * self.cp * self.sp
+
+    @property
+    def dp_size(self) -> int:
+        """Number of parts in which the samples of a step are divided."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def dp_rank(self) -> int:
+        """Which of these parts this process sees; the same within a sequence group."""
+        return self.rank // (self.cp * self.sp)
+
+    @property
+    def fsdp(self) -> DeviceMesh:
+        """The mesh for `fully_shard`: replicate x shard, or shard alone where nothing is replicated.
+
+        Weights are sharded over dp_shard, cp and sp alike: a gradient is averaged over all processes.
+        """
+        assert self.weights is not None, "start a process group before the mesh"
+        return self.weights if self.dp_replicate > 1 else self.weights["shard"]
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over the data-parallel processes of this sequence rank; `tensor` stays as it is."""
+        total = tensor.detach().clone()
+        if self.dp_size > 1:
+            dist.all_reduce(total, group=self.samples)
+        return total
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+ALONE = Mesh()
+"""The mesh of one process without groups."""

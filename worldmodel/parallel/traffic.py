@@ -1,0 +1,113 @@
+"""What processes of a sequence send each other: two messages with gradients, and a count of their bytes.
+
+Every rank's loss counts: a gradient is that of the *sum* of all ranks' losses, so the adjoint of a gather
+adds up. Where all ranks compute the same loss from gathered tensors, FSDP's mean over ranks undoes it.
+
+Sizes never travel: who sends how much follows from a plan that all ranks know.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+sent: Counter[str] = Counter()
+"""Bytes that this process has sent to others, by the name of the message; backward passes count as well."""
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Give the bytes that are sent inside, complete when it ends."""
+    before, inside = sent.copy(), Counter[str]()
+    yield inside
+    inside.update(sent - before)
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, flat: Tensor, send: list[int], receive: list[int], group: ProcessGroup, name: str
+    ) -> Tensor:
+        ctx.plan = (receive, send, group, name)
+        return _exchange(flat, send, receive, group, name)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # type: ignore[override]
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor, None, None, None, None]:
+        return _exchange(gradients[0], *ctx.plan), None, None, None, None
+
+
+def _exchange(flat: Tensor, send: list[int], receive: list[int], group: ProcessGroup, name: str) -> Tensor:
+    flat = flat.contiguous()  # before the output is made like it: gloo ignores strides and permutes silently
+    sent[name] += (flat.numel() - send[dist.get_rank(group)]) * flat.element_size()
+    out = flat.new_empty(sum(receive))
+    dist.all_to_all_single(out, flat, receive, send, group=group)
+    return out
+
+
+@torch.compiler.disable()
+def all_to_all(
+    flat: Float[Tensor, " n"], send: list[int], receive: list[int], group: ProcessGroup, name: str
+) -> Float[Tensor, " m"]:
+    """Send `send[r]` numbers of `flat` to every rank r, in order; return what came, ordered by sender.
+
+    The gradient travels the same way back.
+    """
+    return _AllToAll.apply(flat, send, receive, group, name)  # type: ignore[return-value]
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: Sequence[int], group: ProcessGroup, name: str) -> Tensor:
+        ctx.plan = (sizes, group, name)
+        largest, ranks = max(sizes), len(sizes)
+        out = x.new_empty(ranks * largest, *x.shape[1:])
+        padded = _padded(x, largest)
+        sent[name] += (ranks - 1) * padded.numel() * padded.element_size()
+        dist.all_gather_into_tensor(out, padded, group=group)
+        if ranks * largest == sum(sizes):
+            return out
+        return torch.cat([piece[:size] for piece, size in zip(out.split(largest), sizes, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # type: ignore[override]
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor, None, None, None]:
+        sizes, group, name = ctx.plan
+        largest, ranks, rank = max(sizes), len(sizes), dist.get_rank(group)
+        # Partial sums in bf16 would lose as many bits as there are ranks.
+        precise = torch.promote_types(gradients[0].dtype, torch.float32)
+        pieces = torch.cat([_padded(piece, largest) for piece in gradients[0].to(precise).split(sizes)])
+        out = pieces.new_empty(largest, *pieces.shape[1:])
+        sent[name] += (ranks - 1) * out.numel() * out.element_size()
+        dist.reduce_scatter_tensor(out, pieces, group=group)
+        return out[: sizes[rank]].to(gradients[0].dtype), None, None, None
+
+
+def _padded(x: Tensor, length: int) -> Tensor:
+    """Make `x` contiguous and `length` long: collectives of uneven sizes fail on gloo."""
+    if x.shape[0] == length:
+        return x.contiguous()
+    return torch.cat([x, x.new_zeros(length - x.shape[0], *x.shape[1:])])
+
+
+@torch.compiler.disable()
+def all_gather(
+    x: Float[Tensor, "..."], sizes: Sequence[int], dim: int, group: ProcessGroup, name: str
+) -> Float[Tensor, "..."]:
+    """Concatenate every rank's piece of `sizes[rank]` along `dim`; the adjoint is a reduce-scatter (sum).
+
+    Sends `(P - 1) x max(sizes)` rows either way; gradients add up in fp32 or better.
+    """
+    whole = _AllGather.apply(x.movedim(dim, 0), list(sizes), group, name)
+    return whole.movedim(0, dim)  # type: ignore[union-attr]

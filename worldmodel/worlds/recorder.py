@@ -1,0 +1,83 @@
+"""Record clips of the shapes world: `python -m worldmodel.worlds.recorder FOLDER --num-clips N`.
+
+The folder gets one mp4 a clip and a table, clips.csv, that says what was done in it and when: what a user's
+own recordings look like, and what `data.sources` of kind `clips` reads.
+"""
+
+import argparse
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from worldmodel.data import media
+from worldmodel.data.sources import ShapesSource
+from worldmodel.errors import OutputError, WorldModelError
+from worldmodel.types import Action
+from worldmodel.worlds import shapes
+
+FPS = 8
+"""Frames per second of the recordings."""
+SECONDS = shapes.FRAMES_PER_CLIP / FPS
+"""What one action takes."""
+
+
+def record(folder: str | Path, num_clips: int, rounds: int = 3, seed: int = 0, split: str = "train") -> Path:
+    """Write `num_clips` clips of `rounds` rounds each, and the table that describes them.
+
+    The table has the columns `path`, `text` and `keys`. A clip's actions are JSON: for each its text or keys,
+    and the seconds from `start` to `end` in which they lead to what is seen.
+
+    Returns:
+        The path of the table.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    if num_clips < 1 or rounds < 1:
+        raise OutputError(f"num_clips is {num_clips} and rounds {rounds}; use 1 or more.")
+    source, rows = ShapesSource(split), []
+    for index in range(num_clips):
+        episode = source.episode("rounds", seed, index, rounds)
+        frames = np.concatenate(episode.observations)
+        name = f"clip-{index:05d}.mp4"
+        media.write_video(frames, Path(folder) / name, FPS)
+        rows.append([name, entries(episode.actions, "text"), entries(episode.actions, "keys")])
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows([["path", "text", "keys"], *rows])
+    table = Path(folder) / "clips.csv"
+    with media.atomic_path(table) as temporary:
+        temporary.write_text(written.getvalue(), encoding="utf-8")
+    return table
+
+
+def entries(actions: tuple[Action, ...], field: str) -> str:
+    """Return the actions that have a field as JSON, each from the frame it finds to the last it leads to."""
+    values = [(place * SECONDS, getattr(action, field)) for place, action in enumerate(actions)]
+    return json.dumps([{"start": at, "end": at + SECONDS, field: value} for at, value in values if value])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Record what the command line asks for; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m worldmodel.worlds.recorder", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("folder", help="where the clips and clips.csv go")
+    parser.add_argument("--num-clips", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3, help="actions in a clip, one after the other")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    try:
+        table = record(args.folder, args.num_clips, args.rounds, args.seed)
+    except WorldModelError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.stdout.write(f"{args.num_clips} clips: {table}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
