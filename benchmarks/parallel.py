@@ -1,11 +1,11 @@
-"""One sequence on many processes: how exact, how many bytes, how even; and policies for sequences of all lengths.
+"""One sequence on many processes: how exact, how many bytes, how even; and plans for all lengths.
 
     exactness   attention on 2 and 4 gloo processes against one, and the bytes sent against the formulas
     balance     the busiest rank against the mean when a packed sequence is cut for context parallelism
     policies    a simulated step of a 7B model on up to 12,288 processes, against perfectly even work
     kernels     forward and backward of each kernel on this device, by the area of the mask
 
-Only `exactness` and `kernels` run attention; `balance` counts visible pairs, and `policies` is `planner.CostModel`.
+Only `exactness` and `kernels` run attention; `balance` counts visible pairs, `policies` is a cost model.
 """
 
 import argparse
@@ -35,7 +35,7 @@ FRAME = 390
 
 
 def documents(total: int, seed: int) -> list[list[Segment]]:
-    """Draw a row of `total` tokens: lognormal lengths; half text, 30 % text and video, a fifth bidirectional."""
+    """Draw a row of `total` tokens: half its documents text, 30 % text and video, a fifth bidirectional."""
     chance, row, room = random.Random(seed), [], total
     while room:
         length = min(room, max(16, int(chance.lognormvariate(math.log(2000), 1.2))))
@@ -110,9 +110,7 @@ def exactness(args: argparse.Namespace) -> None:
         file = f"{folder}/found.json"
         torchrun(["--standalone", "--nproc-per-node", "4", __file__, "--worker", file])
         rows = json.loads(Path(file).read_text(encoding="utf-8"))
-    print(
-        f"{HEADS[0]} heads on {HEADS[1]}, width {WIDTH}, {LENGTH} packed tokens; largest error over largest value"
-    )
+    print(f"{HEADS[0]} heads on {HEADS[1]}, width {WIDTH}, {LENGTH} packed tokens; error / largest value")
     print("mode       P  dtype         out       dq       dk       dv   bytes sent   formula")
     for name, row in rows.items():
         mode, shared, dtype = name.split()
@@ -179,7 +177,7 @@ def draw(ranks: int, seed: int) -> list[tuple[int, int]]:
 
 
 def simulate(ranks: int, seed: int) -> tuple[list[float], float]:
-    """Return the time of each policy over that of even work without messages, and the seconds buddy planned."""
+    """Return each policy's time over that of even work without messages, and the CPU seconds of planning."""
     drawn = draw(ranks, seed)
     ideal = sum(COST.work(*one) for one in drawn) / COST.flops / ranks
     wide = [COST.seconds(*one, WIDEST) for one in drawn]
@@ -195,14 +193,14 @@ def simulate(ranks: int, seed: int) -> tuple[list[float], float]:
     meets = sum(max(rows[first : first + groups]) for first in range(0, len(rows), groups))
     packed = max(sum(rows[group::groups]) for group in range(groups))
     static = max(sum(wide[item] for item in part) for part in planner.assign(wide, groups))
-    began = time.perf_counter()
+    began = time.process_time()
     plan = planner.buddy(
         [tokens for tokens, _ in drawn],
         lambda item, degree: COST.seconds(*drawn[item], degree),
         ranks,
         CAPACITY,
     )
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     return [t / ideal for t in (meets, packed, static, plan.makespan, plan.bound)], took
 
 
@@ -229,7 +227,7 @@ def kernels(args: argparse.Namespace) -> None:
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
     print(f"{torch.cuda.get_device_name() if cuda else f'CPU, {torch.get_num_threads()} threads'}, {dtype}")
     print("mask     tokens  kernel     forward+backward   TFLOP/s")
-    for length in (8192, 32_768) if cuda else (1024, 2048):
+    for length in (8192, 32_768) if cuda else (512, 1024):
         masks = {
             "text": Layout.causal(length),
             "packed": Layout.rows([documents(length, args.seed)]),
@@ -246,7 +244,7 @@ def kernels(args: argparse.Namespace) -> None:
                 print(f"{mask:7}  {length:6,d}  {kernel:9} {1e3 * seconds:12.1f} ms {rate:13.3f}")
 
 
-def timed(run: Callable[[], None], cuda: bool, repeats: int = 5) -> float:
+def timed(run: Callable[[], None], cuda: bool, repeats: int = 3) -> float:
     """Return the shortest of some runs, after one that compiles and warms up."""
     took = []
     for _ in range(1 + repeats):

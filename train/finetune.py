@@ -59,6 +59,7 @@ def train(config: TrainConfig) -> Path:
     stop = StopSignal()
     mesh = distributed.start(config)
     try:
+        enough(config, mesh)
         attention.use(config.attention)
         torch.set_num_threads(1 if mesh.world_size > 1 else torch.get_num_threads())
         run = Path(config.run_dir)
@@ -141,6 +142,20 @@ def check(config: TrainConfig) -> None:
         if stage.objective not in OBJECTIVES:
             raise ConfigError(
                 f"stages.{name}.objective is {stage.objective!r}; use one of {', '.join(OBJECTIVES)}."
+            )
+
+
+def enough(config: TrainConfig, mesh: Mesh) -> None:
+    """Refuse steps in which some process would have no episode.
+
+    Raises:
+        ConfigError: a batch is smaller than the number of its parts.
+    """
+    for name, stage in config.stages.items():
+        if stage.batch_size < mesh.dp_size:
+            raise ConfigError(
+                f"stages.{name}.batch_size is {stage.batch_size}, but mesh.dp_replicate x mesh.dp_shard is "
+                f"{mesh.dp_size}; use at least as many episodes a step."
             )
 
 

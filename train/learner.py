@@ -153,10 +153,9 @@ class Learner:
         objective, model = self.root.objective, self.root.model
 
         def work() -> list[Prepared]:
-            return [
-                objective.prepare(model, batch, Chance([(seed, index) for index in batch.indices], device))
-                for batch in batches
-            ]
+            keys = [[(seed, index) for index in batch.indices] for batch in batches]
+            chances = [Chance(each, device, model.unseen.dtype) for each in keys]
+            return [objective.prepare(model, *each) for each in zip(batches, chances, strict=True)]
 
         with torch.no_grad(), self._autocast():
             return self.root(work)

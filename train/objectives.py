@@ -16,6 +16,7 @@ from worldmodel.data.transforms import to_tensor
 from worldmodel.diffusion.loss import add_noise, velocity_error
 from worldmodel.diffusion.schedule import training_sigmas
 from worldmodel.models.condition import choose
+from worldmodel.models.norm import widened
 from worldmodel.models.world_model import Prediction, WorldModel
 from worldmodel.parallel.layout import Layout, pack
 from worldmodel.train.terms import Asked, Chance, Prepared, Rounds, Sums, label, noisy, reconstruction_error
@@ -58,7 +59,7 @@ class CodecObjective(Objective):
     weights = {"pixel": 1.0, "kl": 3e-4}
 
     def prepare(self, model: WorldModel, batch: Batch, chance: Chance) -> Prepared:
-        frames = self.groups(batch, model.codec.config.temporal_factor).to(model.unseen.device)
+        frames = self.groups(batch, model.codec.config.temporal_factor).to(model.unseen)
         rows = float(len(frames))
         return Prepared(batch, chance, {"pixel": rows, "kl": rows}, frames)
 
@@ -94,7 +95,7 @@ class CodecObjective(Objective):
         moments = torch.zeros(3, model.codec.config.latent_channels, dtype=torch.float64)
         for each in prepared:
             clips = to_tensor([episode.observations[-1] for episode in each.batch.episodes])
-            mean, _ = model.codec.posterior(clips.to(model.unseen.device))
+            mean, _ = model.codec.posterior(clips.to(model.unseen))
             values = rearrange(mean, "b t c h w -> c (b t h w)").double().cpu()
             moments += torch.stack(
                 [torch.full_like(values[:, 0], values.shape[1]), values.sum(1), values.pow(2).sum(1)]
@@ -138,7 +139,7 @@ def text_loss(
     hidden = model.backbone(packed(embeds, 0.0), layout=layout)
     targets = packed(labels, -100)
     said = targets >= 0  # the vocabulary is scored where something is said
-    return F.cross_entropy(model.backbone.logits(hidden[said]).float(), targets[said], reduction="sum")
+    return F.cross_entropy(widened(model.backbone.logits(hidden[said])), targets[said], reduction="sum")
 
 
 class AlignmentObjective(Objective):
@@ -179,7 +180,7 @@ class AlignmentObjective(Objective):
 
     def alignment(self, model: WorldModel, latents: Float[Tensor, "b 1 c h w"], batch: Batch) -> Sums:
         """Score the features of first frames against the words that hold there."""
-        cells = model.encode_observation(latents).cells[:, 0].float()
+        cells = widened(model.encode_observation(latents).cells[:, 0])
         sums: Sums = {}
         for name, kind, truth in zip(self.kinds, self.words, self.truths(model, batch), strict=True):
             with torch.no_grad():
@@ -187,7 +188,7 @@ class AlignmentObjective(Objective):
                     [model.backbone.embed(torch.tensor(ids, device=cells.device)).mean(dim=0) for ids in kind]
                 )
             labelled = truth.sum(dim=-1) > 0
-            logits = self.scale * cells[labelled] @ (words - words.mean(dim=0)).float().T
+            logits = self.scale * cells[labelled] @ widened(words - words.mean(dim=0)).T.to(cells)
             target = truth[labelled]
             share = target / target.sum(dim=-1, keepdim=True)
             sums[f"words_{name}"] = F.cross_entropy(logits, share.to(logits.dtype), reduction="sum")
@@ -304,9 +305,9 @@ class StateObjective(Objective):
         if batch.task == "rounds":
             grid = model.config.codec.grid
             truth, known = label(batch, "named", (grid, grid), model.unseen.device)
-            logits = self.named(prediction.states[known, 0]).squeeze(-1).float()
+            logits = widened(self.named(prediction.states[known, 0])).squeeze(-1)
             sums["named"] = F.binary_cross_entropy_with_logits(
-                logits, truth[known].flatten(1), pos_weight=torch.tensor(3.0).to(logits), reduction="sum"
+                logits, truth[known].flatten(1).to(logits), pos_weight=torch.tensor(3.0).to(logits), reduction="sum"
             )
             sums |= self.alignment.alignment(model, rounds.context[:, :1], batch)
         return sums
@@ -426,7 +427,7 @@ def encode_clips(model: WorldModel, clips: Sequence[np.ndarray]) -> list[Float[T
 def encode(model: WorldModel, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b t2 c h2 w2"]:
     """Encode with the frozen codec; processes that share a sequence share the work."""
     group = model.config.codec.temporal_factor
-    batch, frames = len(frames), frames.to(model.unseen.device)
+    batch, frames = len(frames), frames.to(model.unseen)
     if frames.shape[1] % group or model.backbone.sequence.size > batch * frames.shape[1] // group:
         return model.codec.encode(frames)
     pieces = rearrange(frames, "b (t g) c h w -> (b t) g c h w", g=group)

@@ -27,8 +27,13 @@ class Chance:
     `keys` name the streams: whoever computes a row draws the same numbers for it.
     """
 
-    def __init__(self, keys: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> None:
-        self.device = device
+    def __init__(
+        self,
+        keys: Sequence[Sequence[int]],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.device, self.dtype = device, dtype
         self.streams = []
         for key in keys:
             state = np.random.SeedSequence(tuple(key)).generate_state(1, np.uint64)[0]
@@ -36,11 +41,13 @@ class Chance:
 
     def normal(self, *shape: int) -> Float[Tensor, "b ..."]:
         """Draw `[b, *shape]` from the standard normal law."""
-        return torch.stack([torch.randn(shape, generator=s, device=self.device) for s in self.streams])
+        drawn = torch.stack([torch.randn(shape, generator=s, device=self.device) for s in self.streams])
+        return drawn.to(self.dtype)
 
     def uniform(self, *shape: int) -> Float[Tensor, "b ..."]:
         """Draw `[b, *shape]` from [0, 1)."""
-        return torch.stack([torch.rand(shape, generator=s, device=self.device) for s in self.streams])
+        drawn = torch.stack([torch.rand(shape, generator=s, device=self.device) for s in self.streams])
+        return drawn.to(self.dtype)
 
     def below(self, high: int, *shape: int) -> Int[Tensor, "b ..."]:
         """Draw whole numbers `[b, *shape]` from 0 to `high - 1`."""

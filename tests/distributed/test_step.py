@@ -5,8 +5,9 @@ fp32 whatever they are given, so the test puts fp64 ones in their place.
 """
 
 import dataclasses
-import os
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,15 @@ STAGES = {
         "joint", batch_size=4, microbatch_size=2, train=WHOLE, tasks={"rounds": 1.0}, rounds=2
     ),
     "own": StageConfig(
-        "joint", batch_size=2, train=WHOLE, tasks={"rounds": 1.0}, rounds=2, self_rollout=(1.0, 1.0)
+        "joint", batch_size=4, train=WHOLE, tasks={"rounds": 1.0}, rounds=2, self_rollout=(1.0, 1.0)
     ),
     "lora": StageConfig(
-        "joint", batch_size=3, microbatch_size=2, train=BY_LORA, tasks={"rounds": 1.0}, rounds=2
+        "joint", batch_size=5, microbatch_size=2, train=BY_LORA, tasks={"rounds": 1.0}, rounds=2
     ),
     "text": StageConfig("joint", batch_size=5, train=WHOLE, tasks={"describe": 1.0}),
 }
+CASES = [("reference", "full"), ("reference", "own"), ("reference", "text"), ("sdpa", "lora")]
+"""Kernels and stages; with sdpa, activations are recomputed."""
 MESHES = {
     1: {"alone": MeshConfig()},
     2: {
@@ -91,41 +94,33 @@ def gradients(config: TrainConfig, name: str) -> dict[str, torch.Tensor]:
 
 def work(folder: Path, config_file: Path) -> None:
     """Runs in each process: every stage on every mesh of this many processes."""
-    import json
-
     language.NUM_DOCUMENTS = 400
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = build(WorldModelConfig, json.loads(config_file.read_text()))
-    for kernel, activations in (("reference", "keep"), ("sdpa", "recompute")):
-        attention.use(kernel)
-        for mesh_name, mesh in MESHES[dist.get_world_size()].items():
-            for stage_name, stage in STAGES.items():
-                if (kernel, stage_name) in (("sdpa", "own"), ("sdpa", "text")):
-                    continue
-                config = TrainConfig(
-                    model=model,
-                    mesh=mesh,
-                    precision="fp32",
-                    activations=activations,
-                    stages={stage_name: dataclasses.replace(stage, steps=1, max_gradient_norm=1e9)},
-                )
-                found = gradients(config, stage_name)
-                if dist.get_rank() == 0:
-                    save_file(found, folder / f"{kernel}.{stage_name}.{mesh_name}.safetensors")
+    for mesh_name, mesh in MESHES[dist.get_world_size()].items():
+        for kernel, stage_name in CASES:
+            attention.use(kernel)
+            config = TrainConfig(
+                model=model,
+                mesh=mesh,
+                precision="fp32",
+                activations="recompute" if kernel == "sdpa" else "keep",
+                stages={stage_name: dataclasses.replace(STAGES[stage_name], steps=1, max_gradient_norm=1e9)},
+            )
+            found = gradients(config, stage_name)
+            if dist.get_rank() == 0:
+                save_file(found, folder / f"{kernel}.{stage_name}.{mesh_name}.safetensors")
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, make_model) -> Path:
+def results(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., WorldModel]) -> Path:
     """Gradients of every case, from one start of 1, 2 and 4 processes each."""
-    import json
-
     folder = tmp_path_factory.mktemp("gradients")
     config_file = folder / "model.json"
     config = make_model(image_size=64).config
     config_file.write_text(json.dumps(dataclasses.asdict(config)))
-    os.environ["OMP_NUM_THREADS"] = "1"
     for processes in MESHES:
         torchrun(
             ["--standalone", "--nproc-per-node", str(processes), str(SELF), str(folder), str(config_file)]
@@ -145,31 +140,18 @@ def worst(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> tu
 
 
 @pytest.mark.parametrize("mesh", [name for meshes in MESHES.values() for name in meshes if name != "alone"])
-@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("kernel", "stage"), CASES)
 def test_a_step_on_a_mesh_is_the_step_of_one_process(
     results: Path, stage: str, kernel: str, mesh: str
 ) -> None:
     file = results / f"{kernel}.{stage}.{mesh}.safetensors"
-    if not file.is_file():
-        assert (kernel, stage) in (("sdpa", "own"), ("sdpa", "text"))
-        return
     found, wanted = load_file(file), load_file(results / f"{kernel}.{stage}.alone.safetensors")
     error, name = worst(found, wanted)
     assert error <= 1e-10, f"{name}: {error:.2e}"
 
 
-@pytest.mark.parametrize("stage", ["full", "lora"])
-def test_recomputing_and_another_kernel_change_nothing(results: Path, stage: str) -> None:
-    one, other = (
-        load_file(results / f"{kernel}.{stage}.alone.safetensors") for kernel in ("reference", "sdpa")
-    )
-    error, name = worst(one, other)
-    assert error <= 1e-10, f"{name}: {error:.2e}"
-
-
 def test_lora_moves_its_additions_only(results: Path) -> None:
-    names = load_file(results / "reference.lora.alone.safetensors").keys()
+    names = load_file(results / "sdpa.lora.alone.safetensors").keys()
     inside = [name for name in names if name.startswith(("model.backbone.", "model.generator."))]
     assert inside
     assert all(".lora_" in name for name in inside)

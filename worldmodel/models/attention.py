@@ -179,17 +179,20 @@ def _attend_plainly(
 
     The fused kernel knows no caps, and on a CPU it computes bf16 in fp32 and is slower with gradients.
     """
-    bias = query.new_zeros(1, 1)
-    if mask is not None:
-        bias = query.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))
-        if mask.dim() == 4:  # a mask a sequence, for each of its heads
-            bias = bias.expand(-1, key.shape[1], -1, -1).flatten(0, 1)
+    groups = value.shape[:2]
     query, key_t = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)
-    if softcap is None:
+    if softcap is None and (mask is None or mask.dim() == 2):
+        bias = query.new_zeros(1, 1)
+        if mask is not None:
+            bias = query.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))
         scores = torch.baddbmm(bias, query, key_t, alpha=scale)
     else:
-        scores = softcap * (query @ key_t * (scale / softcap)).tanh() + bias
-    return (scores.softmax(dim=-1, dtype=query.dtype) @ value.flatten(0, 1)).unflatten(0, value.shape[:2])
+        scores = query @ key_t * scale
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        if mask is not None:
+            scores = scores.unflatten(0, groups).masked_fill(~mask, float("-inf")).flatten(0, 1)
+    return (scores.softmax(dim=-1, dtype=query.dtype) @ value.flatten(0, 1)).unflatten(0, groups)
 
 
 def _flex(

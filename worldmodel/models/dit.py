@@ -137,6 +137,6 @@ class Generator(nn.Module):
 
     def context_cache(self, context: Float[Tensor, "b t c h w"], condition: Condition) -> list[KeyValue]:
         """Compute keys and values of context frames, which end where the chunk begins."""
-        sigma = torch.zeros(context.shape[:2], device=context.device)
+        sigma = context.new_zeros(context.shape[:2])
         _, cache = self(context, sigma, context, condition, first_frame=-context.shape[1])
         return cache

@@ -73,7 +73,7 @@ class _AllGather(torch.autograd.Function):
         out = x.new_empty(ranks * largest, *x.shape[1:])
         padded = _padded(x, largest)
         sent[name] += (ranks - 1) * padded.numel() * padded.element_size()
-        dist.all_gather_into_tensor(out, padded, group=group)
+        dist.all_gather_single(out, padded, group=group)
         if ranks * largest == sum(sizes):
             return out
         return torch.cat([piece[:size] for piece, size in zip(out.split(largest), sizes, strict=True)])
@@ -90,7 +90,7 @@ class _AllGather(torch.autograd.Function):
         pieces = torch.cat([_padded(piece, largest) for piece in gradients[0].to(precise).split(sizes)])
         out = pieces.new_empty(largest, *pieces.shape[1:])
         sent[name] += (ranks - 1) * out.numel() * out.element_size()
-        dist.reduce_scatter_tensor(out, pieces, group=group)
+        dist.reduce_scatter_single(out, pieces, group=group)
         return out[: sizes[rank]].to(gradients[0].dtype), None, None, None
 
 
