@@ -1,4 +1,4 @@
-"""The processes of a run, and how a model is laid over them: FSDP2 around every layer, activations by policy."""
+"""The processes of a run, and how a model is laid over them: FSDP2 for weights, a policy for activations."""
 
 import functools
 import os
@@ -32,7 +32,8 @@ def start(config: TrainConfig) -> Mesh:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=config.hang_timeout_s)
-    store, rank, world_size = meet(timeout) if "RANK" in os.environ else (dist.HashStore(), 0, 1)
+    alone = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    store, rank, world_size = meet(timeout) if "RANK" in os.environ else (alone, 0, 1)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
@@ -73,12 +74,8 @@ def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
 
 def layers(model: WorldModel) -> list[nn.Module]:
     """Return the layers of all transformer stacks."""
-    stacks = (
-        module.layers
-        for module in model.modules()
-        if isinstance(getattr(module, "layers", None), nn.ModuleList)
-    )
-    return [layer for stack in stacks for layer in stack]
+    stacks = [getattr(module, "layers", None) for module in model.modules()]
+    return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
 
 
 def recompute(layer: nn.Module, offload: bool) -> None:

@@ -33,10 +33,11 @@ def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
     frames = 1 + stage.rounds * config.chunk_frames
     round_tokens = root.model.round_tokens
     lines += [
-        f"  mesh       dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard} x cp {mesh.cp} x sp {mesh.sp}"
-        f" = {mesh.world_size} processes on {mesh.device.type}",
+        f"  mesh       dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard} x cp {mesh.cp} x sp "
+        f"{mesh.sp} = {mesh.world_size} processes on {mesh.device.type}",
         f"  sample     {frames} frames, {stage.rounds} rounds of {round_tokens} backbone tokens and "
-        f"{(1 + config.chunk_latents) * config.codec.grid**2} generator tokens; {stage.batch_size} samples a step",
+        f"{(1 + config.chunk_latents) * config.codec.grid**2} generator tokens; "
+        f"{stage.batch_size} samples a step",
         f"  memory     {(held + 3 * learned) / GIB:.3f} GiB a process for weights, gradients and optimizers, "
         "activations not counted",
     ]

@@ -5,6 +5,7 @@ loop. A run that is started again, on any number of processes, continues where i
 """
 
 import argparse
+import dataclasses
 import json
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import torch
 
 from worldmodel import config as configs
 from worldmodel import hub
-from worldmodel.config import TrainConfig
+from worldmodel.config import TrainConfig, WorldModelConfig
 from worldmodel.data import loader
 from worldmodel.data.transforms import to_frames
 from worldmodel.errors import ConfigError, WorldModelError
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     try:
-        train(configs.load(args.config, args.overrides))
+        train(settled(configs.load(args.config, args.overrides)))
     except WorldModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -88,7 +89,7 @@ def train(config: TrainConfig) -> Path:
 def run_stage(
     config: TrainConfig, name: str, mesh: Mesh, checkpoints: Checkpoints, stop: "StopSignal"
 ) -> bool:
-    """Train one stage from its start or from its newest checkpoint; False when asked to stop before its end."""
+    """Train one stage from its start or its newest checkpoint; False when asked to stop before its end."""
     stage, run = config.stages[name], Path(config.run_dir)
     learner, done = Learner.start(config, name, mesh, checkpoints.latest())
     log = RunLog(run, name, stage.steps, done, mesh.first, config.log_every)
@@ -104,7 +105,7 @@ def run_stage(
             outcome = learner.step(batches, stop.asked)
             for rank, slowdown in stragglers.step(time.process_time() - began).items():
                 log.say(
-                    f"  process {rank} computes {slowdown:.2f} times as long as the others; look at its machine"
+                    f"  process {rank} computes {slowdown:.2f} times as long as others: see to its machine"
                 )
             prepared, done = outcome.prepared, done + 1
             log.step(done - 1, batches[0].task, outcome.terms, outcome.amounts, stream.stall_s - stalled)
@@ -128,6 +129,13 @@ def show(learner: Learner, batches: list[loader.Batch], log: RunLog, step: int) 
     pair = learner.pictures(batches[0])
     if pair is not None:
         log.picture(step, *(np.stack([to_frames(clip) for clip in clips]) for clips in pair))
+
+
+def settled(config: TrainConfig) -> TrainConfig:
+    """Take the model's settings from the model to start from, where the config says nothing about them."""
+    if config.init_from and config.model == WorldModelConfig():
+        return dataclasses.replace(config, model=hub.read_config(hub.resolve(config.init_from)))
+    return config
 
 
 def check(config: TrainConfig) -> None:

@@ -94,7 +94,7 @@ class Learner:
         assert newest and at
         if at.step >= stage.steps:
             raise ConfigError(
-                f"The run stands at step {at.step} of {name}, but stages.{name}.steps is {stage.steps}; raise it."
+                f"The run stands at step {at.step} of {name}; raise stages.{name}.steps above {stage.steps}."
             )
         load(newest, learner._weights())
         load_optimizer_state(newest, learner.optimizers, root)

@@ -30,7 +30,7 @@ def add(model: WorldModel, train: Mapping[str, TrainedConfig]) -> None:
         ]
         if not names:
             raise ConfigError(
-                f"{component} has no linear layers for LoRA; set lora_rank of stages.NAME.train.{component} to 0."
+                f"{component} has no linear layers for LoRA; leave it out of stages.NAME.train."
             )
         config = LoraConfig(r=how.lora_rank, lora_alpha=how.lora_alpha, target_modules=names)
         LoraModel(part, config, NAME)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class Objective(nn.Module, ABC):
     reported only.
     """
 
-    weights: Mapping[str, float]
+    weights: ClassVar[Mapping[str, float]]
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__()
@@ -54,9 +55,9 @@ class Objective(nn.Module, ABC):
 
 
 class CodecObjective(Objective):
-    """Reconstruct pairs of frames; judged by whether objects survive, not by decibels (benchmarks/codec.py)."""
+    """Reconstruct pairs of frames; judged by whether objects survive, not decibels (benchmarks/codec.py)."""
 
-    weights = {"pixel": 1.0, "kl": 3e-4}
+    weights: ClassVar[Mapping[str, float]] = {"pixel": 1.0, "kl": 3e-4}
 
     def prepare(self, model: WorldModel, batch: Batch, chance: Chance) -> Prepared:
         frames = self.groups(batch, model.codec.config.temporal_factor).to(model.unseen)
@@ -109,7 +110,7 @@ class CodecObjective(Objective):
 class LanguageObjective(Objective):
     """Backbone language modelling on the world's documents."""
 
-    weights = {"nll": 1.0}
+    weights: ClassVar[Mapping[str, float]] = {"nll": 1.0}
 
     max_tokens = 160
 
@@ -151,7 +152,7 @@ class AlignmentObjective(Objective):
     """
 
     kinds = ("colour", "shape", "size", "background")
-    weights = {f"words_{kind}": 0.25 for kind in kinds}
+    weights: ClassVar[Mapping[str, float]] = {f"words_{kind}": 0.25 for kind in kinds}
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
@@ -205,7 +206,7 @@ class StateObjective(Objective):
     """
 
     context_noise = 0.15
-    weights: Mapping[str, float] = {
+    weights: ClassVar[Mapping[str, float]] = {
         "changed": 0.5,
         "unchanged": 1.0,
         "nll": 0.5,
@@ -306,8 +307,9 @@ class StateObjective(Objective):
             grid = model.config.codec.grid
             truth, known = label(batch, "named", (grid, grid), model.unseen.device)
             logits = widened(self.named(prediction.states[known, 0])).squeeze(-1)
+            rare = logits.new_tensor(3.0)
             sums["named"] = F.binary_cross_entropy_with_logits(
-                logits, truth[known].flatten(1).to(logits), pos_weight=torch.tensor(3.0).to(logits), reduction="sum"
+                logits, truth[known].flatten(1).to(logits), pos_weight=rare, reduction="sum"
             )
             sums |= self.alignment.alignment(model, rounds.context[:, :1], batch)
         return sums
@@ -332,7 +334,7 @@ class GeneratorObjective(StateObjective):
     alike, eyes do not.
     """
 
-    weights = {**StateObjective.weights, "flow": 1.0, "pixel": 0.3}
+    weights: ClassVar[Mapping[str, float]] = {**StateObjective.weights, "flow": 1.0, "pixel": 0.3}
 
     def prepare(self, model: WorldModel, batch: Batch, chance: Chance) -> Prepared:
         prepared = super().prepare(model, batch, chance)

@@ -161,7 +161,7 @@ class TrainedConfig:
     """Peak rate of Muon for this component; empty takes the stage's."""
     lora_rank: int = 0
     """Above 0, the component's linear layers are frozen and low-rank additions to them are learned (peft)."""
-    lora_alpha: float = 32.0
+    lora_alpha: int = 32
     """The additions are scaled by `lora_alpha / lora_rank`."""
 
     def __post_init__(self) -> None:
@@ -272,8 +272,8 @@ class MeshConfig:
     def __post_init__(self) -> None:
         if self.dp_replicate < 0 or min(self.dp_shard, self.cp, self.sp) < 1:
             raise ConfigError(
-                f"mesh is dp_replicate {self.dp_replicate}, dp_shard {self.dp_shard}, cp {self.cp}, sp {self.sp}; "
-                "use 1 or more (dp_replicate: 0 for what is left)."
+                f"mesh is dp_replicate {self.dp_replicate}, dp_shard {self.dp_shard}, cp {self.cp}, "
+                f"sp {self.sp}; use 1 or more (dp_replicate: 0 for what is left)."
             )
 
 
@@ -287,7 +287,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     init_from: str | None = None
-    """Model name or folder to start from instead of random weights."""
+    """Model name or folder to start from instead of random weights; `model` may then be left out."""
     run_dir: str = "runs/shapes-tiny"
     seed: int = 0
     checkpoint_every: int = 200

@@ -1,4 +1,4 @@
-"""What a run tells a person: a progress bar with the time left, metrics.jsonl, TensorBoard, pictures, plots."""
+"""What a run tells a person: a progress bar with the time left, metrics.jsonl, pictures and plots."""
 
 import json
 import re

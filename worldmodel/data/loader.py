@@ -8,7 +8,6 @@ This is the only file that imports torchdata; its nodes carry the pipeline
     Requests ─► ParallelMapper (asks the workers, in order) ─► Steps ─► Prefetcher
 """
 
-import gc
 import logging
 import queue
 import time
@@ -261,8 +260,7 @@ class Stream:
             worker.close()
         for source in self.sources.values():
             source.close()
-        self._node = None
-        gc.collect()  # torchdata's threads end when their nodes are gone
+        self._node = None  # torchdata's threads end with their nodes
 
     def __enter__(self) -> "Stream":
         return self

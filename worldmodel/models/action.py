@@ -78,8 +78,8 @@ class ActionAdapter(nn.Module):
         rows = []
         for action in actions:
             ids = self.validate(action, backbone)
-            # An absent part is an empty one, not a missing one: every process of a training then has a gradient
-            # for the same weights, whatever its episodes hold.
+            # An absent part is an empty one, not a missing one: all processes of a training then have
+            # gradients for the same weights, whatever their episodes hold.
             parts = [self.marker[None], backbone.embed(self._tensor(ids, torch.long))]
             if self.keys is not None:
                 places = [self.config.keys.index(key) for key in action.keys]
