@@ -187,7 +187,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = settings(folder, steps=10 + 4 * args.kills, seed=args.seed)
+        config = settings(folder, steps=4 + 4 * args.kills, seed=args.seed)
         file = folder / "config.yaml"
         file.write_text(json.dumps(configs.to_dict(config)))  # JSON is YAML
         straight, broken = folder / "straight", folder / "broken"

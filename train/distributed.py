@@ -2,6 +2,7 @@
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,6 +20,9 @@ from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.guards import meet
 
 T = TypeVar("T")
+
+# Layers hand out views (keys and values), which FSDP warns not to write to; nothing does.
+warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 
 def start(config: TrainConfig) -> Mesh:

@@ -7,6 +7,7 @@ loop. A run that is started again, on any number of processes, continues where i
 import argparse
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -42,10 +43,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     try:
-        train(settled(configs.load(args.config, args.overrides)))
+        result = train(settled(configs.load(args.config, args.overrides)))
     except WorldModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if int(os.environ.get("RANK", 0)) == 0:
+        ended = (result / "config.json").is_file() and result.name == "model"
+        print(f"model: {result}" if ended else f"stopped; the same command goes on from {result}/checkpoints")
     return 0
 
 

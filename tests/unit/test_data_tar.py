@@ -1,0 +1,139 @@
+"""WebDataset shards: read in any order, by their headers, and nothing but clips."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
+from worldmodel.data import loader, media
+from worldmodel.data.clips import Clip
+from worldmodel.data.sources import Source, open_source
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.types import Action
+
+MODEL = WorldModelConfig(action=ActionConfig(keys=("left", "right"), vector_size=2))
+
+
+def open_tar(path: str | Path, **more: object) -> Source:
+    source = SourceConfig(kind="webdataset", path=str(path), **more)
+    return open_source("shards", DataConfig({"shards": source}), MODEL)
+
+
+def write(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture
+def video(recorded: Path) -> bytes:
+    return (recorded / "clip-00000.mp4").read_bytes()
+
+
+def test_clips_are_found_in_any_order(shard: Path, recorded: Path) -> None:
+    source = open_tar(shard)
+    assert source.size == 6
+    assert source.tasks == ("rounds", "imagine", "describe")
+    for index in (5, 0, 3, 9):
+        clip = source.at(index)
+        assert isinstance(clip, Clip)
+        assert clip.name == f"shard-000.tar/train/clip-{index % 6:05d}.mp4"
+        episode = clip.episode("rounds", 0, index, 2)
+        assert episode.actions == (Action(f"clip number {index % 6}"),) * 2
+        whole = media.read_video(recorded / f"clip-{index % 6:05d}.mp4", 64, 8, 17)
+        assert np.array_equal(np.concatenate(episode.observations), whole)
+
+
+def test_several_shards_are_one_source(shard: Path, tmp_path: Path, video: bytes) -> None:
+    for number in range(2):
+        (tmp_path / f"s-{number}.tar").write_bytes(shard.read_bytes())
+    write(tmp_path / "s-2.tar", [("a/x.mp4", video), ("a/x.txt", b"last"), ("a/x.json", b"{}")])
+    source = open_tar(tmp_path / "s-*.tar")
+    assert source.size == 13
+    assert source.at(12).episode("describe", 0, 0, 1).answer == "last"
+
+
+def test_json_says_what_was_done(tmp_path: Path, video: bytes) -> None:
+    told = {"text": "go", "keys": ["left"], "score": 3, "vector": [[1, 2], [3, 4]], "end": 2.0}
+    path = write(
+        tmp_path / "a.tar", [("one.mp4", video), ("one.json", json.dumps(told).encode()), ("one.txt", b"txt")]
+    )
+    episode = open_tar(path).at(0).episode("rounds", 0, 0, 2)
+    assert episode.actions == (Action("go", ("left",), (1.0, 2.0)),)  # it ends after two seconds
+    assert open_tar(path, columns={"text": "txt"}).at(0).episode("describe", 0, 0, 1).answer == "txt"
+    with pytest.raises(ConfigError, match=r"'caption'.*end, keys, score, text, txt, vector"):
+        open_tar(path, columns={"text": "caption"})
+
+
+def test_what_is_no_clip_is_left_alone(tmp_path: Path, video: bytes) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, data in (
+            ("one.mp4", video),
+            ("one.pyd", b"\x80\x04cos\nsystem\n"),
+            ("../../two.mp4", video),
+            ("three.txt", b"no video"),
+            ("four.mp4", video[:-900]),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        link = tarfile.TarInfo("five.mp4")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        tar.addfile(link)
+    before = sorted(tmp_path.parent.iterdir())
+    source = open_tar(path)
+    assert source.size == 3
+    assert [source.at(i).name for i in range(3)] == ["a.tar/one.mp4", "a.tar/../../two.mp4", "a.tar/four.mp4"]
+    source.at(1).episode("rounds", 0, 0, 1)
+    with pytest.raises(InputError, match=r"a.tar/four.mp4.*cut off"):
+        source.at(2).episode("rounds", 0, 0, 1)
+    assert sorted(tmp_path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("text", [b"{", b"[1]", b'{"keys": ["fly"]}', b"\xff"])
+def test_a_json_that_cannot_be_is_a_bad_clip(tmp_path: Path, video: bytes, text: bytes) -> None:
+    path = write(tmp_path / "a.tar", [("good.mp4", video), ("good.json", b'{"keys": "left"}')])
+    good = path.read_bytes()
+    bad = write(tmp_path / "b.tar", [("bad.mp4", video), ("bad.json", text)])
+    source = open_tar(tmp_path / "*.tar")
+    assert path.read_bytes() == good
+    assert source.at(0).episode("rounds", 0, 0, 1).actions[0].keys == ("left",)
+    with pytest.raises(InputError, match=rf"{bad.name}/bad.mp4: "):
+        source.at(1).episode("rounds", 0, 0, 1)
+
+
+def test_shards_that_cannot_be(shard: Path, tmp_path: Path) -> None:
+    whole = shard.read_bytes()
+    (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"cut.tar.*cut off"):
+        open_tar(tmp_path / "cut.tar")
+    (tmp_path / "no.tar").write_bytes(b"hello" * 500)
+    with pytest.raises(ConfigError, match=r"no.tar.*cannot be read as a tar file"):
+        open_tar(tmp_path / "no.tar")
+    with tarfile.open(tmp_path / "z.tar", "w:gz") as tar:
+        tar.add(shard, "x.mp4")
+    with pytest.raises(ConfigError, match=r"unpack a .tar.gz"):
+        open_tar(tmp_path / "z.tar")
+    write(tmp_path / "text.tar", [("a.txt", b"x")])
+    with pytest.raises(ConfigError, match="has a video"):
+        open_tar(tmp_path / "text.tar")
+
+
+def test_a_shard_that_goes_away_ends_the_run(shard: Path, tmp_path: Path) -> None:
+    path = tmp_path / "gone.tar"
+    path.write_bytes(shard.read_bytes())
+    config = DataConfig({"shards": SourceConfig(kind="webdataset", path=str(path))})
+    stage = StageConfig(steps=99, batch_size=2, rounds=1, tasks={"rounds": 1.0})
+    with loader.batches(config, MODEL, stage, 0) as stream:
+        next(stream)
+        path.unlink()
+        with pytest.raises(ConfigError, match=r"data.sources.shards"):
+            list(stream)
