@@ -61,8 +61,8 @@ def train(config: TrainConfig) -> Path:
             is not finite.
     """
     check(config)
-    stop = StopSignal()
     mesh = distributed.start(config)
+    stop = StopSignal()
     try:
         enough(config, mesh)
         attention.use(config.attention)
@@ -87,6 +87,7 @@ def train(config: TrainConfig) -> Path:
             mesh.barrier()
         return run / "model"
     finally:
+        stop.forget()
         distributed.stop()
 
 
@@ -189,8 +190,14 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.asked = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._receive)
+        self.before = {
+            number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+
+    def forget(self) -> None:
+        """Give the signals back to who had them."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def _receive(self, number: int, frame: object) -> None:
         self.asked = True

@@ -124,7 +124,7 @@ class WorldModelConfig:
     """Frames generated in one round."""
     history_rounds: int = 3
     """Rounds the backbone can look back on in a session; then the window moves on."""
-    num_inference_steps: int = 2
+    num_inference_steps: int = 1
     guidance_scale: float = 1.0
 
     @property

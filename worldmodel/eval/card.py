@@ -82,8 +82,9 @@ def _figures(results: Mapping[str, Any]) -> str:
         )
     settings, machine = results["settings"], results["machine"]
     threads = f"{machine['threads']} thread{'s' if machine['threads'] != 1 else ''}"
+    steps = settings["num_inference_steps"]
     conditions = (
-        f"Measured with seed {settings['seed']} and {settings['num_inference_steps']} denoising steps; "
+        f"Measured with seed {settings['seed']} and {steps} denoising step{'s' if steps != 1 else ''}; "
         f"speed on {threads} of {machine['processor']}, PyTorch {machine['torch']}. "
         "*Right* is decided by finding the objects in the pixels: colour, shape, size, and place within "
         "3 pixels (4 for a named one). *Held-out* combinations of colour, shape and verb never occur in "

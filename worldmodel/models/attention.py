@@ -179,19 +179,15 @@ def _attend_plainly(
 
     The fused kernel knows no caps, and on a CPU it computes bf16 in fp32 and is slower with gradients.
     """
-    groups = value.shape[:2]
+    groups, bias = value.shape[:2], query.new_zeros(1, 1)
+    if mask is not None and mask.dim() == 2 and softcap is None:  # one for all: added with the product
+        bias, mask = query.new_zeros(mask.shape).masked_fill(~mask, float("-inf")), None
     query, key_t = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)
-    if softcap is None and (mask is None or mask.dim() == 2):
-        bias = query.new_zeros(1, 1)
-        if mask is not None:
-            bias = query.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))
-        scores = torch.baddbmm(bias, query, key_t, alpha=scale)
-    else:
-        scores = query @ key_t * scale
-        if softcap is not None:
-            scores = softcap * (scores / softcap).tanh()
-        if mask is not None:
-            scores = scores.unflatten(0, groups).masked_fill(~mask, float("-inf")).flatten(0, 1)
+    scores = torch.baddbmm(bias, query, key_t, alpha=scale)
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    if mask is not None:
+        scores = scores.unflatten(0, groups).masked_fill(~mask, float("-inf")).flatten(0, 1)
     return (scores.softmax(dim=-1, dtype=query.dtype) @ value.flatten(0, 1)).unflatten(0, groups)
 
 
