@@ -95,18 +95,19 @@ def attend(
     if not isinstance(layout, Layout) or layout.shards is None:
         return _compute(query, key, value, layout, scale, softcap)
     shards, group = layout.shards, layout.shards.group
+    assert group.sp_group is not None and group.cp_group is not None, "shards need the groups of a mesh"
     heads = divide_heads(query.shape[1], key.shape[1], group.sp)
-    if group.sp_group is not None and group.sp > 1:
+    if group.sp > 1:
         query, key, value = gather_seq_scatter_heads(
             [query, key, value], [heads.query, heads.key, heads.key], shards.sp_sizes, group.sp_group
         )
-    if group.cp_group is not None and group.cp > 1:
+    if group.cp > 1:
         key, value = all_gather_kv(key, value, shards.cp_sizes, group.cp_group)
     read = heads.readers(group.sp_rank)
     if read is not None:  # uneven groups: every query head gets a key head of its own
         key, value = (torch.stack([part[:, head] for head in read], dim=1) for part in (key, value))
     out = _compute(query, key, value, layout, scale, softcap)
-    if group.sp_group is not None and group.sp > 1:
+    if group.sp > 1:
         out = gather_heads_scatter_seq(out, heads.query, shards.sp_sizes, group.sp_group)
     return out
 
