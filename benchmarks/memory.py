@@ -1,8 +1,8 @@
 """Memory of a training step of the generator on long video, per process: `python benchmarks/memory.py`.
 
 Nothing is computed: fake tensors pass the real code on a fake process group, and every allocation is counted
-(torch's MemTracker). The figures are modelled peaks; `sp` processes share weights and sequences. The mask is left
-out: a dense one is for short sequences, and flex attention keeps a few numbers a block.
+(torch's MemTracker). The figures are modelled peaks; `sp` processes share weights and sequences. The mask is
+left out: a dense one is for short sequences, and flex attention keeps a few numbers a block.
 """
 
 import argparse

@@ -10,7 +10,7 @@ from jaxtyping import install_import_hook
 
 # Where tensors pass. Not hooked: the procedural world, which is called a million times, and the doors where
 # users' values come in (types, rollout, media, cli), whose own errors are under test.
-HOOKED = ["models", "diffusion", "data.transforms", "hub", "train"]
+HOOKED = ["models", "diffusion", "parallel", "data.transforms", "hub", "train"]
 install_import_hook(
     [f"worldmodel.{name}" for name in HOOKED],
     # Numeric tower: an int is welcome wherever a float is.

@@ -307,7 +307,7 @@ def test_the_wrong_row_of_many_is_found(counting: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "more", "told"),
     [
-        ({"video": "paht"}, {}, "did you mean 'path'"),
+        ({"video": "pathe"}, {}, "did you mean 'path'"),
         ({"film": "path"}, {}, "'film'; the fields are video"),
         ({}, {}, "must say which column is the video: path, text"),
         ({"video": "path"}, {"preset": "webvit"}, "'webvit'; use webvid, panda70m, openvid"),
