@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -101,14 +102,21 @@ def settings(folder: Path, steps: int, seed: int) -> TrainConfig:
     )
 
 
-def start(config: Path, run: Path, restarts: int, *overrides: str) -> subprocess.Popen[bytes]:
-    """Start a training as a user does."""
+@contextmanager
+def training(config: Path, run: Path, restarts: int, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a training as a user does; what goes wrong in it ends the benchmark."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(NUM_PROCESSES), "--max-restarts", str(restarts)]
     command += ["-m", "worldmodel.train.finetune", str(config), f"run_dir={run}", *overrides]
     with run.with_suffix(".log").open("wb") as log:
         # Not from the current folder: a clone would hide the package that is installed.
-        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONSAFEPATH": "1"})
+        trainer = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    try:
+        yield trainer
+        if trainer.wait():
+            sys.exit(run.with_suffix(".log").read_text()[-4000:])
+    finally:
+        trainer.terminate()
 
 
 def lines(run: Path) -> list[dict]:
@@ -191,12 +199,10 @@ def main() -> int:
         file = folder / "config.yaml"
         file.write_text(json.dumps(configs.to_dict(config)))  # JSON is YAML
         straight, broken = folder / "straight", folder / "broken"
-        if start(file, straight, 0).wait():
-            sys.exit(straight.with_suffix(".log").read_text()[-4000:])
-        trainer = start(file, broken, args.kills, f"data.num_workers={args.num_workers}")
-        killed = kill_some(trainer, broken, args.kills, random.Random(args.seed))
-        if trainer.wait():
-            sys.exit(broken.with_suffix(".log").read_text()[-4000:])
+        with training(file, straight, 0):
+            pass
+        with training(file, broken, args.kills, f"data.num_workers={args.num_workers}") as trainer:
+            killed = kill_some(trainer, broken, args.kills, random.Random(args.seed))
         found = list(differences(straight, broken))
         done, twice = len(lines(straight)), len(lines(broken)) - len(lines(straight))
         orders = {

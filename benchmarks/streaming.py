@@ -155,10 +155,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-samples", type=int, default=240, help="clips of the one pass")
+    parser.add_argument("--num-samples", type=int, default=480, help="clips of the one pass")
     parser.add_argument("--num-workers", type=int, default=6, help="connections and decoders of the one pass")
-    parser.add_argument("--latency-ms", type=float, default=400, help="a clip on one connection")
-    parser.add_argument("--step-ms", type=float, default=70, help="training on one clip")
+    parser.add_argument("--latency-ms", type=float, default=240, help="a clip on one connection")
+    parser.add_argument("--step-ms", type=float, default=40, help="training on one clip")
     parser.add_argument("--num-steps", type=int, default=30, help="steps in which waiting is measured")
     parser.add_argument("--seed", type=int, default=1234)
     args = parser.parse_args()

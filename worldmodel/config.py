@@ -362,7 +362,7 @@ def _merge(schema: type[T], layers: list[Any]) -> T:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), *layers)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, TypeError) as error:  # the latter where a list stands for a mapping
         raise ConfigError(f"config: {' '.join(str(error).split())}") from None
 
 

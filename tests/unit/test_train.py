@@ -366,6 +366,7 @@ def test_a_stage_that_cannot_be(run_config: TrainConfig, stage: StageConfig, tol
         ["model.chunk_frames=7"],
         ["stages.fresh.steps=3"],
         ["mesh.sp=0"],
+        ["stages.state.train=[backbone]"],
         ["precision=fp8"],
         ["activations=some"],
         ["stages.state.train.backbone.lora_rank=-1"],

@@ -234,11 +234,16 @@ class Stream:
                 raise asked.result.error
 
     def _batches(self, step: list[Asked]) -> list[Batch]:
-        """Put episodes of one shape together, at most `microbatch_size` of them."""
+        """Put episodes of one shape together, at most `microbatch_size` of them.
+
+        Episodes that ask for text may differ in length: texts are packed side by side.
+        """
         by_shape: dict[tuple, list[tuple[int, Episode]]] = {}
         for asked in step:
             if asked.sample is not None and isinstance(episode := asked.result, Episode):
-                shape = (len(episode.actions), *(clip.shape for clip in episode.observations))
+                shape: tuple = (len(episode.actions), *(clip.shape for clip in episode.observations))
+                if episode.prompt is not None:
+                    shape = (len(episode.observations),)
                 by_shape.setdefault(shape, []).append((asked.sample.index, episode))
         number = step[0].step
         task, own = self.plan.task(number), self.plan.own(number)
