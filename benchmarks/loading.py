@@ -1,10 +1,10 @@
 """Loaders side by side: the same clips, the same decoder, the same batches, the same number of workers.
 
-Real clips are recorded here (H.264, 256 x 256, 25 frames) and put into every loader's own format. Each run is
-a fresh process: one pass, shuffled, in batches of 8; 17 frames of a clip are decoded to 64 x 64 pixels by
-worldmodel.data.media. Rows: ours from a table of files and from tar shards, torchdata with threads, WebDataset
-(tar), LitData (its chunks), Hugging Face datasets (parquet, streaming). Peers that are not installed are left
-out: `pip install litdata webdataset datasets`.
+Real clips are recorded here (H.264, 256 x 256, 25 frames) and put into every loader's own format. Each run
+is a fresh process: one pass, shuffled, in batches of 8; 17 frames of a clip are decoded to 64 x 64 pixels by
+worldmodel.data.media. Rows: ours from a table of files and from tar shards, torchdata with threads,
+WebDataset (tar), LitData (its chunks), Hugging Face datasets (parquet, streaming). Peers that are not
+installed are left out: `pip install litdata webdataset datasets`.
 
 `first s`: from opening to the first batch. `clips/s`: after it. `own work`: how much longer a piece of pure
 Python takes between batches while one worker loads, against alone: what the training loop feels.
@@ -43,7 +43,7 @@ def decode(data: bytes) -> np.ndarray:
 
 def decode_all(rows: list[Any]) -> list[np.ndarray]:
     """Decode a peer's batch in its worker."""
-    return [decode(row if isinstance(row, bytes) else row["mp4"]) for row in rows]
+    return [decode(bytes(row["mp4"] if isinstance(row, dict) else row)) for row in rows]
 
 
 # Formats

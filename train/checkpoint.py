@@ -141,7 +141,7 @@ def load(folder: Path, state: State) -> dict[str, Any]:
     there = {name: tensor for name, tensor in manifest.tensors.items() if _owner(name) in owners}
     for name in sorted(state.keys() | there.keys()):
         wanted = _kind(state[name]) if name in state else None
-        found = tuple(there[name]) if name in there else None
+        found = (there[name][0], list(there[name][1])) if name in there else None
         if wanted != found:
             raise ModelError(
                 f"The checkpoint {folder} is of another model: {name} is {_told(found)} there and "

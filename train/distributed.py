@@ -18,6 +18,7 @@ from worldmodel.config import TrainConfig
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.guards import meet
+from worldmodel.train.objectives import Objective
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class Root(nn.Module):
     FSDP gathers weights when a module is called; whatever a run computes, it computes inside this call.
     """
 
-    def __init__(self, model: WorldModel, objective: nn.Module) -> None:
+    def __init__(self, model: WorldModel, objective: Objective) -> None:
         super().__init__()
         self.model = model
         self.objective = objective

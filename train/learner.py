@@ -18,7 +18,6 @@ from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import distributed, export, lora, optim
 from worldmodel.train.checkpoint import (
     Checkpoints,
-    State,
     load,
     load_optimizer_state,
     module_state,
@@ -28,6 +27,7 @@ from worldmodel.train.distributed import Root
 from worldmodel.train.guards import check_finite
 from worldmodel.train.language import build_tokenizer
 from worldmodel.train.objectives import OBJECTIVES
+from worldmodel.train.storage import State
 from worldmodel.train.terms import Chance, Prepared, Sums
 
 
