@@ -69,7 +69,8 @@ def train(config: TrainConfig) -> Path:
         torch.set_num_threads(1 if mesh.world_size > 1 else torch.get_num_threads())
         run = Path(config.run_dir)
         with Checkpoints(run, config.keep_checkpoints) as checkpoints:
-            at = Progress.of(checkpoints.latest())
+            newest = checkpoints.latest()
+            at = Progress.of(newest)
             if at and at.stage not in config.stages:
                 raise ConfigError(
                     f"{run} stands in stage {at.stage!r}, which is not in stages; choose another run_dir."
@@ -78,9 +79,9 @@ def train(config: TrainConfig) -> Path:
                 write_config(config, run)
             order = list(config.stages)
             for name in order[order.index(at.stage) + at.ended if at else 0 :]:
-                if not run_stage(config, name, mesh, checkpoints, stop):
+                if not run_stage(config, name, mesh, checkpoints, newest, stop):
                     return run
-            newest = checkpoints.latest()
+                newest = checkpoints.latest()
             if mesh.first:
                 model = start_model(config, newest)
                 hub.save_pretrained(model, run / "model", training=configs.to_dict(config))
@@ -92,11 +93,16 @@ def train(config: TrainConfig) -> Path:
 
 
 def run_stage(
-    config: TrainConfig, name: str, mesh: Mesh, checkpoints: Checkpoints, stop: "StopSignal"
+    config: TrainConfig,
+    name: str,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    newest: Path | None,
+    stop: "StopSignal",
 ) -> bool:
-    """Train one stage from its start or its newest checkpoint; False when asked to stop before its end."""
+    """Train one stage, from its start or from `newest` if that is its own; False when asked to stop before."""
     stage, run = config.stages[name], Path(config.run_dir)
-    learner, done = Learner.start(config, name, mesh, checkpoints.latest())
+    learner, done = Learner.start(config, name, mesh, newest)
     log = RunLog(run, name, stage.steps, done, mesh.first, config.log_every)
     for line in facts.describe(learner.root, stage, mesh):
         log.say(line)
