@@ -100,7 +100,7 @@ def run_stage(
     newest: Path | None,
     stop: "StopSignal",
 ) -> bool:
-    """Train one stage, from its start or from `newest` if that is its own; False when asked to stop before."""
+    """Train one stage, from its start or from `newest` if that is its own; False if asked to stop."""
     stage, run = config.stages[name], Path(config.run_dir)
     learner, done = Learner.start(config, name, mesh, newest)
     log = RunLog(run, name, stage.steps, done, mesh.first, config.log_every)
