@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 from worldmodel.config import StageConfig
+from worldmodel.models.world_model import WorldModel
+from worldmodel.parallel.kinds import Kind, mask_area
 from worldmodel.parallel.mesh import Mesh
+from worldmodel.parallel.planner import CostModel
 from worldmodel.train.distributed import Root, local
 
 GIB = 2**30
@@ -32,16 +35,40 @@ def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
     config = root.model.config
     frames = 1 + stage.rounds * config.chunk_frames
     round_tokens = root.model.round_tokens
+    backbone, generator = step_flops(root.model, stage)
     lines += [
         f"  mesh       dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard} x cp {mesh.cp} x sp "
         f"{mesh.sp} = {mesh.world_size} processes on {mesh.device.type}",
         f"  sample     {frames} frames, {stage.rounds} rounds of {round_tokens} backbone tokens and "
         f"{(1 + config.chunk_latents) * config.codec.grid**2} generator tokens; "
         f"{stage.batch_size} samples a step",
+        f"  work       {backbone / 1e12:.3g} TFLOP a step of rounds in the backbone's layers and "
+        f"{generator / 1e12:.3g} in the generator's, forward and backward, if both run",
         f"  memory     {(held + 3 * learned) / GIB:.3f} GiB a process for weights, gradients and optimizers, "
         "activations not counted",
     ]
     return lines
+
+
+def step_flops(model: WorldModel, stage: StageConfig) -> tuple[float, float]:
+    """Count the FLOPs of a step of rounds in the layers of the backbone and of the generator.
+
+    Matrices and attention only; nothing is counted for computing activations again.
+    """
+    text, config = model.backbone.model.config.get_text_config(), model.config
+    heads = text.num_attention_heads
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
+    tokens = stage.rounds * model.round_tokens
+    layers = model.backbone.model.base_model.layers
+    backbone = CostModel(_matrices(layers), len(layers), width, width)
+    cells = config.codec.grid**2
+    frames = [(Kind.FRAME, cells), (Kind.FRAME, config.chunk_latents * cells)]
+    layers = model.generator.layers
+    generator = CostModel(_matrices(layers), len(layers), config.generator.width, config.generator.width)
+    return (
+        stage.batch_size * backbone.work(tokens, mask_area([(Kind.TEXT, tokens)])),
+        stage.batch_size * stage.rounds * generator.work(sum(size for _, size in frames), mask_area(frames)),
+    )
 
 
 def peak_memory(device: torch.device) -> str:
@@ -49,6 +76,10 @@ def peak_memory(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.max_memory_allocated(device) / GIB:.2f} GiB of the device"
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB:.2f} GiB"
+
+
+def _matrices(layers: nn.Module) -> float:
+    return float(sum(parameter.numel() for parameter in layers.parameters() if parameter.dim() > 1))
 
 
 def _bytes(parameter: nn.Parameter) -> int:

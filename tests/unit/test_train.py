@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedTokenizerBase
 
 from worldmodel import config as configs
@@ -20,9 +22,10 @@ from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.report import read_metrics
-from worldmodel.train import checkpoint, distributed, export, finetune, learner, lora, optim
+from worldmodel.train import checkpoint, distributed, export, facts, finetune, learner, lora, optim
 from worldmodel.train.learner import Learner, Outcome, freeze
 from worldmodel.train.terms import Chance
+from worldmodel.types import Action
 
 
 def parts(*names: str, **how: TrainedConfig) -> dict[str, TrainedConfig]:
@@ -432,3 +435,19 @@ def test_a_mesh_that_does_not_fit_is_one_sentence(
     assert not dist.is_initialized()
     assert finetune.main(["no_such_config"]) == 2
     assert "no_such_config" in capsys.readouterr().err
+
+
+def test_the_work_of_a_step_is_what_torch_counts(model: WorldModel) -> None:
+    stage = StageConfig(batch_size=2, rounds=2, tasks={"rounds": 1.0})
+    context = torch.randn(2, 2, *model.unseen.shape)
+    with FlopCounterMode(display=False) as counter:
+        model(context, [[Action(), Action()]] * 2)
+    counted = sum(
+        sum(found.values())
+        for name, found in counter.get_flop_counts().items()
+        if re.fullmatch(r"WorldModel\.backbone\.model\.model\.layers\.\d+", name)
+    )
+    backbone, generator = facts.step_flops(model, stage)
+    # Forward alone, a third of the whole; torch counts attention as a square, of which the mask leaves half.
+    assert counted / (backbone / 3) == pytest.approx(1, abs=0.3)
+    assert generator > 0
