@@ -60,6 +60,7 @@ def step_flops(model: WorldModel, stage: StageConfig) -> tuple[float, float]:
     width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
     tokens = stage.rounds * model.round_tokens
     layers = model.backbone.model.base_model.layers
+    assert isinstance(layers, nn.ModuleList), "decoder families keep their layers in a list"
     backbone = CostModel(_matrices(layers), len(layers), width, width)
     cells = config.codec.grid**2
     frames = [(Kind.FRAME, cells), (Kind.FRAME, config.chunk_latents * cells)]
