@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
-from transformers import DynamicCache
 
 from worldmodel.data.transforms import to_frames, to_tensor
+from worldmodel.models.prefix import History, PrefixCache
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import noise_of_round
 from worldmodel.types import Action
@@ -65,6 +65,8 @@ class Played:
 
     latents: Float[Tensor, "b t c h w"]
     frames: Clips
+    histories: list[History]
+    """What the backbone now looks back on, world by world."""
 
 
 @torch.no_grad()
@@ -73,8 +75,9 @@ def play(
     context: Float[Tensor, "b c h w"],
     actions: Sequence[Action],
     seeds: Sequence[int],
+    cache: PrefixCache,
     index: int = 0,
-    cache: DynamicCache | None = None,
+    histories: Sequence[History] | None = None,
     num_inference_steps: int | None = None,
 ) -> Played:
     """Play one round of many worlds at once; each sample comes out as `Session.step` makes it alone.
@@ -84,22 +87,25 @@ def play(
         context: The latent frame that each world starts from.
         actions: One action a world.
         seeds: One seed a world, as a session's.
+        cache: Keys and values of rounds before; it remembers this one.
         index: Number of the round, counted from 0.
-        cache: Keys and values of the rounds before, for all worlds; it grows.
+        histories: The rounds before, world by world; None where there were none.
         num_inference_steps: Denoising steps; None takes the model's own number, 0 decodes the forecast.
 
     Raises:
         InputError: The model does not take one of the actions.
     """
     steps = model.config.num_inference_steps if num_inference_steps is None else num_inference_steps
-    embeds = torch.stack(model.round_embeds(context, actions))
-    states = model.predict_state(embeds, cache)[:, -model.config.num_queries :]
+    before = histories or [()] * len(actions)
+    embeds = model.round_embeds(context, actions)
+    now: list[History] = [(*history, row) for history, row in zip(before, embeds, strict=True)]
+    states = torch.stack(cache.states(now, model.config.num_queries))
     condition = model.condition(states, context)
     latents = condition.forecast
     if steps:
         noise = torch.stack([noise_of_round(seed, index, latents.shape[1:]) for seed in seeds]).to(context)
         latents = model.denoise(condition, context, noise, steps, model.config.guidance_scale)
-    return Played(latents, _to_clips(model.decode(latents)))
+    return Played(latents, _to_clips(model.decode(latents)), now)
 
 
 class ModelWorlds:
@@ -115,14 +121,17 @@ class ModelWorlds:
     ) -> None:
         self._model, self._context, self._seeds = model, context, seeds
         self._steps, self._on_work = num_inference_steps, on_work
-        self._cache, self._index = model.backbone.new_cache(), 0
+        self._cache, self._index = PrefixCache(model.backbone), 0
+        self._histories: list[History] | None = None
 
     def step(self, actions: Sequence[Action]) -> Clips:
         """Play one round of every world."""
         if self._index % self._model.config.history_rounds == 0:
-            self._cache = self._model.backbone.new_cache()
-        played = play(self._model, self._context, actions, self._seeds, self._index, self._cache, self._steps)
-        self._context, self._index = played.latents[:, -1], self._index + 1
+            self._histories = None
+        now, steps = (self._index, self._histories), self._steps
+        played = play(self._model, self._context, actions, self._seeds, self._cache, *now, steps)
+        self._context, self._histories = played.latents[:, -1], played.histories
+        self._index += 1
         self._on_work(len(actions))
         return played.frames
 
@@ -155,7 +164,9 @@ class ModelSubject:
         """Make a picture of every text, as a session's `reset(text=...)` does."""
         unseen = self.model.unseen[None].expand(len(texts), -1, -1, -1)
         actions = [Action.of(text) for text in texts]
-        played = play(self.model, unseen, actions, seeds, -1, None, self.steps)
+        played = play(
+            self.model, unseen, actions, seeds, PrefixCache(self.model.backbone), -1, None, self.steps
+        )
         self._on_work(len(texts))
         return played.frames[:, -1]
 
