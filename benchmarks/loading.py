@@ -6,8 +6,9 @@ worldmodel.data.media. Rows: ours from a table of files and from tar shards, tor
 WebDataset (tar), LitData (its chunks), Hugging Face datasets (parquet, streaming). Peers that are not
 installed are left out: `pip install litdata webdataset datasets`.
 
-`first s`: from opening to the first batch. `clips/s`: after it. `own work`: how much longer a piece of pure
-Python takes between batches while one worker loads, against alone: what the training loop feels.
+`first s`: from opening to the first batch. `clips/s`: the whole pass, from opening on. `own work`: how much
+longer a piece of pure Python takes between batches while one worker loads than before and after: what the
+training loop feels.
 """
 
 import argparse
@@ -190,20 +191,23 @@ def work() -> float:
 
 def run(name: str, folder: Path, num_workers: int, busy: bool) -> dict[str, float]:
     """Make one pass."""
-    alone = statistics.median(work() for _ in range(20))
+    package, open_loader = LOADERS[name]
+    importlib.import_module(package)
+    alone = [work() for _ in range(40)]
     began = time.perf_counter()
-    batches = LOADERS[name][1](folder, num_workers)
+    batches = open_loader(folder, num_workers)
     count = next(batches)
-    first = time.perf_counter()
-    loaded, working = 0, []
+    first = time.perf_counter() - began
+    working = []
     for size in batches:
-        loaded += size
+        count += size
         if busy:
             working.append(work())
-    assert count + loaded == len(clips(folder)), f"{count + loaded} clips of {len(clips(folder))}"
-    rate = loaded / (time.perf_counter() - first)
-    slower = statistics.median(working) / alone if busy else 0.0
-    return {"first": first - began, "rate": rate, "slower": slower}
+    seconds = time.perf_counter() - began
+    assert count == len(clips(folder)), f"{count} clips of {len(clips(folder))}"
+    alone += [work() for _ in range(40)]
+    slower = statistics.mean(working) / statistics.mean(alone) if busy else 0.0
+    return {"first": first, "rate": count / seconds, "slower": slower}
 
 
 def in_process(name: str, folder: Path, num_workers: int, busy: bool) -> dict[str, float]:

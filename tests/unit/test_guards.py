@@ -16,7 +16,7 @@ from worldmodel.train.guards import HUNG, Stragglers, Watchdog, check_finite, sl
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
 
 
 def test_a_step_that_never_ends_ends_the_process() -> None:
