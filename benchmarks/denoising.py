@@ -21,9 +21,10 @@ def jobs(model: WorldModel, count: int, steps: int, seed: int) -> list[Job]:
     made: list[Job] = []
     for _ in range(count):
         states = torch.randn(1, config.num_queries, model.backbone.width, generator=generator)
-        context = torch.randn(1, *model.unseen.shape, generator=generator)
+        context = torch.randn(1, config.context_latents, *model.unseen.shape, generator=generator)
         condition = model.condition(states, context)
-        made.append((condition, context, torch.randn(condition.forecast.shape, generator=generator), steps))
+        noise = torch.randn(1, *model.latent_shape, generator=generator)
+        made.append((condition, context, noise, steps))
     return made
 
 

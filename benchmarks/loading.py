@@ -2,19 +2,21 @@
 
 Real clips are recorded here (H.264, 256 x 256, 25 frames) and put into every loader's own format. Each run
 is a fresh process: one pass, shuffled, in batches of 8; 17 frames of a clip are decoded to 64 x 64 pixels by
-worldmodel.data.media. Rows: ours from a table of files and from tar shards, torchdata with threads,
-WebDataset (tar), LitData (its chunks), Hugging Face datasets (parquet, streaming). Peers that are not
-installed are left out: `pip install litdata webdataset datasets`.
+worldmodel.data.media. Peers are no dependency: `pip install . litdata webdataset datasets` in an environment
+of its own; those not installed are left out.
 
-`first s`: from opening to the first batch. `clips/s`: the whole pass, from opening on. `own work`: how much
-longer a piece of pure Python takes between batches while one worker loads than before and after: what the
-training loop feels.
+`first s`: from opening to the first batch. `clips/s`: from the first batch on. `own work`: how much longer a
+piece of pure Python takes between batches while one worker loads than before and after: what the training
+loop feels. `a resume`: the state is saved after a third of the pass with one worker, and goes on from there;
+of the clips of the pass, `lost` never come and `twice` come again; `refused` is an error.
 """
 
 import argparse
+import copy
 import importlib.metadata
 import importlib.util
 import io
+import itertools
 import json
 import statistics
 import subprocess
@@ -22,7 +24,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +35,21 @@ from worldmodel.data import loader, media
 from worldmodel.data.sources import KEYS
 from worldmodel.worlds import recorder
 
-BATCH, SIZE, FPS, FRAMES, NUM_SHARDS = 8, 64, 8, 17, 4
+BATCH, SIZE, FPS, FRAMES, NUM_SHARDS, WINDOW = 8, 64, 8, 17, 4, 32
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
+Opened = tuple[Iterator[list[str]], Callable[[], Any]]
+"""Names of the clips of every batch, and what gives the loader's state."""
 
 
-def decode(data: bytes) -> np.ndarray:
-    """Decode a clip, for all peers."""
-    return media.read_video(data, SIZE, FPS, FRAMES)
-
-
-def decode_all(rows: list[Any]) -> list[np.ndarray]:
+def decode_all(rows: list[dict[str, Any]]) -> list[tuple[str, np.ndarray]]:
     """Decode a peer's batch in its worker."""
-    return [decode(bytes(row["mp4"] if isinstance(row, dict) else row)) for row in rows]
+    videos = (media.read_video(bytes(row["mp4"]), SIZE, FPS, FRAMES) for row in rows)
+    return [(row.get("name") or row["__key__"], video) for row, video in zip(rows, videos, strict=True)]
+
+
+def named(batches: Any) -> Iterator[list[str]]:
+    """Keep the names of a peer's batches."""
+    return ([name for name, _ in batch] for batch in batches)
 
 
 # Formats
@@ -53,6 +58,11 @@ def decode_all(rows: list[Any]) -> list[np.ndarray]:
 def clips(folder: Path) -> list[Path]:
     """Return the recorded clips."""
     return sorted(folder.glob("*.mp4"))
+
+
+def packed(clip: Path) -> dict[str, Any]:
+    """Return a clip as a row."""
+    return {"name": clip.name, "mp4": clip.read_bytes()}
 
 
 def write_tars(folder: Path) -> None:
@@ -73,8 +83,7 @@ def write_parquet(folder: Path) -> None:
 
     (folder / "parquet").mkdir()
     for number in range(NUM_SHARDS):
-        rows = [{"mp4": clip.read_bytes()} for clip in clips(folder)[number::NUM_SHARDS]]
-        table = pyarrow.Table.from_pylist(rows)
+        table = pyarrow.Table.from_pylist([packed(clip) for clip in clips(folder)[number::NUM_SHARDS]])
         parquet.write_table(table, folder / "parquet" / f"train-{number}.parquet", row_group_size=16)
 
 
@@ -82,73 +91,65 @@ def write_chunks(folder: Path) -> None:
     """Write the clips as LitData's chunks."""
     import litdata
 
-    litdata.optimize(
-        fn=Path.read_bytes,
-        inputs=clips(folder),
-        output_dir=str(folder / "chunks"),
-        chunk_bytes="4MB",
-        num_workers=1,
-        verbose=False,
-    )
+    chunks = str(folder / "chunks")
+    litdata.optimize(packed, clips(folder), chunks, chunk_bytes="4MB", num_workers=1, verbose=False)
+
+
+FORMATS = {
+    "tar": ("worldmodel", write_tars),
+    "parquet": ("datasets", write_parquet),
+    "chunks": ("litdata", write_chunks),
+}
 
 
 # Loaders
 
 
-def ours(config: SourceConfig, num_workers: int, num_clips: int) -> Iterator[int]:
+def ours(config: SourceConfig, folder: Path, num_workers: int, state: Any) -> Opened:
     """Load with this package."""
-    stage = StageConfig(steps=num_clips // BATCH, batch_size=BATCH, rounds=2, tasks={"rounds": 1.0})
-    data = DataConfig({"clips": config}, num_workers=num_workers, window=256)
-    with loader.batches(data, MODEL, stage, seed=0) as stream:
-        for batches in stream:
-            yield sum(len(batch.episodes) for batch in batches)
+    stage = StageConfig(steps=len(clips(folder)) // BATCH, batch_size=BATCH, rounds=2, tasks={"rounds": 1.0})
+    data = DataConfig({"clips": config}, num_workers=num_workers, window=WINDOW)
+    stream = loader.batches(data, MODEL, stage, seed=0, first_step=state["step"] if state else 0)
+    names = ([one.name for batch in batches for one in batch.episodes] for batches in stream)
+    return names, stream.state
 
 
-def from_table(folder: Path, num_workers: int) -> Iterator[int]:
+def from_table(folder: Path, num_workers: int, state: Any) -> Opened:
     """Load files that a table names."""
-    columns = {"video": "path", "text": "text"}
-    source = SourceConfig("clips", path=str(folder / "clips.csv"), columns=columns)
-    return ours(source, num_workers, len(clips(folder)))
+    source = SourceConfig("clips", str(folder / "clips.csv"), columns={"video": "path", "text": "text"})
+    return ours(source, folder, num_workers, state)
 
 
-def from_tars(folder: Path, num_workers: int) -> Iterator[int]:
+def from_tars(folder: Path, num_workers: int, state: Any) -> Opened:
     """Load tar shards."""
-    return ours(SourceConfig("webdataset", path=str(folder / "*.tar")), num_workers, len(clips(folder)))
+    return ours(SourceConfig("webdataset", path=str(folder / "*.tar")), folder, num_workers, state)
 
 
-def with_threads(folder: Path, num_workers: int) -> Iterator[int]:
+def with_threads(folder: Path, num_workers: int, state: Any) -> Opened:
     """Load files with torchdata's own threads."""
     from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
 
     files = np.random.default_rng(0).permutation(np.array(clips(folder), dtype=object)).tolist()
+    read = ParallelMapper(
+        IterableWrapper(files), lambda path: decode_all([packed(path)])[0], num_workers, method="thread"
+    )
+    batches = Loader(Prefetcher(Batcher(read, BATCH), prefetch_factor=2))
+    if state:
+        batches.load_state_dict(state)
+    return named(batches), batches.state_dict
 
-    def read(path: Path) -> np.ndarray:
-        return decode(path.read_bytes())
 
-    mapped = ParallelMapper(IterableWrapper(files), read, num_workers=num_workers, method="thread")
-    return map(len, Loader(Prefetcher(Batcher(mapped, BATCH), prefetch_factor=2)))
-
-
-def torch_loader(dataset: Any, num_workers: int) -> Iterator[int]:
-    """Load a peer's dataset with torch's DataLoader."""
+def with_webdataset(folder: Path, num_workers: int, state: Any) -> Opened:
+    """Load tar shards with WebDataset, which has no state: it begins again."""
+    import webdataset
     from torch.utils.data import DataLoader
 
-    batches: Iterable[list[np.ndarray]] = DataLoader(
-        dataset, batch_size=BATCH, num_workers=num_workers, collate_fn=decode_all
-    )
-    return map(len, batches)
-
-
-def with_webdataset(folder: Path, num_workers: int) -> Iterator[int]:
-    """Load tar shards with WebDataset."""
-    import webdataset
-
     shards = [str(path) for path in sorted(folder.glob("*.tar"))]
-    dataset = webdataset.WebDataset(shards, shardshuffle=NUM_SHARDS).shuffle(256)
-    return torch_loader(dataset, num_workers)
+    dataset: Any = webdataset.WebDataset(shards, shardshuffle=NUM_SHARDS).shuffle(WINDOW)
+    return named(DataLoader(dataset, BATCH, num_workers=num_workers, collate_fn=decode_all)), lambda: None
 
 
-def with_litdata(folder: Path, num_workers: int) -> Iterator[int]:
+def with_litdata(folder: Path, num_workers: int, state: Any) -> Opened:
     """Load chunks with LitData."""
     import litdata
 
@@ -156,18 +157,25 @@ def with_litdata(folder: Path, num_workers: int) -> Iterator[int]:
     batches = litdata.StreamingDataLoader(
         dataset, batch_size=BATCH, num_workers=num_workers, collate_fn=decode_all
     )
-    return map(len, batches)
+    if state:
+        batches.load_state_dict(state)
+    return named(batches), batches.state_dict
 
 
-def with_huggingface(folder: Path, num_workers: int) -> Iterator[int]:
-    """Load parquet files as a stream of Hugging Face datasets."""
+def with_huggingface(folder: Path, num_workers: int, state: Any) -> Opened:
+    """Load parquet files as a stream of Hugging Face datasets, with the loader that they recommend."""
     import datasets
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
-    dataset = datasets.load_dataset(str(folder / "parquet"), split="train", streaming=True)
-    return torch_loader(dataset.shuffle(seed=0, buffer_size=256), num_workers)
+    dataset: Any = datasets.load_dataset(str(folder / "parquet"), split="train", streaming=True)
+    dataset = dataset.shuffle(seed=0, buffer_size=WINDOW)
+    batches = StatefulDataLoader(dataset, BATCH, num_workers=num_workers, collate_fn=decode_all)
+    if state:
+        batches.load_state_dict(state)
+    return named(batches), batches.state_dict
 
 
-LOADERS: dict[str, tuple[str, Callable[[Path, int], Iterator[int]]]] = {
+LOADERS: dict[str, tuple[str, Callable[[Path, int, Any], Opened]]] = {
     "ours, files": ("worldmodel", from_table),
     "ours, tar": ("worldmodel", from_tars),
     "torchdata, threads": ("torchdata", with_threads),
@@ -189,30 +197,44 @@ def work() -> float:
     return time.perf_counter() - began
 
 
-def run(name: str, folder: Path, num_workers: int, busy: bool) -> dict[str, float]:
+def one_pass(name: str, folder: Path, num_workers: int, busy: bool) -> dict[str, float]:
     """Make one pass."""
     package, open_loader = LOADERS[name]
     importlib.import_module(package)
-    alone = [work() for _ in range(40)]
+    alone = [work() for _ in range(40 * busy)]
     began = time.perf_counter()
-    batches = open_loader(folder, num_workers)
-    count = next(batches)
+    batches, _ = open_loader(folder, num_workers, None)
+    early = count = len(next(batches))
     first = time.perf_counter() - began
     working = []
-    for size in batches:
-        count += size
+    for names in batches:
+        count += len(names)
         if busy:
             working.append(work())
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began - first
     assert count == len(clips(folder)), f"{count} clips of {len(clips(folder))}"
-    alone += [work() for _ in range(40)]
+    alone += [work() for _ in range(40 * busy)]
     slower = statistics.mean(working) / statistics.mean(alone) if busy else 0.0
-    return {"first": first, "rate": count / seconds, "slower": slower}
+    return {"first": first, "rate": (count - early) / seconds, "slower": slower}
 
 
-def in_process(name: str, folder: Path, num_workers: int, busy: bool) -> dict[str, float]:
-    """Make one pass in a fresh process."""
-    command = [sys.executable, __file__, "--run", name, "--folder", str(folder)]
+def resume(name: str, folder: Path, num_workers: int) -> dict[str, str]:
+    """Stop a pass after a third, with one worker, and go on with `num_workers`."""
+    open_loader, total = LOADERS[name][1], len(clips(folder))
+    batches, state = open_loader(folder, 1, None)
+    seen = [*itertools.chain.from_iterable(itertools.islice(batches, total // BATCH // 3))]
+    saved = copy.deepcopy(state())
+    try:
+        seen += itertools.chain.from_iterable(open_loader(folder, num_workers, saved)[0])
+    except (AssertionError, RuntimeError, ValueError) as error:
+        print(f"{name}, {num_workers} workers: {error!r}", file=sys.stderr)
+        return {"told": "refused"}
+    return {"told": f"{total - len(set(seen)):4d} {len(seen) - len(set(seen)):5d}"}
+
+
+def in_process(task: str, name: str, folder: Path, num_workers: int, busy: bool = False) -> dict[str, Any]:
+    """Do a task in a fresh process."""
+    command = [sys.executable, __file__, "--task", task, "--name", name, "--folder", str(folder)]
     command += ["--num-workers", str(num_workers)] + ["--busy"] * busy
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -220,21 +242,45 @@ def in_process(name: str, folder: Path, num_workers: int, busy: bool) -> dict[st
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def measure(folder: Path, names: list[str], repeats: int) -> None:
+    """Measure and print."""
+    measured: dict[tuple[str, int, bool], list[dict[str, float]]] = {}
+    for repeat in range(repeats):
+        for num_workers, busy in ((1, False), (2, False), (1, True))[: 3 if repeat == 0 else 2]:
+            for name in names:
+                found = in_process("pass", name, folder, num_workers, busy)
+                measured.setdefault((name, num_workers, busy), []).append(found)
+
+    def median(name: str, num_workers: int, busy: bool, figure: str) -> float:
+        return statistics.median(found[figure] for found in measured[name, num_workers, busy])
+
+    print("                    1 worker          2 workers         own work  a resume      with 2 workers")
+    print("                    first s  clips/s  first s  clips/s  1 worker  lost twice    lost twice")
+    for name in names:
+        rates = "".join(
+            f"{median(name, n, False, 'first'):9.2f}{median(name, n, False, 'rate'):9.1f}" for n in (1, 2)
+        )
+        told = [in_process("resume", name, folder, n)["told"] for n in (1, 2)]
+        slower = median(name, 1, True, "slower")
+        print(f"{name:18s}{rates}    x {slower:4.2f}  {told[0]:13s} {told[1]}", flush=True)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-samples", type=int, default=320, help="clips")
-    parser.add_argument("--repeats", type=int, default=3, help="passes of each loader, in turn")
+    parser.add_argument("--num-samples", type=int, default=128, help="clips")
+    parser.add_argument("--repeats", type=int, default=2, help="passes of each loader, in turn")
     parser.add_argument("--seed", type=int, default=1234)
-    for internal in ("--run", "--folder"):
+    for internal in ("--task", "--name", "--folder"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
     parser.add_argument("--num-workers", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--busy", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.run:
-        print(json.dumps(run(args.run, Path(args.folder), args.num_workers, args.busy)))
+    if args.task:
+        told = args.name, Path(args.folder), args.num_workers
+        print(json.dumps(resume(*told) if args.task == "resume" else one_pass(*told, args.busy)))
         return
     installed = [name for name, (package, _) in LOADERS.items() if importlib.util.find_spec(package)]
     packages = {LOADERS[name][0] for name in installed}
@@ -242,29 +288,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         recorder.record(folder, args.num_samples // BATCH * BATCH, rounds=3, seed=args.seed)
-        for name, write in (("tar", write_tars), ("parquet", write_parquet), ("chunks", write_chunks)):
-            needs = {"tar": "worldmodel", "parquet": "datasets", "chunks": "litdata"}[name]
-            if needs in packages:
+        for name, (package, write) in FORMATS.items():
+            if package in packages:
                 began = time.perf_counter()
                 write(folder)
-                print(f"written as {name} in {time.perf_counter() - began:.1f} s")
-        measured: dict[tuple[str, int, bool], list[dict[str, float]]] = {}
-        for _ in range(args.repeats):
-            for num_workers, busy in ((1, False), (2, False), (1, True)):
-                for name in installed:
-                    found = in_process(name, folder, num_workers, busy)
-                    measured.setdefault((name, num_workers, busy), []).append(found)
-
-    def median(name: str, num_workers: int, busy: bool, figure: str) -> float:
-        return statistics.median(found[figure] for found in measured[name, num_workers, busy])
-
-    print("                      1 worker             2 workers            own work")
-    print("                      first s  clips/s     first s  clips/s     1 worker")
-    for name in installed:
-        one, two = (
-            f"{median(name, n, False, 'first'):7.2f}  {median(name, n, False, 'rate'):7.1f}" for n in (1, 2)
-        )
-        print(f"{name:20s}  {one}     {two}     x {median(name, 1, True, 'slower'):.2f}")
+                print(f"written as {name} in {time.perf_counter() - began:.1f} s", flush=True)
+        measure(folder, installed, args.repeats)
 
 
 if __name__ == "__main__":

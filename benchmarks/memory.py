@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from worldmodel.config import GeneratorConfig, MeshConfig
 from worldmodel.models import attention
 from worldmodel.models.condition import Condition
-from worldmodel.models.dit import Generator
+from worldmodel.models.dit import DiT
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import Mesh
 
@@ -33,14 +33,14 @@ PROCESSES = (1, 2, 4, 8)
 class Root(torch.nn.Module):
     """The generator under one FSDP root."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: DiT) -> None:
         super().__init__()
         self.generator = generator
 
     def forward(self, latents: torch.Tensor, sigma: torch.Tensor, condition: Condition) -> torch.Tensor:
         """Return the velocity of a context frame and a chunk."""
         blocks = torch.zeros(latents.shape[1], dtype=torch.long)
-        return self.generator(latents, sigma, latents, condition, blocks=blocks)[0]
+        return self.generator.velocity(latents, sigma, latents, condition, blocks=blocks)[0]
 
 
 def peak(frames: int, processes: int, width: int, num_layers: int) -> float:
@@ -53,7 +53,7 @@ def peak(frames: int, processes: int, width: int, num_layers: int) -> float:
         layout._cache["visible", "cpu"] = None
         ready = Mock(shard=lambda *args, **kwargs: layout)  # layouts are numbers, which fake tensors have not
         with patch.object(Layout, "frames", return_value=ready), FakeTensorMode(allow_non_fake_inputs=True):
-            generator = Generator(
+            generator = DiT(
                 GeneratorConfig(width=width, num_layers=num_layers, num_heads=width // 64), CHANNELS, CELLS
             )
             generator.sequence = mesh.sequence

@@ -6,7 +6,9 @@ in which a GPU would be busy and this CPU idle.
 
 The first table: a source that takes twice as long for a batch as a step takes, read by more and more workers.
 The second: one pass over all clips, as three stages one after the other (download all, decode all into arrays
-on disk, train) and as one stream. The best that overlap can do is the sum of the stages over the longest.
+on disk, train) and as one stream. Both have the same connections, decode in the same number of the same
+worker processes, start these once, and train on the same clips. The best that overlap can do is the sum of
+the stages over the longest; decoding needs real cores, so on few of them it is the longest.
 """
 
 import argparse
@@ -16,14 +18,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
-from worldmodel.data.loader import Stream
 from worldmodel.data.sources import KEYS, Recipe, Source, open_source
 from worldmodel.types import Episode
 from worldmodel.worlds import recorder
+
+if TYPE_CHECKING:
+    from worldmodel.data.loader import Stream
 
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
 COLUMNS = {"video": "path", "text": "text", "keys": "keys"}
@@ -68,8 +73,10 @@ class FarSource:
         self.near.close()
 
 
-def stream(table: Path, latency_s: float, num_steps: int, num_workers: int) -> Stream:
+def stream(table: Path, latency_s: float, num_steps: int, num_workers: int) -> "Stream":
     """Open the clips for `num_steps` batches."""
+    from worldmodel.data.loader import Stream  # not at the top, which workers read to find `Fetched`: torch
+
     config = SourceConfig(kind="clips", path=str(table), columns=COLUMNS)
     data = DataConfig({"far": config}, num_workers=num_workers)
     stage = StageConfig(steps=num_steps, batch_size=BATCH, rounds=2, tasks={"rounds": 1.0})
@@ -101,7 +108,6 @@ def staged(
     table: Path, latency_s: float, step_s: float, num_steps: int, num_workers: int
 ) -> dict[str, float]:
     """Download everything, then decode everything, then train; return the seconds of each."""
-    near = open_source("n", DataConfig({"n": SourceConfig("clips", str(table), columns=COLUMNS)}), MODEL)
     seconds, began = {}, time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         clips = sorted(table.parent.glob("*.mp4"))
@@ -115,12 +121,10 @@ def staged(
         seconds["download"] = time.perf_counter() - began
         began = time.perf_counter()
 
-        def decode(index: int) -> None:
-            episode = near.at(index).episode("rounds", 0, index, 2)
-            np.concatenate(episode.observations).tofile(Path(folder, f"{index}.raw"))
-
-        with ThreadPoolExecutor(num_workers) as pool:
-            list(pool.map(decode, range(len(clips))))
+        with stream(table, 0.0, num_steps, num_workers) as batches:
+            for batch in itertools.chain.from_iterable(batches):
+                for index, episode in zip(batch.indices, batch.episodes, strict=True):
+                    np.concatenate(episode.observations).tofile(Path(folder, f"{index}.raw"))
         seconds["decode"] = time.perf_counter() - began
         began = time.perf_counter()
         for step in range(num_steps):
@@ -128,7 +132,6 @@ def staged(
                 np.fromfile(Path(folder, f"{index}.raw"), np.uint8)
             time.sleep(step_s)
         seconds["train"] = time.perf_counter() - began
-    near.close()
     return seconds
 
 
@@ -155,16 +158,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-samples", type=int, default=480, help="clips of the one pass")
+    parser.add_argument("--num-samples", type=int, default=320, help="clips of the one pass")
     parser.add_argument("--num-workers", type=int, default=6, help="connections and decoders of the one pass")
     parser.add_argument("--latency-ms", type=float, default=240, help="a clip on one connection")
     parser.add_argument("--step-ms", type=float, default=40, help="training on one clip")
-    parser.add_argument("--num-steps", type=int, default=30, help="steps in which waiting is measured")
+    parser.add_argument("--num-steps", type=int, default=20, help="steps in which waiting is measured")
     parser.add_argument("--seed", type=int, default=1234)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         num_steps = args.num_samples // BATCH
+        began = time.perf_counter()
         table = recorder.record(folder, num_steps * BATCH, rounds=2, seed=args.seed)
+        print(f"{num_steps * BATCH} clips recorded in {time.perf_counter() - began:.0f} s", flush=True)
         stalls(table, args.step_ms / 1e3 * BATCH, args.num_steps)
         one_pass(table, args.latency_ms / 1e3, args.step_ms / 1e3 * BATCH, num_steps, args.num_workers)
 

@@ -17,6 +17,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 
 from worldmodel.errors import WorldModelError
 from worldmodel.serving import events, media
+from worldmodel.serving.actions import ActionSchema
 from worldmodel.serving.auth import Limiter
 from worldmodel.serving.errors import ApiError, DeadlineExceeded, TooLarge, TooManyRequests
 from worldmodel.serving.events import Reason, SessionStart, refusal
@@ -142,17 +143,11 @@ class Connection:
 
     def _hello(self) -> events.SessionCreated:
         config = self.service.model.config
-        action = config.action
         return events.SessionCreated(
             model=self.config.model_name,
             engine=self.service.engine.name,
             adapters=list(self.service.engine.adapters),
-            action=events.ActionSchema(
-                text=action.text,
-                max_text_tokens=action.max_text_tokens,
-                keys=list(action.keys),
-                vector_size=action.vector_size,
-            ),
+            action=ActionSchema.of(config.action),
             fps=config.fps,
             chunk_frames=config.chunk_frames,
             image_size=config.codec.image_size,

@@ -9,10 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from worldmodel.diffusion.sampler import euler_step
-from worldmodel.diffusion.schedule import sampling_sigmas
 from worldmodel.models.condition import Condition, stack
-from worldmodel.models.dit import KeyValue
+from worldmodel.models.generator import Past, Solver
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.compute import Compute
 
@@ -25,12 +23,12 @@ class Work:
     """One chunk on its way from noise to data, at its own noise level and step."""
 
     latents: Float[Tensor, "1 t c h w"]
-    sigmas: Float[Tensor, " s"]
+    solver: Solver
     conditions: tuple[Condition, ...]
     """What is conditioned on; with guidance the empty condition comes second."""
     guidance_scale: float
-    caches: tuple[list[KeyValue], ...]
-    """Keys and values of the context frames under each condition."""
+    starts: tuple[Past, ...]
+    """What the generator keeps of the context frames, under each condition."""
     done: asyncio.Future[Tensor]
     on_progress: Progress | None = None
     step: int = 0
@@ -40,7 +38,7 @@ class Work:
     @property
     def shape(self) -> tuple[int, ...]:
         """Works of one shape can share a batch."""
-        return (*self.latents.shape, self.caches[0][0][0].shape[2])
+        return (*self.latents.shape, *self.starts[0][0][0].shape[1:])
 
 
 @dataclass
@@ -65,25 +63,25 @@ class Denoiser:
         self.occupancy = Occupancy()
         self._live: list[Work] = []
         self._loop: asyncio.Task[None] | None = None
-        self._stacked: tuple[tuple[int, ...], list[KeyValue]] | None = None
+        self._stacked: tuple[tuple[int, ...], Past] | None = None
 
     async def denoise(
         self,
         condition: Condition,
-        context: Float[Tensor, "1 c h w"],
+        context: Float[Tensor, "1 s c h w"],
         noise: Float[Tensor, "1 t c h w"],
         num_inference_steps: int,
         guidance_scale: float = 1.0,
         on_progress: Progress | None = None,
     ) -> Float[Tensor, "1 t c h w"]:
         """Generate one chunk's latents from noise, as `WorldModel.denoise` does."""
-        conditions, caches = await self._compute.run(self._prepare, condition, context, guidance_scale)
+        conditions, starts = await self._compute.run(self._prepare, condition, context, guidance_scale)
         work = Work(
             latents=noise,
-            sigmas=sampling_sigmas(num_inference_steps).to(noise),
+            solver=self.model.generator.solver(num_inference_steps),
             conditions=conditions,
             guidance_scale=guidance_scale,
-            caches=caches,
+            starts=starts,
             done=asyncio.get_running_loop().create_future(),
             on_progress=on_progress,
         )
@@ -94,11 +92,10 @@ class Denoiser:
 
     def _prepare(
         self, condition: Condition, context: Tensor, guidance_scale: float
-    ) -> tuple[tuple[Condition, ...], tuple[list[KeyValue], ...]]:
+    ) -> tuple[tuple[Condition, ...], tuple[Past, ...]]:
         guided = guidance_scale != 1.0
-        conditions = (condition, self.model.adapter.null(context)) if guided else (condition,)
-        caches = tuple(self.model.generator.context_cache(context[:, None], each) for each in conditions)
-        return conditions, caches
+        conditions = (condition, self.model.null_condition(context)) if guided else (condition,)
+        return conditions, tuple(self.model.generator.start(context, each) for each in conditions)
 
     async def _run(self) -> None:
         while self._leave():
@@ -113,8 +110,8 @@ class Denoiser:
             for work in batch:
                 work.step += 1
                 if work.on_progress is not None and not work.done.done():
-                    work.on_progress(work.step, len(work.sigmas) - 1)
-                if work.step == len(work.sigmas) - 1 and not work.done.done():
+                    work.on_progress(work.step, work.solver.num_steps)
+                if work.step == work.solver.num_steps and not work.done.done():
                     work.done.set_result(work.latents)
 
     def _leave(self) -> bool:
@@ -133,36 +130,30 @@ class Denoiser:
         return batch
 
     def _advance(self, batch: Sequence[Work]) -> None:
-        """Take one Euler step of every work, in one pass of the generator."""
+        """Take one step of every work, in one pass of the generator."""
         owners = [work for work in batch for _ in work.conditions]
         latents = torch.cat([work.latents for work in owners])
-        frames = latents.shape[1]
-        sigma = torch.stack([work.sigmas[work.step].expand(frames) for work in owners])
+        levels = [work.solver.level(work.step) for work in owners]
+        level = latents.new_tensor(levels)[:, None].expand(-1, latents.shape[1])
         condition = stack([each for work in batch for each in work.conditions])
-        velocity, _ = self.model.generator(
-            latents, sigma, condition.forecast, condition, past=self._past(batch)
-        )
+        predictions = self.model.generator(latents, level, condition, self._past(batch))
         first = 0
         for work in batch:
-            full = velocity[first : first + 1]
+            full = predictions[first : first + 1]
             if len(work.conditions) == 2:
-                empty = velocity[first + 1 : first + 2]
+                empty = predictions[first + 1 : first + 2]
                 full = empty + work.guidance_scale * (full - empty)
             first += len(work.conditions)
-            now, after = (level.expand(1, frames) for level in work.sigmas[work.step : work.step + 2])
-            work.latents = euler_step(lambda *_, given=full: given, work.latents, now, after)
+            work.latents = work.solver.step(work.step, full, work.latents)
         self.occupancy.steps += 1
         self.occupancy.rows += len(batch)
         self.occupancy.last_rows = len(batch)
 
-    def _past(self, batch: Sequence[Work]) -> list[KeyValue]:
-        """Stack the context frames' keys and values; steps of the same works share the copy."""
+    def _past(self, batch: Sequence[Work]) -> Past:
+        """Stack what is kept of the context frames; steps of the same works share the copy."""
         names = tuple(work.serial for work in batch)
         if self._stacked is None or self._stacked[0] != names:
-            layers = zip(*(cache for work in batch for cache in work.caches), strict=True)
-            pairs = [
-                (torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer]))
-                for layer in layers
-            ]
-            self._stacked = (names, pairs)
+            layers = zip(*(start for work in batch for start in work.starts), strict=True)
+            past = [tuple(torch.cat(tensors) for tensors in zip(*layer, strict=True)) for layer in layers]
+            self._stacked = (names, past)
         return self._stacked[1]

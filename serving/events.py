@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from worldmodel.errors import WorldModelError
+from worldmodel.serving.actions import ActionBody, ActionSchema
 from worldmodel.serving.errors import ApiError
 
 PROTOCOL = 1
@@ -61,14 +62,6 @@ class SessionStart(ClientEvent):
     adapter: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     format: Format = "jpeg"
     pace: Pace = "realtime"
-
-
-class ActionBody(Event):
-    """What is done: words, keys, a vector, or several of them; all empty lets time pass."""
-
-    text: Annotated[str, Field(max_length=4000)] | None = None
-    keys: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=16)] | None = None
-    vector: Annotated[list[float], Field(max_length=1024)] | None = None
 
 
 class InteractionEvent(Event):
@@ -165,16 +158,6 @@ def _sentence(error: ValidationError | UnicodeEncodeError) -> str:
 
 
 # ---- from the server -------------------------------------------------------------------------------------
-
-
-class ActionSchema(Event):
-    """What the model takes as an action."""
-
-    text: bool
-    max_text_tokens: int
-    keys: list[str]
-    vector_size: int
-    """Numbers in a vector action; 0 means the model takes none."""
 
 
 class Limits(Event):

@@ -300,9 +300,7 @@ def _png(image: Image.Image) -> bytes:
 
 def as_json(action: AnyAction) -> dict[str, Any] | None:
     """Return an action as JSON; None lets time pass."""
-    act = Action.of(action)
-    body = {"text": act.text, "keys": list(act.keys) or None, "vector": act.vector and list(act.vector)}
-    return {key: value for key, value in body.items() if value is not None} or None
+    return Action.of(action).as_dict() or None
 
 
 def given(**options: Any) -> dict[str, Any]:

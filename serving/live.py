@@ -11,9 +11,9 @@ import numpy as np
 
 from worldmodel.data.media import Frames
 from worldmodel.errors import InputError
+from worldmodel.serving.actions import body, plain
 from worldmodel.serving.errors import ApiError, DeadlineExceeded
 from worldmodel.serving.events import (
-    ActionBody,
     ChunkMetadata,
     Command,
     Format,
@@ -73,14 +73,6 @@ class QueueFullError(ApiError):
     """More interactions wait than a session may have."""
 
     status, type, code = 429, "rate_limit_error", "queue_full"
-
-
-def body(action: Action | None) -> ActionBody | None:
-    """Return an action as events show it; None when time just passed."""
-    if action is None or action == Action():
-        return None
-    vector = None if action.vector is None else list(action.vector)
-    return ActionBody(text=action.text, keys=list(action.keys) or None, vector=vector)
 
 
 @dataclass
@@ -151,8 +143,7 @@ class LiveWorld:
             InputError: the model takes no such action.
             QueueFullError: too many wait already.
         """
-        asked = interaction.event.action
-        action = Action.of(asked.model_dump(exclude_none=True) if isinstance(asked, ActionBody) else asked)
+        action = Action.of(plain(interaction.event.action))
         self._service.model.action.validate(action, self._service.model.backbone)
         if replace:
             await self._drop("replaced")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from worldmodel.serving.actions import ActionBody, ActionSchema
 from worldmodel.serving.worlds import MAX_STEPS
 
 MAX_ACTIONS = 256
@@ -34,30 +35,8 @@ class Answer(BaseModel):
 # Actions
 
 
-class ActionBody(Request):
-    """Words, keys, a vector, or several of them; all empty lets time pass."""
-
-    text: Annotated[str, Field(max_length=4000)] | None = None
-    keys: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=16)] | None = None
-    vector: Annotated[list[float], Field(max_length=1024)] | None = None
-
-
 Action = ActionBody | Prompt | None
 """A sentence, an `ActionBody`, or null to wait."""
-
-
-def plain(action: ActionBody | str | None) -> str | dict[str, Any] | None:
-    """Return an action as the library takes it."""
-    return action.model_dump(exclude_none=True) if isinstance(action, ActionBody) else action
-
-
-class ActionSchema(Answer):
-    """Which actions the model takes."""
-
-    text: bool
-    max_text_tokens: int
-    keys: list[str]
-    vector_size: int
 
 
 # Worlds

@@ -19,11 +19,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from worldmodel.data.transforms import to_frames, to_tensor
+from worldmodel.diffusion.swin import Trail
 from worldmodel.errors import InputError
 from worldmodel.models.condition import Condition, unstack
 from worldmodel.models.prefix import History
+from worldmodel.models.vision import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout import Snapshot, advance, begin, both, look, memory_frames, noise_of_round, prompt
+from worldmodel.rollout import (
+    Snapshot,
+    advance,
+    begin,
+    both,
+    generate,
+    imagined,
+    look,
+    memory_frames,
+    newest,
+    noise_of_round,
+    prompt,
+)
 from worldmodel.serving.compute import Batcher, Compute
 from worldmodel.serving.denoiser import Denoiser, Progress
 from worldmodel.serving.engine import Engine, LocalEngine, known
@@ -142,25 +156,31 @@ class WorldService:
         self,
         settings: Settings,
         history: History,
-        context: Float[Tensor, "1 c h w"],
+        context: Float[Tensor, "1 s c h w"],
+        action: Action,
         index: int,
         on_progress: Progress | None,
-    ) -> Float[Tensor, "1 t c h w"]:
-        """Predict the state and generate the latents of a round."""
+        trail: Trail[Condition] | None = None,
+    ) -> tuple[Float[Tensor, "1 t c h w"], Trail[Condition] | None]:
+        """Predict the state and generate the latents of a round; chunks that overlap are not batched."""
         states = await self.engine.states(history, self.model.config.num_queries, settings.adapter)
-        condition = await self._condition((states[None].to(context), context))
-        noise = noise_of_round(settings.seed, index, condition.forecast.shape[1:])[None].to(context)
-        return await self.denoiser.denoise(
-            condition, context, noise, settings.num_inference_steps, settings.guidance_scale, on_progress
-        )
+        condition = await self._condition((states[None].to(context), context, action))
+        how = settings.num_inference_steps, settings.guidance_scale
+        if self.model.config.sampler == "swin":
+            draws = [(settings.seed, index)]
+            return await self.compute.run(generate, self.model, condition, context, draws, *how, trail)
+        noise = noise_of_round(settings.seed, index, self.model.latent_shape)[None].to(context)
+        return await self.denoiser.denoise(condition, context, noise, *how, on_progress), None
 
-    async def frames(self, latents: Float[Tensor, "1 t c h w"]) -> np.ndarray:
-        """Decode latents to uint8 frames `[t, h, w, 3]`."""
-        return await self._decode(latents)
+    async def frames(
+        self, latents: Float[Tensor, "1 t c h w"], context: Float[Tensor, "1 s c h w"]
+    ) -> np.ndarray:
+        """Decode latents that follow a context to uint8 frames `[t, h, w, 3]`."""
+        return await self._decode((latents, context))
 
-    async def read(self, latents: Float[Tensor, "1 t c h w"], asked: str, adapter: str | None) -> str:
+    async def read(self, observation: Observation, asked: str, adapter: str | None) -> str:
         """Say something about an observation."""
-        ((prefix, _),) = await self.compute.run(self.model.read_rows, latents.unbind(), [asked])
+        ((prefix, _),) = await self.compute.run(self.model.read_rows, [observation], [asked])
         return await self.engine.text(prefix, MAX_TEXT_TOKENS, adapter)
 
     async def first(self, settings: Settings, frames: np.ndarray | None, text: str | None) -> Snapshot:
@@ -168,28 +188,23 @@ class WorldService:
         if (frames is None) == (text is None):
             raise InputError("A world starts from one thing: give an image, a video, or a text.")
         if frames is not None:
-            kept = memory_frames(self.model.config)
-            latents = await self.compute.run(self._encode, frames[-kept:])
-            return begin(self.model, latents, frames[-kept:])
-        action, unseen = Action.of(text), self.model.unseen[None].detach()
-        embeds = await self.compute.run(self.model.round_embeds, unseen, [action])
-        latents = (await self.generate(settings, (embeds[0],), unseen, -1, None))[:, -1:]
-        return begin(self.model, latents, await self.frames(latents))
+            return await self.compute.run(self._begin, frames[-memory_frames(self.model.config) :])
+        action, nothing = Action.of(text), self.model.nothing(1)
+        embeds = await self.compute.run(self.model.round_embeds, nothing, [action])
+        latents, _ = await self.generate(settings, (embeds[0],), nothing.latents.detach(), action, -1, None)
+        return await self.compute.run(imagined, self.model, latents)
 
-    def _encode(self, frames: np.ndarray) -> Tensor:
-        return self.model.codec.encode(to_tensor([frames]).to(self.model.unseen.device))
+    def _begin(self, frames: np.ndarray) -> Snapshot:
+        pixels = to_tensor([frames]).to(self.model.unseen.device)
+        return begin(self.model, self.model.observe(pixels).latents, frames)
 
-    def _conditions(self, rows: Sequence[tuple[Tensor, Tensor]]) -> list[Condition]:
-        batch = self.model.condition(torch.cat([row[0] for row in rows]), torch.cat([row[1] for row in rows]))
-        return unstack(batch)
+    def _conditions(self, rows: Sequence[tuple[Tensor, Tensor, Action]]) -> list[Condition]:
+        states, contexts, actions = zip(*rows, strict=True)
+        return unstack(self.model.condition(torch.cat(states), torch.cat(contexts), actions))
 
-    def _frames(self, rows: Sequence[Tensor]) -> list[np.ndarray]:
-        made: dict[int, np.ndarray] = {}
-        for length in {row.shape[1] for row in rows}:
-            chosen = [index for index, row in enumerate(rows) if row.shape[1] == length]
-            pixels = self.model.decode(torch.cat([rows[index] for index in chosen]))
-            made.update(zip(chosen, (to_frames(clip) for clip in pixels), strict=True))
-        return [made[index] for index in range(len(rows))]
+    def _frames(self, rows: Sequence[tuple[Tensor, Tensor]]) -> list[np.ndarray]:
+        latents, contexts = zip(*rows, strict=True)
+        return [to_frames(clip) for clip in self.model.decode(torch.cat(latents), torch.cat(contexts))]
 
 
 class World:
@@ -239,10 +254,14 @@ class World:
                     f"This world has played {now.round} rounds, the most allowed; reset it or start another."
                 )
             history = await service.compute.run(look, service.model, now, act)
-            latents = await service.generate(self.settings, history, now.context, now.round, on_progress)
-            frames = await service.frames(latents)
-            # What was shown is the client's to keep: a world holds its newest clip alone.
-            self._now = replace(advance(now, act, history, latents, frames), clips=(frames,), actions=())
+            latents, trail = await service.generate(
+                self.settings, history, now.context, act, now.round, on_progress, now.trail
+            )
+            frames = await service.frames(latents, now.context)
+            made = (latents, frames, trail)
+            after = await service.compute.run(advance, service.model, now, act, history, *made)
+            # What was shown is the client's to keep: a world holds what the model can look back on.
+            self._now = replace(after, clips=after.clips[-2:], actions=())
             return frames
 
     async def reset(self, frames: np.ndarray | None = None, *, text: str | None = None) -> np.ndarray:
@@ -260,7 +279,8 @@ class World:
         """Say what is seen now, or answer a question about it."""
         asked = prompt(question)
         async with self._used():
-            return await self._service.read(self._now.observation, asked, self.settings.adapter)
+            service = self._service
+            return await service.read(newest(service.model, self._now), asked, self.settings.adapter)
 
     async def infer_action(self) -> str:
         """Say in words which action led from the observation before to the one seen now.
@@ -269,7 +289,8 @@ class World:
             InputError: there is only one observation so far.
         """
         async with self._used():
-            return await self._service.read(both(self._now), WHAT_HAPPENED, self.settings.adapter)
+            service = self._service
+            return await service.read(both(service.model, self._now), WHAT_HAPPENED, self.settings.adapter)
 
     def fork(self) -> "World":
         """Return a second world that goes its own way from here."""

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from worldmodel.config import TrainConfig
+from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.guards import meet
@@ -48,6 +49,10 @@ def start(config: TrainConfig) -> Mesh:
         raise
 
 
+STACKS = ("layers", "layer", "blocks", "transformer_blocks", "branches")
+"""What libraries call the list of a transformer's layers."""
+
+
 class Root(nn.Module):
     """The module that owns all weights of a run: the model and its objective's heads.
 
@@ -67,7 +72,10 @@ class Root(nn.Module):
 def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
     """Move a root to its device and shard it over the mesh, in place."""
     root.to(mesh.device)
-    root.model.backbone.sequence = root.model.generator.sequence = mesh.sequence
+    root.model.backbone.sequence = mesh.sequence
+    if mesh.sequence.size > 1 and not root.model.config.generator.is_ours:
+        raise ConfigError("mesh.sp and mesh.cp share our own generator's clips alone; set both to 1.")
+    root.model.generator.sequence = mesh.sequence
     for layer in layers(root.model):
         if config.activations != "keep":
             recompute(layer, offload=config.activations == "offload")
@@ -78,9 +86,10 @@ def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
 
 
 def layers(model: WorldModel) -> list[nn.Module]:
-    """Return the layers of all transformer stacks."""
-    stacks = [getattr(module, "layers", None) for module in model.modules()]
-    return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
+    """Return the layers of all transformer stacks, ours and those of transformers and diffusers."""
+    stacks = [getattr(module, name, None) for module in model.modules() for name in STACKS]
+    found = [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
+    return list(dict.fromkeys(found))
 
 
 def recompute(layer: nn.Module, offload: bool) -> None:

@@ -1,12 +1,12 @@
 """Turn a checkpoint into a model folder.
 
-python -m worldmodel.train.export runs/mine/checkpoints/00007-state-400 mine
+worldmodel export runs/mine/checkpoints/00007-state-400 mine
 
 What LoRA learned is added to the weights, and weights that have an average are replaced by it: the folder
-holds a model like any other, for `WorldModel.from_pretrained`.
+holds a model like any other, for `WorldModel.from_pretrained`. With --adapters only what LoRA learned is
+written, as peft reads it, to be used with the model that the run began from.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -15,10 +15,11 @@ import torch
 
 from worldmodel import config as configs
 from worldmodel import hub
+from worldmodel.cli.parser import Parser
 from worldmodel.config import TrainConfig, TrainedConfig
-from worldmodel.errors import ModelError, WorldModelError
+from worldmodel.errors import ModelError, OutputError, WorldModelError
+from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import lora
 from worldmodel.train.checkpoint import load, module_state
 from worldmodel.train.language import build_tokenizer
 from worldmodel.train.manifest import Manifest, verify
@@ -26,12 +27,19 @@ from worldmodel.train.manifest import Manifest, verify
 
 def main(argv: list[str] | None = None) -> int:
     """Export the checkpoint that the arguments name; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Turn a checkpoint of a run into a model folder.")
+    parser = Parser(
+        "worldmodel export",
+        "Turn a checkpoint of a run into a model folder, or what LoRA learned in it into adapters.",
+        "worldmodel export runs/mine/checkpoints/00007-state-400 mine",
+    )
     parser.add_argument("checkpoint", type=Path, help="a folder in RUN_DIR/checkpoints")
-    parser.add_argument("folder", type=Path, help="model folder to write")
-    args = parser.parse_args(argv)
+    parser.add_argument("folder", type=Path, help="folder to write")
+    parser.add_argument(
+        "--adapters", action="store_true", help="write only what LoRA learned, one folder a component"
+    )
     try:
-        export(args.checkpoint, args.folder)
+        args = parser.parse_args(argv)
+        (export_adapters if args.adapters else export)(args.checkpoint, args.folder)
     except WorldModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -50,6 +58,35 @@ def export(checkpoint: Path, folder: Path) -> Path:
     model = WorldModel.from_config(config.model, build_tokenizer(config))
     fill(model, checkpoint)
     return hub.save_pretrained(model, folder, training=configs.to_dict(config))
+
+
+def export_adapters(checkpoint: Path, folder: Path) -> Path:
+    """Write what LoRA learned, as peft reads it; returns the folder.
+
+    Raises:
+        ModelError: the checkpoint is damaged, or nothing in it was learned by LoRA.
+        OutputError: the folder cannot be written.
+    """
+    verify(checkpoint)
+    config, train = run_config(checkpoint), learned_by(checkpoint)
+    if not any(how.lora_rank for how in train.values()):
+        raise ModelError(f"{checkpoint} was not learned by LoRA; export it without --adapters.")
+    model = WorldModel.from_config(config.model, build_tokenizer(config))
+    lora.add(model, train)
+    weights = module_state(model)
+    load(checkpoint, weights)
+    try:
+        folder.mkdir(parents=True)
+        lora.save(model, train, folder)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror}; choose another folder.") from None
+    return folder
+
+
+def learned_by(checkpoint: Path) -> dict[str, TrainedConfig]:
+    """Return how each component learned in the stage of a checkpoint."""
+    train = Manifest.read(checkpoint).progress["train"]
+    return {name: TrainedConfig(**how) for name, how in train.items()}
 
 
 def run_config(checkpoint: Path) -> TrainConfig:
@@ -76,7 +113,7 @@ def fill(model: WorldModel, checkpoint: Path) -> None:
         ModelError: the checkpoint is of another model; the sentence names the first tensor that differs.
     """
     manifest = Manifest.read(checkpoint)
-    lora.add(model, {name: TrainedConfig(**how) for name, how in manifest.progress["train"].items()})
+    lora.add(model, learned_by(checkpoint))
     weights = module_state(model)
     load(checkpoint, weights)
     averaged = [name for name in manifest.tensors if name.startswith("ema.")]

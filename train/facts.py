@@ -35,12 +35,14 @@ def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
     config = root.model.config
     frames = 1 + stage.rounds * config.chunk_frames
     round_tokens = root.model.round_tokens
+    cells = config.codec.grid**2 // root.model.generator.cells_per_token
+    generator_tokens = (config.context_latents + config.chunk_latents) * cells
     backbone, generator = step_flops(root.model, stage)
     lines += [
         f"  mesh       dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard} x cp {mesh.cp} x sp "
         f"{mesh.sp} = {mesh.world_size} processes on {mesh.device.type}",
         f"  sample     {frames} frames, {stage.rounds} rounds of {round_tokens} backbone tokens and "
-        f"{(1 + config.chunk_latents) * config.codec.grid**2} generator tokens; "
+        f"{generator_tokens} generator tokens; "
         f"{stage.batch_size} samples a step",
         f"  work       {backbone / 1e12:.3g} TFLOP a step of rounds in the backbone's layers and "
         f"{generator / 1e12:.3g} in the generator's, forward and backward, if both run",
@@ -62,10 +64,10 @@ def step_flops(model: WorldModel, stage: StageConfig) -> tuple[float, float]:
     layers = model.backbone.model.base_model.layers
     assert isinstance(layers, nn.ModuleList), "decoder families keep their layers in a list"
     backbone = CostModel(_matrices(layers), len(layers), width, width)
-    cells = config.codec.grid**2
-    frames = [(Kind.FRAME, cells), (Kind.FRAME, config.chunk_latents * cells)]
-    layers = model.generator.layers
-    generator = CostModel(_matrices(layers), len(layers), config.generator.width, config.generator.width)
+    cells = config.codec.grid**2 // model.generator.cells_per_token
+    frames = [(Kind.FRAME, config.context_latents * cells), (Kind.FRAME, config.chunk_latents * cells)]
+    layers, width = model.generator.layers, model.generator.width
+    generator = CostModel(_matrices(layers), len(layers), width, width)
     return (
         stage.batch_size * backbone.work(tokens, mask_area([(Kind.TEXT, tokens)])),
         stage.batch_size * stage.rounds * generator.work(sum(size for _, size in frames), mask_area(frames)),

@@ -30,7 +30,7 @@ from worldmodel.train import distributed, facts
 from worldmodel.train.checkpoint import Checkpoints
 from worldmodel.train.guards import Stragglers, Watchdog
 from worldmodel.train.learner import Learner, Progress, start_model
-from worldmodel.train.objectives import OBJECTIVES
+from worldmodel.train.stages import OBJECTIVES
 from worldmodel.train.terms import Prepared
 
 

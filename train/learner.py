@@ -13,9 +13,10 @@ from worldmodel import hub
 from worldmodel.config import StageConfig, TrainConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
+from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import distributed, export, lora, optim
+from worldmodel.train import distributed, export, optim
 from worldmodel.train.checkpoint import (
     Checkpoints,
     load,
@@ -26,7 +27,7 @@ from worldmodel.train.checkpoint import (
 from worldmodel.train.distributed import Root
 from worldmodel.train.guards import check_finite
 from worldmodel.train.language import build_tokenizer
-from worldmodel.train.objectives import OBJECTIVES
+from worldmodel.train.stages import OBJECTIVES
 from worldmodel.train.storage import State
 from worldmodel.train.terms import Chance, Prepared, Sums
 
@@ -228,13 +229,18 @@ def start_model(config: TrainConfig, checkpoint: Path | None) -> WorldModel:
 def freeze(model: WorldModel, stage: StageConfig) -> None:
     """Let only parameters below the named components move; of those learned by LoRA, only its additions.
 
+    A component may be a part of one (`vision.adapter`); the longest name that fits a parameter decides. A
+    generator's text encoder gives the space that states are aligned with, so it never moves.
+
     Raises:
         ConfigError: a name is not a component of the model.
     """
-    names = {name.split(".")[0] for name, _ in model.named_parameters()}
-    unknown = set(stage.train) - names
-    if unknown:
-        raise ConfigError(f"train names {sorted(unknown)[0]!r}; components are {', '.join(sorted(names))}.")
+    names = [name for name, _ in model.named_parameters()]
+    for given in stage.train:
+        if not any(f"{name}.".startswith(f"{given}.") for name in names):
+            tops = sorted({name.split(".")[0] for name in names})
+            raise ConfigError(f"train names {given!r}; components are {', '.join(tops)}, or a part of one.")
     for name, parameter in model.named_parameters():
-        how = stage.train.get(name.split(".")[0])
-        parameter.requires_grad_(how is not None and (not how.lora_rank or ".lora_" in name))
+        how = optim.component(name, stage.train)
+        moves = how is not None and (not how.lora_rank or ".lora_" in name)
+        parameter.requires_grad_(moves and ".text_encoder." not in name)

@@ -14,13 +14,25 @@ from torch import Tensor, nn
 from worldmodel.data.loader import Batch
 from worldmodel.data.sources import KINDS, WORDS
 from worldmodel.data.transforms import to_tensor
-from worldmodel.diffusion.loss import add_noise, velocity_error
-from worldmodel.diffusion.schedule import training_sigmas
-from worldmodel.models.condition import choose
+from worldmodel.errors import ConfigError
+from worldmodel.models.codec import Codec
 from worldmodel.models.norm import widened
+from worldmodel.models.vision import Observation
 from worldmodel.models.world_model import Prediction, WorldModel
 from worldmodel.parallel.layout import Layout, pack
-from worldmodel.train.terms import Asked, Chance, Prepared, Rounds, Sums, label, noisy, reconstruction_error
+from worldmodel.train.episodes import encode, encode_rounds, encode_shown
+from worldmodel.train.terms import (
+    Asked,
+    Chance,
+    Prepared,
+    Rounds,
+    Sums,
+    drop_actions,
+    label,
+    noisy,
+    reconstruction_error,
+)
+from worldmodel.types import Action
 
 Reduce = Callable[[Tensor], Tensor]
 """Adds up a tensor over the processes that see different episodes."""
@@ -59,16 +71,29 @@ class CodecObjective(Objective):
 
     weights: ClassVar[Mapping[str, float]] = {"pixel": 1.0, "kl": 3e-4}
 
+    @staticmethod
+    def codec(model: WorldModel) -> Codec:
+        """Return the codec, if it can be trained.
+
+        Raises:
+            ConfigError: it is one of diffusers.
+        """
+        if not isinstance(model.codec, Codec):
+            raise ConfigError(
+                "The objective codec trains our own codec; leave the stage out for a pretrained one."
+            )
+        return model.codec
+
     def prepare(self, model: WorldModel, batch: Batch, chance: Chance) -> Prepared:
-        frames = self.groups(batch, model.codec.config.temporal_factor).to(model.unseen)
+        frames = self.groups(batch, model.codec.temporal_factor).to(model.unseen)
         rows = float(len(frames))
         return Prepared(batch, chance, {"pixel": rows, "kl": rows}, frames)
 
     def forward(self, model: WorldModel, prepared: Prepared) -> Sums:
-        frames = prepared.content
-        mean, log_variance = model.codec.posterior(frames)
+        frames, codec = prepared.content, self.codec(model)
+        mean, log_variance = codec.posterior(frames)
         noise = prepared.chance.normal(2, *mean.shape[1:]).flatten(0, 1)
-        decoded = model.codec.reconstruct(mean + (0.5 * log_variance).exp() * noise.to(mean))
+        decoded = codec.reconstruct(mean + (0.5 * log_variance).exp() * noise.to(mean))
         kl = 0.5 * (mean.pow(2) + log_variance.exp() - 1 - log_variance)
         return {
             "pixel": reconstruction_error(decoded, frames).sum(),
@@ -88,15 +113,16 @@ class CodecObjective(Objective):
         return to_tensor(clips)
 
     def pictures(self, model: WorldModel, prepared: Prepared) -> tuple[Tensor, Tensor]:
-        mean, _ = model.codec.posterior(prepared.content)
-        return prepared.content, model.codec.reconstruct(mean).clamp(-1, 1)
+        mean, _ = self.codec(model).posterior(prepared.content)
+        return prepared.content, self.codec(model).reconstruct(mean).clamp(-1, 1)
 
     def finish(self, model: WorldModel, prepared: Sequence[Prepared], reduce: Reduce) -> None:
         """Fix the standardisation of latents by the mean and deviation over the step's clips."""
-        moments = torch.zeros(3, model.codec.config.latent_channels, dtype=torch.float64)
+        codec = self.codec(model)
+        moments = torch.zeros(3, codec.latent_channels, dtype=torch.float64)
         for each in prepared:
             clips = to_tensor([episode.observations[-1] for episode in each.batch.episodes])
-            mean, _ = model.codec.posterior(clips.to(model.unseen))
+            mean, _ = codec.posterior(clips.to(model.unseen))
             values = rearrange(mean, "b t c h w -> c (b t h w)").double().cpu()
             moments += torch.stack(
                 [torch.full_like(values[:, 0], values.shape[1]), values.sum(1), values.pow(2).sum(1)]
@@ -104,7 +130,7 @@ class CodecObjective(Objective):
         count, total, square = reduce(moments)
         average = total / count
         deviation = ((square - total * average) / (count - 1)).sqrt()
-        model.codec.set_scale(average.float(), deviation.float())
+        codec.set_scale(average.float(), deviation.float())
 
 
 class LanguageObjective(Objective):
@@ -181,7 +207,9 @@ class AlignmentObjective(Objective):
 
     def alignment(self, model: WorldModel, latents: Float[Tensor, "b 1 c h w"], batch: Batch) -> Sums:
         """Score the features of first frames against the words that hold there."""
-        cells = widened(model.encode_observation(latents).cells[:, 0])
+        cells = model.encode_observation(Observation(latents)).cells
+        assert cells is not None, "only the latents' own adapter makes cells"
+        cells = widened(cells[:, 0])
         sums: Sums = {}
         for name, kind, truth in zip(self.kinds, self.words, self.truths(model, batch), strict=True):
             with torch.no_grad():
@@ -216,38 +244,54 @@ class StateObjective(Objective):
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
+        self.forecasts = model.config.condition.kind == "forecast"
         self.named = nn.Linear(model.backbone.width, 1)
         self.alignment = AlignmentObjective(model)
         self.language = LanguageObjective(model)
+        self.check(model)
+
+    def check(self, model: WorldModel) -> None:
+        """Refuse a model that has nothing to align.
+
+        Raises:
+            ConfigError: its adapter forecasts no latents.
+        """
+        if not self.forecasts:
+            raise ConfigError(
+                f"State alignment wants a forecast, which condition.kind {model.config.condition.kind} does "
+                "not make; use the objective prompt, generator or joint."
+            )
 
     def prepare(self, model: WorldModel, batch: Batch, chance: Chance) -> Prepared:
         if batch.task == "document":
             return self.language.prepare(model, batch, chance)
         if batch.episodes[0].prompt is not None:
             return self.prepare_text(model, batch, chance)
+        batch = drop_actions(batch, chance, model.config.action.dropout)
         rounds = encode_rounds(model, batch)
-        counts = rounds.counts()
-        if batch.task == "rounds":
+        counts = rounds.counts() if self.forecasts else {}
+        if self.forecasts and batch.task == "rounds":
             grid = model.config.codec.grid
             counts["named"] = float(
                 label(batch, "named", (grid, grid), model.unseen.device)[1].sum() * grid**2
             )
-            counts |= self.alignment.counts(model, batch)
+            if model.config.vision.sees_latents:
+                counts |= self.alignment.counts(model, batch)
         tokens = rounds.context.shape[0] * rounds.context.shape[1] * model.round_tokens
         return Prepared(batch, chance, counts, rounds, tokens)
 
     def prepare_text(self, model: WorldModel, batch: Batch, chance: Chance) -> Prepared:
         """Encode observations, shown to the adapter one after the other, and count what should be said."""
-        columns = zip(*(episode.observations for episode in batch.episodes), strict=True)
-        parts = [encode_clips(model, list(column)) for column in columns]
-        latents = [torch.cat(row) for row in zip(*parts, strict=True)]
+        seen = encode_shown(model, batch)
         answers = [episode.answer or "" for episode in batch.episodes]
         tokens = sum(len(model.backbone.token_ids(answer)) + 1 for answer in answers)
-        asked = Asked(latents, [episode.prompt for episode in batch.episodes], answers)
-        seen = sum(
-            len(clip) * (model.config.codec.grid // model.config.vision.merge) ** 2 for clip in latents
+        asked = Asked(seen, [episode.prompt for episode in batch.episodes], answers)
+        per_latent = model.vision.round_tokens // model.config.context_latents
+        looked = sum(
+            model.vision.round_tokens if model.vision.needs_frames else each.shape[0] * per_latent
+            for each in seen
         )
-        return Prepared(batch, chance, {"nll": float(tokens)}, asked, tokens + seen)
+        return Prepared(batch, chance, {"nll": float(tokens)}, asked, tokens + looked)
 
     def forward(self, model: WorldModel, prepared: Prepared) -> Sums:
         if prepared.batch.task == "document":
@@ -259,11 +303,14 @@ class StateObjective(Objective):
     def text(self, model: WorldModel, asked: Asked, chance: Chance) -> Sums:
         """Score the answers about the observations."""
         strength = chance.uniform()
-        longest = max(len(latents) for latents in asked.latents)
-        noise = chance.normal(longest, *asked.latents[0].shape[1:])
+        longest = max(each.shape[0] for each in asked.seen)
+        noise = chance.normal(longest, *asked.seen[0].latents.shape[2:])
         seen = [
-            noisy(latents[None], self.context_noise, strength[row], noise[row, None, : len(latents)])[0]
-            for row, latents in enumerate(asked.latents)
+            Observation(
+                noisy(each.latents, self.context_noise, strength[row], noise[row, None, : each.shape[0]]),
+                each.frames,
+            )
+            for row, each in enumerate(asked.seen)
         ]
         rows = model.read_rows(seen, asked.prompts, asked.answers)
         return {"nll": text_loss(model, [row for row, _ in rows], [labels for _, labels in rows])}
@@ -277,7 +324,8 @@ class StateObjective(Objective):
         rounds, chance = prepared.content, prepared.chance
         actions = [list(episode.actions) for episode in prepared.batch.episodes]
         if prepared.batch.task == "imagine":
-            return model(model.unseen.expand_as(rounds.context[:, 0])[:, None], actions)
+            nothing = model.nothing(len(actions))
+            return model(nothing.latents[:, None], actions, rounds.frames)
         shape = rounds.context.shape
         seen = noisy(
             rounds.context.flatten(0, 1),
@@ -286,23 +334,47 @@ class StateObjective(Objective):
             chance.normal(*shape[1:]).flatten(0, 1),
         ).view(shape)
         if prepared.batch.own:
-            made = seen[:, :1]
-            with torch.no_grad():
-                for index in range(1, shape[1]):
-                    states = model(made, [episode[:index] for episode in actions]).states[:, -1]
-                    last = self.imagined(model, states, made[:, -1], chance)
-                    made = torch.cat([made, last[:, None]], dim=1)
-            seen = made
-        return model(seen, actions)
+            return model(*self.own(model, seen, rounds.frames, actions, chance))
+        return model(seen, actions, rounds.frames)
 
-    def imagined(self, model: WorldModel, states: Tensor, context: Tensor, chance: Chance) -> Tensor:
-        """Return the last latent frame of what the model makes of a round."""
-        return model.condition(states, context).forecast[:, -1]
+    @torch.no_grad()
+    def own(
+        self,
+        model: WorldModel,
+        context: Float[Tensor, "b r s c h w"],
+        frames: Tensor | None,
+        actions: list[list[Action]],
+        chance: Chance,
+    ) -> tuple[Tensor, list[list[Action]], Tensor | None]:
+        """Return what `WorldModel.forward` takes, all but the first round as the model itself made it."""
+        made, pixels = context[:, :1], frames if frames is None else frames[:, :1]
+        for index in range(1, context.shape[1]):
+            now = [episode[index - 1] for episode in actions]
+            states = model(made, [episode[:index] for episode in actions], pixels).states[:, -1]
+            latents = self.imagined(model, states, made[:, -1], now, chance)
+            clip = None
+            if model.codec.causal or pixels is not None:
+                clip = model.decode(latents, made[:, -1])
+            made = torch.cat([made, model.context(latents, clip)[:, None]], dim=1)
+            looked = None if clip is None else model.look(clip)
+            if looked is not None and pixels is not None:
+                pixels = torch.cat([pixels, looked[:, None]], dim=1)
+        return made, actions, pixels
+
+    def imagined(
+        self, model: WorldModel, states: Tensor, context: Tensor, actions: list[Action], chance: Chance
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return the latents that the model makes of a round."""
+        forecast = model.condition(states, context, actions).forecast
+        assert forecast is not None, "state alignment wants an adapter that forecasts"
+        return forecast
 
     def regression(self, model: WorldModel, prepared: Prepared, prediction: Prediction) -> Sums:
         """Compare the forecast with what came, and the probe with what was named."""
-        rounds, batch = prepared.content, prepared.batch
-        sums = rounds.errors(prediction.condition.forecast.view_as(rounds.target))
+        rounds, batch, forecast = prepared.content, prepared.batch, prediction.condition.forecast
+        if forecast is None:
+            return {}
+        sums = rounds.errors(forecast.view_as(rounds.target))
         if batch.task == "rounds":
             grid = model.config.codec.grid
             truth, known = label(batch, "named", (grid, grid), model.unseen.device)
@@ -311,7 +383,8 @@ class StateObjective(Objective):
             sums["named"] = F.binary_cross_entropy_with_logits(
                 logits, truth[known].flatten(1).to(logits), pos_weight=rare, reduction="sum"
             )
-            sums |= self.alignment.alignment(model, rounds.context[:, :1], batch)
+            if model.config.vision.sees_latents:
+                sums |= self.alignment.alignment(model, rounds.context[:, 0], batch)
         return sums
 
     def pictures(self, model: WorldModel, prepared: Prepared) -> tuple[Tensor, Tensor] | None:
@@ -319,130 +392,12 @@ class StateObjective(Objective):
         if not isinstance(prepared.content, Rounds):
             return None
         rounds, prediction = prepared.content, self.predict(model, prepared)
-        made = self.made(model, prediction, prepared.chance)[:, -1]
-        return model.decode(rounds.target[:, -1]), model.decode(made)
+        made, context = self.made(model, prediction, prepared)[:, -1], rounds.context[:, -1]
+        return model.decode(rounds.target[:, -1], context), model.decode(made, context)
 
-    def made(self, model: WorldModel, prediction: Prediction, chance: Chance) -> Float[Tensor, "b r t c h w"]:
+    def made(
+        self, model: WorldModel, prediction: Prediction, prepared: Prepared
+    ) -> Float[Tensor, "b r t c h w"]:
         """Return the latents that a person would see."""
+        assert prediction.condition.forecast is not None, "state alignment wants an adapter that forecasts"
         return prediction.condition.forecast.unflatten(0, prediction.context.shape[:2])
-
-
-class GeneratorObjective(StateObjective):
-    """Flow matching on the next observation's latents, given the states; the regression goes on beside it.
-
-    One frame of every clip is decoded and compared in pixels, where shapes are: latents weigh all directions
-    alike, eyes do not.
-    """
-
-    weights: ClassVar[Mapping[str, float]] = {**StateObjective.weights, "flow": 1.0, "pixel": 0.3}
-
-    def prepare(self, model: WorldModel, batch: Batch, chance: Chance) -> Prepared:
-        prepared = super().prepare(model, batch, chance)
-        if isinstance(prepared.content, Rounds):
-            changed = prepared.content.changed
-            prepared.counts["flow"] = float((1 + 3 * changed.double()).sum())
-            prepared.counts["pixel"] = float(changed.shape[0] * changed.shape[1])
-        return prepared
-
-    def forward(self, model: WorldModel, prepared: Prepared) -> Sums:
-        if not isinstance(prepared.content, Rounds):
-            return super().forward(model, prepared)
-        prediction = self.predict(model, prepared)
-        sums = self.regression(model, prepared, prediction)
-        sums["flow"], clean = self.flow(model, prepared, prediction)
-        sums["pixel"] = pixel_error(model, prepared.content.target.flatten(0, 1), clean, prepared.chance)
-        return sums
-
-    def flow(self, model: WorldModel, prepared: Prepared, prediction: Prediction) -> tuple[Tensor, Tensor]:
-        """Return the flow-matching error of all rounds and the clean latents that the velocity implies."""
-        rounds, chance = prepared.content, prepared.chance
-        target, context = rounds.target.flatten(0, 1), prediction.context.flatten(0, 1)[:, None]
-        _, num_rounds, frames = rounds.target.shape[:3]
-        keep = chance.uniform(num_rounds).flatten() >= model.config.generator.condition_dropout
-        condition = choose(keep, prediction.condition, model.adapter.null(context[:, 0]))
-        sigma = training_sigmas(
-            chance.normal(num_rounds, frames).flatten(0, 1), chance.uniform(num_rounds, 2).flatten(0, 1)
-        )
-        noise = chance.normal(*rounds.target.shape[1:]).flatten(0, 1)
-        noisy_target = add_noise(target, noise, sigma)
-        velocity, _ = model.generator(
-            torch.cat([context, noisy_target], dim=1),
-            torch.cat([torch.zeros_like(sigma[:, :1]), sigma], dim=1),
-            torch.cat([context, condition.forecast], dim=1),
-            condition,
-            blocks=torch.tensor([0] + [1] * frames),
-            first_frame=-1,
-        )
-        error = velocity_error(velocity[:, 1:], noisy_target, target, sigma)
-        weight = 1 + 3 * rounds.changed.flatten(0, 1).to(error.dtype)
-        clean = noisy_target - sigma[:, :, None, None, None] * velocity[:, 1:]
-        return (weight * error).sum(), clean
-
-
-class JointObjective(GeneratorObjective):
-    """All parts together, going on from what the generator itself made of earlier rounds."""
-
-    def imagined(self, model: WorldModel, states: Tensor, context: Tensor, chance: Chance) -> Tensor:
-        condition = model.condition(states, context)
-        noise = chance.normal(*condition.forecast.shape[1:])
-        return model.denoise(condition, context, noise, num_inference_steps=1)[:, -1]
-
-    def made(self, model: WorldModel, prediction: Prediction, chance: Chance) -> Float[Tensor, "b r t c h w"]:
-        noise = chance.normal(prediction.context.shape[1], *prediction.condition.forecast.shape[1:])
-        steps = model.config.num_inference_steps
-        context = prediction.context.flatten(0, 1)
-        latents = model.denoise(prediction.condition, context, noise.flatten(0, 1), steps)
-        return latents.unflatten(0, prediction.context.shape[:2])
-
-
-def pixel_error(
-    model: WorldModel, target: Float[Tensor, "b t c h w"], clean: Float[Tensor, "b t c h w"], chance: Chance
-) -> Float[Tensor, ""]:
-    """Compare one decoded latent frame of every clip with the decoded truth, as the codec's own loss does."""
-    rows = torch.arange(target.shape[0], device=target.device)
-    frame = chance.below(target.shape[1], target.shape[0] // len(chance.streams)).flatten()
-    with torch.no_grad():
-        truth = model.codec.decode(target[rows, frame][:, None])
-    return reconstruction_error(model.codec.decode(clean[rows, frame][:, None]), truth).sum()
-
-
-def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
-    """Encode the observations of a batch whose episodes have actions."""
-    columns = zip(*(episode.observations for episode in batch.episodes), strict=True)
-    first, *clips = [to_tensor(list(column)) for column in columns]
-    target = torch.stack([encode(model, clip) for clip in clips], dim=1)
-    seen = encode(model, first)[:, -1:] if first.shape[1] else model.unseen.expand_as(target[:, :1, 0])
-    context = torch.cat([seen, target[:, :-1, -1]], dim=1)
-    changed = (target - context[:, :, None]).pow(2).mean(dim=3) > 0.1
-    return Rounds(context, target, changed)
-
-
-def encode_clips(model: WorldModel, clips: Sequence[np.ndarray]) -> list[Float[Tensor, "_ c h w"]]:
-    """Encode clips of different lengths, equal lengths together."""
-    rows: dict[int, Tensor] = {}
-    for length in sorted({len(clip) for clip in clips}):
-        chosen = [index for index, clip in enumerate(clips) if len(clip) == length]
-        rows |= dict(zip(chosen, encode(model, to_tensor([clips[i] for i in chosen])), strict=True))
-    return [rows[index] for index in range(len(clips))]
-
-
-def encode(model: WorldModel, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b t2 c h2 w2"]:
-    """Encode with the frozen codec; processes that share a sequence share the work."""
-    group = model.config.codec.temporal_factor
-    batch, frames = len(frames), frames.to(model.unseen)
-    if frames.shape[1] % group or model.backbone.sequence.size > batch * frames.shape[1] // group:
-        return model.codec.encode(frames)
-    pieces = rearrange(frames, "b (t g) c h w -> (b t) g c h w", g=group)
-    layout = Layout.causal(len(pieces)).shard(model.backbone.sequence)
-    latents = layout.gather(model.codec.encode(layout.take(pieces, dim=0)), dim=0)
-    return rearrange(latents, "(b t) 1 c h w -> b t c h w", b=batch)
-
-
-OBJECTIVES: dict[str, type[Objective]] = {
-    "codec": CodecObjective,
-    "language": LanguageObjective,
-    "alignment": AlignmentObjective,
-    "state": StateObjective,
-    "generator": GeneratorObjective,
-    "joint": JointObjective,
-}

@@ -1,6 +1,6 @@
 """Optimizers and their schedule: Muon for the matrices of transformer layers, AdamW for everything else."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ def build(root: nn.Module, stage: StageConfig) -> Optimizers:
     for name, parameter in root.named_parameters():
         if not parameter.requires_grad:
             continue
-        own = stage.train.get(name.split(".")[1], TrainedConfig())
+        own = component(name.removeprefix("model."), stage.train) or TrainedConfig()
         lr, muon_lr = _either(own.lr, stage.lr), _either(own.muon_lr, stage.muon_lr)
         if muon_lr and is_layer_matrix(name, parameter):
             muon.setdefault(muon_lr, []).append(parameter)
@@ -61,6 +61,12 @@ def build(root: nn.Module, stage: StageConfig) -> Optimizers:
             adjust_lr_fn="original",
         )
     return optimizers
+
+
+def component(name: str, train: Mapping[str, TrainedConfig]) -> TrainedConfig | None:
+    """Return how the component of a parameter learns; None if it does not."""
+    fitting = [given for given in train if f"{name}.".startswith(f"{given}.")]
+    return train[max(fitting, key=len)] if fitting else None
 
 
 def set_rates(optimizers: Optimizers, stage: StageConfig, step: int) -> None:

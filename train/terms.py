@@ -6,7 +6,7 @@ episode. A step on any mesh is then the step of one process.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from worldmodel.data.loader import Batch
+from worldmodel.models.vision import Observation
+from worldmodel.types import Action
 
 Sums = dict[str, Tensor]
 """Terms by name, summed over the rows of a microbatch."""
@@ -72,10 +74,12 @@ class Prepared:
 class Rounds:
     """Episodes as latents: what was seen before each round and what came of it."""
 
-    context: Float[Tensor, "b r c h w"]
+    context: Float[Tensor, "b r s c h w"]
     target: Float[Tensor, "b r t c h w"]
     changed: Bool[Tensor, "b r t h w"]
     """Cells that differ from the context: few, and all that an action is about."""
+    frames: Float[Tensor, "b r f 3 H W"] | None = None
+    """Pixels seen before each round, for an encoder that looks at those."""
 
     def counts(self) -> dict[str, float]:
         """Count changed and unchanged cells: each kind carries half of the loss, few as the former are."""
@@ -93,9 +97,21 @@ class Rounds:
 class Asked:
     """Observations with a prompt and the text that should follow."""
 
-    latents: list[Float[Tensor, "_ c h w"]]
+    seen: list[Observation]
     prompts: list[str | None]
     answers: list[str]
+
+
+def drop_actions(batch: Batch, chance: Chance, share: float) -> Batch:
+    """Replace a share of the actions by the null action, so that a world also learns to go on by itself."""
+    if not share:
+        return batch
+    dropped = (chance.uniform(len(batch.episodes[0].actions)) < share).tolist()
+    episodes = []
+    for episode, row in zip(batch.episodes, dropped, strict=True):
+        pairs = zip(episode.actions, row, strict=True)
+        episodes.append(replace(episode, actions=tuple(Action() if gone else act for act, gone in pairs)))
+    return replace(batch, episodes=episodes)
 
 
 def noisy(

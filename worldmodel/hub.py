@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from worldmodel import config as configs
 from worldmodel.config import WorldModelConfig
 from worldmodel.errors import ModelError, OutputError
+from worldmodel.models import lora
 from worldmodel.models.backbone import Backbone
+from worldmodel.models.pretrained import locate
 from worldmodel.models.world_model import WorldModel
 
 FORMAT = 1
@@ -62,23 +64,36 @@ def resolve(name: str | Path) -> Path:
     return folder
 
 
-def from_pretrained(name: str | Path) -> WorldModel:
+def from_pretrained(
+    name: str | Path, revision: str | None = None, adapters: str | Path | None = None
+) -> WorldModel:
     """Load a model in fp32, ready to run.
+
+    Args:
+        name: A shipped name, a model folder, or with `revision` (the 40 hex digits of a commit) the name of a
+            repository on the Hugging Face Hub that holds one.
+        revision: Commit of a repository.
+        adapters: A folder of what LoRA learned (`worldmodel export --adapters`), added to the weights.
 
     Raises:
         ModelError: there is no such model, or its files are damaged, pickled or of another shape.
     """
-    folder = resolve(name)
+    folder = resolve(name) if revision is None else resolve(locate(name, revision, "model"))
     pickles = sorted(p.name for p in folder.rglob("*") if p.suffix in PICKLES)
     if pickles:
         raise ModelError(
             f"{folder} holds pickled weights ({pickles[0]}), which can run code; convert to safetensors."
         )
     config = read_config(folder)
-    model = WorldModel(config, Backbone.from_pretrained(folder / "backbone"))
+    backbone = Backbone.from_pretrained(folder / "backbone", dtype=config.backbone.dtype)
+    model = WorldModel(config, backbone, folder)
     for component in COMPONENTS:
-        _load(getattr(model, component), folder / component / WEIGHTS)
+        part = getattr(model, component)
+        if not hasattr(part, "save_pretrained"):  # parts of other libraries have read their files themselves
+            _load(part, folder / component / WEIGHTS)
     _load(model, folder / "tokens.safetensors", own=True)
+    if adapters is not None:
+        lora.load(model, Path(adapters))
     return model.eval().requires_grad_(False)
 
 
@@ -136,8 +151,12 @@ def save_pretrained(
         )
         model.backbone.tokenizer.save_pretrained(temporary / "backbone")
         for component in COMPONENTS:
+            part = getattr(model, component)
+            if hasattr(part, "save_pretrained"):
+                part.save_pretrained(temporary / component, dtype)
+                continue
             (temporary / component).mkdir()
-            save_file(_cast(getattr(model, component).state_dict(), dtype), temporary / component / WEIGHTS)
+            save_file(_cast(part.state_dict(), dtype), temporary / component / WEIGHTS)
         save_file(_cast(dict(model.named_parameters(recurse=False)), dtype), temporary / "tokens.safetensors")
         values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
         (temporary / "config.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

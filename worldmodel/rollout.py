@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,36 @@ from torch import Tensor
 from worldmodel.config import WorldModelConfig
 from worldmodel.data import media, sheet
 from worldmodel.data.transforms import to_frames, to_tensor
+from worldmodel.diffusion import swin
+from worldmodel.diffusion.swin import Trail
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.models.condition import Condition
 from worldmodel.models.prefix import History, PrefixCache
+from worldmodel.models.vision import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action
+from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Pose
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """Everything a world needs to go on from one moment: never changed, cheap to keep, safe to share."""
 
-    context: Float[Tensor, "1 c h w"]
-    """Latent frame that the next round starts from."""
+    context: Float[Tensor, "1 s c h w"]
+    """Latent frames that the next round goes on from."""
     observation: Float[Tensor, "1 t c h w"]
     """Latents of the newest observation."""
     clips: tuple[np.ndarray, ...]
     """The first observation, then one clip per round."""
-    before: Float[Tensor, "1 1 c h w"] | None = None
-    """Last latent frame before the newest observation."""
+    before: Float[Tensor, "1 s c h w"] | None = None
+    """Latent frames that the newest observation went on from."""
     history: History = ()
     """The rounds that the backbone looks back on."""
     round: int = 0
     actions: tuple[Action, ...] = ()
+    camera: Pose = field(default_factory=Pose)
+    """Where the actions have led the camera, seen from where it was when the world began."""
+    trail: Trail[Condition] | None = None
+    """What the next chunk follows, where chunks overlap (sampler: swin)."""
 
 
 def memory_latents(config: WorldModelConfig) -> int:
@@ -51,7 +59,17 @@ def memory_frames(config: WorldModelConfig) -> int:
 def begin(model: WorldModel, latents: Float[Tensor, "1 t c h w"], frames: np.ndarray) -> Snapshot:
     """Return the moment at which a world has been seen for the first time."""
     observation = latents[:, -memory_latents(model.config) :]
-    return Snapshot(context=latents[:, -1], observation=observation, clips=(frames,))
+    return Snapshot(_context(model, latents, frames), observation, clips=(frames,))
+
+
+def imagined(model: WorldModel, latents: Float[Tensor, "1 t c h w"]) -> Snapshot:
+    """Return the moment at which a world imagined from a text begins: with the last of what was made."""
+    kept = latents if model.codec.causal else latents[:, -1:]
+    return begin(model, kept, to_frames(model.decode(kept)[0]))
+
+
+def _context(model: WorldModel, latents: Tensor, frames: np.ndarray) -> Float[Tensor, "1 s c h w"]:
+    return model.context(latents, to_tensor([frames]).to(latents) if model.codec.causal else None)
 
 
 def look(model: WorldModel, now: Snapshot, action: Action) -> History:
@@ -63,21 +81,37 @@ def look(model: WorldModel, now: Snapshot, action: Action) -> History:
         InputError: an action the model does not take.
     """
     kept = now.history if len(now.history) < model.config.history_rounds else ()
-    return (*kept, model.round_embeds(now.context, [action])[0])
+    observation = seen(model, now.context, now.clips[-1:])
+    return (*kept, model.round_embeds(observation, [action.seen_from(now.camera)])[0])
+
+
+def seen(model: WorldModel, latents: Float[Tensor, "1 t c h w"], clips: Sequence[np.ndarray]) -> Observation:
+    """Return latents as an observation, with the pixels of the clips if the model looks at those."""
+    if not model.vision.needs_frames:
+        return Observation(latents)
+    return Observation(latents, model.look(to_tensor([np.concatenate(clips)]).to(latents)))
 
 
 def advance(
-    now: Snapshot, action: Action, history: History, latents: Float[Tensor, "1 t c h w"], frames: np.ndarray
+    model: WorldModel,
+    now: Snapshot,
+    action: Action,
+    history: History,
+    latents: Float[Tensor, "1 t c h w"],
+    frames: np.ndarray,
+    trail: Trail[Condition] | None = None,
 ) -> Snapshot:
     """Return the moment after a round that made these latents and frames."""
     return Snapshot(
-        context=latents[:, -1],
-        before=now.context[:, None],
+        context=_context(model, latents, frames),
+        before=now.context,
         observation=latents,
         history=history,
         round=now.round + 1,
         clips=(*now.clips, frames),
         actions=(*now.actions, action),
+        trail=trail,
+        camera=action.moves(now.camera),
     )
 
 
@@ -96,7 +130,12 @@ def prompt(question: str | None) -> str:
     return question
 
 
-def both(now: Snapshot) -> Float[Tensor, "1 t c h w"]:
+def newest(model: WorldModel, now: Snapshot) -> Observation:
+    """Return what is seen now."""
+    return seen(model, now.observation, now.clips[-1:])
+
+
+def both(model: WorldModel, now: Snapshot) -> Observation:
     """Return the last two observations, between which an action happened.
 
     Raises:
@@ -106,13 +145,42 @@ def both(now: Snapshot) -> Float[Tensor, "1 t c h w"]:
         raise InputError(
             "There is one observation so far; call step() first, or pass a second one to observe()."
         )
-    return torch.cat([now.before, now.observation], dim=1)
+    before = now.before[:, -1:]
+    return seen(model, torch.cat([before, now.observation], dim=1), (now.clips[-2][-1:], now.clips[-1]))
 
 
 def noise_of_round(seed: int, index: int, shape: Sequence[int]) -> Float[Tensor, "t c h w"]:
     """Return the noise that a session of this seed draws in round `index`; -1 is an imagined start."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + index + 1) % 2**63)
     return torch.randn(tuple(shape), generator=generator)
+
+
+def generate(
+    model: WorldModel,
+    condition: Condition,
+    context: Float[Tensor, "b s c h w"],
+    draws: Sequence[tuple[int, int]],
+    num_inference_steps: int,
+    guidance_scale: float,
+    trail: Trail[Condition] | None = None,
+) -> tuple[Float[Tensor, "b t c h w"], Trail[Condition] | None]:
+    """Generate the latents of a round of a batch of worlds.
+
+    Each is made from the noise of its seed and of the round's number (`draws`). Where chunks overlap
+    (sampler: swin), `trail` is what the round before left, and that of this round comes back.
+    """
+
+    def draw(shape: Sequence[int], draws: Sequence[tuple[int, int]]) -> Tensor:
+        return torch.stack([noise_of_round(seed, index, shape) for seed, index in draws]).to(context)
+
+    noise = draw(model.latent_shape, draws)
+    if model.config.sampler == "chunk":
+        return model.denoise(condition, context, noise, num_inference_steps, guidance_scale), None
+    conditions = [condition] if guidance_scale == 1.0 else [condition, model.null_condition(context)]
+    # The condition frame's noise has a stream of its own.
+    seen = swin.renoise(context, draw(context.shape[1:], [(-1 - seed, index) for seed, index in draws]))
+    solver = model.generator.solver(num_inference_steps)
+    return swin.advance(model.generator, solver, conditions, seen, noise, guidance_scale, trail)
 
 
 class Session:
@@ -173,8 +241,8 @@ class Session:
             fps=config.fps,
             max_frames=int(media.MAX_VIDEO_SECONDS * config.fps),
         )[-memory_frames(config) :]
-        latents = self.model.codec.encode(to_tensor([frames]).to(self.model.unseen.device))
-        self._now = begin(self.model, latents, frames)
+        pixels = to_tensor([frames]).to(self.model.unseen.device)
+        self._now = begin(self.model, self.model.observe(pixels).latents, frames)
         return frames
 
     @torch.no_grad()
@@ -186,14 +254,14 @@ class Session:
         """
         now, act = self._current(), Action.of(action)
         history = look(self.model, now, act)
-        latents = self._generate(history, now.context, now.round)
-        frames = to_frames(self.model.decode(latents)[0])
-        self._now = advance(now, act, history, latents, frames)
+        latents, trail = self._generate(history, now.context, act, now.round, now.trail)
+        frames = to_frames(self.model.decode(latents, now.context)[0])
+        self._now = advance(self.model, now, act, history, latents, frames, trail)
         return frames
 
     def describe(self, question: str | None = None) -> str:
         """Say what is seen now, or answer a question about it ("how many things are there")."""
-        return self.model.read(self._current().observation, prompt(question))[0]
+        return self.model.read(newest(self.model, self._current()), prompt(question))[0]
 
     def infer_action(self) -> str:
         """Say in words which action led from the observation before to the one seen now.
@@ -201,7 +269,7 @@ class Session:
         Raises:
             InputError: there is only one observation so far.
         """
-        return self.model.read(both(self._current()), WHAT_HAPPENED)[0]
+        return self.model.read(both(self.model, self._current()), WHAT_HAPPENED)[0]
 
     @torch.no_grad()
     def observe(self, observation: Any) -> np.ndarray:
@@ -209,12 +277,12 @@ class Session:
         now = self._current()
         fork = self.fork()
         frames = fork.reset(observation)
-        seen = fork._current()
         self._now = replace(
-            seen,
-            before=now.context[:, None],
+            fork._current(),
+            before=now.context,
             round=now.round + 1,
             clips=(*now.clips, frames),
+            camera=now.camera,
             actions=(*now.actions, Action()),  # nobody said which; clips and actions stay in step
         )
         return frames
@@ -272,14 +340,21 @@ class Session:
         return self._now
 
     def _imagine(self, action: Action) -> np.ndarray:
-        unseen = self.model.unseen[None]
-        latents = self._generate((self.model.round_embeds(unseen, [action])[0],), unseen, -1)[:, -1:]
-        frames = to_frames(self.model.decode(latents)[0])
-        self._now = begin(self.model, latents, frames)
-        return frames
+        nothing = self.model.nothing(1)
+        embeds = self.model.round_embeds(nothing, [action])
+        latents, _ = self._generate((embeds[0],), nothing.latents, action, -1)
+        self._now = imagined(self.model, latents)
+        return self._now.clips[0]
 
-    def _generate(self, history: History, context: Tensor, index: int) -> Tensor:
+    def _generate(
+        self,
+        history: History,
+        context: Tensor,
+        action: Action,
+        index: int,
+        trail: Trail[Condition] | None = None,
+    ) -> tuple[Tensor, Trail[Condition] | None]:
         states = self.cache.states([history], self.model.config.num_queries)[0]
-        condition = self.model.condition(states[None], context)
-        noise = noise_of_round(self.seed, index, condition.forecast.shape[1:])[None].to(context)
-        return self.model.denoise(condition, context, noise, self.num_inference_steps, self.guidance_scale)
+        condition = self.model.condition(states[None], context, [action])
+        settings = self.num_inference_steps, self.guidance_scale
+        return generate(self.model, condition, context, [(self.seed, index)], *settings, trail)

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from worldmodel.errors import InputError
+from worldmodel.serving.actions import plain
 from worldmodel.serving.errors import Conflict, NotFound
 from worldmodel.serving.jobs import Job, Jobs, Order, Record, fingerprint, idempotency, new_record
 from worldmodel.serving.protocol import (
@@ -16,7 +17,6 @@ from worldmodel.serving.protocol import (
     VideoList,
     VideoObject,
     VideoRequest,
-    plain,
 )
 from worldmodel.serving.routes.body import adapter, check_size, decode, described, read_body
 from worldmodel.serving.routes.guard import ERRORS, Caller, GuardedRoute

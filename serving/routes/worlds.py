@@ -7,9 +7,9 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from worldmodel.errors import InputError
 from worldmodel.serving import media
+from worldmodel.serving.actions import ActionSchema, plain
 from worldmodel.serving.held import HeldWorld, HeldWorlds, Origin
 from worldmodel.serving.protocol import (
-    ActionSchema,
     Deleted,
     DescribeRequest,
     ResetRequest,
@@ -20,7 +20,6 @@ from worldmodel.serving.protocol import (
     WorldList,
     WorldObject,
     WorldRequest,
-    plain,
 )
 from worldmodel.serving.routes.body import adapter, decode, described, read_body
 from worldmodel.serving.routes.frames import FRAMES, answer_frames, chosen_format
@@ -167,12 +166,7 @@ def shown(request: Request, held: HeldWorld) -> WorldObject:
         fps=config.fps,
         size="x".join([str(config.codec.image_size)] * 2),
         chunk_frames=config.chunk_frames,
-        action_schema=ActionSchema(
-            text=config.action.text,
-            max_text_tokens=config.action.max_text_tokens,
-            keys=list(config.action.keys),
-            vector_size=config.action.vector_size,
-        ),
+        action_schema=ActionSchema.of(config.action),
         seed=world.settings.seed,
         num_inference_steps=world.settings.num_inference_steps,
         guidance_scale=world.settings.guidance_scale,

@@ -18,13 +18,13 @@ from torch.distributed.run import main as torchrun
 
 from worldmodel.config import MeshConfig, StageConfig, TrainConfig, TrainedConfig, WorldModelConfig, build
 from worldmodel.data import loader
-from worldmodel.models import attention
+from worldmodel.models import attention, lora
 from worldmodel.models.norm import RMSNorm
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import distributed, language, lora
+from worldmodel.train import distributed, language
 from worldmodel.train.distributed import Root, whole
 from worldmodel.train.learner import Learner, freeze
-from worldmodel.train.objectives import OBJECTIVES
+from worldmodel.train.stages import OBJECTIVES
 
 SELF = Path(__file__)
 COMPONENTS = ("backbone", "vision", "action", "queries", "unseen", "ask", "answer", "adapter", "generator")

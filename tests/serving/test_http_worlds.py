@@ -78,7 +78,12 @@ def test_a_world_says_what_it_is_and_plays_as_a_session(
         "text": True,
         "max_text_tokens": 64,
         "keys": ["left", "right"],
+        "mouse": False,
         "vector_size": 3,
+        "vector_names": [],
+        "vector_low": [],
+        "vector_high": [],
+        "camera": False,
     }
     session = model.session(seed=3, num_inference_steps=2)
     session.reset(picture)

@@ -155,12 +155,9 @@ def test_the_server_introduces_itself_first(model: WorldModel) -> None:
             hello = await client.event()
             assert hello["type"] == "session.created"
             assert (hello["model"], hello["engine"], hello["protocol"]) == ("tiny", "in-process", 1)
-            assert hello["action"] == {
-                "text": True,
-                "max_text_tokens": 64,
-                "keys": ["left", "right"],
-                "vector_size": 3,
-            }
+            takes = hello["action"]
+            assert (takes["text"], takes["max_text_tokens"], takes["keys"]) == (True, 64, ["left", "right"])
+            assert (takes["mouse"], takes["vector_size"], takes["camera"]) == (False, 3, False)
             assert (hello["fps"], hello["chunk_frames"], hello["image_size"]) == (8, 8, 32)
             assert hello["formats"] == ["jpeg", "fmp4"]
             assert hello["limits"] == limits_of(server.app.state).model_dump()

@@ -98,7 +98,13 @@ def test_info_counts_what_the_model_has(run: Callable[..., tuple[int, str, str]]
     for name in ("backbone", "vision", "action", "adapter", "generator"):
         assert facts["components"][name]["parameters"] == parts[name]
     assert facts["components"]["codec"]["parameters"] == parts["codec"] + 8  # with its scale
-    assert facts["actions"] == {"text": "up to 64 tokens", "keys": ["left", "right"], "vector": "3 numbers"}
+    assert facts["actions"] == {
+        "text": "up to 64 tokens",
+        "keys": ["left", "right"],
+        "mouse": "none",
+        "vector": "3 numbers",
+        "camera": "none",
+    }
     assert facts["frames"]["image_size"] == 32
     code, out, _ = run("info", "MODEL")
     assert code == 0
@@ -116,7 +122,7 @@ def test_config_lists_and_explains(run: Callable[..., tuple[int, str, str]]) -> 
     assert "shapes_tiny" in run("config")[1].split()
     code, out, _ = run("config", "shapes_tiny", "seed=3", "stages.state.lr=1e-5")
     assert code == 0
-    assert "# Height and width of a frame, in pixels; a multiple of 8." in out
+    assert "# Height and width of a frame, in pixels; a multiple of `spatial_factor`." in out
     Path("again.yaml").write_text(out)
     assert configs.load("again.yaml") == configs.load("shapes_tiny", ["seed=3", "stages.state.lr=1e-5"])
 

@@ -106,6 +106,26 @@ def test_a_stream_that_breaks_or_hangs_is_an_error() -> None:
         ReadAhead(Rows(10, hangs_at=3), 8, 0.3, "here").row(0)
 
 
+def test_closing_ends_those_who_wait() -> None:
+    ahead, told = ReadAhead(Rows(10, hangs_at=3), 8, 60.0, "here"), []
+
+    def ask() -> None:
+        with pytest.raises(ConfigError, match="here cannot be read on: it was closed"):
+            ahead.row(0)
+        told.append(True)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while ahead.thread is None:
+        time.sleep(0.01)
+    ahead.close()
+    thread.join(20)
+    assert told
+    with pytest.raises(ConfigError, match="it was closed"):  # and nothing is read any more
+        ahead.row(0)
+    assert ahead.thread is None
+
+
 # Real datasets
 
 
@@ -222,11 +242,12 @@ def test_a_row_cannot_name_files_elsewhere(datasets: Any, tmp_path: Path) -> Non
         "../x.mp4",
         "https://example.org/x.mp4",
         "hf://datasets/someone/else@main/x.mp4",
+        f"file:///etc/hostname::hf://datasets/{tmp_path / 'set'}@main/x.mp4",
     ]
     rows = [{"video": path, "text": "x"} for path in outside]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "set" / "train.parquet")
     source = open_source("hub", configured(tmp_path / "set"), MODEL)
-    for index in range(4):
+    for index in range(len(outside)):
         with pytest.raises(InputError, match=r"leads out of|not in the dataset's own"):
             source.at(index).episode("rounds", 0, index, 1)
     source.close()

@@ -82,9 +82,19 @@ def test_a_replacement_is_another_row_of_the_window(size: int, window: int, epis
     for attempt in range(1, 5):
         tried = order.replacement(episode, attempt)
         assert tried // size == epoch
-        assert tried % size // order.window == row // order.window
-        assert tried != episode or alone
+        assert alone or tried % size // order.window == row // order.window
+        assert tried != episode
         assert tried == order.replacement(episode, attempt)
+
+
+def test_a_window_without_a_good_row_is_left() -> None:
+    """Of 41 rows in windows of 8, the last stands alone and those of one window are all bad."""
+    order = Order(Rows(41), "clips", 8, 3)
+    for row, bad in ((40, {40}), (17, set(range(16, 24)))):
+        tried = [order.replacement(row, attempt) for attempt in range(1, 20)]
+        assert set(tried) - bad
+        assert all(0 <= other < 41 and other != row for other in tried)
+    assert Order(Rows(1), "clips", 8, 3).replacement(5, 1) == 5  # there is no other
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(0, 5000), st.integers(0, 9))
@@ -137,6 +147,8 @@ def test_weights_of_zero_and_tasks_nobody_offers() -> None:
     assert {sample.source for sample in made.samples(0)} == {"two"}
     with pytest.raises(ConfigError, match=r"'dance'.*rounds"):
         plan(sources, tasks={"dance": 1.0})
+    with pytest.raises(ConfigError, match=r"with a weight offers the task 'rounds'.*offer nothing"):
+        plan(sources, {"one": 0.0, "two": 0.0})
 
 
 def test_own_steps_follow_the_schedule() -> None:

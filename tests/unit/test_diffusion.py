@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from worldmodel.diffusion.loss import add_noise, velocity_error
-from worldmodel.diffusion.sampler import sample
+from worldmodel.diffusion.sampler import EulerSolver
 from worldmodel.diffusion.schedule import sampling_sigmas, training_sigmas
 
 
@@ -21,20 +21,16 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 def test_euler_is_exact_on_a_constant_flow(steps: int) -> None:
     generator = torch.Generator().manual_seed(0)
     noise, clean = (torch.randn(2, 3, 1, 2, 2, generator=generator) for _ in range(2))
-    made = sample(lambda latents, sigma: noise - clean, noise, sampling_sigmas(steps))
-    close(made, clean)
+    solver, latents = EulerSolver.of(steps), noise
+    for step in range(solver.num_steps):
+        latents = solver.step(step, noise - clean, latents)
+    close(latents, clean)
 
 
-def test_sampler_hands_the_levels_of_every_frame_to_the_model() -> None:
-    seen: list[Tensor] = []
-
-    def velocity(latents: Tensor, sigma: Tensor) -> Tensor:
-        seen.append(sigma)
-        return torch.zeros_like(latents)
-
-    sample(velocity, torch.zeros(2, 3, 1, 2, 2), sampling_sigmas(4))
-    assert [level.shape for level in seen] == [(2, 3)] * 4
-    assert [float(level[0, 0]) for level in seen] == pytest.approx(sampling_sigmas(4)[:-1].tolist())
+def test_the_solver_says_at_which_level_a_step_begins() -> None:
+    solver = EulerSolver.of(4)
+    levels = [solver.level(step) for step in range(solver.num_steps)]
+    assert levels == pytest.approx(sampling_sigmas(4)[:-1].tolist())
 
 
 @given(steps=st.integers(1, 200), shift=st.floats(0.1, 20))

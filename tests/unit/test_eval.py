@@ -12,6 +12,7 @@ import torch
 
 from worldmodel import config as configs
 from worldmodel import hub
+from worldmodel.config import SMALL_DECODER
 from worldmodel.errors import InputError, OutputError
 from worldmodel.eval import command, following, goals, language, pictures
 from worldmodel.eval.card import model_card
@@ -128,7 +129,7 @@ def model() -> WorldModel:
     """A random model of the shipped shape, thinner so that the test is quick."""
     config = configs.load("shapes_tiny")
     small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    architecture = {**config.model.backbone.architecture, **small, "num_key_value_heads": 1, "head_dim": 32}
+    architecture = {**SMALL_DECODER, **small, "num_key_value_heads": 1, "head_dim": 32}
     parts = {
         "backbone": replace(config.model.backbone, architecture=architecture),
         "codec": replace(config.model.codec, widths=(8, 16)),
@@ -311,7 +312,9 @@ def test_one_split_alone(true_subject: TrueSubject) -> None:
     results = evaluate(true_subject, "held-out", num_samples=4, seed=SEED)
     assert list(results["figures"]) == ["action_following"]
     assert list(results["figures"]["action_following"]) == ["held-out"]
-    assert evaluate(true_subject, "held-out", num_samples=4, seed=SEED) == results
+    again = evaluate(true_subject, "held-out", num_samples=4, seed=SEED)
+    machine = {"machine": None}  # whose load changes from moment to moment
+    assert again | machine == results | machine
 
 
 @pytest.mark.parametrize(

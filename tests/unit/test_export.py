@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 
 from worldmodel import config as configs
 from worldmodel.config import TrainConfig, TrainedConfig
 from worldmodel.errors import ModelError
+from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import export, lora
+from worldmodel.train import export
 from worldmodel.train.checkpoint import Checkpoints, module_state
 
 MakeModel = Callable[..., WorldModel]
@@ -62,6 +64,44 @@ def test_what_lora_learned_is_in_the_weights(run: Path, make_model: MakeModel) -
     export.fill(filled, checkpoint)
     assert filled.state_dict().keys() == base.state_dict().keys()
     torch.testing.assert_close(hidden(filled), hidden(trained), atol=1e-4, rtol=1e-4)
+
+
+def test_what_lora_learned_can_be_kept_apart(
+    run: Path, model_folder: Path, model: WorldModel, tmp_path: Path
+) -> None:
+    train = {name: TrainedConfig(lora_rank=2) for name in ("backbone", "generator")}
+    trained = WorldModel.from_pretrained(model_folder)
+    lora.add(trained, train)
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_()
+    checkpoint = save(run, trained, {name: asdict(how) for name, how in train.items()})
+    folder = export.export_adapters(checkpoint, tmp_path / "adapters")
+    lora.merge(trained)
+    together = WorldModel.from_pretrained(model_folder, adapters=folder)
+    for (name, expected), actual in zip(
+        trained.state_dict().items(), together.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-6, msg=name)
+    # The language model's own library reads its part as it is.
+    plain = WorldModel.from_pretrained(model_folder)
+    before = hidden(plain)
+    PeftModel.from_pretrained(plain.backbone.model, str(folder / "backbone"))
+    assert not torch.allclose(hidden(plain), before, atol=0.1)
+    torch.testing.assert_close(hidden(plain), hidden(together), atol=1e-4, rtol=1e-4)
+    (folder / "backbone").rename(folder / "vision")
+    with pytest.raises(ModelError, match="does not fit this model"):
+        WorldModel.from_pretrained(model_folder, adapters=folder)
+    with pytest.raises(ModelError, match="pass a folder of adapters"):
+        WorldModel.from_pretrained(model_folder, adapters=tmp_path)
+
+
+def test_adapters_want_a_run_that_learned_some(run: Path, model: WorldModel, tmp_path: Path) -> None:
+    checkpoint = save(run, model, {"vision": asdict(TrainedConfig())})
+    with pytest.raises(ModelError, match="without --adapters"):
+        export.export_adapters(checkpoint, tmp_path / "adapters")
+    assert not (tmp_path / "adapters").exists()
 
 
 def test_weights_with_an_average_are_replaced_by_it(run: Path, make_model: MakeModel) -> None:

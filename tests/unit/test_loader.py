@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,7 +149,7 @@ def test_workers_change_nothing(mixed: DataConfig, num_workers: int) -> None:
     deadline = time.monotonic() + 10
     while threading.active_count() > threads and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
 
 
 def test_episodes_from_workers_are_the_episodes(mixed: DataConfig) -> None:
@@ -218,8 +219,9 @@ def test_a_bad_clip_is_named_and_replaced(
     # Who reads it does not change what stands in for it.
     with_workers = dataclasses.replace(config, num_workers=2)
     assert [name for step in names(with_workers, EPOCH) for name in step] == seen
-    parts = [names(config, EPOCH, rank=rank, size=3) for rank in range(3)]
-    assert [name for step in zip(*parts, strict=True) for part in step for name in part] == seen
+    # Nor does where the run goes on, on other processes and workers.
+    parts = [names(with_workers if rank else config, EPOCH, 2, rank, size=3) for rank in range(3)]
+    assert [name for step in zip(*parts, strict=True) for part in step for name in part] == seen[20:]
 
 
 def test_too_many_bad_clips_end_the_run(recorded: Path, tmp_path: Path) -> None:
@@ -311,6 +313,52 @@ class LostSource:
         self.closed = True
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_source_that_hangs_is_an_error(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "MANNERS_S", 0.0)
+    config = DataConfig({"stuck": SourceConfig()}, num_workers=num_workers, timeout_s=1.0)
+    source = StuckSource()
+    with Stream({"stuck": source}, config, STAGE, 0) as made:
+        with pytest.raises(ConfigError, match=r"data.sources.stuck has not said for 1 s.*data.timeout_s"):
+            list(made)
+        assert list(made) == []
+    source.plugged.set()
+
+
+class StuckSource(LostSource):
+    """A source whose disk does not answer."""
+
+    def __init__(self) -> None:
+        self.plugged = threading.Event()
+
+    def at(self, index: int) -> Recipe:
+        self.plugged.wait()
+        raise OSError("too late")
+
+
+class CountingSource(ShapesSource):
+    """Counts how often it was asked."""
+
+    asked = 0
+
+    def at(self, index: int) -> ShapesSource:
+        self.asked += 1
+        return ShapesSource()
+
+
+def test_only_a_few_batches_are_ready_ahead() -> None:
+    """However slow the training: memory is bounded by data.prefetch, not by what the source could give."""
+    source, stage = CountingSource(), dataclasses.replace(STAGE, steps=10**6)
+    with Stream({"shapes": source}, DataConfig(num_workers=2, prefetch=3), stage, 0) as made:
+        next(made)
+        asked = -1
+        while asked != source.asked:
+            asked = source.asked
+            time.sleep(1.5)
+    # What was taken, what waits, what is being put together; and what torchdata keeps on the way to workers.
+    assert asked <= stage.batch_size * (1 + 3 + 1) + 2 * 2 + 2
+
+
 CHILD = """
 import sys, time
 from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
@@ -367,3 +415,19 @@ def _nothing_left() -> Iterator[None]:
 def test_sources_that_cannot_be(sources: dict[str, SourceConfig], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         loader.batches(DataConfig(sources), MODEL, STAGE, 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"num_workers": -1}, r"data.num_workers is -1; use 0 or more"),
+        ({"prefetch": 0}, r"data.prefetch is 0; use 1 or more"),
+        ({"window": 0}, r"data.window is 0; use 1 or more"),
+        ({"timeout_s": 0.0}, r"data.timeout_s is 0; use a number"),
+        ({"max_bad_fraction": 2.0}, r"data.max_bad_fraction is 2; use a share"),
+        ({"sources": {"a": SourceConfig(weight=-1.0)}}, r"data.sources.a.weight is -1; use 0 or more"),
+    ],
+)
+def test_settings_that_cannot_be(setting: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        loader.batches(DataConfig(**setting), MODEL, STAGE, 0)

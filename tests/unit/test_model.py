@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from worldmodel.models import attention
 from worldmodel.models.attention import attend, causal_mask
 from worldmodel.models.condition import Condition, choose
+from worldmodel.models.vision import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
 
@@ -29,12 +30,12 @@ def _seeded() -> None:
 
 @pytest.fixture
 def context() -> Tensor:
-    """Two episodes of four rounds: `[b, r, c, h, w]`."""
-    return torch.randn(2, 4, CHANNELS, CELLS, CELLS)
+    """Two episodes of four rounds: `[b, r, s, c, h, w]`."""
+    return torch.randn(2, 4, 1, CHANNELS, CELLS, CELLS)
 
 
 def some_condition(model: WorldModel, batch: int = 2) -> tuple[Condition, Tensor]:
-    context = torch.randn(batch, CHANNELS, CELLS, CELLS)
+    context = torch.randn(batch, 1, CHANNELS, CELLS, CELLS)
     states = torch.randn(batch, CELLS**2, model.backbone.width)
     return model.condition(states, context), context
 
@@ -50,17 +51,17 @@ def test_shapes_of_the_six_verbs(model: WorldModel) -> None:
     width = model.backbone.width
     latents = model.codec.encode(torch.zeros(2, 8, 3, 32, 32))
     assert latents.shape == (2, CHUNK, CHANNELS, CELLS, CELLS)
-    vision = model.encode_observation(latents)
+    vision = model.encode_observation(Observation(latents))
     assert vision.tokens.shape == (2, CHUNK * 4, width)
     assert vision.cells.shape == (2, CHUNK, CELLS**2, width)
     actions = model.encode_action([Action("the red ball moves left"), Action()])
     assert [each.shape for each in actions] == [(32, width)] * 2
     embeds = torch.cat([vision.tokens, torch.stack(actions), vision.cells[:, 0]], dim=1)
     states = model.predict_state(embeds)[:, -16:]
-    condition = model.condition(states, latents[:, -1])
+    condition = model.condition(states, latents[:, -1:])
     assert condition.forecast.shape == latents.shape
     assert condition.tokens.shape == condition.cells.shape == (2, 16, 48)
-    made = model.denoise(condition, latents[:, -1], torch.randn_like(latents), num_inference_steps=2)
+    made = model.denoise(condition, latents[:, -1:], torch.randn_like(latents), num_inference_steps=2)
     assert made.shape == latents.shape
     pixels = model.decode(made)
     assert pixels.shape == (2, 8, 3, 32, 32)
@@ -85,7 +86,8 @@ def test_one_pass_over_the_rounds_equals_the_rounds_one_by_one(model: WorldModel
     forecast = rearrange(together.condition.forecast, "(b r) t c h w -> b r t c h w", r=4)
     cache = model.backbone.new_cache()
     for index in range(4):
-        embeds = torch.stack(model.round_embeds(context[:, index], [episode[index] for episode in ACTIONS]))
+        now = [episode[index] for episode in ACTIONS]
+        embeds = torch.stack(model.round_embeds(Observation(context[:, index]), now))
         states = model.predict_state(embeds, cache)[:, -model.config.num_queries :]
         close(states, together.states[:, index])
         close(model.condition(states, context[:, index]).forecast, forecast[:, index])
@@ -102,16 +104,16 @@ def test_later_rounds_do_not_reach_back(model: WorldModel, context: Tensor) -> N
 
 
 def test_read_is_greedy_decoding_of_its_own_prefix(model: WorldModel) -> None:
-    latents = torch.randn(2, 1, CHANNELS, CELLS, CELLS)
-    together = model.read(latents, "describe", max_tokens=12)
-    alone = [model.read(row[None], "describe", max_tokens=12)[0] for row in latents]
+    seen = Observation(torch.randn(2, 1, CHANNELS, CELLS, CELLS))
+    together = model.read(seen, "describe", max_tokens=12)
+    alone = [model.read(row, "describe", max_tokens=12)[0] for row in seen.unstack()]
     assert together == alone
 
 
 def test_labels_of_read_rows_follow_the_answer(model: WorldModel) -> None:
-    latents = [torch.randn(frames, CHANNELS, CELLS, CELLS) for frames in (1, 3)]
+    seen = [Observation(torch.randn(1, frames, CHANNELS, CELLS, CELLS)) for frames in (1, 3)]
     answers = ["a red ball", "two"]
-    rows = model.read_rows(latents, ["what is it", None], answers)
+    rows = model.read_rows(seen, ["what is it", None], answers)
     for (embeds, labels), answer in zip(rows, answers, strict=True):
         assert embeds.shape[:1] == labels.shape
         assert labels[labels >= 0].tolist() == [*model.backbone.token_ids(answer), model.backbone.end]
@@ -263,10 +265,8 @@ def test_context_cache_equals_the_pass_over_all_frames(model: WorldModel) -> Non
     context = torch.randn(2, 2, CHANNELS, CELLS, CELLS)
     latents = torch.randn(2, CHUNK, CHANNELS, CELLS, CELLS)
     sigma = torch.rand(2, CHUNK) * 0.8 + 0.2
-    cached, _ = model.generator(
-        latents, sigma, condition.forecast, condition, past=model.generator.context_cache(context, condition)
-    )
-    whole, _ = model.generator(
+    cached = model.generator(latents, sigma, condition, model.generator.start(context, condition))
+    whole, _ = model.generator.velocity(
         torch.cat([context, latents], dim=1),
         torch.cat([torch.zeros(2, 2), sigma], dim=1),
         torch.cat([context, condition.forecast], dim=1),
@@ -276,7 +276,7 @@ def test_context_cache_equals_the_pass_over_all_frames(model: WorldModel) -> Non
     )
     close(cached, whole[:, 2:])
     assert not torch.allclose(
-        cached, model.generator(latents, sigma, condition.forecast, condition)[0], atol=1e-3
+        cached, model.generator.velocity(latents, sigma, condition.forecast, condition)[0], atol=1e-3
     )
 
 
@@ -287,7 +287,7 @@ def test_earlier_blocks_do_not_see_later_ones(model: WorldModel) -> None:
     blocks = torch.tensor([0, 0, 1, 1])
 
     def velocity(latents: Tensor, sigma: Tensor) -> Tensor:
-        return model.generator(latents, sigma, condition.forecast, condition, blocks=blocks)[0]
+        return model.generator.velocity(latents, sigma, condition.forecast, condition, blocks=blocks)[0]
 
     before = velocity(latents, sigma)
     latents[:, 3] += 1
@@ -304,7 +304,7 @@ def test_a_frame_is_judged_at_its_own_noise_level(model: WorldModel) -> None:
     each_alone = torch.arange(CHUNK)
 
     def velocity(sigma: Tensor) -> Tensor:
-        return model.generator(latents, sigma, condition.forecast, condition, blocks=each_alone)[0]
+        return model.generator.velocity(latents, sigma, condition.forecast, condition, blocks=each_alone)[0]
 
     mixed = velocity(levels)
     for frame in range(CHUNK):
@@ -337,8 +337,8 @@ def test_guidance_is_the_formula(model: WorldModel) -> None:
     empty = model.adapter.null(context)
 
     def velocity(which: Condition) -> Tensor:
-        past = model.generator.context_cache(context[:, None], which)
-        return model.generator(noise, torch.ones(2, CHUNK), which.forecast, which, past=past)[0]
+        past = model.generator.start(context, which)
+        return model.generator(noise, torch.ones(2, CHUNK), which, past)
 
     full, without = velocity(condition), velocity(empty)
     by_hand = noise - (without + scale * (full - without))

@@ -20,12 +20,13 @@ from worldmodel.config import MeshConfig, StageConfig, TrainConfig, TrainedConfi
 from worldmodel.data import loader
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
 from worldmodel.report import read_metrics
-from worldmodel.train import checkpoint, distributed, export, facts, finetune, learner, lora, optim
+from worldmodel.train import checkpoint, distributed, export, facts, finetune, learner, optim, terms
 from worldmodel.train.learner import Learner, Outcome, freeze
 from worldmodel.train.terms import Chance
-from worldmodel.types import Action
+from worldmodel.types import Action, Episode
 
 
 def parts(*names: str, **how: TrainedConfig) -> dict[str, TrainedConfig]:
@@ -439,7 +440,7 @@ def test_a_mesh_that_does_not_fit_is_one_sentence(
 
 def test_the_work_of_a_step_is_what_torch_counts(model: WorldModel) -> None:
     stage = StageConfig(batch_size=2, rounds=2, tasks={"rounds": 1.0})
-    context = torch.randn(2, 2, *model.unseen.shape)
+    context = torch.randn(2, 2, 1, *model.unseen.shape)
     with FlopCounterMode(display=False) as counter:
         model(context, [[Action(), Action()]] * 2)
     counted = sum(
@@ -451,3 +452,22 @@ def test_the_work_of_a_step_is_what_torch_counts(model: WorldModel) -> None:
     # Forward alone, a third of the whole; torch counts attention as a square, of which the mask leaves half.
     assert counted / (backbone / 3) == pytest.approx(1, abs=0.3)
     assert generator > 0
+
+
+def test_a_share_of_the_actions_is_dropped() -> None:
+    actions = (Action("it jumps"),) * 5
+    episodes = [Episode(f"{index}", actions=actions) for index in range(200)]
+    batch = Batch(step=0, task="rounds", indices=tuple(range(200)), episodes=episodes, own=False)
+
+    def kept(batch: Batch) -> list[tuple[Action, ...]]:
+        return [episode.actions for episode in batch.episodes]
+
+    def chance(rows: range) -> Chance:
+        return Chance([(7, index) for index in rows])
+
+    assert terms.drop_actions(batch, chance(range(200)), 0.0) is batch
+    dropped = kept(terms.drop_actions(batch, chance(range(200)), 0.3))
+    share = sum(act == Action() for row in dropped for act in row) / 1000
+    assert share == pytest.approx(0.3, abs=0.05)
+    alone = dataclasses.replace(batch, episodes=episodes[9:11], indices=(9, 10))
+    assert kept(terms.drop_actions(alone, chance(range(9, 11)), 0.3)) == dropped[9:11]

@@ -23,6 +23,7 @@ VERBS = {
     "serve": ("worldmodel.serving.command", "serve a model over HTTP and WebSocket"),
     "demo": ("worldmodel.demo.app", "steer a world on a page in the browser"),
     "train": ("worldmodel.cli.train", "train a model as a configuration says"),
+    "export": ("worldmodel.cli.export", "turn a checkpoint of a training run into a model folder"),
     "info": ("worldmodel.cli.info", "say what a model is and what it takes"),
     "config": ("worldmodel.cli.settings", "print or list configurations"),
 }

@@ -1,12 +1,14 @@
-"""`worldmodel info`: what a model is."""
+"""`worldmodel info`: what a model is, and what training one would need."""
 
+import importlib
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 from worldmodel.cli.parser import Parser
-from worldmodel.errors import ModelError
+from worldmodel.config import ActionConfig
+from worldmodel.errors import InputError, ModelError
 
 
 def main(argv: list[str]) -> int:
@@ -14,13 +16,26 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         "worldmodel info",
         "Say what a model is: its parts and their sizes, the actions it takes, the frames it makes.",
-        "worldmodel info shapes-tiny\n  worldmodel info runs/shapes-tiny/model --json",
+        "worldmodel info shapes-tiny\n  worldmodel info runs/shapes-tiny/model --json\n"
+        "  worldmodel info --plan pan model.codec.image_size=240",
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", default="shapes-tiny", help="a name or a model folder"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="MODEL is a training config instead: estimate the memory of a step on 1, 8 and 64 GPUs",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="--plan: settings that win over the file"
+    )
     args = parser.parse_args(argv)
+    if args.plan:
+        return importlib.import_module("worldmodel.train.plan").report(args.model, args.overrides, args.json)
+    if args.overrides:
+        raise InputError(f"{args.overrides[0]!r} is a setting, which only --plan takes; leave it out.")
     facts = model_facts(args.model)
     if args.json:
         print(json.dumps(facts, indent=2))
@@ -61,11 +76,7 @@ def model_facts(name: str) -> dict[str, Any]:
         "name": folder.name,
         "folder": str(folder),
         "components": components,
-        "actions": {
-            "text": f"up to {config.action.max_text_tokens} tokens" if config.action.text else "none",
-            "keys": list(config.action.keys) or "none",
-            "vector": f"{config.action.vector_size} numbers" if config.action.vector_size else "none",
-        },
+        "actions": action_facts(config.action),
         "frames": {
             "image_size": config.codec.image_size,
             "fps": config.fps,
@@ -79,11 +90,28 @@ def model_facts(name: str) -> dict[str, Any]:
     }
 
 
+def action_facts(config: ActionConfig) -> dict[str, str | list[str]]:
+    """Say what steers a model, kind by kind."""
+    numbers = list(config.vector_names)
+    if config.vector_low:
+        names = numbers or [str(place + 1) for place in range(config.vector_size)]
+        bounds = zip(names, config.vector_low, config.vector_high, strict=True)
+        numbers = [f"{name} ({low:g} to {high:g})" for name, low, high in bounds]
+    told = {
+        "text": f"up to {config.max_text_tokens} tokens",
+        "keys": list(config.keys),
+        "mouse": "right and down, -1 to 1 of the picture",
+        "vector": f"{config.vector_size} numbers" + (f": {', '.join(numbers)}" if numbers else ""),
+        "camera": "target or velocity: translation [x, y, z], rotation [x, y, z, w]",
+    }
+    return {kind: told[kind] if taken else "none" for kind, taken in config.takes.items()}
+
+
 def _size(folder: Path, pattern: str = "*.safetensors") -> dict[str, int]:
     """Count the parameters and bytes of a folder's safetensors files."""
     from safetensors import SafetensorError, safe_open
 
-    files = sorted(folder.glob(pattern))
+    files = sorted(folder.rglob(pattern))
     if not files:
         raise ModelError(f"{folder} has no {pattern}; fetch the model again.")
     parameters = 0

@@ -1,5 +1,6 @@
 """`worldmodel rollout`: play a list of actions and write what happens."""
 
+import json
 import shutil
 import tempfile
 import time
@@ -56,7 +57,8 @@ def _parser() -> Parser:
         nargs="*",
         metavar="OBSERVATION|ACTION",
         help="an image or video to start from (left out with --text), then the actions: a sentence, "
-        "keys:red+left, vector:0.1,-0.5, or wait",
+        "keys:red+left, mouse:0.1,-0.5, vector:0.1,-0.5, wait, or JSON for a camera or several at once: "
+        '{"keys": ["w"], "camera": {"mode": "velocity", "data": {"translation": [0, 0, 1]}}}',
     )
     parser.add_argument(
         "--text", metavar="CAPTION", help="start from a described world instead of an observation"
@@ -108,10 +110,12 @@ def _actions(words: list[str], file: str | None, rounds: int | None) -> list[Act
 
 
 def parse_action(word: str) -> Action:
-    """Read an action of the command line: a sentence, `keys:red+left`, `vector:0.1,-0.5` or `wait`.
+    """Read an action of the command line.
+
+    It is a sentence, `keys:red+left`, `mouse:0.1,-0.5`, `vector:0.1,-0.5`, `wait`, or JSON for `Action.of`.
 
     Raises:
-        InputError: the action is empty or its numbers are none.
+        InputError: the action is empty, its numbers are none, or it is no JSON.
     """
     kind, _, rest = word.strip().partition(":")
     if kind == "wait" and not rest:
@@ -121,13 +125,19 @@ def parse_action(word: str) -> Action:
         if not all(keys):
             raise InputError(f"The action {word!r} names no key somewhere; write it like keys:red+left.")
         return Action(keys=keys)
-    if kind == "vector":
+    if kind in ("mouse", "vector"):
         try:
-            return Action(vector=tuple(float(number) for number in rest.split(",")))
+            return Action.of({kind: [float(number) for number in rest.split(",")]})
         except ValueError:
             raise InputError(
-                f"The action {word!r} is no list of numbers; write it like vector:0.1,-0.5."
+                f"The action {word!r} is no list of numbers; write it like {kind}:0.1,-0.5."
             ) from None
+    if word.lstrip().startswith("{"):
+        try:
+            return Action.of(json.loads(word))
+        except (ValueError, RecursionError) as error:
+            reason = str(error) if isinstance(error, InputError) else "It is no JSON."
+            raise InputError(f"The action {word!r} cannot be read: {reason}") from None
     return Action.of(word)
 
 

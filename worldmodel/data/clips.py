@@ -10,7 +10,7 @@ import numpy as np
 from worldmodel.config import WorldModelConfig
 from worldmodel.data import media
 from worldmodel.errors import InputError
-from worldmodel.types import DESCRIBE, Action, Episode
+from worldmodel.types import DESCRIBE, Action, Camera, Episode, Pose
 
 WITH_TEXT = ("rounds", "imagine", "describe")
 """Tasks of clips that come with text; those without have only the first."""
@@ -53,6 +53,19 @@ class Track:
         if self.per_round:
             return self.values[place] if place < len(self.values) else None
         return self.values[0] if self.values else None
+
+    def pose(self, second: float, round_s: float) -> Pose:
+        """Return where the camera is at a second of the clip, of a track of its targets.
+
+        An entry leads on a straight way from the one before it (or from where the clip begins) to its own.
+        """
+        times = self.times or [(place * round_s, (place + 1) * round_s) for place in range(len(self.values))]
+        here = Pose()
+        for (start, end), target in sorted(zip(times, self.values, strict=True), key=lambda entry: entry[0]):
+            if target is None or second <= start:
+                continue
+            here = here.between(target.pose, min(1.0, (second - start) / max(end - start, 1e-6)))
+        return here
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,9 @@ class Clip:
     cut: Cut
     text: Track = Track()
     keys: Track = Track()
+    mouse: Track = Track()
     vector: Track = Track()
+    camera: Track = Track()
     start: float = 0.0
     end: float | None = None
     """Seconds in the file between which the clip lies; None: up to the file's end."""
@@ -170,7 +185,7 @@ class Clip:
 
     def _starts(self, last: int) -> Sequence[int]:
         """Return the frames up to `last` at which rounds may begin: where what is said does, or anywhere."""
-        if any(track.per_round for track in (self.text, self.keys, self.vector)):
+        if any(track.per_round for track in (self.text, self.keys, self.mouse, self.vector, self.camera)):
             return range(0, last + 1, self.cut.chunk)
         if self.text.times:
             starts = sorted(round(start * self.cut.fps) for start, _ in self.text.times)
@@ -182,7 +197,17 @@ class Clip:
         chunk, fps = self.cut.chunk, self.cut.fps
         start = first + place * chunk
         when = (start // chunk, start / fps, (start + chunk) / fps)
-        return Action(self.text.during(*when), self.keys.during(*when) or (), self.vector.during(*when))
+        camera: Camera | None = self.camera.during(*when)
+        if camera is not None and camera.mode == "target":
+            before, after = (self.camera.pose(second, chunk / fps) for second in when[1:])
+            camera = Camera("velocity", before.motion_to(after))
+        return Action(
+            self.text.during(*when),
+            self.keys.during(*when) or (),
+            self.vector.during(*when),
+            self.mouse.during(*when),
+            camera,
+        )
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,17 @@ video   path of the file from `root` on, with or without its extension; or an ad
         for under `root` by the row's name and by the address's last part. Nothing is downloaded.
 text    what happens: one sentence for the whole clip, or a list with one a round.
 keys    keys held: `left+up`, or a list of names, for the whole clip; a list of such lists has one a round.
-vector  a list of numbers for the whole clip; a list of lists has one a round.
+vector, mouse   a list of numbers for the whole clip; a list of lists has one a round.
+camera  `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`, the motion of
+        every round (`worldmodel.types.Camera`), or a list with one a round. With the mode `target` a list has
+        where the camera is at the end of every entry, seen from where it is at the clip's start.
 start, end   the part of the file that is the clip: seconds, or h:mm:ss.
 name    what messages call the clip.
 
 Lists are JSON where a cell can only hold text. Instead of one value a round, a list may say when each holds,
-in seconds after the clip's start: `[{"start": 0, "end": 1.5, "text": "she opens the door"}, ...]`, with
-`keys` or `vector` in place of `text` in those columns; the frame at `start` is the last before the action
-shows. Rounds in which nothing is said have the null action.
+in seconds after the clip's start: `[{"start": 0, "end": 1.5, "text": "she opens the door"}, ...]`, with the
+column's own field in place of `text`; the frame at `start` is the last before the action shows. Rounds in
+which nothing is said have the null action.
 """
 
 import ast
@@ -22,6 +25,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -29,8 +33,11 @@ from urllib.parse import unquote, urlsplit
 from worldmodel.config import ActionConfig, SourceConfig
 from worldmodel.data.clips import Clip, Cut, Files, Track
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.types import Action
 
-FIELDS = ("video", "text", "keys", "vector", "start", "end", "name")
+KINDS = ("text", "keys", "mouse", "vector", "camera")
+"""What was done; named as the fields of an action."""
+FIELDS = ("video", *KINDS, "start", "end", "name")
 Row = Mapping[str, Any]
 
 
@@ -87,7 +94,7 @@ class RowReader:
                 raise ConfigError(
                     f"{place}.columns.{field} is {column!r}, which the table does not have; {hint}"
                 )
-        for field, taken in (("text", action.text), ("keys", action.keys), ("vector", action.vector_size)):
+        for field, taken in action.takes.items():
             if field in self.columns and not taken:
                 raise ConfigError(
                     f"{place}.columns names {field}, but the model takes no {field} (model.action); "
@@ -96,7 +103,7 @@ class RowReader:
         if root is not None and "video" not in self.columns and self.preset is None:
             raise ConfigError(f"{place}.columns must say which column is the video: {', '.join(offered)}.")
         self.cut, self.action, self.root = cut, action, root
-        self.has_actions = bool({"keys", "vector"} & set(self.columns))
+        self.has_actions = bool(set(KINDS[1:]) & set(self.columns))
 
     @property
     def needed(self) -> list[str]:
@@ -142,16 +149,20 @@ class RowReader:
         Raises:
             InputError: as `clip`.
         """
-        tracks = {field: track_of(self._cell(row, field), field) for field in ("text", "keys", "vector")}
-        for keys in tracks["keys"].values:
-            for key in keys or ():
-                if key not in self.action.keys:
-                    known = ", ".join(self.action.keys)
-                    raise InputError(f"unknown key {key!r}; model.action.keys are {known}")
-        for vector in tracks["vector"].values:
-            if vector is not None and len(vector) != self.action.vector_size:
-                size = self.action.vector_size
-                raise InputError(f"a vector of {len(vector)} numbers; model.action.vector_size is {size}")
+        tracks = {field: track_of(self._cell(row, field), field) for field in KINDS}
+        try:
+            for field, track in tracks.items():
+                for value in {*track.values} - {None, ()}:
+                    Action(**{field: value}).check(self.action)
+        except InputError as error:
+            raise InputError(_clause(error)) from None
+        modes = {value.mode for value in tracks["camera"].values if value}
+        if len(modes) > 1 or (
+            "target" in modes and not (tracks["camera"].per_round or tracks["camera"].times)
+        ):
+            raise InputError(
+                "its camera has a target without a time; list one a round, or all with start and end"
+            )
         return tracks
 
     def _cell(self, row: Row, field: str) -> Any:
@@ -187,52 +198,51 @@ def inside(root: str, path: str) -> str:
 
 
 def track_of(value: Any, field: str) -> Track:
-    """Read a cell of the column `text`, `keys` or `vector`; see the module for its forms.
+    """Read a cell of a column that says what was done; see the module for its forms.
 
     Raises:
         InputError: it has none of these forms.
     """
-    if isinstance(value, str) and value.lstrip().startswith("["):
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{") if field == "camera" else "["):
         try:
             value = json.loads(value)
         except json.JSONDecodeError:
             if field != "text":  # a sentence may begin with a bracket
-                raise InputError(f"its {field} {value!r} are no JSON list") from None
+                raise InputError(f"its {field} {value!r} are no JSON") from None
     if value is None or value == []:
         return Track()
     if not isinstance(value, list | tuple):
         return Track((_value(value, field),))
-    if value and all(isinstance(entry, Mapping) for entry in value):
+    if all(isinstance(entry, Mapping) and "data" not in entry for entry in value):
         try:
             times = tuple((float(entry["start"]), float(entry["end"])) for entry in value)
         except (KeyError, TypeError, ValueError):
             raise InputError(f"its {field} have an entry without start and end in seconds") from None
         return Track(tuple(_value(entry.get(field), field) for entry in value), times=times)
-    if field == "text" or any(isinstance(entry, list | tuple) for entry in value):
+    if field in ("text", "camera") or any(isinstance(entry, list | tuple) for entry in value):
         return Track(tuple(_value(entry, field) for entry in value), per_round=True)
     return Track((_value(value, field),))
 
 
 def _value(value: Any, field: str) -> Any:
-    """Read one text, one set of keys or one vector, as an `Action` has it."""
-    if value is None:
-        return None
-    if field == "text":
-        if not isinstance(value, str):
-            raise InputError(f"its text has {value!r}, which is no sentence")
-        return value.strip() or None
+    """Read what an `Action` has in this field."""
     if field == "keys":
         keys = value.split("+") if isinstance(value, str) else value
-        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
-            raise InputError(f"its keys have {value!r}, which are no names")
-        return tuple(key.strip() for key in keys)
+        listed = isinstance(keys, list | tuple)
+        value = [key.strip() if isinstance(key, str) else key for key in keys] if listed else keys
+    if field == "vector" and isinstance(value, str | int | float):  # csv: a number is text
+        with suppress(ValueError):
+            value = [float(value)]
     try:
-        vector = tuple(float(number) for number in (value if isinstance(value, list | tuple) else [value]))
-    except (TypeError, ValueError):
-        raise InputError(f"its vector has {value!r}, which are no numbers") from None
-    if not all(map(math.isfinite, vector)):
-        raise InputError(f"its vector has {value!r}, which is not finite")
-    return vector
+        return getattr(Action.of({field: value}), field)
+    except InputError as error:
+        raise InputError(_clause(error)) from None
+
+
+def _clause(error: InputError) -> str:
+    """Return an error as the end of a sentence that began with a row."""
+    told = str(error).rstrip(".?")
+    return told[:1].lower() + told[1:]
 
 
 def _seconds(value: Any) -> float | None:

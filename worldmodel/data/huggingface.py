@@ -76,7 +76,7 @@ class HuggingFaceSource:
             features = dataset.features or dict.fromkeys(next(iter(dataset)), None)
         # A dataset that is not there, private, offline or damaged each has exceptions of its own.
         except Exception as error:
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split()) or "it has no rows"
             raise ConfigError(f"{self.place}: {self.path!r} cannot be opened: {reason}") from None
         return dataset, {column: _type(feature) for column, feature in features.items()}
 
@@ -121,7 +121,10 @@ def _remote(path: str, dataset: str) -> bytes:
     import fsspec
 
     home = f"hf://datasets/{dataset}"
-    if not path.split("::")[-1].startswith((f"{home}@", f"{home}/")):
+    *inner, outer = path.split("::")
+    # A link before the last that is no archive would open a file of this machine, whatever the last says.
+    archived = all(link.startswith("zip://") for link in inner)
+    if not archived or not outer.startswith((f"{home}@", f"{home}/")):
         raise InputError(f"its video {path!r} is not in the dataset's own repository")
     try:
         with fsspec.open(path, "rb") as file:
@@ -186,6 +189,7 @@ class ReadAhead:
         self.wanted = self.reading = 0
         """The window that was asked for last, and the one that is being read."""
         self.error: Exception | None = None
+        self.closed = False
         self.thread: threading.Thread | None = None
         self.one_caller = threading.Lock()
         self.changed = threading.Condition()
@@ -199,24 +203,26 @@ class ReadAhead:
         window, place = divmod(number, self.window)
         with self.one_caller, self.changed:
             near = self.thread is not None and self.reading <= window <= self.reading + 1
-            if window not in self.windows and not near:
+            if window not in self.windows and not near and not self.closed:
                 self._start(window)
             self.wanted = window
             self.changed.notify_all()
-            if not self.changed.wait_for(lambda: window in self.windows or self.error, self.timeout_s):
+            if not self.changed.wait_for(
+                lambda: window in self.windows or self.error or self.closed, self.timeout_s
+            ):
                 raise ConfigError(
                     f"{self.place} did not send {self.window} rows in {self.timeout_s:g} s; check the "
                     "connection, lower data.window, or raise data.timeout_s."
                 )
             if window not in self.windows:
-                reason = " ".join(str(self.error).split())
+                reason = " ".join(str(self.error or "it was closed").split())
                 raise ConfigError(f"{self.place} cannot be read on: {reason}") from self.error
             return self.windows[window][place]
 
     def close(self) -> None:
         """End the thread and forget the rows."""
         with self.changed:
-            self.thread = None
+            self.closed, self.thread = True, None
             self.windows.clear()
             self.changed.notify_all()
 

@@ -5,7 +5,7 @@ read beside the training by processes that can be lost without a hang (see worke
 would slow the training's own Python, and the procedural world is Python itself (benchmarks/loading.py).
 This is the only file that imports torchdata; its nodes carry the pipeline
 
-    Requests ─► ParallelMapper (asks the workers, in order) ─► Steps ─► Prefetcher
+    IterableWrapper ─► ParallelMapper (asks the workers, in order) ─► Steps ─► Prefetcher
 """
 
 import logging
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torchdata.nodes import BaseNode, Mapper, ParallelMapper, Prefetcher
+from torchdata.nodes import BaseNode, IterableWrapper, Mapper, ParallelMapper, Prefetcher
 
 from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
 from worldmodel.data.order import Plan, Sample, share
-from worldmodel.data.sources import Source, open_source
-from worldmodel.data.worker import Answer, Bad, Failure, Request, Worker, answer
+from worldmodel.data.sources import Source, open_sources
+from worldmodel.data.worker import Answer, Bad, Failure, Request, Worker, answer, patient
 from worldmodel.errors import ConfigError
 from worldmodel.types import Episode
 
@@ -29,6 +29,8 @@ MAX_ATTEMPTS = 20
 """Bad clips in a row, in place of one sample, before the run fails."""
 GRACE = 200
 """Clips before the share of bad ones is taken at its word."""
+MANNERS_S = 5.0
+"""A source that itself notices that nothing comes can say more, and is given the time."""
 
 log = logging.getLogger(__name__)
 
@@ -61,26 +63,8 @@ class Asked:
     """Why the clips that it should have been could not be read."""
 
 
-class Stateless(BaseNode[Any]):
-    """A node that cannot be resumed, and need not: the stream starts again at its step."""
-
-    def get_state(self) -> dict[str, Any]:
-        return {}
-
-
-class Requests(Stateless):
-    """Says which episodes this rank needs, step after step."""
-
-    def __init__(self, samples: Iterator[Asked]) -> None:
-        super().__init__()
-        self.samples = samples
-
-    def next(self) -> Asked:
-        return next(self.samples)
-
-
-class Steps(Stateless):
-    """Collects the samples of a step."""
+class Steps(BaseNode[list[Asked]]):
+    """Collects the samples of a step. Its state says nothing: a stream starts again at its step."""
 
     def __init__(self, source: BaseNode[Asked]) -> None:
         super().__init__()
@@ -95,6 +79,9 @@ class Steps(Stateless):
         while not asked[-1].last and not isinstance(asked[-1].result, Failure):
             asked.append(next(self.source))
         return asked
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
 
 
 class Stream:
@@ -126,7 +113,10 @@ class Stream:
         self.dp_rank, self.dp_size = dp_rank, dp_size
         weights = {name: config.sources[name].weight for name in sources}
         self.plan = Plan(sources, weights, stage, seed, config.window)
+        self.plan.steps_before(first_step)  # counted now: far into a run it takes seconds
         self.step = first_step
+        self.asking = ""
+        """The source that was last asked for a clip."""
         self.read = 0
         self.bad: Counter[str] = Counter()
         """Unreadable clips met so far, by source."""
@@ -137,7 +127,9 @@ class Stream:
         self._node: BaseNode[list[Asked]] | None = self._pipeline()
 
     def _pipeline(self) -> BaseNode[list[Asked]]:
-        requests = Requests(self._samples(self.step))
+        config = self.config
+        samples = patient(self._samples(self.step), config.timeout_s + MANNERS_S, self._late)
+        requests: BaseNode[Asked] = IterableWrapper(samples)
         if not self.workers:
             return Steps(Mapper(requests, lambda asked: self._answered(asked, answer)))
         idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
@@ -152,14 +144,14 @@ class Stream:
                 idle.put(worker)
 
         asking = ParallelMapper(requests, ask, num_workers=len(self.workers), method="thread", in_order=True)
-        return Prefetcher(Steps(asking), prefetch_factor=self.config.prefetch)
+        return Prefetcher(Steps(asking), prefetch_factor=config.prefetch)
 
     def _samples(self, first_step: int) -> Iterator[Asked]:
         """Yield this rank's samples from a step on."""
         try:
             for step in range(first_step, self.stage.steps):
                 samples, rounds = self.plan.samples(step), self.stage.rounds
-                costs = [self.sources[sample.source].cost(sample.episode, rounds) for sample in samples]
+                costs = [self._asked(sample).cost(sample.episode, rounds) for sample in samples]
                 mine = [samples[place] for place in share(costs, self.dp_rank, self.dp_size)]
                 if not mine:
                     yield Asked(step, last=True)
@@ -169,8 +161,21 @@ class Stream:
             yield Asked(self.stage.steps, last=True, result=Failure(error))
 
     def _request(self, sample: Sample, episode: int, step: int) -> Request:
-        recipe = self.sources[sample.source].at(episode)
+        recipe = self._asked(sample).at(episode)
         return Request(recipe, self.plan.task(step), self.seed, episode, self.stage.rounds)
+
+    def _asked(self, sample: Sample) -> Source:
+        """Return the source of a sample, and remember that it was asked."""
+        self.asking = sample.source
+        return self.sources[sample.source]
+
+    def _late(self) -> Asked:
+        """End the stream because a source does not answer."""
+        error = ConfigError(
+            f"data.sources.{self.asking} has not said for {self.config.timeout_s:g} s where a clip is; "
+            "check its disk or connection, or raise data.timeout_s."
+        )
+        return Asked(self.stage.steps, last=True, result=Failure(error))
 
     def _answered(self, asked: Asked, ask: Callable[[Request], Answer]) -> Asked:
         """Have the episode of a sample made, or another in place of a bad one."""
@@ -288,9 +293,6 @@ def batches(
     Step `s` is made of samples `s * batch_size` up to `(s + 1) * batch_size`, whoever takes them.
 
     Raises:
-        ConfigError: a source or a task is wrong.
+        ConfigError: a setting, a source or a task is wrong.
     """
-    if not config.sources:
-        raise ConfigError("data.sources is empty; name at least one, for example {shapes: {kind: shapes}}.")
-    sources = {name: open_source(name, config, model) for name in config.sources}
-    return Stream(sources, config, stage, seed, first_step, dp_rank, dp_size)
+    return Stream(open_sources(config, model), config, stage, seed, first_step, dp_rank, dp_size)

@@ -22,6 +22,8 @@ from worldmodel.parallel.planner import assign
 
 BLOCK = 1000
 """Samples within which every source gets its exact share."""
+NEAR = 5
+"""Attempts at replacing a bad clip within its window; after that, anywhere in the source."""
 TASK, MIXTURE, WINDOWS, ROWS, REPLACEMENT, OWN = range(6)
 """What a random number is for: its seed has it at the end, so that no two purposes share numbers."""
 
@@ -101,10 +103,16 @@ class Order:
         return epoch * self.size + int(self.rows(epoch, int(order[slot]))[place])
 
     def replacement(self, episode: int, attempt: int) -> int:
-        """Return the episode that is tried instead of a bad one: another of its window, in its epoch."""
+        """Return the episode that is tried instead of a bad one: another of its epoch.
+
+        It is of the same window, which is at hand. Where a window of few rows has nothing else to give, a
+        seekable source gives any row.
+        """
         epoch, row = divmod(episode, self.size)
         first = row // self.window * self.window
         length = min(self.window, self.size - first)
+        if self.seekable and (length == 1 or attempt > NEAR):
+            first, length = 0, self.size
         rng = np.random.default_rng((*self.key, episode, attempt, REPLACEMENT))
         return epoch * self.size + first + (row - first + int(rng.integers(1, max(length, 2)))) % length
 
@@ -138,9 +146,11 @@ class Plan:
         for task in self.tasks:
             givers = [name for name, source in sources.items() if task in source.tasks and weights[name] > 0]
             if not givers:
-                offered = sorted({known for source in sources.values() for known in source.tasks})
-                known = ", ".join(offered)
-                raise ConfigError(f"No source offers the task {task!r}; data.sources offer {known}.")
+                mixed = [source for name, source in sources.items() if weights[name] > 0]
+                known = ", ".join(sorted({known for source in mixed for known in source.tasks})) or "nothing"
+                raise ConfigError(
+                    f"No source with a weight offers the task {task!r}; data.sources offer {known}."
+                )
             self.givers[task] = givers
             self.mixtures[task] = Mixture([weights[name] for name in givers], seed, zlib.crc32(task.encode()))
         self._counted: tuple[int, Counter[str]] = (0, Counter())
@@ -183,6 +193,8 @@ class Plan:
 
     def steps_before(self, step: int) -> Mapping[str, int]:
         """Count the earlier steps of each task."""
+        if len(self.tasks) == 1:
+            return Counter({self.tasks[0]: step})
         first, counts = self._counted
         if step < first:
             first, counts = 0, Counter()

@@ -1,6 +1,7 @@
 """Sources of episodes. An episode is a pure function of (task, seed, index), so any order can be replayed."""
 
 import math
+from collections.abc import Collection
 from importlib import import_module
 from itertools import islice
 from typing import Protocol
@@ -85,10 +86,12 @@ class ShapesSource:
     size = None
     seekable = True
 
-    def __init__(self, split: str = "train") -> None:
+    def __init__(self, split: str = "train", keys: Collection[str] | None = None) -> None:
+        """Open a split; where a model knows only some keys (`keys`), the others are said in words."""
         if split not in shapes.SPLITS:
             raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(shapes.SPLITS)}.")
         self.name = self.split = split
+        self.keys = keys
 
     def at(self, index: int) -> "ShapesSource":
         """Return itself: the index says it all."""
@@ -126,9 +129,30 @@ class ShapesSource:
             return Episode(name, (frames,), prompt=prompt, answer=answer)
         if task != "rounds":
             raise ValueError(f"unknown task {task!r}")
-        actions = tuple(_action(sample, rng) for sample in samples)
+        actions = tuple(_action(sample, rng, self.keys) for sample in samples)
         clips = tuple(sample.clip.frames for sample in samples)
         return Episode(name, (before, *clips), actions, labels=_labels(first))
+
+
+def open_sources(config: DataConfig, model: WorldModelConfig) -> dict[str, Source]:
+    """Open all of `data.sources`.
+
+    Raises:
+        ConfigError: a setting of `data` is wrong, or as `open_source`.
+    """
+    if not config.sources:
+        raise ConfigError("data.sources is empty; name at least one, for example {shapes: {kind: shapes}}.")
+    for name, least in (("num_workers", 0), ("prefetch", 1), ("window", 1)):
+        if getattr(config, name) < least:
+            raise ConfigError(f"data.{name} is {getattr(config, name)}; use {least} or more.")
+    if not 0 < config.timeout_s < math.inf:
+        raise ConfigError(f"data.timeout_s is {config.timeout_s:g}; use a number of seconds above 0.")
+    if not 0 <= config.max_bad_fraction <= 1:
+        raise ConfigError(f"data.max_bad_fraction is {config.max_bad_fraction:g}; use a share from 0 to 1.")
+    for name, source in config.sources.items():
+        if not 0 <= source.weight < math.inf:
+            raise ConfigError(f"data.sources.{name}.weight is {source.weight:g}; use 0 or more.")
+    return {name: open_source(name, config, model) for name in config.sources}
 
 
 def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> Source:
@@ -139,7 +163,12 @@ def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> Sourc
     """
     source = config.sources[name]
     if source.kind == "shapes":
-        return ShapesSource(source.split)
+        if model.codec.image_size != shapes.FRAME_SIZE:
+            raise ConfigError(
+                f"data.sources.{name} is the shapes world, whose frames have {shapes.FRAME_SIZE} pixels a "
+                f"side; set model.codec.image_size, now {model.codec.image_size}, to {shapes.FRAME_SIZE}."
+            )
+        return ShapesSource(source.split, model.action.keys)
     if source.kind in HOMES:
         module, kind = HOMES[source.kind]
         return getattr(import_module(module), kind)(name, config, model)
@@ -147,14 +176,15 @@ def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> Sourc
     raise ConfigError(f"data.sources.{name}.kind is {source.kind!r}; use one of {known}.")
 
 
-def _action(sample: shapes.Sample, rng: np.random.Generator) -> Action:
+def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[str] | None) -> Action:
     """Say the action in words, or (one time in ten, where keys can say it) with keys."""
     acts = [act for stage in sample.clip.plan.stages for act in stage]
     if len(acts) == 1 and rng.random() < 0.1:
         act = acts[0]
         if act.verb == "stay":
             return Action()
-        if act.deed in KEYS and act.target_colour:
+        pressed = {act.target_colour, act.deed}
+        if act.deed in KEYS and act.target_colour and (known is None or pressed <= set(known)):
             return Action(keys=(act.target_colour, act.deed))
     return Action(sample.text)
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import threading
 from array import array
 from collections.abc import Sequence
@@ -19,6 +20,9 @@ from worldmodel.errors import ConfigError, InputError
 
 LOOKED_AT = 100
 """Rows, spread over the table, that are tried before training starts."""
+QUOTED = re.compile(rb'(?:^|,)"(?:[^"]|"")*+("|$)')
+"""A cell in quotes, and what ends it: nothing, where it goes on in the next line. A quote opens a cell at the
+cell's start only: in `5" nail` it is a letter."""
 
 
 class Table(Protocol):
@@ -55,7 +59,7 @@ class LineTable:
             if not quoted and line.strip():
                 starts.append(position)
             position += len(line)
-            quoted ^= self.csv and line.count(b'"') % 2 == 1
+            quoted = self.csv and _goes_on(line, quoted)
         starts.append(position)
         self.starts = np.frombuffer(starts, dtype=np.int64)
         if self.csv:
@@ -95,6 +99,13 @@ class LineTable:
             raise InputError(f"it is no csv ({error})") from None
 
 
+def _goes_on(line: bytes, quoted: bool) -> bool:
+    """Tell whether a csv record goes on after a line that began in quotes, or not."""
+    if b'"' not in line:
+        return quoted
+    return any(not cell[1] for cell in QUOTED.finditer(b'"' * quoted + line))
+
+
 class ParquetTable:
     """A parquet file, read row group by row group; only the columns in `wanted`."""
 
@@ -110,6 +121,7 @@ class ParquetTable:
             self.file = ParquetFile(path, memory_map=True)
         except (ArrowException, OSError) as error:
             raise ConfigError(f"{str(path)!r} is no parquet file ({str(error).splitlines()[0]}).") from None
+        self.damage = ArrowException
         self.columns: Sequence[str] = self.file.schema_arrow.names
         self.wanted: list[str] = list(self.columns)
         groups = (self.file.metadata.row_group(i).num_rows for i in range(self.file.num_row_groups))
@@ -122,8 +134,11 @@ class ParquetTable:
 
     def row(self, number: int) -> Row:
         group = int(np.searchsorted(self.starts, number, side="right")) - 1
-        with self.lock:
-            table = self.group(group)
+        try:
+            with self.lock:
+                table = self.group(group)
+        except (self.damage, OSError) as error:
+            raise InputError(f"its part of the file is damaged ({str(error).splitlines()[0]})") from None
         return table.slice(number - int(self.starts[group]), 1).to_pylist()[0]
 
     def close(self) -> None:
@@ -180,8 +195,8 @@ class TableSource:
         self.tasks = WITH_TEXT if "text" in self.reader.columns else WITH_TEXT[:1]
         self.starts: np.ndarray | None = None  # of every row's clips, where a row has several
         if self.reader.preset and self.reader.preset.segments:
-            counts = (self.reader.clips_in(self.table.row(i)) for i in range(len(self.table)))
-            self.starts = np.cumsum([0, *counts])
+            counts = np.fromiter(map(self._clips_in, range(len(self.table))), np.int64, len(self.table))
+            self.starts = np.concatenate([[0], np.cumsum(counts)])
         self.size = int(self.starts[-1]) if self.starts is not None else len(self.table)
         self._try()
 
@@ -206,6 +221,13 @@ class TableSource:
             return rounds
         frames = int((clip.end - clip.start) * self.cut.fps + 1e-3)
         return max(1, min(rounds, (frames - 1) // self.cut.chunk))
+
+    def _clips_in(self, row: int) -> int:
+        """Count the clips of a row; one that cannot be read is one bad clip."""
+        try:
+            return max(1, self.reader.clips_in(self.table.row(row)))
+        except (InputError, TypeError):
+            return 1
 
     def close(self) -> None:
         """Close the table."""

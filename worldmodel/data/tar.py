@@ -39,7 +39,7 @@ class TarSource:
     """Clips in tar files.
 
     `data.sources.NAME.columns` says what the json parts call a clip's fields (see columns.py). Fields that go
-    by their own names (`text`, `keys`, `vector`, `start`, `end`) are found without, and where the json has no
+    by their own names (`text`, `keys`, `start`, …) are found without, and where the json has no
     text, the txt part is the text.
 
     Raises:
@@ -52,7 +52,10 @@ class TarSource:
         place, config = f"data.sources.{name}", data.sources[name]
         self.shards = sorted(glob.glob(os.path.expanduser(config.path), recursive=True))
         if not self.shards:
-            raise ConfigError(f"{place}.path is {config.path!r}, which matches no file.")
+            raise ConfigError(
+                f"{place}.path is {config.path!r}, which matches no file; name a tar file, or "
+                "several as data/*.tar."
+            )
         found = array("q")  # of every clip: shard, and offset and size of its three parts
         for number, shard in enumerate(self.shards):
             for sample in samples(shard):
@@ -67,7 +70,7 @@ class TarSource:
         self.cut = Cut.of(model)
         some = np.unique(np.linspace(0, self.size - 1, LOOKED_AT).astype(int))
         fields = {field for number in some for field in self._fields(number)}
-        taken = {"text": model.action.text, "keys": model.action.keys, "vector": model.action.vector_size}
+        taken = model.action.takes
         own = {field: field for field in FIELDS if field in fields and taken.get(field, True)}
         if TEXT in fields and model.action.text:
             own = {"text": TEXT, **own}

@@ -6,12 +6,15 @@ starts from this module alone: the training script is not imported a second time
 """
 
 import os
+import queue
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeVar
@@ -116,6 +119,34 @@ class Worker:
         """End the process, whatever it does; an `ask` under way in another thread returns."""
         self.process.kill()
         self.process.wait()
+
+
+def patient(items: Iterator[T], timeout_s: float, late: Callable[[], T]) -> Iterator[T]:
+    """Yield what an iterator gives, asked for in a thread; where one item takes too long, end with `late()`.
+
+    The iterator must not raise: its error would be lost in the thread.
+    """
+    wanted, over = threading.Semaphore(0), threading.Event()
+    given: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
+
+    def give() -> None:
+        for item in items:
+            given.put((item,))
+            wanted.acquire()
+            if over.is_set():
+                return
+        given.put(None)
+
+    threading.Thread(target=give, daemon=True).start()  # one that hangs must not keep the process
+    try:
+        while (item := given.get(timeout=timeout_s)) is not None:
+            yield item[0]
+            wanted.release()
+    except queue.Empty:
+        yield late()
+    finally:
+        over.set()
+        wanted.release()
 
 
 def main(pipe_number: int) -> None:

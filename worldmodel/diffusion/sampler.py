@@ -1,13 +1,11 @@
 """Solvers from noise to data."""
 
-from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
-Velocity = Callable[[Tensor, Tensor], Tensor]
-"""Maps latents `[b, t, c, h, w]` and sigma `[b, t]` to the velocity noise - data."""
+from worldmodel.diffusion.schedule import sampling_sigmas
 
 
 def expand(sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t 1 1 1"]:
@@ -15,25 +13,31 @@ def expand(sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t 1 1 1"]:
     return sigma[:, :, None, None, None]
 
 
-def euler_step(
-    velocity: Velocity,
-    latents: Float[Tensor, "b t c h w"],
-    sigma: Float[Tensor, "b t"],
-    next_sigma: Float[Tensor, "b t"],
-) -> Float[Tensor, "b t c h w"]:
-    """Move every frame from its noise level to its next one along the velocity."""
-    return latents + expand(next_sigma - sigma) * velocity(latents, sigma)
-
-
-def sample(
-    velocity: Velocity, noise: Float[Tensor, "b t c h w"], sigmas: Float[Tensor, " n"]
-) -> Float[Tensor, "b t c h w"]:
-    """Denoise one chunk with the Euler solver, all frames at the same level.
+@dataclass(frozen=True)
+class EulerSolver:
+    """Follows the velocity (noise - data) along straight pieces, all frames at the same level.
 
     Source: Lipman et al. 2023 (arXiv:2210.02747), eq. 1.
     """
-    latents = noise
-    levels = sigmas.to(noise)[:, None, None].expand(-1, *noise.shape[:2])
-    for sigma, next_sigma in pairwise(levels):
-        latents = euler_step(velocity, latents, sigma, next_sigma)
-    return latents
+
+    sigmas: Float[Tensor, " n"]
+
+    @classmethod
+    def of(cls, num_inference_steps: int) -> "EulerSolver":
+        """Return the solver of so many steps on the shifted schedule."""
+        return cls(sampling_sigmas(num_inference_steps))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps from noise to data."""
+        return len(self.sigmas) - 1
+
+    def level(self, step: int) -> float:
+        """Return the sigma at which a step begins."""
+        return float(self.sigmas[step])
+
+    def step(
+        self, step: int, prediction: Float[Tensor, "b t c h w"], latents: Float[Tensor, "b t c h w"]
+    ) -> Float[Tensor, "b t c h w"]:
+        """Move all frames from this step's noise level to the next one's."""
+        return latents + (self.sigmas[step + 1] - self.sigmas[step]).to(latents) * prediction

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from worldmodel.config import ActionConfig
 from worldmodel.data.media import Frames
-from worldmodel.env.actions import Kind, action_space, choose_kind, read_action
+from worldmodel.env.actions import Kind, Kinds, action_space, choose_kind, read_action, read_schema
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.prefix import PrefixCache
 from worldmodel.models.world_model import WorldModel
@@ -55,11 +55,8 @@ class Interface:
             return cls(config.codec.image_size, config.chunk_frames, config.fps, config.action)
         try:  # of the client's worlds only this is known here: the server, too, is a floor above
             info, takes = world.info, world.info.action_schema
-            action = ActionConfig(
-                bool(takes["text"]), takes["max_text_tokens"], tuple(takes["keys"]), takes["vector_size"]
-            )
-            return cls(int(info.size.split("x")[0]), info.chunk_frames, info.fps, action)
-        except (AttributeError, KeyError):
+            return cls(int(info.size.split("x")[0]), info.chunk_frames, info.fps, read_schema(takes))
+        except (AttributeError, ConfigError):
             raise ConfigError(
                 "What this world shows and takes is not known; say it with interface=Interface(...)."
             ) from None
@@ -100,7 +97,8 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
         start: How episodes start: a function of the environment's random generator that returns such
             options, one set of options for all episodes, or the name of a start (`"shapes"`).
         actions: `"keys"` (`MultiBinary`, in the order of the model's keys), `"vector"` (`Box`) or `"text"`
-            (`Text`). By default the first of these that the model takes.
+            (`Text`), `"mouse"` or `"camera"` (`Box`), or several of them together (`Dict`). By default the
+            first that the model takes.
         observe: `"frame"`: the newest frame `[h, w, 3]`; `"clip"`: all frames of the round `[t, h, w, 3]`,
             where a shorter start is led in by its own first frame.
         reward_fn: Reward of a round, from its frames and action; 0 without it.
@@ -122,7 +120,7 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
         world: WorldModel | str | Path | Steps,
         *,
         start: Start | Mapping[str, Any] | str | None = None,
-        actions: Kind | None = None,
+        actions: Kind | Sequence[Kind] | None = None,
         observe: Observe = "frame",
         reward_fn: RewardFn | None = None,
         done_fn: DoneFn | None = None,
@@ -146,7 +144,7 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
         else:
             raise ConfigError(f"world is a {type(world).__name__}; pass a model, its name or a live world.")
         self.interface = known = interface or Interface.of(self.world)
-        self.kind: Kind = choose_kind(actions, known.action)
+        self.kind: Kinds = choose_kind(actions, known.action)
         self.action_space = action_space(self.kind, known.action)
         shape = (known.image_size, known.image_size, 3)
         shape = shape if observe == "frame" else (known.chunk_frames, *shape)

@@ -1,6 +1,6 @@
 """Many worlds as one environment: their rounds run as one batch."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from gymnasium.vector.utils import batch_space
 
 from worldmodel.data.media import Frames
 from worldmodel.data.transforms import to_frames
-from worldmodel.env.actions import tell
+from worldmodel.env.actions import each_action, tell
 from worldmodel.env.single import Steps, WorldEnv, check
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.models.condition import unstack
 from worldmodel.models.prefix import PrefixCache
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout import Session, advance, look, noise_of_round
+from worldmodel.rollout import Session, advance, generate, look
 from worldmodel.types import Action
 
 
@@ -36,15 +37,20 @@ def play_round(sessions: Sequence[Session], actions: Sequence[Action]) -> list[F
     histories = [look(model, now, action) for now, action in zip(moments, actions, strict=True)]
     states = torch.stack(first.cache.states(histories, model.config.num_queries))
     context = torch.cat([now.context for now in moments])
-    condition = model.condition(states, context)
-    shape = condition.forecast.shape[1:]
-    seeds = [session.seed for session in sessions]
-    noise = [noise_of_round(seed, now.round, shape) for seed, now in zip(seeds, moments, strict=True)]
-    stacked = torch.stack(noise).to(context)
-    latents = model.denoise(condition, context, stacked, first.num_inference_steps, first.guidance_scale)
-    clips = [to_frames(clip) for clip in model.decode(latents)]
+    condition = model.condition(states, context, actions)
+    draws = [(session.seed, now.round) for session, now in zip(sessions, moments, strict=True)]
+    settings = first.num_inference_steps, first.guidance_scale
+    if model.config.sampler == "chunk":
+        together, _ = generate(model, condition, context, draws, *settings)
+        made = [(latents, None) for latents in together.split(1)]
+    else:  # some worlds have just begun and follow nothing yet
+        rows = zip(unstack(condition), moments, draws, strict=True)
+        made = [generate(model, own, now.context, [draw], *settings, now.trail) for own, now, draw in rows]
+    clips = [to_frames(clip) for clip in model.decode(torch.cat([row for row, _ in made]), context)]
     for row, (session, now) in enumerate(zip(sessions, moments, strict=True)):
-        session.restore(advance(now, actions[row], histories[row], latents[row : row + 1], clips[row]))
+        latents, trail = made[row]
+        after = advance(model, now, actions[row], histories[row], latents, clips[row], trail)
+        session.restore(after)
     return clips
 
 
@@ -176,7 +182,7 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
 
     def _play(self, actions: Any) -> dict[int, tuple[Action, Frames]]:
         """Play the worlds whose episodes go on; return their actions and frames by row."""
-        given = [] if isinstance(actions, str) or not isinstance(actions, Iterable) else list(actions)
+        given = each_action(actions)
         if len(given) != self.num_envs:
             raise InputError(f"The actions are {tell(actions)}; pass {self.num_envs}, one for each world.")
         if self.autoreset_mode is AutoresetMode.DISABLED and self._finished.any():

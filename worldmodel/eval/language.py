@@ -8,7 +8,7 @@ import numpy as np
 from worldmodel.eval.examples import Album, Example
 from worldmodel.eval.following import BATCH, chosen, samples_of, single
 from worldmodel.eval.metrics import Figure, Tally
-from worldmodel.eval.subject import Observation, Subject
+from worldmodel.eval.subject import Shown, Subject
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Act, Plan, Sample, Scene, Thing
@@ -101,7 +101,7 @@ def question_kind(prompt: str) -> str:
     return next((kind for start, kind in _KINDS.items() if prompt.startswith(start)), "other")
 
 
-def _read(subject: Subject, observations: Sequence[Observation], prompts: Sequence[str]) -> list[str]:
+def _read(subject: Subject, observations: Sequence[Shown], prompts: Sequence[str]) -> list[str]:
     """Read in batches."""
     texts: list[str] = []
     for start in range(0, len(prompts), BATCH):

@@ -1,7 +1,5 @@
-"""The action adapter: words, keys and vectors become tokens in front of the queries."""
+"""The action adapter: words, keys, vectors, mouse and camera become tokens in front of the queries."""
 
-import difflib
-import math
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 from worldmodel.config import ActionConfig
 from worldmodel.errors import InputError
 from worldmodel.models.backbone import Backbone
-from worldmodel.types import Action
+from worldmodel.types import Action, Pose, turned
 
 SLOT = 32
 """Action tokens come in multiples of this, so that nearly all rounds have one length."""
@@ -27,11 +25,9 @@ class ActionAdapter(nn.Module):
         self.blank = nn.Parameter(torch.randn(width) * scale)
         self.marker = nn.Parameter(torch.randn(width) * scale)
         self.keys = nn.Embedding(len(config.keys), width) if config.keys else None
-        self.vector = (
-            nn.Sequential(nn.Linear(config.vector_size, width), nn.SiLU(), nn.Linear(width, width))
-            if config.vector_size
-            else None
-        )
+        self.vector = _numbers_to_token(config.vector_size, width) if config.vector_size else None
+        self.mouse = _numbers_to_token(2, width) if config.mouse else None
+        self.camera = _numbers_to_token(9, width) if config.camera else None
         if self.keys is not None:
             nn.init.normal_(self.keys.weight, std=scale)
 
@@ -41,40 +37,24 @@ class ActionAdapter(nn.Module):
         Raises:
             InputError: the model does not take such an action; the sentence says what it takes.
         """
-        config = self.config
-        ids = []
-        if action.text is not None:
-            if not config.text:
-                raise InputError("This model takes no text actions; see `worldmodel info MODEL`.")
-            if len(action.text) > 40 * config.max_text_tokens:
-                raise InputError(
-                    f"The action has {len(action.text.split())} words; say it in one short sentence."
-                )
-            ids = backbone.token_ids(action.text)
-            if not 0 < len(ids) <= config.max_text_tokens:
-                raise InputError(f"The action has {len(ids)} tokens; use 1 to {config.max_text_tokens}.")
-        for key in action.keys:
-            if key not in config.keys:
-                near = difflib.get_close_matches(str(key), config.keys, n=1)
-                hint = (
-                    f"did you mean {near[0]!r}?"
-                    if near
-                    else f"it knows {', '.join(config.keys) or 'no keys'}."
-                )
-                raise InputError(f"This model does not know the key {key!r}; {hint}")
-        if action.vector is not None:
-            if len(action.vector) != config.vector_size:
-                raise InputError(
-                    f"The action vector has {len(action.vector)} numbers; pass {config.vector_size}."
-                )
-            if not all(math.isfinite(x) for x in action.vector):
-                raise InputError(
-                    f"The action vector {list(action.vector)} is not finite; pass plain numbers."
-                )
+        longest = self.config.max_text_tokens
+        action.check(self.config)
+        if action.text is None:
+            return []
+        if len(action.text) > 40 * longest:
+            raise InputError(
+                f"The action has {len(action.text.split())} words; say it in one short sentence."
+            )
+        ids = backbone.token_ids(action.text)
+        if not 0 < len(ids) <= longest:
+            raise InputError(f"The action has {len(ids)} tokens; use 1 to {longest}.")
         return ids
 
     def forward(self, actions: Sequence[Action], backbone: Backbone) -> list[Float[Tensor, "_ d"]]:
-        """Embed actions, each in a slot whose length (a multiple of `SLOT`) depends on nothing but itself."""
+        """Embed actions, each in a slot whose length (a multiple of `SLOT`) depends on nothing but itself.
+
+        The camera's pose is read as the round's motion: make one of a target first (`Action.seen_from`).
+        """
         rows = []
         for action in actions:
             ids = self.validate(action, backbone)
@@ -84,13 +64,40 @@ class ActionAdapter(nn.Module):
             if self.keys is not None:
                 places = [self.config.keys.index(key) for key in action.keys]
                 parts.append(self.keys(self._tensor(places, torch.long)))
-            if self.vector is not None:
-                numbers = self._tensor(action.vector or (), self.marker.dtype)
-                parts.append(self.vector(numbers.view(-1, self.config.vector_size)))
+            for layer, size, numbers in (
+                (self.vector, self.config.vector_size, self._scaled(action.vector or ())),
+                (self.mouse, 2, action.mouse or ()),
+                (self.camera, 9, pose_features(action.camera.pose) if action.camera else ()),
+            ):
+                if layer is not None:
+                    parts.append(layer(self._tensor(numbers, self.marker.dtype).view(-1, size)))
             missing = -sum(len(part) for part in parts) % SLOT
             parts.insert(0, self.blank.expand(missing, -1))
             rows.append(torch.cat([part.to(self.marker.dtype) for part in parts]))
         return rows
 
+    def _scaled(self, vector: Sequence[float]) -> Sequence[float]:
+        """Return a vector (or none) with its bounds, if it has any, at -1 and 1."""
+        if not vector or not self.config.vector_low:
+            return vector
+        bounds = zip(vector, self.config.vector_low, self.config.vector_high, strict=True)
+        return [2 * (x - low) / (high - low) - 1 for x, low, high in bounds]
+
     def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.marker.device)
+
+
+def pose_features(pose: Pose) -> list[float]:
+    """Return a motion as nine numbers: the translation, and the first two columns of the rotation's matrix.
+
+    Source: Zhou et al. 2019, arXiv:1812.07035: networks learn this continuous form better than quaternions.
+    """
+    return [
+        *pose.translation,
+        *turned(pose.rotation, (1.0, 0.0, 0.0)),
+        *turned(pose.rotation, (0.0, 1.0, 0.0)),
+    ]
+
+
+def _numbers_to_token(size: int, width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width))

@@ -1,30 +1,64 @@
 """The backbone: an unmodified causal language model of transformers, fed with embeddings."""
 
-import json
+from collections.abc import Container
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     DynamicCache,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
 )
 
-from worldmodel.config import BackboneConfig
-from worldmodel.errors import ConfigError, ModelError, WorldModelError
-from worldmodel.models import attention
+from worldmodel.config import SMALL_DECODER, BackboneConfig
+from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models import attention, pretrained
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import SequenceGroup
 
-MODEL_TYPES = ("gemma", "gemma2", "llama", "mistral", "phi3", "qwen2", "qwen3")
+MODEL_TYPES = (
+    "arcee",
+    "cohere",
+    "cohere2",
+    "ernie4_5",
+    "exaone4",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm",
+    "glm4",
+    "granite",
+    "hunyuan_v1_dense",
+    "llama",
+    "ministral3",
+    "mistral",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "seed_oss",
+    "smollm3",
+)
 """Decoder families that may be loaded: known code, no remote code, served by vLLM as they are."""
+
+VISION_LANGUAGE = {"qwen2_5_vl": Qwen2ForCausalLM, "qwen3_vl": Qwen3ForCausalLM}
+"""Models that see, and what their language model is by itself."""
+
+LANGUAGE_WEIGHTS = {
+    "model.language_model.": "model.",
+    "model.visual.": None,
+    "model.": "model.",
+    "lm_head.": "lm_head.",
+}
 
 
 class Backbone(nn.Module):
@@ -51,64 +85,49 @@ class Backbone(nn.Module):
             ConfigError: the architecture is not one of `MODEL_TYPES`, or a tokenizer is missing.
         """
         if config.pretrained:
-            return cls.from_pretrained(config.pretrained)
-        if tokenizer is None:
-            raise ConfigError(
-                "A backbone with random weights needs a tokenizer; set backbone.pretrained instead."
-            )
-        architecture = dict(config.architecture)
-        model_type = architecture.pop("model_type", None)
-        _check_model_type(model_type)
-        width = architecture.get("hidden_size", 256)
-        # Token vectors then have unit norm, and logits through tied embeddings unit variance.
-        architecture.setdefault("initializer_range", width**-0.5)
-        hf_config = AutoConfig.for_model(
-            model_type,
-            **architecture,
-            vocab_size=len(tokenizer),
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None,
-        )
-        return cls(AutoModelForCausalLM.from_config(hf_config, attn_implementation=attention.NAME), tokenizer)
+            return cls.from_pretrained(config.pretrained, config.revision, config.dtype)
+        architecture, tokenizer = _architecture(config, tokenizer)
+        return cls(_random(architecture, config.dtype), tokenizer)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, **kwargs: Any) -> "Backbone":
-        """Load model and tokenizer from a folder that transformers wrote.
+    def from_pretrained(
+        cls, name: str | Path, revision: str | None = None, dtype: str = "fp32"
+    ) -> "Backbone":
+        """Load model and tokenizer from a folder that transformers wrote, or a commit of a model on the Hub.
+
+        Of a model in `VISION_LANGUAGE` the language model is loaded, alone. Its multimodal rotary positions
+        have equal parts where all is one sequence, and so are plain ones.
 
         Raises:
             ModelError: the folder holds no readable safetensors checkpoint of an allowed family.
         """
-        if not Path(folder).is_dir():  # transformers would look for it on the network
-            raise ModelError(
-                f"There is no backbone folder {str(folder)!r}; pass one that transformers wrote."
-            )
-        try:
-            # Before any class of transformers sees the file.
-            _check_model_type(
-                json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["model_type"]
-            )
-            model, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-                folder,
-                output_loading_info=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                attn_implementation=attention.NAME,
-                dtype=torch.float32,
-                **kwargs,
-            )
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **kwargs)
-        except WorldModelError:
-            raise
-        except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ModelError(f"The backbone in {str(folder)!r} cannot be loaded: {reason}") from None
-        # transformers fills gaps with random weights and only warns.
-        gaps = sorted({*report["missing_keys"], *report["unexpected_keys"]})
-        gaps += [str(entry[0]) for entry in report["mismatched_keys"]]
-        if gaps:
-            raise ModelError(f"The backbone in {str(folder)!r} does not fit its config.json at {gaps[0]!r}.")
-        return cls(model, tokenizer)
+        held = pretrained.dtype_of(dtype)
+        folder = pretrained.locate(name, revision, "backbone")
+        model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
+        if model_type in VISION_LANGUAGE:
+            kind, config = VISION_LANGUAGE[model_type], _language_config(folder)
+            model = pretrained.load(kind, folder, held, attention.NAME, config, LANGUAGE_WEIGHTS)
+        else:
+            model = pretrained.load(AutoModelForCausalLM, folder, held, attention.NAME)
+        return cls(model, _tokenizer(folder))
+
+    @classmethod
+    def on_meta(cls, config: BackboneConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> "Backbone":
+        """Build the backbone that `config` describes without weights or memory for them: to count and plan.
+
+        Raises:
+            ConfigError, ModelError: as `from_config`.
+        """
+        if config.pretrained:
+            folder = pretrained.locate(config.pretrained, config.revision, "backbone")
+            model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
+            seen = model_type in VISION_LANGUAGE
+            architecture = _language_config(folder) if seen else pretrained.read_config(folder)
+            tokenizer = _tokenizer(folder)
+        else:
+            architecture, tokenizer = _architecture(config, tokenizer)
+        with torch.device("meta"):
+            return cls(_random(architecture, config.dtype), tokenizer)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write model and tokenizer as transformers reads them."""
@@ -150,11 +169,12 @@ class Backbone(nn.Module):
         """Return the hidden states (after the last norm) of new positions.
 
         `cache` grows by them. Without one, `layout` says which texts lie side by side in a row; None is one
-        text a row.
+        text a row. The states have the type of the embeddings.
         """
+        given, embeds = embeds.dtype, self._narrowed(embeds)
         if cache is not None:
             output = self.model.base_model(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
-            return output.last_hidden_state
+            return self._widened(output.last_hidden_state, given)
         layout = layout or Layout.causal(embeds.shape[1])
         layout = layout.shard(self.sequence, balance=True)
         output = self.model.base_model(
@@ -163,13 +183,28 @@ class Backbone(nn.Module):
             use_cache=False,
             layout=layout,
         )
-        return layout.gather(output.last_hidden_state)
+        return layout.gather(self._widened(output.last_hidden_state, given))
 
     def logits(self, hidden: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape v"]:
         """Score the vocabulary."""
-        head = self.model.get_output_embeddings()
+        head, config = self.model.get_output_embeddings(), self.model.config
         assert head is not None, "a causal language model has an output layer"
-        return head(hidden)
+        scores = head(self._narrowed(hidden))
+        # What some families do to their scores: Cohere, Granite, Gemma 2.
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            scores = scores * scale
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:
+            scores = scores / divisor
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            scores = cap * torch.tanh(scores / cap)
+        return scores
+
+    def _narrowed(self, x: Tensor) -> Tensor:
+        """Return `x` in bf16 where the weights are held in that; elsewhere autocast has its say."""
+        return x.to(torch.bfloat16) if self.model.dtype == torch.bfloat16 else x
+
+    def _widened(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype) if self.model.dtype == torch.bfloat16 else x
 
     @torch.no_grad()
     def decode_text(self, prefix: Float[Tensor, "b n d"], cache: DynamicCache, max_tokens: int) -> list[str]:
@@ -187,8 +222,59 @@ class Backbone(nn.Module):
         return [self.text(row) for row in rows]
 
 
-def _check_model_type(model_type: str | None) -> None:
-    if model_type not in MODEL_TYPES:
+def _check_model_type(model_type: object, further: Container[str] = ()) -> str:
+    if not isinstance(model_type, str) or (model_type not in MODEL_TYPES and model_type not in further):
         raise ConfigError(
             f"Backbone type {model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}."
         )
+    return model_type
+
+
+def _architecture(
+    config: BackboneConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """Return the configuration of a backbone with random weights, and the tokenizer it is made for."""
+    if tokenizer is None:
+        raise ConfigError(
+            "A backbone with random weights needs a tokenizer; set backbone.pretrained instead."
+        )
+    chosen = config.architecture or SMALL_DECODER
+    _check_model_type(chosen.get("model_type"))
+    # Token vectors then have unit norm, and logits through tied embeddings unit variance.
+    scale = chosen.get("hidden_size", 256) ** -0.5
+    made = pretrained.describe(
+        {"initializer_range": scale, **chosen},
+        "backbone",
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    return made, tokenizer
+
+
+def _random(architecture: PreTrainedConfig, dtype: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(
+        architecture, attn_implementation=attention.NAME, dtype=pretrained.dtype_of(dtype)
+    )
+
+
+def _language_config(folder: Path) -> PreTrainedConfig:
+    """Return the configuration of the plain language model inside a model that sees."""
+    whole = pretrained.read_config(folder)
+    text = whole.get_text_config()
+    values = text.to_dict()
+    for name in ("model_type", "architectures", "dtype"):
+        values.pop(name, None)
+    rope = text.rope_parameters or {}
+    values["rope_parameters"] = {name: x for name, x in rope.items() if not name.startswith("mrope")}
+    values["tie_word_embeddings"] = whole.tie_word_embeddings
+    return VISION_LANGUAGE[whole.model_type].config_class(**values)
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except pretrained.UNREADABLE as error:
+        reason = pretrained.reason(error)
+        raise ModelError(f"The tokenizer in {str(folder)!r} cannot be loaded: {reason}") from None

@@ -4,6 +4,8 @@ Every group of `temporal_factor` frames is coded alone, so encoding is causal an
 and an image is a clip whose frame is repeated.
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -35,19 +37,65 @@ def residual_blocks(width: int, count: int) -> nn.Sequential:
     return nn.Sequential(*(ResidualBlock(width) for _ in range(count)))
 
 
-class Codec(nn.Module):
-    """Video autoencoder with 8x spatial and `temporal_factor` x temporal compression.
+class VideoCodec(nn.Module, ABC):
+    """Pixels to latents and back; pixels are in [-1, 1], latents have unit variance in every channel.
 
-    Pixels are in [-1, 1]. Latents leave `encode` and enter `decode` standardised per channel, so that
-    unit-variance noise means the same in every channel.
+    A causal codec codes the first frame of a clip alone, so what follows earlier frames is coded with them
+    in front; others code every group of `temporal_factor` frames alone and need to know nothing of before.
     """
 
+    latent_channels: int
+    temporal_factor: int
+    """Frames that become one latent frame (after the first one, where the codec is causal)."""
+    spatial_factor: int
+    """Pixels along one side of a latent cell."""
+    causal: bool
+
+    @abstractmethod
+    def encode(
+        self, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
+    ) -> Float[Tensor, "b t2 c h2 w2"]:
+        """Encode frames; `before` is what was seen just before them."""
+
+    @abstractmethod
+    def decode(
+        self, latents: Float[Tensor, "b t2 c h2 w2"], context: Float[Tensor, "b s c h2 w2"] | None = None
+    ) -> Float[Tensor, "b t 3 h w"]:
+        """Decode latents that follow those of `context`; values can leave [-1, 1] by a little."""
+
+    def frames_before(self, count: int) -> int:
+        """Return how many frames `count` latent frames at the start of a clip cover."""
+        return 1 + (count - 1) * self.temporal_factor if self.causal else count * self.temporal_factor
+
+    def context(self, frames: Float[Tensor, "b t 3 h w"], count: int) -> Float[Tensor, "b s c h2 w2"]:
+        """Encode the newest frames as the `count` latents that the next round goes on from.
+
+        A clip that is too short repeats its first frame.
+        """
+        return self.encode(newest(frames, self.frames_before(count)))
+
+
+def newest(frames: Float[Tensor, "b t 3 h w"], count: int) -> Float[Tensor, "b u 3 h w"]:
+    """Return the last `count` frames; a clip that is too short repeats its first frame."""
+    missing = max(0, count - frames.shape[1])
+    return torch.cat([frames[:, :1].expand(-1, missing, -1, -1, -1), frames[:, -count:]], dim=1)
+
+
+class Codec(VideoCodec):
+    """Video autoencoder with 8x spatial and `temporal_factor` x temporal compression.
+
+    Every group of frames is coded alone.
+    """
+
+    spatial_factor = 8
+    causal = False
     latent_mean: Tensor
     latent_std: Tensor
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
         self.config = config
+        self.latent_channels, self.temporal_factor = config.latent_channels, config.temporal_factor
         fine, coarse = config.widths
         pixels = 3 * config.temporal_factor * PATCH**2
         z = config.latent_channels
@@ -88,12 +136,16 @@ class Codec(nn.Module):
         )
         return mean, log_variance.clamp(-10, 4)
 
-    def encode(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b t2 c h2 w2"]:
+    def encode(
+        self, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
+    ) -> Float[Tensor, "b t2 c h2 w2"]:
         """Encode pixels in [-1, 1] to standardised latents (the posterior's mean)."""
         mean, _ = self.posterior(frames)
         return (mean - self.latent_mean) / self.latent_std
 
-    def decode(self, latents: Float[Tensor, "b t2 c h2 w2"]) -> Float[Tensor, "b t 3 h w"]:
+    def decode(
+        self, latents: Float[Tensor, "b t2 c h2 w2"], context: Float[Tensor, "b s c h2 w2"] | None = None
+    ) -> Float[Tensor, "b t 3 h w"]:
         """Decode standardised latents to pixels; values can leave [-1, 1] by a little."""
         return self.reconstruct(latents * self.latent_std + self.latent_mean)
 

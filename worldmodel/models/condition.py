@@ -1,5 +1,6 @@
 """The generator adapter: predicted states become what the generator is conditioned on."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -10,21 +11,24 @@ from torch import Tensor, nn
 
 from worldmodel.config import ConditionConfig
 from worldmodel.models.norm import RMSNorm, widened
+from worldmodel.models.resampler import Resampler
 from worldmodel.models.spatial import LocalFeedForward, SelfAttention, rope_table
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What the generator knows about the clip it makes."""
+    """What the generator knows about the clip it makes; which parts there are depends on the adapter."""
 
     tokens: Float[Tensor, "b n d"]
     """Attended to."""
-    pooled: Float[Tensor, "b d"]
+    pooled: Float[Tensor, "b d"] | None = None
     """Modulates every layer."""
-    cells: Float[Tensor, "b n d"]
+    cells: Float[Tensor, "b m d"] | None = None
     """Added to the latent cell of the same place."""
-    forecast: Float[Tensor, "b t c h w"]
+    forecast: Float[Tensor, "b t c h w"] | None = None
     """The next observation's latents as regressed from the states: where denoising starts from."""
+    text: Float[Tensor, "b l e"] | None = None
+    """The action's words, read by the generator's own text encoder."""
 
 
 class Layer(nn.Module):
@@ -42,7 +46,19 @@ class Layer(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x), grid)
 
 
-class GeneratorAdapter(nn.Module):
+class GeneratorAdapter(nn.Module, ABC):
+    """Turns states into what the generator is conditioned on."""
+
+    @abstractmethod
+    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Turn states, and the latent frames that the chunk goes on from, into a condition."""
+
+    @abstractmethod
+    def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return the condition that says nothing."""
+
+
+class ForecastAdapter(GeneratorAdapter):
     """Reads the states on their grid: a small transformer forecasts latents, a projection makes tokens.
 
     The backbone is causal and knows places only as a sequence does; here every cell sees all others, at
@@ -74,10 +90,10 @@ class GeneratorAdapter(nn.Module):
         self.null_token = nn.Parameter(torch.randn(1, width) * 0.02)
         nn.init.zeros_(self.to_latents.weight)
 
-    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b c h w"]) -> Condition:
+    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
         """Turn states (one per latent cell) and the last seen latent frame into a condition."""
-        states = self.norm(states)
-        x = self.from_state(states) + rearrange(self.from_context(context), "b d h w -> b (h w) d")
+        states, last = self.norm(states), context[:, -1]
+        x = self.from_state(states) + rearrange(self.from_context(last), "b d h w -> b (h w) d")
         rope = rope_table(torch.zeros(1, dtype=torch.long, device=x.device), self.grid, self.head_width)
         for layer in self.layers:
             x = layer(x, rope, self.grid)
@@ -89,10 +105,10 @@ class GeneratorAdapter(nn.Module):
             tokens=self.to_tokens(states),
             pooled=self.to_pooled(states.mean(dim=1)),
             cells=self.to_cells(x),
-            forecast=context[:, None] + widened(change),
+            forecast=last[:, None] + widened(change),
         )
 
-    def null(self, context: Float[Tensor, "b c h w"]) -> Condition:
+    def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
         """Return the condition that says nothing: the forecast repeats the last seen frame."""
         batch = context.shape[0]
         tokens = self.null_token.expand(batch, self.grid**2, -1)
@@ -100,8 +116,59 @@ class GeneratorAdapter(nn.Module):
             tokens=tokens,
             pooled=torch.zeros_like(tokens[:, 0]),
             cells=torch.zeros_like(tokens),
-            forecast=repeat(context, "b c h w -> b t c h w", t=self.chunk_latents),
+            forecast=repeat(context[:, -1], "b c h w -> b t c h w", t=self.chunk_latents),
         )
+
+
+class PromptAdapter(GeneratorAdapter):
+    """States take the place of a prompt: a Q-Former reads them into the generator's text embedding space.
+
+    Source: Pandora (arXiv:2406.09455), whose adapter ends in the 77 text tokens of its generator; the
+    Q-Former is that of BLIP-2 (arXiv:2301.12597).
+    """
+
+    def __init__(self, config: ConditionConfig, state_width: int, token_width: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(state_width)
+        self.resampler = Resampler(
+            in_width=state_width,
+            width=config.width,
+            out_width=token_width,
+            num_queries=config.num_tokens,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+        )
+        self.null_tokens = nn.Parameter(torch.zeros(config.num_tokens, token_width))
+
+    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return tokens `[b, num_tokens, token_width]`."""
+        return Condition(tokens=self.resampler(self.norm(states)))
+
+    def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return the learned tokens of no state; they begin as zeros."""
+        return Condition(tokens=self.null_tokens.expand(len(context), -1, -1))
+
+
+class StreamAdapter(GeneratorAdapter):
+    """States keep their number and enter the generator beside its prompt, through attention of their own.
+
+    Source: PAN (arXiv:2511.09057), sec. 3: a linear layer, then an added cross-attention whose output starts
+    at zero (in `worldmodel.models.diffusers.stream`).
+    """
+
+    def __init__(self, state_width: int, token_width: int, num_tokens: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(state_width)
+        self.project = nn.Linear(state_width, token_width)
+        self.null_tokens = nn.Parameter(torch.zeros(num_tokens, token_width))
+
+    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return tokens `[b, n, token_width]`."""
+        return Condition(tokens=self.project(self.norm(states)))
+
+    def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return the learned tokens of no state; they begin as zeros."""
+        return Condition(tokens=self.null_tokens.expand(len(context), -1, -1))
 
 
 def choose(keep: Tensor, first: Condition, second: Condition) -> Condition:
@@ -120,10 +187,13 @@ def stack(conditions: Sequence[Condition]) -> Condition:
 
 def unstack(batch: Condition) -> list[Condition]:
     """Take a batch apart into conditions of one sample each."""
-    return [_each(lambda part, row=row: part[row : row + 1], batch) for row in range(len(batch.pooled))]
+    return [_each(lambda part, row=row: part[row : row + 1], batch) for row in range(len(batch.tokens))]
 
 
 def _each(make: Callable[..., Tensor], *conditions: Condition) -> Condition:
-    """Make every field of a condition from that field of the given ones."""
-    names = [each.name for each in fields(Condition)]
-    return Condition(**{name: make(*(getattr(given, name) for given in conditions)) for name in names})
+    """Make every field of a condition from that field of the given ones; all have the same fields."""
+    made = {}
+    for field in fields(Condition):
+        parts = [getattr(given, field.name) for given in conditions]
+        made[field.name] = None if parts[0] is None else make(*parts)
+    return Condition(**made)

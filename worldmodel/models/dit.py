@@ -14,8 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from worldmodel.config import GeneratorConfig
-from worldmodel.models.attention import attend
+from worldmodel.diffusion.loss import add_noise, velocity_error
+from worldmodel.diffusion.sampler import EulerSolver
+from worldmodel.models import attention
 from worldmodel.models.condition import Condition
+from worldmodel.models.generator import Past, Taught, VideoGenerator
 from worldmodel.models.norm import RMSNorm, widened
 from worldmodel.models.spatial import KeyValue, LocalFeedForward, SelfAttention, rope_table
 from worldmodel.parallel.layout import Layout
@@ -60,7 +63,7 @@ class Block(nn.Module):
         x = x + gate1 * mixed
         q = rearrange(self.query(self.cross_norm(x)), "b n (k d) -> b k n d", k=self.num_heads)
         k, v = rearrange(self.key_value(tokens), "b n (p k d) -> p b k n d", p=2, k=self.num_heads)
-        x = x + self.cross_out(rearrange(attend(q, k, v), "b k n d -> b n (k d)"))
+        x = x + self.cross_out(rearrange(attention.attend(q, k, v), "b k n d -> b n (k d)"))
         return x + gate2 * self.feed_forward(normalise(x) * (1 + scale2) + shift2, grid), present
 
 
@@ -69,12 +72,12 @@ def normalise(x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
     return F.layer_norm(x, x.shape[-1:], eps=1e-6)
 
 
-class Generator(nn.Module):
+class DiT(VideoGenerator):
     """Predicts the flow-matching velocity of latent frames, each at its own noise level.
 
     Context frames are simply frames at noise 0 in front of the chunk. Attention is causal over blocks of
     frames and full inside a block, so keys and values of context frames are computed once per chunk
-    (`context_cache`) and reused by every denoising step.
+    (`start`) and reused by every denoising step.
     """
 
     def __init__(self, config: GeneratorConfig, latent_channels: int, grid: int) -> None:
@@ -82,7 +85,7 @@ class Generator(nn.Module):
         self.config, self.grid = config, grid
         self.sequence = SequenceGroup()
         """Processes that share a clip in training: each takes some of its frames."""
-        width = config.width
+        self.width = self.token_width = width = config.width
         self.embed = nn.Linear(2 * latent_channels, width)
         self.embed_sigma = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
         self.modulation = nn.Linear(width, 6 * width)
@@ -95,7 +98,70 @@ class Generator(nn.Module):
             bias[5].fill_(0.5)
         nn.init.zeros_(self.project.weight)
 
+    def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
+        """Return keys and values of the context frames, layer by layer."""
+        sigma = context.new_zeros(context.shape[:2])
+        return [*self.velocity(context, sigma, context, condition, first_frame=-context.shape[1])[1]]
+
+    def follow(
+        self,
+        context: Float[Tensor, "b s c h w"],
+        latents: Float[Tensor, "b t c h w"],
+        level: Float[Tensor, "b t"],
+        condition: Condition,
+    ) -> Past:
+        """Return keys and values of context frames and of the noisy chunk behind them."""
+        assert condition.forecast is not None, "the forecast adapter makes one"
+        seen, frames = context.shape[1], latents.shape[1]
+        _, kept = self.velocity(
+            torch.cat([context, latents], dim=1),
+            torch.cat([level.new_zeros(len(level), seen), level], dim=1),
+            torch.cat([context, condition.forecast], dim=1),
+            condition,
+            blocks=torch.tensor([0] * seen + [1] * frames),
+            first_frame=-(seen + frames),
+        )
+        return [*kept]
+
     def forward(
+        self,
+        latents: Float[Tensor, "b t c h w"],
+        level: Float[Tensor, "b t"],
+        condition: Condition,
+        past: Past,
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return the velocity of a chunk's frames at the given sigmas."""
+        assert condition.forecast is not None, "the forecast adapter makes one"
+        return self.velocity(latents, level, condition.forecast, condition, past=past)[0]
+
+    def solver(self, num_inference_steps: int) -> EulerSolver:
+        """Return Euler's method on the shifted schedule."""
+        return EulerSolver.of(num_inference_steps)
+
+    def teach(
+        self,
+        clean: Float[Tensor, "b t c h w"],
+        noise: Float[Tensor, "b t c h w"],
+        sigma: Float[Tensor, "b t"],
+        condition: Condition,
+        context: Float[Tensor, "b s c h w"],
+    ) -> Taught:
+        """Compare velocities; context and chunk pass together, each frame at its own noise level."""
+        assert condition.forecast is not None, "the forecast adapter makes one"
+        noisy, seen, frames = add_noise(clean, noise, sigma), context.shape[1], clean.shape[1]
+        velocity, _ = self.velocity(
+            torch.cat([context, noisy], dim=1),
+            torch.cat([sigma.new_zeros(len(sigma), seen), sigma], dim=1),
+            torch.cat([context, condition.forecast], dim=1),
+            condition,
+            blocks=torch.tensor([0] * seen + [1] * frames),
+            first_frame=-seen,
+        )
+        velocity = velocity[:, seen:]
+        error = velocity_error(velocity, noisy, clean, sigma)
+        return Taught(error, noisy - sigma[:, :, None, None, None] * velocity)
+
+    def velocity(
         self,
         latents: Float[Tensor, "b t c h w"],
         sigma: Float[Tensor, "b t"],
@@ -103,7 +169,7 @@ class Generator(nn.Module):
         condition: Condition,
         blocks: Int[Tensor, " t"] | None = None,
         first_frame: int = 0,
-        past: list[KeyValue] | None = None,
+        past: Past | None = None,
     ) -> tuple[Float[Tensor, "b t c h w"], list[KeyValue]]:
         """Return the velocity of every frame, and the keys and values of every layer.
 
@@ -112,6 +178,7 @@ class Generator(nn.Module):
         (None: every frame given). `past` holds keys and values of earlier frames; `first_frame` is
         the index of the first frame given here (context frames are negative).
         """
+        assert condition.cells is not None and condition.pooled is not None, "the forecast adapter makes both"
         frames = latents.shape[1]
         places = torch.arange(first_frame, first_frame + frames, device=latents.device)
         given, sigma_here, layout = torch.cat([latents, forecast], dim=2), sigma, None
@@ -126,7 +193,7 @@ class Generator(nn.Module):
         rope = rope_table(places, self.grid, self.config.width // self.config.num_heads)
         presents = []
         for index, layer in enumerate(self.layers):
-            earlier = past[index] if past is not None else None
+            earlier = (past[index][0], past[index][1]) if past is not None else None
             x, present = layer(x, modulation, condition.tokens, rope, layout, earlier, self.grid)
             presents.append(present)
         change = self.project(normalise(x))
@@ -134,9 +201,3 @@ class Generator(nn.Module):
         correction = rearrange(change, "b (t h w) c -> b t c h w", t=frames, h=self.grid)
         clean = forecast + widened(correction)
         return (latents - clean) / sigma.clamp(min=1e-3)[:, :, None, None, None], presents
-
-    def context_cache(self, context: Float[Tensor, "b t c h w"], condition: Condition) -> list[KeyValue]:
-        """Compute keys and values of context frames, which end where the chunk begins."""
-        sigma = context.new_zeros(context.shape[:2])
-        _, cache = self(context, sigma, context, condition, first_frame=-context.shape[1])
-        return cache

@@ -12,7 +12,7 @@ rounds in one pass (`forward`); `worldmodel.rollout.Session` runs them with cach
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,15 +23,14 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from worldmodel.config import WorldModelConfig
-from worldmodel.diffusion.sampler import sample
-from worldmodel.diffusion.schedule import sampling_sigmas
+from worldmodel.models import parts
 from worldmodel.models.action import SLOT, ActionAdapter
 from worldmodel.models.backbone import Backbone
-from worldmodel.models.codec import Codec
-from worldmodel.models.condition import Condition, GeneratorAdapter
-from worldmodel.models.dit import Generator
-from worldmodel.models.vision import Vision, VisionAdapter
-from worldmodel.types import Action
+from worldmodel.models.codec import newest
+from worldmodel.models.condition import Condition
+from worldmodel.models.pixels import frames_wanted
+from worldmodel.models.vision import Observation, Vision
+from worldmodel.types import Action, steered
 
 if TYPE_CHECKING:
     from worldmodel.rollout import Session
@@ -42,7 +41,7 @@ class Prediction:
     """What `forward` predicts for every round."""
 
     states: Float[Tensor, "b r n d"]
-    context: Float[Tensor, "b r c h w"]
+    context: Float[Tensor, "b r s c h w"]
     condition: Condition
     """Batch axis is `b * r`, rounds fastest."""
 
@@ -50,23 +49,22 @@ class Prediction:
 class WorldModel(nn.Module):
     """An any-to-any world model: backbone, vision, action and generator adapters, generator, codec."""
 
-    def __init__(self, config: WorldModelConfig, backbone: Backbone) -> None:
+    def __init__(self, config: WorldModelConfig, backbone: Backbone, folder: Path | None = None) -> None:
+        """Build the parts around a backbone; those of other libraries come from `folder`, if it is given."""
         super().__init__()
         self.config = config
-        grid, channels, width = config.codec.grid, config.codec.latent_channels, backbone.width
+        width = backbone.width
         scale = width**-0.5
-        self.codec = Codec(config.codec)
+        self.codec = parts.codec(config, folder)
         self.backbone = backbone
-        self.vision = VisionAdapter(config.vision, channels, grid, width)
+        self.vision = parts.vision(config, width, folder)
         self.action = ActionAdapter(config.action, width)
         self.queries = nn.Parameter(torch.randn(config.num_queries, width) * scale)
-        self.unseen = nn.Parameter(torch.randn(channels, grid, grid) * 0.1)
+        self.unseen = nn.Parameter(torch.randn(config.codec.latent_channels, *[config.codec.grid] * 2) * 0.1)
         self.ask = nn.Parameter(torch.randn(width) * scale)
         self.answer = nn.Parameter(torch.randn(width) * scale)
-        self.adapter = GeneratorAdapter(
-            config.condition, width, channels, config.chunk_latents, grid, config.generator.width
-        )
-        self.generator = Generator(config.generator, channels, grid)
+        self.generator = parts.generator(config, self.codec, folder)
+        self.adapter = parts.adapter(config, width, self.generator)
 
     @classmethod
     def from_config(
@@ -76,11 +74,13 @@ class WorldModel(nn.Module):
         return cls(config, Backbone.from_config(config.backbone, tokenizer))
 
     @classmethod
-    def from_pretrained(cls, name: str | Path) -> "WorldModel":
-        """Load a shipped model by name, or a model folder (see `worldmodel.hub`)."""
+    def from_pretrained(
+        cls, name: str | Path, revision: str | None = None, adapters: str | Path | None = None
+    ) -> "WorldModel":
+        """Load a shipped model by name, a model folder, or one on the Hub (see `worldmodel.hub`)."""
         from worldmodel import hub
 
-        return hub.from_pretrained(name)
+        return hub.from_pretrained(name, revision, adapters)
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write a model folder that `from_pretrained` reads."""
@@ -98,9 +98,9 @@ class WorldModel(nn.Module):
 
     # ---- the six verbs -------------------------------------------------------------------------------
 
-    def encode_observation(self, latents: Float[Tensor, "b t c h w"]) -> Vision:
-        """Turn latent frames of an observation into tokens and per-cell features."""
-        return self.vision(latents)
+    def encode_observation(self, observation: Observation) -> Vision:
+        """Turn an observation into tokens (and per-cell features)."""
+        return self.vision(observation)
 
     def encode_action(self, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
         """Turn actions into tokens.
@@ -116,91 +116,167 @@ class WorldModel(nn.Module):
         """Run the backbone over new positions; the last `num_queries` of every round are its state."""
         return self.backbone(embeds, cache)
 
-    def condition(self, states: Float[Tensor, "b n d"], context: Float[Tensor, "b c h w"]) -> Condition:
-        """Turn states and the last seen latent frame into what the generator is conditioned on."""
-        return self.adapter(states, context)
+    def condition(
+        self,
+        states: Float[Tensor, "b n d"],
+        context: Float[Tensor, "b s c h w"],
+        actions: Sequence[Action] | None = None,
+    ) -> Condition:
+        """Turn states and the last seen latent frames into what the generator is conditioned on.
+
+        `actions` are read a second time, by the generator's own text encoder, where the config says so.
+        """
+        return self._with_words(self.adapter(states, context), actions)
 
     def denoise(
         self,
         condition: Condition,
-        context: Float[Tensor, "b c h w"],
+        context: Float[Tensor, "b s c h w"],
         noise: Float[Tensor, "b t c h w"],
         num_inference_steps: int,
         guidance_scale: float = 1.0,
     ) -> Float[Tensor, "b t c h w"]:
         """Generate the next chunk's latents from noise.
 
-        With `guidance_scale` other than 1 the velocity is extrapolated away from the unconditional one
+        With `guidance_scale` other than 1 the prediction is extrapolated away from the unconditional one
         (Ho & Salimans 2022, arXiv:2207.12598, eq. 6).
         """
         guided = guidance_scale != 1.0
-        conditions = [condition, self.adapter.null(context)] if guided else [condition]
-        caches = [self.generator.context_cache(context[:, None], each) for each in conditions]
-
-        def velocity(latents: Tensor, sigma: Tensor) -> Tensor:
+        conditions = [condition, self.null_condition(context)] if guided else [condition]
+        starts = [self.generator.start(context, each) for each in conditions]
+        solver, latents = self.generator.solver(num_inference_steps), noise
+        for step in range(solver.num_steps):
+            level = noise.new_full(noise.shape[:2], solver.level(step))
             full, *empty = (
-                self.generator(latents, sigma, each.forecast, each, past=past)[0]
-                for each, past in zip(conditions, caches, strict=True)
+                self.generator(latents, level, each, past)
+                for each, past in zip(conditions, starts, strict=True)
             )
-            return empty[0] + guidance_scale * (full - empty[0]) if guided else full
+            prediction = empty[0] + guidance_scale * (full - empty[0]) if guided else full
+            latents = solver.step(step, prediction, latents)
+        return latents
 
-        return sample(velocity, noise, sampling_sigmas(num_inference_steps))
+    def decode(
+        self, latents: Float[Tensor, "b t2 c h2 w2"], context: Float[Tensor, "b s c h2 w2"] | None = None
+    ) -> Float[Tensor, "b t 3 h w"]:
+        """Turn the latents that follow those of `context` into pixels in [-1, 1]."""
+        return self.codec.decode(latents, context).clamp(-1, 1)
 
-    def decode(self, latents: Float[Tensor, "b t2 c h2 w2"]) -> Float[Tensor, "b t 3 h w"]:
-        """Turn latents into pixels in [-1, 1]."""
-        return self.codec.decode(latents).clamp(-1, 1)
+    # ---- what the verbs start from -------------------------------------------------------------------
+
+    def observe(self, frames: Float[Tensor, "b t 3 h w"]) -> Observation:
+        """Return pixels as an observation that nothing came before."""
+        given = frames
+        if self.codec.causal:  # one frame, then whole groups
+            groups = -(-(frames.shape[1] - 1) // self.codec.temporal_factor)
+            given = newest(frames, 1 + groups * self.codec.temporal_factor)
+        return Observation(self.codec.encode(given), self.look(frames))
+
+    def look(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b f 3 h w"] | None:
+        """Return the frames that the vision encoder looks at: evenly spaced, the newest included.
+
+        A short clip repeats frames, and nothing at all is grey, so that every round has as many tokens. None
+        without an encoder.
+        """
+        if not self.vision.needs_frames:
+            return None
+        if not frames.shape[1]:
+            frames = frames.new_zeros(len(frames), 1, *frames.shape[2:])
+        return frames[:, frames_wanted(frames.shape[1], self.config.vision.max_frames).to(frames.device)]
+
+    def context(
+        self, latents: Float[Tensor, "b t c h w"], frames: Float[Tensor, "b f 3 H W"] | None
+    ) -> Float[Tensor, "b s c h w"]:
+        """Return what the next round goes on from: the newest latent frames of an observation.
+
+        A causal codec encodes its pixels anew, since it codes the first frame of a clip as an image; others
+        need no pixels.
+        """
+        count = self.config.context_latents
+        if self.codec.causal:
+            assert frames is not None, "a causal codec looks at the pixels again"
+            return self.codec.context(frames, count)
+        missing = max(0, count - latents.shape[1])
+        return torch.cat([latents[:, :1].expand(-1, missing, -1, -1, -1), latents[:, -count:]], dim=1)
+
+    def nothing(self, batch: int) -> Observation:
+        """Return the observation of a world that nobody has seen yet, from which a text can begin."""
+        unseen = self.unseen.expand(batch, self.config.context_latents, -1, -1, -1)
+        size = self.config.codec.image_size
+        return Observation(unseen, self.look(unseen.new_zeros(batch, 0, 3, size, size)))
+
+    def null_condition(self, context: Float[Tensor, "b s c h w"]) -> Condition:
+        """Return the condition that says nothing, from which guidance leads away."""
+        return self._with_words(self.adapter.null(context), [Action()] * len(context))
+
+    def _with_words(self, condition: Condition, actions: Sequence[Action] | None) -> Condition:
+        if not self.config.condition.text:
+            return condition
+        assert actions is not None, "the generator reads the action's words"
+        with torch.no_grad():
+            text = self.generator.encode_text([action.text or "" for action in actions])
+        return replace(condition, text=text)
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int]:
+        """Shape `[t, c, h, w]` of what a round generates."""
+        channels, height, width = self.unseen.shape
+        return self.config.chunk_latents, channels, height, width
 
     @property
     def round_tokens(self) -> int:
         """Positions of the sequence that one round takes, if its action fits one slot."""
-        merged = (self.config.codec.grid // self.config.vision.merge) ** 2
-        return merged + SLOT + self.config.num_queries
+        return self.vision.round_tokens + SLOT + self.config.num_queries
 
     # ---- one round, many rounds, text ----------------------------------------------------------------
 
-    def round_embeds(
-        self, context: Float[Tensor, "b c h w"], actions: Sequence[Action]
-    ) -> list[Float[Tensor, "_ d"]]:
+    def round_embeds(self, observation: Observation, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
         """Return one round of every row's sequence: vision tokens, action tokens, queries.
 
-        A query is a learned vector plus the feature of its own latent cell, so it knows what is there.
+        Where there are cells, a query is a learned vector plus the feature of its own newest latent cell, so
+        it knows what is there.
         """
-        vision = self.encode_observation(context[:, None])
-        queries = self.queries + vision.cells[:, 0]
+        vision = self.encode_observation(observation)
+        queries = self.queries.expand(len(actions), -1, -1)
+        if vision.cells is not None:
+            queries = queries + vision.cells[:, -1]
         rows = zip(vision.tokens, self.encode_action(actions), queries, strict=True)
         return [torch.cat(row) for row in rows]
 
-    def forward(self, context: Float[Tensor, "b r c h w"], actions: Sequence[Sequence[Action]]) -> Prediction:
+    def forward(
+        self,
+        context: Float[Tensor, "b r s c h w"],
+        actions: Sequence[Sequence[Action]],
+        frames: Float[Tensor, "b r f 3 H W"] | None = None,
+    ) -> Prediction:
         """Predict every round's next observation, teacher-forced, in one pass of the backbone.
 
-        `context[:, i]` is the last latent frame seen before round i; `actions[j][i]` is episode j's
-        action in round i.
+        `context[:, i]` are the latent frames that round i goes on from, `frames[:, i]` the pixels seen before
+        it (for an encoder that wants them); `actions[j][i]` is episode j's action in round i.
         """
         batch, rounds = context.shape[:2]
-        flat = [action for episode in actions for action in episode]
-        embeds = self.round_embeds(rearrange(context, "b r c h w -> (b r) c h w"), flat)
+        flat = [action for episode in actions for action in steered(episode)]
+        pixels = None if frames is None else frames.flatten(0, 1)
+        embeds = self.round_embeds(Observation(context.flatten(0, 1), pixels), flat)
         rows = [torch.cat(embeds[first : first + rounds]) for first in range(0, len(embeds), rounds)]
         hidden = self.predict_state(nn.utils.rnn.pad_sequence(rows, batch_first=True))
         ends = torch.tensor([len(each) for each in embeds]).view(batch, rounds).cumsum(dim=1)
         places = (ends[:, :, None] + torch.arange(-self.config.num_queries, 0)).to(hidden.device)
         states = hidden[torch.arange(batch, device=hidden.device)[:, None, None], places]
-        condition = self.condition(
-            rearrange(states, "b r n d -> (b r) n d"), rearrange(context, "b r c h w -> (b r) c h w")
-        )
+        condition = self.condition(rearrange(states, "b r n d -> (b r) n d"), context.flatten(0, 1), flat)
         return Prediction(states, context, condition)
 
     def read_rows(
         self,
-        latents: Sequence[Float[Tensor, "_ c h w"]],
+        observations: Sequence[Observation],
         prompts: Sequence[str | None],
         answers: Sequence[str] | None = None,
     ) -> list[tuple[Float[Tensor, "_ d"], Int[Tensor, " _"]]]:
         """Return sequences in which the backbone says something about an observation, and their labels.
 
-        A row is vision tokens, the prompt's words, and (in training) the answer's. A label is the token
-        that a position should predict, or -100.
+        Every observation is a batch of one. A row is vision tokens, the prompt's words, and (in training) the
+        answer's. A label is the token that a position should predict, or -100.
         """
-        tokens = self._vision_tokens(latents)
+        tokens = self._vision_tokens(observations)
         rows = []
         for row, prompt in enumerate(prompts):
             seen = tokens[row]
@@ -214,19 +290,18 @@ class WorldModel(nn.Module):
             rows.append((torch.cat([part.to(seen.dtype) for part in parts]), labels))
         return rows
 
-    def _vision_tokens(self, latents: Sequence[Float[Tensor, "_ c h w"]]) -> list[Float[Tensor, "_ d"]]:
+    def _vision_tokens(self, observations: Sequence[Observation]) -> list[Float[Tensor, "_ d"]]:
         """Encode observations of different lengths, equal lengths together."""
         tokens: dict[int, Tensor] = {}
-        for length in sorted({len(clip) for clip in latents}):
-            chosen = [row for row, clip in enumerate(latents) if len(clip) == length]
-            seen = self.encode_observation(torch.stack([latents[row] for row in chosen])).tokens
+        for shape in sorted({each.shape for each in observations}):
+            chosen = [row for row, each in enumerate(observations) if each.shape == shape]
+            seen = self.encode_observation(Observation.stack([observations[row] for row in chosen])).tokens
             tokens |= dict(zip(chosen, seen, strict=True))
-        return [tokens[row] for row in range(len(latents))]
+        return [tokens[row] for row in range(len(observations))]
 
     @torch.no_grad()
-    def read(
-        self, latents: Float[Tensor, "b t c h w"], prompt: str | None = None, max_tokens: int = 96
-    ) -> list[str]:
-        """Describe an observation, or answer a prompt about it, by greedy decoding."""
-        prefix = torch.stack([row for row, _ in self.read_rows(latents.unbind(), [prompt] * len(latents))])
+    def read(self, observation: Observation, prompt: str | None = None, max_tokens: int = 96) -> list[str]:
+        """Describe observations, or answer a prompt about them, by greedy decoding."""
+        rows = observation.unstack()
+        prefix = torch.stack([row for row, _ in self.read_rows(rows, [prompt] * len(rows))])
         return self.backbone.decode_text(prefix, self.backbone.new_cache(), max_tokens)

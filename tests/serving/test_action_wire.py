@@ -1,0 +1,208 @@
+"""Every kind of action over HTTP, WebSocket and the client steers as it does in the library."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from worldmodel.config import ActionConfig
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.actions import ActionBody, ActionSchema, body, plain
+from worldmodel.serving.app import create_app
+from worldmodel.serving.auth import Keys
+from worldmodel.serving.client import Client, Refused
+from worldmodel.serving.connection import ROUTE
+from worldmodel.serving.link import as_json
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds import WorldService
+from worldmodel.types import Action
+
+ALL = ActionConfig(
+    max_text_tokens=64, keys=("w", "a"), vector_size=2, vector_low=(-2.0, 0.0), vector_high=(2.0, 1.0),
+    mouse=True, camera=True,
+)  # fmt: skip
+FORWARD = {"mode": "velocity", "data": {"translation": [0, 0, 1]}}
+THERE = {"mode": "target", "data": {"translation": [0, 1, 1], "rotation": [0, 0.6, 0, 0.8]}}
+ACTIONS: tuple[dict[str, Any] | None, ...] = (
+    {"mouse": [0.5, -1]},
+    {"camera": FORWARD},
+    None,
+    {"text": "go on", "keys": ["w"], "mouse": [0, 0.25], "vector": [0.1, 1], "camera": THERE},
+)
+BAD: tuple[tuple[Any, str], ...] = (
+    ({"mouse": [0.5]}, "mouse"),
+    ({"mouse": [0.5, 3]}, "shares of the picture"),
+    ({"mouse": ["0.5", 0]}, "mouse"),
+    ({"vector": [0, 2]}, "use 0 to 1"),
+    ({"camera": {"data": {"rotation": [0, 0, 0, 2]}}}, "no unit quaternion"),
+    ({"camera": {"data": {"rotation": [0, 0, 90]}}}, "rotation"),
+    ({"camera": {"mode": "speed", "data": {}}}, "mode"),
+    ({"camera": {"mode": "target"}}, "data"),
+    ({"camera": {"data": {"translation": [0, 0, 1e9]}}}, "beyond"),
+    ({"camera": {"data": {}, "matrix": []}}, "matrix"),
+)
+KEY = "a-key-that-is-long-enough"
+
+
+@pytest.fixture(scope="module")
+def world(model: WorldModel) -> WorldModel:
+    """A tiny model with random weights that takes every kind of action."""
+    torch.manual_seed(0)
+    made = WorldModel.from_config(replace(model.config, action=ALL), model.backbone.tokenizer)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.3 * parameter.shape[-1] ** -0.5)
+    return made.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def address(
+    world: WorldModel,
+    listening: Callable[[Any], AbstractContextManager[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
+    config = ServerConfig(
+        model_name="tiny",
+        data_dir=tmp_path_factory.mktemp("data"),
+        keys=Keys([KEY]),
+        requests_per_minute=60_000,
+    )
+    with listening(create_app(WorldService(world), config)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[Client]:
+    with Client(address, KEY, timeout_s=60) as client:
+        yield client
+
+
+def near(made: np.ndarray, expected: np.ndarray) -> bool:
+    """Equal up to the rounding of a batch."""
+    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
+
+
+def test_the_client_steers_as_a_session_does(client: Client, world: WorldModel, picture: np.ndarray) -> None:
+    session = world.session(seed=3)
+    session.reset(picture)
+    with client.worlds.create(picture, seed=3) as there:
+        assert there.info.action_schema == ActionSchema.of(ALL).model_dump()
+        for action in ACTIONS:
+            assert near(there.step(action), session.step(action))
+        for action, told in BAD:
+            with pytest.raises((Refused, ValueError), match=told):
+                there.step(action)
+        with there.fork() as other:
+            assert near(other.step(Action.of({"camera": THERE})), session.fork().step({"camera": THERE}))
+        there.reset(picture)  # the camera is back where the world began
+        session.reset(picture)
+        assert near(there.step({"camera": THERE}), session.step({"camera": THERE}))
+
+
+def test_a_server_refuses_what_a_client_would(address: str, client: Client, picture: np.ndarray) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    with (
+        client.worlds.create(picture, seed=3) as there,
+        httpx.Client(base_url=address, headers=headers) as http,
+    ):
+        for action, told in BAD:
+            answer = http.post(f"/v1/worlds/{there.id}/step", json={"step_id": 1, "action": action})
+            assert answer.status_code == 400, answer.text
+            assert told in answer.json()["error"]["message"]
+        assert there.refresh().round == 0
+
+
+def test_a_remote_world_is_an_environment_of_all_kinds(
+    client: Client, world: WorldModel, picture: np.ndarray
+) -> None:
+    pytest.importorskip("gymnasium")
+    from worldmodel.env import WorldEnv
+
+    with client.worlds.create(picture, seed=4) as there:
+        kinds: Any = ("keys", "mouse", "camera")
+        envs = [WorldEnv(each, start="shapes", actions=kinds) for each in (there, world.session(4))]
+        assert envs[0].interface == envs[1].interface
+        assert envs[0].action_space == envs[1].action_space
+        assert near(*(env.reset(seed=1)[0] for env in envs))
+        action = envs[0].action_space.sample()
+        assert near(*(env.step(action)[0] for env in envs))
+
+
+def test_a_live_session_takes_and_shows_every_kind(
+    world: WorldModel, tmp_path: Any, picture: np.ndarray
+) -> None:
+    config = ServerConfig(model_name="tiny", data_dir=tmp_path, keys=Keys([KEY]))
+    session = world.session(seed=5)
+    session.reset(text="a red ball")
+    app = create_app(WorldService(world), config)
+    headers = {"authorization": f"Bearer {KEY}"}
+    with TestClient(app, headers=headers) as http, http.websocket_connect(ROUTE, headers=headers) as socket:
+
+        def until(*kinds: str) -> dict[str, Any]:
+            while (event := socket.receive_json())["type"] not in kinds:
+                for _ in range(event.get("num_messages", 0)):
+                    socket.receive_bytes()
+            return event
+
+        assert until("session.created")["action"] == ActionSchema.of(ALL).model_dump()
+        socket.send_json({"type": "session.start", "text": "a red ball", "pace": "on_action", "seed": 5})
+        for _ in range(until("video.chunk_metadata")["num_messages"]):
+            socket.receive_bytes()
+        for number, action in enumerate(ACTIONS):
+            event = {"event_id": f"e{number}", "event": {"action": action}}
+            socket.send_json({"type": "session.interaction", "interaction": event})
+            chunk = until("video.chunk_metadata", "error")
+            assert chunk["event_ids"] == [f"e{number}"]
+            assert as_json(chunk["action"]) == as_json(action)
+            for _ in range(chunk["num_messages"]):
+                socket.receive_bytes()
+        for action, told in BAD:
+            event = {"event_id": "bad", "event": {"action": action}}
+            socket.send_json({"type": "session.interaction", "interaction": event})
+            refused = until("error")
+            assert told in refused["error"]["message"]
+            assert not refused["fatal"]
+        socket.send_json({"type": "session.stop"})
+
+
+NUMBERS = st.lists(st.floats(-2, 2) | st.integers(-1, 1), min_size=1, max_size=4)
+JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text("wa{[", max_size=3) | NUMBERS
+CAMERAS = st.fixed_dictionaries(
+    {"data": JSON | st.fixed_dictionaries({}, optional={"translation": JSON, "rotation": JSON})},
+    optional={"mode": JSON | st.just("target")},
+)
+BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": JSON,
+        "keys": JSON | st.just(["w"]),
+        "mouse": JSON,
+        "vector": JSON,
+        "camera": JSON | CAMERAS,
+    },
+)
+
+
+@given(sent=JSON | BODIES)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_passes_the_wire_is_what_the_library_reads(sent: Any) -> None:
+    """Whatever the wire lets through, the library reads as the same action as without a wire."""
+    try:
+        action = Action.of(plain(ActionBody.model_validate(sent)))
+    except ValueError:
+        return
+    assert action == Action.of(sent)
+    back = body(action)
+    assert (back is None) == (action == Action())
+    assert Action.of(plain(back)) == action
+    assert Action.of(json.loads(json.dumps(as_json(action)))) == action

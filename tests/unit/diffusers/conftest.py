@@ -1,0 +1,207 @@
+"""Tiny video models of diffusers: the real classes, with random weights."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+
+import diffusers
+
+from worldmodel.models.codec import VideoCodec
+from worldmodel.models.condition import Condition, stack
+from worldmodel.models.diffusers.cogvideox import CogVideoXGenerator
+from worldmodel.models.diffusers.generator import Clip, DiffusersGenerator
+from worldmodel.models.diffusers.ltx import LTXGenerator
+from worldmodel.models.diffusers.wan import WanGenerator
+from worldmodel.models.world_model import WorldModel
+
+TEXT = 32
+"""Width of text embeddings."""
+
+WAN: dict[str, Any] = {
+    "_class_name": "WanTransformer3DModel",
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "in_channels": 16,
+    "out_channels": 16,
+    "text_dim": TEXT,
+    "freq_dim": 256,
+    "ffn_dim": 32,
+    "num_layers": 2,
+    "rope_max_seq_len": 32,
+}
+LTX: dict[str, Any] = {
+    "_class_name": "LTXVideoTransformer3DModel",
+    "in_channels": 8,
+    "out_channels": 8,
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "cross_attention_dim": 24,
+    "num_layers": 2,
+    "caption_channels": TEXT,
+}
+COG: dict[str, Any] = {
+    "_class_name": "CogVideoXTransformer3DModel",
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "in_channels": 4,
+    "out_channels": 4,
+    "time_embed_dim": 8,
+    "text_embed_dim": TEXT,
+    "num_layers": 2,
+    "sample_width": 4,
+    "sample_height": 4,
+    "sample_frames": 9,
+    "max_text_seq_length": 16,
+}
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "wan": WAN,
+    "wan-i2v": WAN | {"in_channels": 36},
+    "ltx": LTX,
+    "cog": COG,
+    "cog-i2v": COG | {"in_channels": 8, "use_rotary_positional_embeddings": True},
+    "cog1.5-i2v": COG
+    | {"in_channels": 8, "use_rotary_positional_embeddings": True, "patch_size_t": 2, "ofs_embed_dim": 8},
+}
+VAES: dict[str, dict[str, Any]] = {
+    "wan": {
+        "_class_name": "AutoencoderKLWan",
+        "base_dim": 3,
+        "z_dim": 16,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True, True],
+    },
+    "ltx": {
+        "_class_name": "AutoencoderKLLTXVideo",
+        "latent_channels": 8,
+        "block_out_channels": (8, 8, 8, 8),
+        "decoder_block_out_channels": (8, 8, 8, 8),
+        "layers_per_block": (1, 1, 1, 1, 1),
+        "decoder_layers_per_block": (1, 1, 1, 1, 1),
+        "spatio_temporal_scaling": (True, True, False, False),
+        "decoder_spatio_temporal_scaling": (True, True, False, False),
+        "decoder_inject_noise": (False,) * 5,
+        "patch_size": 2,
+    },
+    "cog": {
+        "_class_name": "AutoencoderKLCogVideoX",
+        "block_out_channels": (8, 8, 8, 8),
+        "latent_channels": 4,
+        "layers_per_block": 1,
+        "norm_num_groups": 2,
+    },
+}
+FACTORS = {"wan": (4, 8), "ltx": (4, 8), "cog": (4, 8)}
+"""Of time and space."""
+CLASSES = {"wan": WanGenerator, "ltx": LTXGenerator, "cog": CogVideoXGenerator}
+GRID = 4
+
+
+def build(arguments: dict[str, Any], seed: int = 0, **more: Any) -> Any:
+    """Make a model of diffusers from its arguments."""
+    arguments = arguments | more
+    torch.manual_seed(seed)
+    return getattr(diffusers, arguments.pop("_class_name"))(**arguments).eval()
+
+
+def transformer(kind: str, **more: Any) -> Any:
+    """Make a transformer of one of the kinds of `TRANSFORMERS`."""
+    return build(TRANSFORMERS[kind], **more)
+
+
+def vae(kind: str, **more: Any) -> Any:
+    """Make the autoencoder that goes with a kind of transformer."""
+    return build(VAES[family(kind)], 1, **more)
+
+
+def family(kind: str) -> str:
+    """Return the family of a kind."""
+    return kind.split("-")[0].removesuffix("1.5")
+
+
+def scheduler(kind: str, **values: Any) -> Any:
+    """Make the scheduler of a kind, or the one that `values` describe."""
+    return CLASSES[family(kind)].read_scheduler(values)
+
+
+def generator(
+    kind: str,
+    context: int = 1,
+    chunk: int = 3,
+    streamed: bool = False,
+    codec: VideoCodec | None = None,
+    scheduling: dict[str, Any] | None = None,
+    fps: int = 16,
+) -> DiffusersGenerator:
+    """Make a generator around `transformer(kind)`."""
+    time, space = FACTORS[family(kind)]
+    clip = Clip(context, chunk, GRID, temporal_factor=time, spatial_factor=space, fps=fps)
+    made = CLASSES[family(kind)](
+        transformer(kind), scheduler(kind, **(scheduling or {})), clip, streamed, codec=codec
+    )
+    return made.eval().requires_grad_(False)
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    """Draw normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def conditions(generator: DiffusersGenerator, *texts: Tensor) -> list[Condition]:
+    """Return texts as conditions; with a stream there are states beside them."""
+    if generator.network.stream is None:
+        return [Condition(tokens=text[:, :0], text=text) for text in texts]
+    states = [draw(seed, len(text), 7, generator.token_width) for seed, text in enumerate(texts)]
+    return [Condition(tokens=each, text=text) for each, text in zip(states, texts, strict=True)]
+
+
+def denoise(
+    generator: DiffusersGenerator,
+    conditions: Sequence[Condition],
+    context: Tensor,
+    noise: Tensor,
+    num_inference_steps: int,
+    guidance_scale: float,
+) -> Tensor:
+    """Denoise a chunk as a world model does; the last condition is the null one."""
+    model: Any = SimpleNamespace(generator=generator, null_condition=lambda context: conditions[-1])
+    with torch.no_grad():
+        return WorldModel.denoise(model, conditions[0], context, noise, num_inference_steps, guidance_scale)
+
+
+def denoise_at_once(
+    generator: DiffusersGenerator,
+    given: Sequence[Condition],
+    context: Tensor,
+    noise: Tensor,
+    num_inference_steps: int,
+    guidance_scale: float,
+) -> Tensor:
+    """Denoise with the null condition and the true one in one batch, as some pipelines do.
+
+    A matrix product on a CPU may round differently in a larger batch, so that bits can only be compared
+    between loops that batch alike.
+    """
+    if guidance_scale == 1:
+        return denoise(generator, given, context, noise, num_inference_steps, guidance_scale)
+    both = stack([given[1], given[0]])
+    solver, latents = generator.solver(num_inference_steps), noise
+    with torch.no_grad():
+        past = generator.start(torch.cat([context, context]), both)
+        for step in range(solver.num_steps):
+            level = noise.new_full((2 * len(noise), noise.shape[1]), solver.level(step))
+            empty, full = generator(torch.cat([latents, latents]), level, both, past).chunk(2)
+            latents = solver.step(step, empty + guidance_scale * (full - empty), latents)
+    return latents
+
+
+@pytest.fixture(scope="session")
+def tiny() -> SimpleNamespace:
+    """Makers of tiny models, and what tests do with them."""
+    return SimpleNamespace(**{name: value for name, value in globals().items() if not name.startswith("_")})

@@ -1,0 +1,254 @@
+"""Generators on disk: what is written is read again, by us and by diffusers; what does not fit says so."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+from diffusers import CogVideoXPipeline, LTXPipeline, WanPipeline
+from torch import nn
+from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
+
+from worldmodel.config import CodecConfig, ConditionConfig, GeneratorConfig, VisionConfig, WorldModelConfig
+from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models.condition import Condition
+from worldmodel.models.diffusers.codec import DiffusersCodec
+from worldmodel.models.diffusers.generator import DiffusersGenerator
+
+CHANNELS = {"wan": 16, "ltx": 8, "cog": 4}
+FAMILIES = {"wan": "wan", "wan-i2v": "wan", "ltx": "ltx", "cog": "cog", "cog-i2v": "cog"}
+
+
+def config(tiny, kind: str, condition: str = "stream", text: bool = False, **generator) -> WorldModelConfig:
+    """A world model's config around a tiny transformer with random weights, or what `generator` says."""
+    values = generator or {"architecture": dict(tiny.TRANSFORMERS[kind])}
+    return WorldModelConfig(
+        codec=CodecConfig(
+            image_size=32,
+            temporal_factor=4,
+            latent_channels=CHANNELS[FAMILIES[kind]],
+            architecture=dict(tiny.VAES[FAMILIES[kind]]),
+        ),
+        vision=VisionConfig(architecture={"model_type": "siglip_vision_model"}),
+        condition=ConditionConfig(kind=condition, text=text),
+        generator=GeneratorConfig(**values),
+        queries=4,
+        chunk_frames=12,
+    )
+
+
+def predict(tiny, generator, seed: int = 0) -> torch.Tensor:
+    """One prediction that needs every weight there is."""
+    channels = generator.transformer.config.out_channels
+    tokens = tiny.draw(seed, 1, 7, generator.token_width)
+    given = Condition(tokens=tokens, text=tiny.draw(seed + 1, 1, 6, tiny.TEXT))
+    context, noisy = (tiny.draw(s, 1, n, channels, 4, 4) for s, n in ((2, 1), (3, 3)))
+    past = generator.start(context, given)
+    with torch.no_grad():
+        return torch.cat(
+            [generator(noisy, torch.full((1, 3), level), given, past) for level in (100.0, 900.0)]
+        )
+
+
+def rouse(generator) -> None:
+    for name, parameter in generator.named_parameters():
+        if name.endswith("out.weight"):
+            nn.init.normal_(parameter, std=0.5)
+
+
+@pytest.mark.parametrize("kind", ["wan", "wan-i2v", "ltx", "cog-i2v"])
+def test_save_and_load(tiny, tmp_path, kind):
+    settings = config(tiny, kind)
+    codec = DiffusersCodec.from_config(settings.codec)
+    made = DiffusersGenerator.from_config(settings, codec=codec)
+    rouse(made)
+    if kind == "wan":
+        made.set_second(tiny.transformer("wan", seed=7), 0.5)
+        rouse(made)
+    made.save_pretrained(tmp_path, torch.float32)
+    loaded = DiffusersGenerator.from_config(settings, tmp_path, codec)
+    assert {*loaded.state_dict()} == {*made.state_dict()}
+    assert torch.equal(predict(tiny, loaded), predict(tiny, made))
+    theirs = type(made.transformer).from_pretrained(tmp_path)  # the folder is that of a diffusers transformer
+    own = made.transformer.state_dict()
+    assert all(torch.equal(tensor, own[name]) for name, tensor in theirs.state_dict().items())
+    scheduler = getattr(diffusers, type(made.scheduler).__name__)
+    written, kept = (
+        {name: value for name, value in each.config.items() if not name.startswith("_")}
+        for each in (scheduler.from_pretrained(tmp_path / "scheduler"), made.scheduler)
+    )
+    assert written == kept
+
+
+def test_weights_are_halved_on_disk_and_not_in_memory(tiny, tmp_path):
+    made = DiffusersGenerator.from_config(config(tiny, "ltx"))
+    rouse(made)
+    before = predict(tiny, made)
+    made.save_pretrained(tmp_path)
+    assert torch.equal(predict(tiny, made), before)
+    loaded = DiffusersGenerator.from_config(config(tiny, "ltx"), tmp_path)
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, made.state_dict()[name].bfloat16().float()), name
+
+
+@pytest.fixture
+def pipeline(tiny, tmp_path, tokenizer: PreTrainedTokenizerBase):
+    """Write a whole pipeline's folder, as one would fetch it."""
+
+    def write(kind: str, **more) -> tuple[Path, diffusers.DiffusionPipeline]:
+        torch.manual_seed(3)
+        sizes = {"d_model": tiny.TEXT, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+        sizes |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        if kind == "wan":
+            encoder = UMT5EncoderModel(UMT5Config(**sizes)).eval()
+            args = (tokenizer, encoder, tiny.vae(kind), tiny.scheduler(kind), tiny.transformer(kind))
+            made = WanPipeline(*args, **more)
+        else:
+            encoder = T5EncoderModel(T5Config(**sizes)).eval()
+            made = (LTXPipeline if kind == "ltx" else CogVideoXPipeline)(
+                scheduler=tiny.scheduler(kind),
+                vae=tiny.vae(kind),
+                text_encoder=encoder,
+                tokenizer=tokenizer,
+                transformer=tiny.transformer("ltx" if kind == "ltx" else "cog-i2v"),
+            )
+        made.save_pretrained(tmp_path / "pipeline")
+        return tmp_path / "pipeline", made
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["wan", "ltx", "cog"])
+@torch.no_grad()
+def test_a_pipelines_folder_brings_everything(tiny, pipeline, tmp_path, kind):
+    folder, theirs = pipeline(kind)
+    settings = config(tiny, kind, "prompt", text=True, pretrained=str(folder))
+    made = DiffusersGenerator.from_config(settings)
+    codec = DiffusersCodec.from_pretrained(folder)
+    own = theirs.vae.state_dict()
+    assert all(torch.equal(own[name], tensor) for name, tensor in codec.vae.state_dict().items())
+    texts = ["the red ball rolls to the left", ""]
+    lengths = {"wan": 512, "ltx": 128, "cog": 16}
+    embeds, *more = theirs.encode_prompt(
+        texts, do_classifier_free_guidance=False, max_sequence_length=lengths[kind]
+    )
+    if kind == "ltx":  # padding is skipped by a mask there, by zeros here
+        mask = more[0] if more[0].dim() == 2 else more[1]
+        embeds = embeds * mask[..., None]
+        assert 0 < mask.sum() < mask.numel()
+    assert torch.equal(made.encode_text(texts), embeds)
+    made.save_pretrained(tmp_path / "generator", torch.float32)
+    again = DiffusersGenerator.from_config(settings, tmp_path / "generator")
+    assert torch.equal(again.encode_text(texts), embeds)
+    assert torch.equal(predict(tiny, again), predict(tiny, made))
+    assert all(not parameter.requires_grad for parameter in again.text_encoder.parameters())
+
+
+def test_a_transformers_folder_brings_the_familys_scheduler(tiny, pipeline):
+    folder, _ = pipeline("wan")
+    settings = config(tiny, "wan", "prompt", pretrained=str(folder / "transformer"))
+    assert DiffusersGenerator.from_config(settings).scheduler.config.flow_shift == 3.0
+    with pytest.raises(ModelError, match="pass a whole pipeline folder"):
+        DiffusersGenerator.from_config(replace(settings, condition=ConditionConfig(kind="prompt", text=True)))
+
+
+def test_two_transformers_come_with_their_pipeline(tiny, pipeline):
+    folder, _ = pipeline("wan", transformer_2=tiny.transformer("wan", seed=7), boundary_ratio=0.9)
+    made = DiffusersGenerator.from_config(config(tiny, "wan", pretrained=str(folder)))
+    assert made.network_2 is not None
+    assert made.boundary_ratio == 0.9
+    assert made.network_2.stream is not None
+
+
+def test_folders_that_do_not_fit_say_so(tiny, pipeline, tmp_path):
+    settings = config(tiny, "wan")
+    with pytest.raises(ModelError, match="no generator folder"):
+        DiffusersGenerator.from_config(settings, tmp_path / "missing")
+    folder, _ = pipeline("wan")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "StableDiffusionPipeline"}))
+    with pytest.raises(ModelError, match="StableDiffusionPipeline"):
+        DiffusersGenerator.from_config(settings, folder)
+    (folder / "model_index.json").write_text(json.dumps(index))
+    place = folder / "transformer" / "config.json"
+    values = json.loads(place.read_text())
+    place.write_text(json.dumps(values | {"_class_name": "FluxTransformer2DModel"}))
+    with pytest.raises(ModelError, match="use one of WanTransformer3DModel"):
+        DiffusersGenerator.from_config(settings, folder)
+    place.write_text(json.dumps(values | {"num_layers": 3}))
+    with pytest.raises(ModelError, match=r"do not fit its config\.json"):
+        DiffusersGenerator.from_config(settings, folder)
+    place.write_text(json.dumps(values | {"ffn_dim": 64}))
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        DiffusersGenerator.from_config(settings, folder)
+
+
+def test_streams_that_do_not_fit_say_so(tiny, tmp_path):
+    settings = config(tiny, "wan")
+    made = DiffusersGenerator.from_config(settings)
+    made.save_pretrained(tmp_path, torch.float32)
+    with pytest.raises(ModelError, match=r"set condition\.kind to stream"):
+        DiffusersGenerator.from_config(replace(settings, condition=ConditionConfig(kind="prompt")), tmp_path)
+    (tmp_path / "stream.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ModelError, match="damaged"):
+        DiffusersGenerator.from_config(settings, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sentence"),
+    [
+        ("cog", {}, "image-to-video"),
+        ("wan", {"image_dim": 8}, "CLIP image features"),
+        ("wan", {"patch_size": (2, 2, 2)}, "patch_size"),
+        ("wan", {"in_channels": 33}, "takes 36"),
+        ("ltx", {"patch_size": 2}, "single latent cells"),
+        ("cog-i2v", {"patch_size_t": 3}, "4 latent frames"),
+        ("cog-i2v", {"use_learned_positional_embeddings": True, "sample_width": 8}, "learned positions"),
+        ("wan", {"num_headz": 2}, "num_headz"),
+        ("wan", {"_class_name": "UNet2DModel"}, "use one of WanTransformer3DModel"),
+    ],
+)
+def test_transformers_that_cannot_do_it_say_so(tiny, kind, changes, sentence):
+    settings = config(tiny, kind, architecture=tiny.TRANSFORMERS[kind] | changes)
+    with pytest.raises(ConfigError, match=sentence):
+        DiffusersGenerator.from_config(settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "sentence"),
+    [
+        ("wan", {"_class_name": "DDIMScheduler"}, "use one of UniPCMultistepScheduler"),
+        ("wan", {"_class_name": "UniPCMultistepScheduler"}, "use_flow_sigmas"),
+        ("cog-i2v", {"_class_name": "CogVideoXDDIMScheduler"}, "v_prediction"),
+    ],
+)
+def test_schedulers_of_another_kind_say_so(tiny, kind, values, sentence):
+    settings = config(tiny, kind, architecture=dict(tiny.TRANSFORMERS[kind]), scheduler=values)
+    with pytest.raises(ModelError, match=sentence):
+        DiffusersGenerator.from_config(settings)
+
+
+def test_words_need_a_text_encoder(tiny):
+    with pytest.raises(ConfigError, match="text encoder"):
+        DiffusersGenerator.from_config(config(tiny, "wan", text=True))
+
+
+def test_steps_that_a_scheduler_cannot_take_say_so(tiny):
+    with pytest.raises(ConfigError, match="num_inference_steps is 2000"):
+        tiny.generator("cog-i2v").solver(2000)
+
+
+@pytest.mark.parametrize("kind", ["wan", "wan-i2v", "ltx", "cog-i2v"])
+@pytest.mark.parametrize("condition", ["prompt", "stream"])
+def test_a_generator_can_be_built_without_memory(tiny, kind, condition):
+    settings = config(tiny, kind, condition)
+    with torch.device("meta"):
+        made = DiffusersGenerator.from_config(settings, codec=DiffusersCodec.from_config(settings.codec))
+    assert all(parameter.is_meta for parameter in made.parameters())
+    assert made.solver(3).num_steps == 3
+    assert len(made.layers) == 2
+    assert (
+        made.width == made.transformer.config.num_attention_heads * made.transformer.config.attention_head_dim
+    )

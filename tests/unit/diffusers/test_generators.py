@@ -1,0 +1,273 @@
+"""Generators of diffusers as parts: learning, states, context, chunks in blocks."""
+
+import pytest
+import torch
+from diffusers import WanPipeline
+from torch import nn
+
+from worldmodel.errors import ConfigError
+from worldmodel.models.condition import Condition
+from worldmodel.models.diffusers.codec import DiffusersCodec
+from worldmodel.models.diffusers.solver import FlowPath, VariancePath
+
+KINDS = ["wan", "wan-i2v", "ltx", "cog-i2v", "cog1.5-i2v"]
+BATCH, CHUNK = 2, 3
+
+
+@pytest.fixture(params=KINDS)
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["prompt", "stream"])
+def streamed(request) -> bool:
+    return request.param
+
+
+def channels(kind: str) -> int:
+    return {"wan": 16, "ltx": 8, "cog": 4}[kind.split("-")[0].removesuffix("1.5")]
+
+
+def make(tiny, kind: str, streamed: bool = False, context: int = 1):
+    return tiny.generator(kind, context, 4 - context, streamed, codec=DiffusersCodec(tiny.vae(kind)))
+
+
+def latents(tiny, kind: str, seed: int, count: int = CHUNK) -> torch.Tensor:
+    return tiny.draw(seed, BATCH, count, channels(kind), tiny.GRID, tiny.GRID)
+
+
+def condition(tiny, generator, seed: int = 0, text: bool = True) -> Condition:
+    words = tiny.draw(seed + 50, BATCH, 6, tiny.TEXT) if text else None
+    return Condition(tokens=tiny.draw(seed, BATCH, 7, generator.token_width), text=words)
+
+
+def rouse(generator) -> None:
+    """Let the stream say something."""
+    for branch in generator.network.stream.branches:
+        nn.init.normal_(branch.out.weight, std=0.5)
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["alone", "with words"])
+def test_teaching_reaches_the_states_the_transformer_and_the_stream(tiny, kind, streamed, text):
+    generator = make(tiny, kind, streamed).requires_grad_(True)
+    given = condition(tiny, generator, text=text)
+    given.tokens.requires_grad_(True)
+    clean, noise, context = latents(tiny, kind, 1), latents(tiny, kind, 2), latents(tiny, kind, 3, 1)
+    sigma = torch.tensor([[0.3, 0.6, 0.9], [1.0, 1.0, 1.0]])
+    for rest in (True, False):  # at first a stream is silent: nothing behind its zeros learns
+        if streamed and not rest:
+            rouse(generator)
+        generator.zero_grad()
+        given.tokens.grad = None
+        taught = generator.teach(clean, noise, sigma, given, context)
+        assert taught.error.shape == (BATCH, CHUNK, tiny.GRID, tiny.GRID)
+        assert taught.clean.shape == clean.shape
+        taught.error.mean().backward()
+        grads = {name: p.grad for name, p in generator.named_parameters() if p.grad is not None}
+        assert all(grad.isfinite().all() for grad in grads.values())
+        assert any(grad.any() for name, grad in grads.items() if "transformer" in name)
+        silent = streamed and rest
+        assert bool(given.tokens.grad is not None and given.tokens.grad.any()) == (not silent)
+        if streamed:
+            moved = {name.rpartition("branches.")[2] for name, grad in grads.items() if grad.any()}
+            assert "0.out.weight" in moved
+            assert ("0.attention.to_q.weight" in moved) == (not silent)
+
+
+def test_error_and_implied_latents_are_those_of_the_prediction(tiny, kind):
+    generator = make(tiny, kind)
+    given, context = condition(tiny, generator), latents(tiny, kind, 3, 1)
+    clean, noise = latents(tiny, kind, 1), latents(tiny, kind, 2)
+    sigma = torch.full((BATCH, CHUNK), 0.7)
+    taught = generator.teach(clean, noise, sigma, given, context)
+    level = generator.path.nearest(sigma)
+    noisy = generator.path.add_noise(clean, noise, level)
+    prediction = generator(noisy, level, given, generator.start(context, given))
+    target = generator.path.target(clean, noise, level)
+    torch.testing.assert_close(taught.error, (prediction - target).pow(2).mean(dim=2))
+    torch.testing.assert_close(generator.path.clean(noisy, target, level), clean, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["ltx", "wan"])
+def test_the_flow_path_is_the_schedulers(tiny, kind):
+    values = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 5.0} if kind == "wan" else {}
+    scheduler = tiny.scheduler(kind, **values)
+    path, clean, noise = FlowPath(scheduler), latents(tiny, kind, 1), latents(tiny, kind, 2)
+    sigma = torch.tensor([[0.1, 0.5, 0.9], [0.0, 0.33, 1.0]])
+    level = path.nearest(sigma)
+    assert (level / 1000 - sigma).abs().max() < 0.006
+    rows = scheduler.scale_noise(clean.flatten(0, 1), level.flatten(), noise.flatten(0, 1))
+    torch.testing.assert_close(path.add_noise(clean, noise, level), rows.view_as(clean))
+
+
+def test_the_flow_path_of_unipc_is_the_schedulers_up_to_its_rounding(tiny):
+    scheduler = tiny.scheduler("wan")
+    path, clean, noise = FlowPath(scheduler), latents(tiny, "wan", 1), latents(tiny, "wan", 2)
+    level = path.nearest(torch.tensor([[0.1, 0.5, 0.9], [0.2, 0.33, 0.8]]))
+    scheduler.set_timesteps(1000)
+    rows = scheduler.add_noise(clean.flatten(0, 1), noise.flatten(0, 1), level.flatten().long())
+    torch.testing.assert_close(path.add_noise(clean, noise, level), rows.view_as(clean), atol=0.01, rtol=0)
+
+
+def test_the_variance_path_is_the_schedulers(tiny):
+    scheduler = tiny.scheduler("cog")
+    path = VariancePath(scheduler)
+    level = path.nearest(torch.tensor([[0.0, 0.5, 1.0]]))
+    assert level[0, 2] == 999
+    deviation = (1 - scheduler.alphas_cumprod[level.long()]).sqrt()
+    assert (deviation - torch.tensor([[0.0, 0.5, 1.0]])).abs().max() < 0.05
+
+
+def test_what_is_given_matters(tiny, kind, streamed):
+    generator = make(tiny, kind, streamed)
+    if streamed:
+        rouse(generator)
+    given, context, noisy = condition(tiny, generator), latents(tiny, kind, 3, 1), latents(tiny, kind, 1)
+    level = torch.full((BATCH, CHUNK), 500.0)
+
+    def predict(given, context):
+        return generator(noisy, level, given, generator.start(context, given))
+
+    first = predict(given, context)
+    assert first.shape == noisy.shape
+    assert torch.equal(predict(given, context), first)
+    assert not torch.allclose(predict(condition(tiny, generator, 8), context), first)
+    assert not torch.allclose(predict(given, latents(tiny, kind, 4, 1)), first)
+    one = slice(1, 2)
+    alone = Condition(tokens=given.tokens[one], text=given.text[one])
+    single = generator(noisy[one], level[one], alone, generator.start(context[one], alone))
+    torch.testing.assert_close(single, first[one], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["wan", "wan-i2v", "ltx", "cog-i2v"])
+def test_context_may_be_several_frames(tiny, kind):
+    generator = make(tiny, kind, context=2)
+    given, noisy = condition(tiny, generator), latents(tiny, kind, 1, 2)
+    level = torch.full((BATCH, 2), 500.0)
+    made = []
+    for seed in (3, 4):
+        context = torch.cat([latents(tiny, kind, seed, 1), latents(tiny, kind, 5, 1)], dim=1)
+        made.append(generator(noisy, level, given, generator.start(context, given)))
+    assert made[0].shape == noisy.shape
+    assert not torch.allclose(*made)
+
+
+@pytest.mark.parametrize("kind", ["wan", "ltx"])
+def test_frames_may_have_noise_levels_of_their_own(tiny, kind):
+    generator = make(tiny, kind)
+    given, context, noisy = condition(tiny, generator), latents(tiny, kind, 3, 1), latents(tiny, kind, 1)
+    past = generator.start(context, given)
+    same = generator(noisy, torch.full((BATCH, 3), 500.0), given, past)
+    other = generator(noisy, torch.tensor([[500.0, 500.0, 900.0]]).expand(BATCH, -1), given, past)
+    assert not torch.allclose(same[:, 2], other[:, 2])
+
+
+def test_computing_blocks_again_changes_no_gradient(tiny, kind):
+    grads = []
+    for again in (False, True):
+        generator = make(tiny, kind, streamed=True).requires_grad_(True).train()
+        torch.manual_seed(0)
+        rouse(generator)
+        if again:
+            generator.transformer.enable_gradient_checkpointing()
+        sigma = torch.full((BATCH, CHUNK), 0.5)
+        given = condition(tiny, generator)
+        clean, noise, context = latents(tiny, kind, 1), latents(tiny, kind, 2), latents(tiny, kind, 3, 1)
+        generator.teach(clean, noise, sigma, given, context).error.mean().backward()
+        grads.append([p.grad for p in generator.network.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True) if a is not None)
+
+
+# ---- chunks in blocks ------------------------------------------------------------------------------
+
+
+def test_one_block_is_plain_attention(tiny):
+    generator = make(tiny, "wan")
+    given, noisy = condition(tiny, generator), latents(tiny, "wan", 1)
+    level = torch.full((BATCH, CHUNK), 700.0)
+    past = generator.start(latents(tiny, "wan", 3, 1), given)
+    plain = generator(noisy, level, given, past)
+    torch.testing.assert_close(
+        generator(noisy, level, given, past, torch.zeros(CHUNK, dtype=torch.int)), plain
+    )
+    assert torch.equal(generator(noisy, level, given, past), plain)
+
+
+def test_a_block_sees_no_later_one(tiny):
+    generator = make(tiny, "wan")
+    given, noisy = condition(tiny, generator), latents(tiny, "wan", 1)
+    past, blocks = generator.start(latents(tiny, "wan", 3, 1), given), torch.tensor([0, 1, 1])
+    level = torch.tensor([[300.0, 800.0, 800.0]]).expand(BATCH, -1)
+    first = generator(noisy, level, given, past, blocks)
+    changed = noisy.clone()
+    changed[:, 2] += 1
+    second = generator(changed, level, given, past, blocks)
+    assert torch.equal(first[:, :1], second[:, :1])
+    assert not torch.allclose(first[:, 1], second[:, 1])
+
+
+def test_following_a_noisy_chunk_is_the_joint_window(tiny):
+    """Keys and values of the front chunk are all that the back one needs of it."""
+    generator = make(tiny, "wan", streamed=True)
+    rouse(generator)
+    given, context = condition(tiny, generator), latents(tiny, "wan", 3, 1)
+    front, back = latents(tiny, "wan", 1, 2), latents(tiny, "wan", 2, 2)
+    levels = torch.tensor([[300.0, 300.0, 900.0, 900.0]]).expand(BATCH, -1)
+    joint = generator(
+        torch.cat([front, back], dim=1),
+        levels,
+        given,
+        generator.start(context, given),
+        torch.tensor([0, 0, 1, 1]),
+    )
+    past = generator.follow(context, front, levels[:, :2], given)
+    assert all(part.shape[0] == BATCH for entry in past for part in entry)
+    torch.testing.assert_close(generator(back, levels[:, 2:], given, past), joint[:, 2:])
+    with pytest.raises(ConfigError, match="TI2V"):
+        make(tiny, "wan-i2v").follow(context, front, levels[:, :2], given)
+
+
+# ---- Wan with a transformer for high and one for low noise -----------------------------------------
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0], ids=["plain", "guided"])
+@pytest.mark.parametrize("streamed", [False, True], ids=["prompt", "stream"])
+def test_two_transformers_take_turns_as_in_the_pipeline(tiny, streamed, guidance):
+    generator = tiny.generator("wan", 0, 3, streamed)
+    generator.set_second(tiny.transformer("wan", seed=7), 0.8)
+    noise, texts = latents(tiny, "wan", 0), (tiny.draw(1, 2, 8, tiny.TEXT), tiny.draw(2, 2, 8, tiny.TEXT))
+    ours = tiny.denoise(generator, tiny.conditions(generator, *texts), noise[:, :0], noise, 5, guidance)
+    pipeline = WanPipeline(
+        None,
+        None,
+        tiny.vae("wan"),
+        tiny.scheduler("wan"),
+        tiny.transformer("wan"),
+        tiny.transformer("wan", seed=7),
+        boundary_ratio=0.8,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    theirs = pipeline(
+        prompt_embeds=texts[0],
+        negative_prompt_embeds=texts[1],
+        height=32,
+        width=32,
+        num_frames=9,
+        num_inference_steps=5,
+        guidance_scale=guidance,
+        latents=noise.transpose(1, 2).contiguous(),
+        output_type="latent",
+    ).frames
+    assert torch.equal(ours.transpose(1, 2), theirs)
+
+
+def test_samples_at_different_levels_share_a_batch_of_two_transformers(tiny):
+    generator = make(tiny, "wan")
+    generator.set_second(tiny.transformer("wan", seed=7), 0.8)
+    given, noisy, context = condition(tiny, generator), latents(tiny, "wan", 1), latents(tiny, "wan", 3, 1)
+    both = generator(noisy, torch.tensor([[900.0] * 3, [100.0] * 3]), given, generator.start(context, given))
+    for row, level in enumerate((900.0, 100.0)):
+        one = slice(row, row + 1)
+        alone = Condition(tokens=given.tokens[one], text=given.text[one])
+        made = generator(noisy[one], torch.full((1, 3), level), alone, generator.start(context[one], alone))
+        torch.testing.assert_close(made, both[one])

@@ -1,0 +1,234 @@
+"""World models of other libraries' parts: each trains, saves, loads, plays."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from worldmodel.config import (
+    ActionConfig,
+    BackboneConfig,
+    CodecConfig,
+    ConditionConfig,
+    GeneratorConfig,
+    StageConfig,
+    TrainedConfig,
+    VisionConfig,
+    WorldModelConfig,
+)
+from worldmodel.data.loader import Batch
+from worldmodel.errors import ConfigError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train.episodes import encode_rounds
+from worldmodel.train.learner import freeze
+from worldmodel.train.stages import OBJECTIVES
+from worldmodel.train.terms import Chance
+from worldmodel.types import Action, Episode
+
+SIZE, CHUNK = 32, 8
+WORDS = ("it goes left", "everything around explodes and vanishes at once")
+DECODER: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+}
+BACKBONES = {name: DECODER | {"model_type": name} for name in ("qwen2", "qwen3", "llama", "gemma", "mistral")}
+PATCHES: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "latents": {},
+    "siglip": PATCHES | {"model_type": "siglip_vision_model"},
+    "clip": PATCHES | {"model_type": "clip_vision_model"},
+    "dinov2": {name: value for name, value in PATCHES.items() if name != "intermediate_size"}
+    | {"model_type": "dinov2"},
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl_vision",
+        "depth": 2,
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "patch_size": 8,
+        "out_hidden_size": 48,
+        "window_size": 32,
+        "fullatt_block_indexes": [1],
+    },
+}
+GENERATORS = [
+    ("wan", "stream"),
+    ("wan", "prompt"),
+    ("wan-i2v", "prompt"),
+    ("ltx", "stream"),
+    ("ltx", "prompt"),
+]
+GENERATORS += [("cog-i2v", "prompt"), ("cog-i2v", "stream")]
+PAIRS = [
+    *((backbone, "siglip", *GENERATORS[index]) for index, backbone in enumerate(BACKBONES)),
+    *(("qwen3", encoder, "wan", "stream") for encoder in ENCODERS),
+    *(("qwen2", "clip", *each) for each in GENERATORS[5:]),
+]
+
+
+@pytest.fixture
+def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[..., WorldModel]:
+    """Make a world model of the named parts, with random weights."""
+
+    def make(backbone: str, encoder: str, generator: str, kind: str, **more: Any) -> WorldModel:
+        vae = tiny.VAES[tiny.family(generator)]
+        channels = vae.get("z_dim") or vae["latent_channels"]
+        config = WorldModelConfig(
+            codec=CodecConfig(
+                image_size=SIZE, temporal_factor=4, latent_channels=channels, architecture=dict(vae)
+            ),
+            backbone=BackboneConfig(architecture=dict(BACKBONES[backbone])),
+            vision=VisionConfig(architecture=ENCODERS[encoder], max_frames=4, width=32, num_blocks=1),
+            action=ActionConfig(max_text_tokens=64, keys=("left", "right")),
+            condition=ConditionConfig(kind=kind, width=32, num_layers=1, num_heads=2, num_tokens=6),
+            generator=GeneratorConfig(architecture=dict(tiny.TRANSFORMERS[generator]), condition_dropout=0.0),
+            queries=0 if encoder == "latents" else 8,
+            chunk_frames=CHUNK,
+            **more,
+        )
+        torch.manual_seed(0)
+        return WorldModel.from_config(config, tokenizer)
+
+    return make
+
+
+def batch_of(seed: int = 0) -> Batch:
+    """Two clips that begin alike and go two ways, each by its own words."""
+    rng = np.random.default_rng(seed)
+    first = rng.integers(0, 255, (1, SIZE, SIZE, 3), dtype=np.uint8)
+    clips = rng.integers(0, 255, (2, CHUNK, SIZE, SIZE, 3), dtype=np.uint8)
+    episodes = [
+        Episode(words, (first, clip), (Action(text=words),)) for words, clip in zip(WORDS, clips, strict=True)
+    ]
+    return Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, own=False)
+
+
+@torch.no_grad()
+def standardise(model: WorldModel, batch: Batch) -> None:
+    """Give an untrained autoencoder what training would: latents of unit variance in which clips differ."""
+    vae = model.codec.vae
+    last_part = getattr(vae, "quant_conv", None) or vae.encoder
+    last = [each for each in last_part.modules() if isinstance(each, torch.nn.Conv3d)][-1]
+
+    def latents() -> torch.Tensor:
+        return encode_rounds(model, batch).target[:, 0].transpose(1, 2)  # [b c t h w]
+
+    last.weight *= 1.4 / (latents()[0] - latents()[1]).std()
+    before = latents().mean(dim=(0, 2, 3, 4))
+    assert last.bias is not None
+    last.bias += 1
+    last.bias[: len(before)] -= 1 + before / (latents().mean(dim=(0, 2, 3, 4)) - before)
+
+
+def loss_of(model: WorldModel, objective: Any, batch: Batch, seed: int = 0) -> torch.Tensor:
+    """Return the loss of one step, as the trainer adds it up; all episodes meet the same noise."""
+    chance = Chance([(seed,)] * len(batch.episodes))
+    with torch.no_grad():
+        prepared = objective.prepare(model, batch, chance)
+    sums = objective(model, prepared)
+    terms = [
+        objective.weights[name] / prepared.counts[name] * value
+        for name, value in sums.items()
+        if name in objective.weights
+    ]
+    return torch.stack(terms).sum()
+
+
+@pytest.mark.parametrize(("backbone", "encoder", "generator", "kind"), PAIRS)
+def test_a_model_of_real_parts_trains_saves_loads_and_plays(
+    make: Callable[..., WorldModel], tmp_path: Path, backbone: str, encoder: str, generator: str, kind: str
+) -> None:
+    model = make(backbone, encoder, generator, kind)
+    train = {name: TrainedConfig() for name in ("action", "queries", "adapter", "generator")}
+    if encoder != "latents":
+        train["vision.adapter"] = TrainedConfig()
+    freeze(model, StageConfig(objective="generator", train=train, tasks={"rounds": 1.0}))
+    objective = OBJECTIVES["generator"](model)
+    loss = loss_of(model, objective, batch_of())
+    loss.backward()
+    assert torch.isfinite(loss)
+    moved = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in model.parameters())
+    assert all(name.startswith(tuple(train)) for name in moved)
+    assert any(name.startswith("generator.") for name in moved)
+    if kind == "prompt":  # a stream's output starts at zero, and so what comes before it does not move yet
+        assert any(name.startswith("adapter.") for name in moved)
+
+    folder = model.eval().requires_grad_(False).save_pretrained(tmp_path / "model")
+    loaded = WorldModel.from_pretrained(folder)
+    again = WorldModel.from_pretrained(loaded.save_pretrained(tmp_path / "again"))
+    before, once, twice = model.state_dict(), loaded.state_dict(), again.state_dict()
+    assert before.keys() == once.keys() == twice.keys()
+    for name, tensor in once.items():  # our own parts and the language model are kept in bf16
+        assert torch.equal(tensor, before[name]) or torch.equal(tensor, before[name].bfloat16().float()), name
+        assert torch.equal(tensor, twice[name]), name
+    session, twin = (
+        loaded.session(seed=3, num_inference_steps=2),
+        again.session(seed=3, num_inference_steps=2),
+    )
+    picture = batch_of().episodes[0].observations[0]
+    for each in (session, twin):
+        each.reset(picture)
+    for _ in range(2):
+        frames = session.step(WORDS[0])
+        assert frames.shape == (CHUNK, SIZE, SIZE, 3)
+        assert np.array_equal(frames, twin.step(WORDS[0]))
+    assert isinstance(session.describe(), str)
+    assert isinstance(session.infer_action(), str)
+    fork = session.fork()
+    assert np.array_equal(fork.step(WORDS[1]), session.step(WORDS[1]))
+
+
+def test_every_part_is_read_by_its_own_library(make: Callable[..., WorldModel], tmp_path: Path) -> None:
+    folder = make("qwen2", "siglip", "wan", "stream").save_pretrained(tmp_path / "model")
+    AutoModelForCausalLM.from_pretrained(folder / "backbone")
+    AutoModel.from_pretrained(folder / "vision" / "encoder")
+    diffusers.WanTransformer3DModel.from_pretrained(folder / "generator")
+    diffusers.AutoencoderKLWan.from_pretrained(folder / "codec")
+    diffusers.UniPCMultistepScheduler.from_pretrained(folder / "generator" / "scheduler")
+
+
+@pytest.mark.parametrize(("generator", "kind"), GENERATORS)
+def test_two_clips_that_only_their_words_tell_apart_are_learned(
+    make: Callable[..., WorldModel], generator: str, kind: str
+) -> None:
+    model = make("qwen3", "siglip", generator, kind)
+    batch = batch_of()
+    standardise(model, batch)
+    names = ("backbone", "vision.adapter", "action", "queries", "adapter", "generator")
+    freeze(model, StageConfig(train={n: TrainedConfig() for n in names}, tasks={"rounds": 1.0}))
+    objective = OBJECTIVES["generator"](model)
+    moving = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(moving, lr=5e-3, weight_decay=0.0)
+    before = float(loss_of(model, objective, batch).detach())
+    for step in range(300):  # both clips behind the same noise, so that only the words can tell them apart
+        loss = loss_of(model, objective, batch, step % 4)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(moving, 1.0)
+        optimizer.step()
+    assert float(loss_of(model, objective, batch).detach()) < before / 10
+
+
+def test_a_generator_without_an_image_path_says_so(make: Callable[..., WorldModel]) -> None:
+    with pytest.raises(ConfigError, match="image"):
+        make("qwen3", "siglip", "cog", "prompt")

@@ -1,0 +1,312 @@
+"""One schema of actions: read, refused and embedded alike wherever they enter."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from worldmodel import config as configs
+from worldmodel import hub
+from worldmodel.config import ActionConfig
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.models.action import SLOT, ActionAdapter, pose_features
+from worldmodel.models.world_model import WorldModel
+from worldmodel.types import Action, Camera, Pose, steered
+
+ALL = ActionConfig(
+    max_text_tokens=64,
+    keys=("w", "a", "s", "d"),
+    vector_size=2,
+    vector_names=("reach", "grip"),
+    vector_low=(-2.0, 0.0),
+    vector_high=(2.0, 1.0),
+    mouse=True,
+    camera=True,
+)
+FORWARD = {"mode": "velocity", "data": {"translation": [0, 0, 1]}}
+FULL = {"text": "go on", "keys": ["w"], "mouse": [0.5, -1], "vector": [0.1, 1], "camera": FORWARD}
+
+NUMBERS = st.floats(-100, 100, allow_subnormal=False)
+ROTATIONS = (
+    st.tuples(*[st.floats(-1, 1, allow_subnormal=False)] * 4)
+    .filter(lambda q: math.hypot(*q) > 0.01)
+    .map(lambda q: tuple(x / math.hypot(*q) for x in q))
+)
+POSES = st.builds(Pose, st.tuples(NUMBERS, NUMBERS, NUMBERS), ROTATIONS)
+CAMERAS = st.builds(Camera, st.sampled_from(["target", "velocity"]), POSES)
+ACTIONS = st.builds(
+    Action,
+    text=st.none() | st.sampled_from(["go on", "the red ball jumps"]),
+    keys=st.lists(st.sampled_from(ALL.keys), max_size=3, unique=True).map(tuple),
+    vector=st.none() | st.tuples(st.floats(-2, 2), st.floats(0, 1)),
+    mouse=st.none() | st.tuples(st.floats(-1, 1), st.floats(-1, 1)),
+    camera=st.none() | CAMERAS,
+)
+
+
+@pytest.fixture(scope="module")
+def adapter(model: WorldModel) -> ActionAdapter:
+    torch.manual_seed(0)
+    return ActionAdapter(ALL, model.backbone.width)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------
+
+
+@given(action=ACTIONS)
+def test_an_action_is_read_as_it_was_written(action: Action) -> None:
+    written = json.loads(json.dumps(action.as_dict()))
+    assert Action.of(written) == action
+    assert Action.of(action) is action
+    Action.of(written).check(ALL)
+    assert str(action)
+
+
+def test_all_kinds_go_together() -> None:
+    action = Action.of(FULL)
+    assert action == Action(
+        "go on", ("w",), (0.1, 1.0), (0.5, -1.0), Camera("velocity", Pose((0.0, 0.0, 1.0)))
+    )
+    assert str(action) == "go on w mouse 0.5 -1 [0.1, 1.0] camera velocity 0 0 1 0 0 0 1"
+    assert Action.of({"camera": {"data": {}}}).camera == Camera("target", Pose())
+    assert Action.of({name: None for name in FULL}) == Action() == Action.of({})
+    assert Action.of({"vector": np.array([0.5, 1.0]), "mouse": torch.zeros(2)}) == Action(
+        vector=(0.5, 1.0), mouse=(0.0, 0.0)
+    )
+
+
+BAD: list[tuple[Any, str]] = [
+    ({"prompt": "x"}, "no field 'prompt'; use text, keys, mouse, vector, camera"),
+    ({"text": 3}, "text of an action is 3"),
+    ({"text": "x " * 4000}, "words"),
+    ({"keys": [1]}, "keys of an action are"),
+    ({"keys": ["W"]}, "does not know the key 'W'"),
+    ({"mouse": 0.5}, "mouse of an action is 0.5; pass a list"),
+    ({"mouse": "ab"}, "pass a list of numbers"),
+    ({"mouse": [True, False]}, "pass a list of numbers"),
+    ({"mouse": [0.5]}, "has 1 numbers; pass 2"),
+    ({"mouse": [0.5, 20]}, "shares of the picture, -1 to 1"),
+    ({"mouse": [0.5, math.nan]}, "not finite"),
+    ({"vector": {}}, "pass a list of numbers"),
+    ({"vector": ["0.1", 1]}, "pass a list of numbers"),
+    ({"vector": [[0.1], [1]]}, "pass a list of numbers"),
+    ({"vector": [10**400, 1]}, "pass a list of numbers"),
+    ({"vector": [0.1, 1, 2]}, "has 3 numbers; pass 2"),
+    ({"vector": [0, 1e300]}, "beyond 1e+06"),
+    ({"vector": [2.1, 0]}, "reach is 2.1; use -2 to 2"),
+    ({"vector": [0, -0.5]}, "grip is -0.5; use 0 to 1"),
+    ({"camera": [0, 0, 1]}, "pass mode (target or velocity) and data"),
+    ({"camera": {"mode": "velocity"}}, "pass mode"),
+    ({"camera": {"mode": "velocity", "data": [0, 0, 1]}}, "pass mode"),
+    ({"camera": {"mode": "speed", "data": {}}}, "'speed'; use target or velocity"),
+    ({"camera": {"mode": ["target"], "data": {}}}, "use target or velocity"),
+    ({"camera": {"data": {"actions": ["w"]}}}, "no field 'actions'; use translation, rotation"),
+    ({"camera": {"data": {}, "speed": 1}}, "no field 'speed'; use mode, data"),
+    ({"camera": {"data": {"translation": [0, 1]}}}, "translation of the action has 2 numbers; pass 3"),
+    ({"camera": {"data": {"translation": [0, 1, math.inf]}}}, "not finite"),
+    ({"camera": {"data": {"translation": [0, 1, 1e9]}}}, "beyond"),
+    ({"camera": {"data": {"rotation": [0, 0, 90]}}}, "rotation of the action has 3 numbers; pass 4"),
+    ({"camera": {"data": {"rotation": [0, 0, 0, 0]}}}, "no unit quaternion"),
+    ({"camera": {"data": {"rotation": [0, 90, 0, 1]}}}, "no unit quaternion"),
+]
+
+
+@pytest.mark.parametrize(("value", "told"), BAD, ids=lambda each: str(each)[:60])
+def test_a_bad_action_is_refused_in_one_sentence(
+    model: WorldModel, adapter: ActionAdapter, value: Any, told: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        adapter.validate(Action.of(value), model.backbone)
+    assert told in str(refused.value)
+    assert str(refused.value).endswith((".", "?"))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_a_model_refuses_what_it_does_not_declare(kind: str) -> None:
+    nothing = ActionConfig(text=False)
+    Action().check(nothing)
+    with pytest.raises(InputError, match=rf"^This model takes no {kind}; see `worldmodel info MODEL`\.$"):
+        Action.of({kind: FULL[kind]}).check(nothing)
+    Action.of({kind: FULL[kind]}).check(ALL)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+DATA = st.fixed_dictionaries({}, optional={"translation": JSON, "rotation": JSON | st.just([0, 0, 0, 1])})
+FIELDS = {
+    "text": JSON,
+    "keys": JSON | st.lists(st.sampled_from(ALL.keys)),
+    "mouse": JSON | st.lists(st.floats(), min_size=2, max_size=2),
+    "vector": JSON | st.lists(st.floats(), min_size=2, max_size=2),
+    "camera": JSON
+    | st.fixed_dictionaries({"data": JSON | DATA}, optional={"mode": JSON | st.just("velocity")})
+    | st.lists(st.floats(), min_size=3, max_size=3).map(lambda x: {"data": {"translation": x}}),
+}
+
+
+@given(value=JSON | st.fixed_dictionaries({}, optional=FIELDS))
+@settings(max_examples=300, deadline=None)
+def test_whatever_comes_is_an_action_or_an_input_error(
+    model: WorldModel, adapter: ActionAdapter, value: object
+) -> None:
+    try:
+        action = Action.of(value)  # type: ignore[arg-type]
+        adapter.validate(action, model.backbone)
+    except InputError:
+        return
+    assert adapter([action], model.backbone)[0].isfinite().all()
+    assert Action.of(json.loads(json.dumps(action.as_dict()))) == action
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"max_text_tokens": 0}, "max_text_tokens 0"),
+        ({"vector_size": -1}, "vector_size -1"),
+        ({"dropout": 1.0}, "dropout 1.0"),
+        ({"dropout": -0.1}, "dropout -0.1"),
+        ({"keys": ("w", "w")}, "give each key a name of its own"),
+        ({"keys": ("w", "")}, "give each key a name of its own"),
+        ({"vector_size": 2, "vector_names": ("x",)}, "vector_names has 1 entries"),
+        ({"vector_low": (0.0,), "vector_high": (1.0,)}, "vector_low has 1 entries"),
+        ({"vector_size": 1, "vector_low": (0.0,)}, "give both"),
+        ({"vector_size": 1, "vector_low": (0.0,), "vector_high": (0.0,)}, "each low below its high"),
+        ({"vector_size": 1, "vector_low": (-math.inf,), "vector_high": (0.0,)}, "each low below its high"),
+        ({"vector_size": 1, "vector_low": (math.nan,), "vector_high": (0.0,)}, "each low below its high"),
+    ],
+    ids=str,
+)
+def test_a_schema_that_cannot_be(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        ActionConfig(**settings)
+
+
+def test_a_schema_is_written_and_read() -> None:
+    assert configs.build(ActionConfig, json.loads(json.dumps(configs.to_dict(ALL)))) == ALL
+    old = {"text": True, "max_text_tokens": 96, "keys": ["left"], "vector_size": 0}
+    assert configs.build(ActionConfig, old) == ActionConfig(keys=("left",))
+    with pytest.raises(ConfigError):
+        configs.build(ActionConfig, {"mouse": "sometimes"})
+
+
+# ---- the camera ------------------------------------------------------------------------------------------
+
+
+def matrix(pose: Pose) -> np.ndarray:
+    """The 4 × 4 matrix of a pose, by the textbook's formula."""
+    x, y, z, w = pose.rotation
+    turn = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+    ]
+    whole = np.eye(4)
+    whole[:3, :3], whole[:3, 3] = turn, pose.translation
+    return whole
+
+
+def close(made: Pose, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(matrix(made), expected, atol=1e-7 * (1 + np.abs(expected).max()))
+
+
+@given(here=POSES, there=POSES, motion=POSES)
+def test_motions_are_those_of_matrices(here: Pose, there: Pose, motion: Pose) -> None:
+    close(here.then(motion), matrix(here) @ matrix(motion))
+    close(here.motion_to(there), np.linalg.inv(matrix(here)) @ matrix(there))
+    close(here.then(here.motion_to(there)), matrix(there))
+    close(here.between(there, 0.0), matrix(here))
+    close(here.between(there, 1.0), matrix(there))
+    features = pose_features(motion)
+    assert features[:3] == list(motion.translation)
+    np.testing.assert_allclose(np.reshape(features[3:], (2, 3)), matrix(motion)[:3, :2].T, atol=1e-7)
+
+
+@given(cameras=st.lists(st.none() | CAMERAS, max_size=6))
+def test_targets_become_the_motions_that_lead_there(cameras: list[Camera | None]) -> None:
+    here = np.eye(4)
+    seen = steered([Action(camera=each) for each in cameras])
+    for camera, action in zip(cameras, seen, strict=True):
+        if camera is None:
+            assert action == Action()
+            continue
+        assert action.camera is not None
+        assert action.camera.mode == "velocity"
+        expected = matrix(camera.pose)
+        after = here @ matrix(action.camera.pose)
+        if camera.mode == "target":
+            np.testing.assert_allclose(after, expected, atol=1e-6 * (1 + np.abs(expected).max()))
+        else:
+            assert action.camera == camera
+        here = expected if camera.mode == "target" else here @ expected
+    assert steered(seen) == seen
+
+
+def test_a_camera_that_looks_left_walks_left() -> None:
+    half = math.sqrt(0.5)
+    left = Pose(rotation=(0.0, -half, 0.0, half))  # a quarter turn about y, from forward (z) to the left
+    close(left.then(Pose((0.0, 0.0, 2.0))), matrix(Pose((-2.0, 0.0, 0.0), left.rotation)))
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------
+
+
+def by_hand(adapter: ActionAdapter, model: WorldModel, action: Action) -> Tensor:
+    """The slot of an action: blanks, the marker, then its parts."""
+
+    def token(layer: Any, numbers: Any) -> Tensor:
+        return layer(torch.tensor([list(numbers)], dtype=torch.float32))
+
+    parts = [adapter.marker[None]]
+    if action.text is not None:
+        parts.append(model.backbone.embed(torch.tensor(model.backbone.token_ids(action.text))))
+    for key in action.keys:
+        assert adapter.keys is not None
+        parts.append(adapter.keys.weight[adapter.config.keys.index(key)][None])
+    if action.vector is not None:
+        reach, grip = action.vector
+        parts.append(token(adapter.vector, (reach / 2, 2 * grip - 1)))
+    if action.mouse is not None:
+        parts.append(token(adapter.mouse, action.mouse))
+    if action.camera is not None:
+        turn = matrix(action.camera.pose)[:3, :2].T.flatten()
+        parts.append(token(adapter.camera, (*action.camera.pose.translation, *turn)))
+    said = torch.cat(parts)
+    return torch.cat([adapter.blank.expand(-len(said) % SLOT, -1), said])
+
+
+@given(actions=st.lists(ACTIONS, min_size=1, max_size=3))
+@settings(deadline=None, max_examples=50)
+def test_tokens_are_what_was_done(model: WorldModel, adapter: ActionAdapter, actions: list[Action]) -> None:
+    with torch.no_grad():
+        for made, action in zip(adapter(actions, model.backbone), actions, strict=True):
+            torch.testing.assert_close(made, by_hand(adapter, model, action), atol=1e-5, rtol=1e-5)
+
+
+def test_the_shipped_model_embeds_actions_as_ever() -> None:
+    written = json.loads((hub.resolve("shapes-tiny") / "config.json").read_text(encoding="utf-8"))
+    assert "mouse" not in written["model"]["action"]
+    model = WorldModel.from_pretrained("shapes-tiny")
+    assert model.config.action == ActionConfig(keys=tuple(written["model"]["action"]["keys"]))
+    assert set(model.action.state_dict()) == {"blank", "marker", "keys.weight"}
+    for action in (Action(), Action("the red ball jumps"), Action("go", keys=("red", "jump"))):
+        (made,) = model.encode_action([action])
+        assert torch.equal(made, by_hand(model.action, model, action))
+
+
+def test_the_same_weights_learn_from_every_action(model: WorldModel) -> None:
+    adapter = ActionAdapter(ALL, model.backbone.width)
+    adapter([Action()], model.backbone)[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in adapter.parameters())
+    adapter([Action.of(FULL)], model.backbone)[0].sum().backward()
+    for name in ("mouse", "vector", "camera"):
+        assert all(parameter.grad.any() for parameter in getattr(adapter, name).parameters())

@@ -1,0 +1,78 @@
+"""Episodes as the model sees them: latents of the frozen codec, and pixels for an encoder that wants them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from worldmodel.data.loader import Batch
+from worldmodel.data.transforms import to_tensor
+from worldmodel.models.codec import newest
+from worldmodel.models.vision import Observation
+from worldmodel.models.world_model import WorldModel
+from worldmodel.parallel.layout import Layout
+from worldmodel.train.terms import Rounds
+
+
+def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
+    """Encode the observations of a batch whose episodes have actions."""
+    columns = zip(*(episode.observations for episode in batch.episodes), strict=True)
+    first, *clips = [to_tensor(list(column)).to(model.unseen) for column in columns]
+    contexts, targets, pixels = [], [], []
+    if first.shape[1]:
+        contexts.append(model.context(encode(model, first), first))
+    else:
+        contexts.append(model.nothing(len(first)).latents)
+    for before, clip in zip([first, *clips[:-1]], clips, strict=True):
+        targets.append(encode(model, clip, before))
+        contexts.append(model.context(targets[-1], clip))
+        pixels.append(model.look(before))
+    context, target = torch.stack(contexts[:-1], dim=1), torch.stack(targets, dim=1)
+    changed = (target - context[:, :, -1:]).pow(2).mean(dim=3) > 0.1
+    seen = [each for each in pixels if each is not None]
+    return Rounds(context, target, changed, torch.stack(seen, dim=1) if seen else None)
+
+
+def encode_shown(model: WorldModel, batch: Batch) -> list[Observation]:
+    """Encode what every episode shows, its clips one after the other; each comes out as a batch of one."""
+    rows = []
+    columns = [
+        encode_clips(model, list(column))
+        for column in zip(*(episode.observations for episode in batch.episodes), strict=True)
+    ]
+    for episode, latents in zip(batch.episodes, zip(*columns, strict=True), strict=True):
+        pixels = None
+        if model.vision.needs_frames:
+            pixels = model.look(to_tensor([np.concatenate(episode.observations)]).to(model.unseen))
+        rows.append(Observation(torch.cat(latents)[None], pixels))
+    return rows
+
+
+def encode_clips(model: WorldModel, clips: Sequence[np.ndarray]) -> list[Float[Tensor, "_ c h w"]]:
+    """Encode clips of different lengths, equal lengths together."""
+    rows: dict[int, Tensor] = {}
+    for length in sorted({len(clip) for clip in clips}):
+        chosen = [index for index, clip in enumerate(clips) if len(clip) == length]
+        rows |= dict(zip(chosen, encode(model, to_tensor([clips[i] for i in chosen])), strict=True))
+    return [rows[index] for index in range(len(clips))]
+
+
+def encode(
+    model: WorldModel, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
+) -> Float[Tensor, "b t2 c h2 w2"]:
+    """Encode with the frozen codec; processes that share a sequence share the work."""
+    codec, frames = model.codec, frames.to(model.unseen)
+    if codec.causal:
+        if before is None or not before.shape[1]:
+            return model.observe(frames).latents
+        return codec.encode(frames, newest(before, codec.frames_before(model.config.context_latents)))
+    group, batch = codec.temporal_factor, len(frames)
+    if frames.shape[1] % group or model.backbone.sequence.size > batch * frames.shape[1] // group:
+        return codec.encode(frames)
+    pieces = rearrange(frames, "b (t g) c h w -> (b t) g c h w", g=group)
+    layout = Layout.causal(len(pieces)).shard(model.backbone.sequence)
+    latents = layout.gather(codec.encode(layout.take(pieces, dim=0)), dim=0)
+    return rearrange(latents, "(b t) 1 c h w -> b t c h w", b=batch)

@@ -1,0 +1,68 @@
+"""From YAML and `key=value` to settings.
+
+Order of precedence: the defaults < the YAML file < overrides. The result is plain dataclasses; OmegaConf
+checks types and spelling on the way in and is seen nowhere else.
+"""
+
+import dataclasses
+import importlib.resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from worldmodel.config.train import TrainConfig
+from worldmodel.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def build(schema: type[T], values: dict[str, Any]) -> T:
+    """Fill a dataclass from nested plain values, checking names and types.
+
+    Raises:
+        ConfigError: a key is unknown or a value has the wrong type; the sentence names it.
+    """
+    return _merge(schema, [values])
+
+
+def load(path: str | Path, overrides: list[str] | None = None, schema: type[T] = TrainConfig) -> T:
+    """Read a YAML file into `schema` and apply `key=value` overrides.
+
+    `path` is a file or the name of a shipped config (`shapes_tiny`).
+
+    Raises:
+        ConfigError: the file, a key or a value is wrong.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    source: Traversable = Path(path)
+    if not source.is_file():
+        source = importlib.resources.files("worldmodel.configs").joinpath(f"{Path(path).stem}.yaml")
+        if not source.is_file():
+            raise ConfigError(
+                f"There is no config file {str(path)!r}; `worldmodel config` lists the shipped ones."
+            )
+    try:
+        text = source.read_text(encoding="utf-8")
+        layers = [OmegaConf.create(text), OmegaConf.from_dotlist(list(overrides or []))]
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a readable config: {str(error).splitlines()[0]}") from None
+    return _merge(schema, layers)
+
+
+def _merge(schema: type[T], layers: list[Any]) -> T:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), *layers)
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except (OmegaConfBaseException, TypeError) as error:  # the latter where a list stands for a mapping
+        raise ConfigError(f"config: {' '.join(str(error).split())}") from None
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a dataclass as nested plain values, as `build` takes them."""
+    return dataclasses.asdict(config)

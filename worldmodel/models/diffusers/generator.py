@@ -1,0 +1,256 @@
+"""Video generators of diffusers: what Wan, LTX-Video and CogVideoX have in common.
+
+Nothing is reparametrised: the transformer is told its own timesteps, its prediction goes to its own
+scheduler, and a chunk without states is what the untouched pipeline makes.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from diffusers.models.modeling_utils import ModelMixin
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from worldmodel.config import WorldModelConfig
+from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models import pretrained
+from worldmodel.models.codec import VideoCodec
+from worldmodel.models.condition import Condition
+from worldmodel.models.diffusers import files
+from worldmodel.models.diffusers.network import Network
+from worldmodel.models.diffusers.solver import DiffusersSolver, NoisePath, Scheduler
+from worldmodel.models.diffusers.stream import StateStream
+from worldmodel.models.generator import Taught, VideoGenerator
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What a generator makes in one go: context and chunk, in latent frames."""
+
+    context_latents: int
+    chunk_latents: int
+    grid: int
+    """Latent cells along one side of a frame."""
+    temporal_factor: int
+    spatial_factor: int
+    fps: int
+
+    @classmethod
+    def of(cls, config: WorldModelConfig) -> "Clip":
+        """Return the clip of a world model."""
+        codec = config.codec
+        return cls(
+            context_latents=config.context_latents,
+            chunk_latents=config.chunk_latents,
+            grid=codec.grid,
+            temporal_factor=codec.temporal_factor,
+            spatial_factor=codec.spatial_factor,
+            fps=config.fps,
+        )
+
+    @property
+    def latents(self) -> int:
+        """Latent frames of context and chunk."""
+        return self.context_latents + self.chunk_latents
+
+
+class DiffusersGenerator(VideoGenerator):
+    """A transformer and a scheduler of diffusers, and their text encoder where words are read.
+
+    States enter as a prompt (`Condition.tokens` behind, or in place of, the embedded text) or as a stream.
+    """
+
+    transformer_class: ClassVar[type[ModelMixin]]
+    scheduler_classes: ClassVar[tuple[type, ...]]
+    scheduler_default: ClassVar[dict[str, Any]]
+    """The scheduler, by `_class_name`, with which the family is published."""
+
+    path: NoisePath
+    level_per_frame: bool
+    """Whether frames may have noise levels of their own; else the first frame's is everyone's."""
+
+    def __init__(
+        self,
+        transformer: ModelMixin,
+        scheduler: Scheduler,
+        clip: Clip,
+        streamed: bool = False,
+        text: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None,
+        codec: VideoCodec | None = None,
+    ) -> None:
+        """Build a generator around a transformer.
+
+        Args:
+            transformer: of the family's class.
+            scheduler: of one of the family's classes.
+            clip: what is made in one go.
+            streamed: whether states enter as a stream; else as a prompt.
+            text: text encoder and tokenizer.
+            codec: the model's codec, for generators that look at pixels of their context.
+        """
+        super().__init__()
+        self.clip = clip
+        self.scheduler: Any = scheduler
+        heads: Any = transformer.config
+        self.width = heads.num_attention_heads * heads.attention_head_dim
+        self.network = Network(transformer)
+        if streamed:
+            self.network.stream = self.new_stream(transformer)
+        self.token_width = self.width if streamed else self.text_width
+        self.text_encoder, self.tokenizer = text or (None, None)
+        self._codec = (codec,)  # not a part of this module: the world model has it already
+
+    @classmethod
+    def from_config(
+        cls, config: WorldModelConfig, folder: Path | None = None, codec: VideoCodec | None = None
+    ) -> "DiffusersGenerator":
+        """Read the generator in `folder`, else in `generator.pretrained`, or build `generator.architecture`.
+
+        Raises:
+            ConfigError: the architecture cannot be built, or this generator cannot do what the config asks.
+            ModelError: a folder is not readable, or holds something else.
+        """
+        chosen = config.generator
+        streamed, clip = config.condition.kind == "stream", Clip.of(config)
+        if folder is None and not chosen.pretrained:
+            arguments = dict(chosen.architecture)
+            try:
+                family = _family(arguments.pop("_class_name", None), "generator.architecture")
+                transformer = family.transformer_class(**arguments)
+            except (ModelError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+                raise ConfigError(f"generator.architecture cannot be built: {error}") from None
+            if config.condition.text:
+                raise ConfigError(
+                    "condition.text needs a text encoder, which generator.architecture does not bring; set "
+                    "generator.pretrained to a pipeline folder, or condition.text to false."
+                )
+            return family(transformer, family.read_scheduler(chosen.scheduler), clip, streamed, codec=codec)
+        source = files.Source.of(folder or str(chosen.pretrained))
+        place = source.transformer
+        family = _family(pretrained.read_json(place).get("_class_name"), str(place))
+        transformer = files.load_model(place, [family.transformer_class])
+        scheduler = family.read_scheduler(chosen.scheduler, source.scheduler)
+        text = files.load_text_encoder(source) if config.condition.text else None
+        made = family(transformer, scheduler, clip, streamed, text, codec)
+        made.network.load_stream(place)
+        made.add_second(source)
+        return made
+
+    @classmethod
+    def read_scheduler(cls, values: dict[str, Any], folder: Path | None = None) -> Scheduler:
+        """Build the scheduler that `values` describe, else the one in a folder, else the family's.
+
+        Raises:
+            ModelError: it is of another class, or its arguments are wrong.
+        """
+        if not values and folder is not None:
+            values = pretrained.read_json(folder, "scheduler_config.json")
+        values = dict(values or cls.scheduler_default)
+        scheduler_class = files.chosen(values.get("_class_name"), cls.scheduler_classes, "The scheduler")
+        try:
+            with torch.device("cpu"):  # a schedule is real even where weights are not yet
+                return scheduler_class.from_config(values)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ModelError(f"The scheduler cannot be built: {error}") from None
+
+    def add_second(self, source: files.Source) -> None:
+        """Read the second transformer of a folder, where the family knows what to do with one."""
+        if source.transformer_2 is not None:
+            raise ModelError(
+                f"{source.transformer_2} is a second transformer, which only Wan pipelines have."
+            )
+
+    @property
+    def transformer(self) -> Any:
+        """The transformer."""
+        return self.network.transformer
+
+    @property
+    @abstractmethod
+    def text_width(self) -> int:
+        """Width of the text embeddings that the transformer reads."""
+
+    @abstractmethod
+    def new_stream(self, transformer: Any) -> StateStream:
+        """Return a state stream, attached to the transformer."""
+
+    def solver(self, num_inference_steps: int) -> DiffusersSolver:
+        """Return the scheduler, set for one chunk.
+
+        Raises:
+            ConfigError: the scheduler cannot take so many steps.
+        """
+        try:
+            return DiffusersSolver(self.scheduler, **self.timesteps(num_inference_steps))
+        except ValueError as error:
+            raise ConfigError(f"num_inference_steps is {num_inference_steps}: {error}") from None
+
+    def timesteps(self, num_inference_steps: int) -> dict[str, Any]:
+        """Return what the family's pipeline tells `set_timesteps`."""
+        return {"num_inference_steps": num_inference_steps}
+
+    def teach(
+        self,
+        clean: Float[Tensor, "b t c h w"],
+        noise: Float[Tensor, "b t c h w"],
+        sigma: Float[Tensor, "b t"],
+        condition: Condition,
+        context: Float[Tensor, "b s c h w"],
+    ) -> Taught:
+        """Compare the prediction with the target that the model was trained with.
+
+        `sigma` is the deviation of the noise; the scheduler's nearest timestep is taken.
+        """
+        timestep = self.path.nearest(sigma if self.level_per_frame else sigma[:, :1].expand_as(sigma))
+        noisy = self.path.add_noise(clean, noise, timestep)
+        prediction = self(noisy, timestep, condition, self.start(context, condition)).to(clean.dtype)
+        error = (prediction - self.path.target(clean, noise, timestep)).pow(2).mean(dim=2)
+        return Taught(error, self.path.clean(noisy, prediction, timestep))
+
+    def states(self, condition: Condition) -> Tensor | None:
+        """Return what the stream reads, if there is one."""
+        return condition.tokens if self.network.stream is not None else None
+
+    def prompt(self, condition: Condition) -> Float[Tensor, "b l e"]:
+        """Return what stands where the embedded text does: text, tokens, or text and tokens behind it."""
+        streamed, tokens, text = self.network.stream is not None, condition.tokens, condition.text
+        if streamed:  # without words, one embedding of nothing: attention needs a key
+            return tokens.new_zeros(len(tokens), 1, self.text_width) if text is None else text
+        return tokens if text is None else torch.cat([text.to(tokens.dtype), tokens], dim=1)
+
+    def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b m e"]:
+        """Embed texts exactly as the family's pipeline does."""
+        if self.text_encoder is None:
+            raise ConfigError("This generator was loaded without a text encoder; set condition.text to true.")
+        return self.embed_text(list(texts)).float()
+
+    @abstractmethod
+    def embed_text(self, texts: list[str]) -> Float[Tensor, "b m e"]:
+        """Embed texts with the family's pipeline."""
+
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+        """Write the generator: its folder is that of a diffusers transformer, and more beside.
+
+        A text encoder, which nobody trains, keeps its precision.
+        """
+        folder = Path(folder)
+        self.network.save_pretrained(folder, dtype)
+        self.scheduler.save_pretrained(folder / "scheduler")
+        if self.text_encoder is not None and self.tokenizer is not None:
+            self.text_encoder.save_pretrained(folder / "text_encoder")
+            self.tokenizer.save_pretrained(folder / "tokenizer")
+
+
+def _family(name: Any, place: str) -> type[DiffusersGenerator]:
+    """Return the generator around transformers of that class."""
+    from worldmodel.models.diffusers.cogvideox import CogVideoXGenerator
+    from worldmodel.models.diffusers.ltx import LTXGenerator
+    from worldmodel.models.diffusers.wan import WanGenerator
+
+    families = {each.transformer_class: each for each in (WanGenerator, LTXGenerator, CogVideoXGenerator)}
+    return families[files.chosen(name, families, place)]

@@ -1,0 +1,237 @@
+"""Schedulers of diffusers: as solvers of one chunk each, and as the noise that a model was trained with."""
+
+import copy
+import hashlib
+from typing import Any, Protocol
+
+import torch
+from diffusers.schedulers.scheduling_ddim_cogvideox import CogVideoXDDIMScheduler
+from diffusers.schedulers.scheduling_dpm_cogvideox import CogVideoXDPMScheduler
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from worldmodel.errors import ModelError
+
+Scheduler = (
+    UniPCMultistepScheduler | FlowMatchEulerDiscreteScheduler | CogVideoXDDIMScheduler | CogVideoXDPMScheduler
+)
+
+
+class DiffusersSolver:
+    """A scheduler on its way through one chunk; it remembers its steps, so that no two chunks may share it.
+
+    Where a step adds noise, every row of the batch has its own, drawn from a seed that its first latents
+    give: the same start leads to the same end, whatever else is in the batch.
+    """
+
+    def __init__(self, scheduler: Scheduler, **timesteps: Any) -> None:
+        """Take a copy of a scheduler; `timesteps` is what its `set_timesteps` is told."""
+        self.scheduler: Any = copy.deepcopy(scheduler)
+        self.scheduler.set_timesteps(**timesteps)
+        if hasattr(self.scheduler, "set_begin_index"):
+            self.scheduler.set_begin_index(0)  # else it would look for itself among rounded timesteps
+        self.num_steps = len(self.scheduler.timesteps)
+        self._looks_back = isinstance(scheduler, CogVideoXDPMScheduler)
+        self._adds_noise = bool(self.scheduler.config.get("stochastic_sampling"))
+        self._clean: Tensor | None = None
+        self._generators: list[torch.Generator] | None = None
+
+    def level(self, step: int) -> float:
+        """Return the timestep at which a step begins."""
+        return float(self.scheduler.timesteps[step])
+
+    def step(
+        self, step: int, prediction: Float[Tensor, "b t c h w"], latents: Float[Tensor, "b t c h w"]
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return what the scheduler makes of the prediction."""
+        scheduler, timestep = self.scheduler, self.scheduler.timesteps[step]
+        if self._looks_back:
+            back = scheduler.timesteps[step - 1] if step else None
+            latents, self._clean = scheduler.step(
+                prediction,
+                self._clean,
+                timestep,
+                back,
+                latents,
+                generator=self._noise(latents),
+                return_dict=False,
+            )
+            return latents
+        noise = {"generator": self._noise(latents)} if self._adds_noise else {}
+        return scheduler.step(prediction, timestep, latents, **noise, return_dict=False)[0]
+
+    def _noise(self, latents: Tensor) -> list[torch.Generator]:
+        if self._generators is None:
+            self._generators = row_generators(latents)
+        return self._generators
+
+
+def row_generators(x: Tensor) -> list[torch.Generator]:
+    """Return a generator for every row, seeded by the values of the row alone."""
+    made = []
+    for row in x.detach().cpu().float().contiguous():
+        digest = hashlib.blake2b(row.numpy().tobytes(), digest_size=7).digest()
+        made.append(torch.Generator().manual_seed(int.from_bytes(digest, "little")))
+    return made
+
+
+def fixed_noise(x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b *shape"]:
+    """Return noise like `x`, the same for every row and at all times.
+
+    It hides what is known anyway (context frames in noisy places), so nothing is lost by its being known.
+    """
+    noise = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(0x5EED_0F_C0))
+    return noise.to(x).expand_as(x)
+
+
+class NoisePath(Protocol):
+    """How data became noise in a model's training; levels are numbered as in its scheduler."""
+
+    def nearest(self, sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
+        """Return the timesteps whose share of noise is nearest to `sigma`."""
+        ...
+
+    def add_noise(
+        self,
+        clean: Float[Tensor, "b t c h w"],
+        noise: Float[Tensor, "b t c h w"],
+        timestep: Float[Tensor, "b t"],
+    ) -> Float[Tensor, "b t c h w"]:
+        """Mix data and noise."""
+        ...
+
+    def target(
+        self,
+        clean: Float[Tensor, "b t c h w"],
+        noise: Float[Tensor, "b t c h w"],
+        timestep: Float[Tensor, "b t"],
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return what the model should predict."""
+        ...
+
+    def clean(
+        self,
+        noisy: Float[Tensor, "b t c h w"],
+        prediction: Float[Tensor, "b t c h w"],
+        timestep: Float[Tensor, "b t"],
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return the data that a prediction implies."""
+        ...
+
+
+class FlowPath:
+    """The straight path, where the model predicts noise - data.
+
+    Source: Lipman et al. 2023 (arXiv:2210.02747).
+    """
+
+    def __init__(self, scheduler: UniPCMultistepScheduler | FlowMatchEulerDiscreteScheduler) -> None:
+        fresh: Any = copy.deepcopy(scheduler)
+        count = int(fresh.config.num_train_timesteps)
+        if isinstance(scheduler, UniPCMultistepScheduler):
+            if not fresh.config.use_flow_sigmas or fresh.config.prediction_type != "flow_prediction":
+                raise ModelError(
+                    "The generator's scheduler is not one of flow matching; set use_flow_sigmas to true and "
+                    "prediction_type to flow_prediction in its scheduler_config.json."
+                )
+            with torch.device("cpu"):
+                fresh.set_timesteps(count)
+        self.count, self.sigmas, self.timesteps = count, fresh.sigmas[:count], fresh.timesteps.float()
+
+    def nearest(self, sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
+        """Return the timesteps whose sigma is nearest."""
+        return self.timesteps.to(sigma.device)[_nearest(self.sigmas, sigma)]
+
+    def add_noise(
+        self,
+        clean: Float[Tensor, "b t c h w"],
+        noise: Float[Tensor, "b t c h w"],
+        timestep: Float[Tensor, "b t"],
+    ) -> Float[Tensor, "b t c h w"]:
+        """Mix data and noise."""
+        sigma = self._sigma(timestep)
+        return sigma * noise + (1 - sigma) * clean
+
+    def target(
+        self,
+        clean: Float[Tensor, "b t c h w"],
+        noise: Float[Tensor, "b t c h w"],
+        timestep: Float[Tensor, "b t"],
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return the velocity."""
+        return noise - clean
+
+    def clean(
+        self,
+        noisy: Float[Tensor, "b t c h w"],
+        prediction: Float[Tensor, "b t c h w"],
+        timestep: Float[Tensor, "b t"],
+    ) -> Float[Tensor, "b t c h w"]:
+        """Follow the velocity to the end."""
+        return noisy - self._sigma(timestep) * prediction
+
+    def _sigma(self, timestep: Float[Tensor, "b t"]) -> Float[Tensor, "b t 1 1 1"]:
+        # A scheduler may round timesteps; the model is told these, and sigma is what they say.
+        return (timestep / self.count)[:, :, None, None, None]
+
+
+class VariancePath:
+    """The variance-preserving path, where the model predicts v.
+
+    Source: Salimans & Ho 2022 (arXiv:2202.00512), appendix D.
+    """
+
+    def __init__(self, scheduler: CogVideoXDDIMScheduler | CogVideoXDPMScheduler) -> None:
+        config: Any = scheduler.config
+        if config.prediction_type != "v_prediction":
+            raise ModelError(
+                f"The generator's scheduler has prediction_type {config.prediction_type!r}; only "
+                "v_prediction is known: mend its scheduler_config.json."
+            )
+        self.scheduler = copy.deepcopy(scheduler)
+        self.sigmas = (1 - self.scheduler.alphas_cumprod).sqrt().float()
+
+    def nearest(self, sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
+        """Return the timesteps whose noise has the nearest deviation."""
+        return _nearest(self.sigmas, sigma).to(sigma.dtype)
+
+    def add_noise(
+        self,
+        clean: Float[Tensor, "b t c h w"],
+        noise: Float[Tensor, "b t c h w"],
+        timestep: Float[Tensor, "b t"],
+    ) -> Float[Tensor, "b t c h w"]:
+        """Mix data and noise as the scheduler does."""
+        return self._by_frame(self.scheduler.add_noise, clean, noise, timestep)
+
+    def target(
+        self,
+        clean: Float[Tensor, "b t c h w"],
+        noise: Float[Tensor, "b t c h w"],
+        timestep: Float[Tensor, "b t"],
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return the scheduler's velocity."""
+        return self._by_frame(self.scheduler.get_velocity, clean, noise, timestep)
+
+    def clean(
+        self,
+        noisy: Float[Tensor, "b t c h w"],
+        prediction: Float[Tensor, "b t c h w"],
+        timestep: Float[Tensor, "b t"],
+    ) -> Float[Tensor, "b t c h w"]:
+        """Turn v back: the rotation by which it was made, the other way round."""
+        # get_velocity(x, y) is a y - b x: with x = v and y = noisy it is a noisy - b v.
+        return self._by_frame(self.scheduler.get_velocity, prediction, noisy, timestep)
+
+    def _by_frame(self, make: Any, first: Tensor, second: Tensor, timestep: Tensor) -> Tensor:
+        """Every frame is a sample of its own to the scheduler."""
+        rows = [rearrange(x, "b t c h w -> (b t) c h w") for x in (first, second)]
+        made = make(*rows, timestep.flatten().long())
+        return rearrange(made, "(b t) c h w -> b t c h w", b=len(first))
+
+
+def _nearest(sigmas: Float[Tensor, " n"], sigma: Float[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    return (sigma[..., None] - sigmas.to(sigma)).abs().argmin(dim=-1)

@@ -1,0 +1,150 @@
+"""The state stream: an attention to predicted states, added to every block of a pretrained transformer.
+
+It starts as nothing: what it adds passes a linear layer of zeros. The transformer's own modules, names and
+files stay as they are; the stream's weights lie beside them.
+
+Source: PAN (arXiv:2511.09057), sec. 3.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers.models.attention_processor import Attention
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Branch(nn.Module):
+    """One block's attention to the states."""
+
+    def __init__(self, attention: nn.Module, width: int) -> None:
+        super().__init__()
+        self.attention = attention
+        self.out = nn.Linear(width, width)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, x: Float[Tensor, "b n d"], states: Float[Tensor, "b m d"]) -> Float[Tensor, "b n d"]:
+        return self.out(self.attention(x, encoder_hidden_states=states))
+
+
+class StateStream(nn.Module):
+    """The branches of all blocks of a transformer."""
+
+    def __init__(self, branches: Sequence[Branch]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def run(self, transformer: nn.Module, states: Float[Tensor, "b m d"], **inputs: Any) -> Tensor:
+        """Call the transformer, whose blocks then see the states."""
+        raise NotImplementedError
+
+
+class CopiedStream(StateStream):
+    """Branches that start as copies of each block's own cross-attention to the text.
+
+    States travel through the blocks behind the embedded text, in the same tensor, so that a block that is
+    computed a second time (activation checkpointing) sees them again.
+    """
+
+    def __init__(self, attentions: Sequence[nn.Module], text_embedder: nn.Module, width: int) -> None:
+        """Add a branch beside each of `attentions`; states join the text behind `text_embedder`."""
+        super().__init__([Branch(copy.deepcopy(each), width) for each in attentions])
+        self.requires_grad_(True)
+        self.num_states = 0
+        self._states: Tensor | None = None
+        for attention, branch in zip(attentions, self.branches, strict=True):
+            attention.set_processor(_BesideText(attention.processor, branch, self))  # type: ignore[operator]
+        text_embedder.register_forward_hook(self._join)
+
+    def run(self, transformer: nn.Module, states: Float[Tensor, "b m d"], **inputs: Any) -> Tensor:
+        """Call the transformer, whose blocks then see the states."""
+        self.num_states = states.shape[1]
+        with self._given(states):
+            return transformer(**inputs, return_dict=False)[0]
+
+    @contextmanager
+    def _given(self, states: Tensor) -> Iterator[None]:
+        self._states = states
+        try:
+            yield
+        finally:
+            self._states = None
+
+    def _join(self, module: nn.Module, inputs: Any, text: Tensor) -> Tensor:
+        assert self._states is not None, "a transformer with a stream is called by StateStream.run"
+        return torch.cat([text, self._states.to(text)], dim=1)
+
+
+class _BesideText:
+    """Attention processor: the block's own over the text, plus the branch over the states."""
+
+    def __init__(self, own: Any, branch: nn.Module, stream: CopiedStream) -> None:
+        self.own, self.branch, self.stream = own, branch, stream
+
+    def __call__(
+        self,
+        attn: nn.Module,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        rotary: Any = None,
+    ) -> Tensor:
+        count = self.stream.num_states
+        text, states = encoder_hidden_states[:, :-count].contiguous(), encoder_hidden_states[:, -count:]
+        return self.own(attn, hidden_states, text, attention_mask, rotary) + self.branch(
+            hidden_states, states
+        )
+
+
+class FreshStream(StateStream):
+    """Branches with new weights, for blocks in which text and video share one attention.
+
+    A branch reads what the block's attention reads, and what it says passes the same gate.
+    """
+
+    def __init__(self, attentions: Sequence[Attention], width: int) -> None:
+        """Add a branch to each of `attentions`."""
+        super().__init__([Branch(_cross_attention(each, width), width) for each in attentions])
+        for attention, branch in zip(attentions, self.branches, strict=True):
+            attention.set_processor(_BesideJoint(attention.processor, branch))  # type: ignore[arg-type]
+
+    def run(self, transformer: nn.Module, states: Float[Tensor, "b m d"], **inputs: Any) -> Tensor:
+        """Call the transformer, whose blocks then see the states."""
+        return transformer(**inputs, attention_kwargs={"states": states}, return_dict=False)[0]
+
+
+class _BesideJoint:
+    """Attention processor: the block's own over text and video, plus the branch, for the video alone."""
+
+    def __init__(self, own: Any, branch: nn.Module) -> None:
+        self.own, self.branch = own, branch
+
+    def __call__(
+        self,
+        attn: Attention,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: Any = None,
+        states: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        assert states is not None, "a transformer with a stream is called by StateStream.run"
+        video, text = self.own(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
+        return video + self.branch(hidden_states, states), text
+
+
+def _cross_attention(attention: Attention, width: int) -> Attention:
+    """Return an attention to states, with heads like those of `attention`."""
+    return Attention(
+        query_dim=width,
+        cross_attention_dim=width,
+        heads=attention.heads,
+        dim_head=width // attention.heads,
+        bias=attention.to_q.bias is not None,
+        qk_norm="layer_norm" if attention.norm_q is not None else None,
+        eps=1e-6,
+    )
