@@ -85,7 +85,7 @@ def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
     fully_shard(root, mesh=mesh.fsdp, reshard_after_forward=False)
 
 
-def layers(model: WorldModel) -> list[nn.Module]:
+def layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers of all transformer stacks, ours and those of transformers and diffusers."""
     stacks = [getattr(module, name, None) for module in model.modules() for name in STACKS]
     found = [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]

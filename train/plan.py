@@ -200,6 +200,7 @@ def _generator(config: WorldModelConfig, rounds: int, count: int) -> Callable[[]
 
     def run() -> Tensor:
         fake = _materialised(generator)
+        _materialised(model.codec)  # which some generators look at their context with
         channels, side = config.codec.latent_channels, config.codec.grid
         clean = torch.randn(rounds, config.chunk_latents, channels, side, side)
         context = torch.randn(rounds, config.context_latents, channels, side, side)

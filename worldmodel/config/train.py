@@ -85,7 +85,8 @@ class SourceConfig:
     root: str = ""
     """clips: the folder that paths in the table start from; empty means the table's own."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Which column holds what: {video, text, keys, vector, start, end, name: column}; see data/columns.py."""
+    """Which column holds what: {video, text, keys, mouse, vector, camera, start, end, name: column}; see
+    data/columns.py."""
     preset: str = ""
     """Columns of a known table instead: webvid | panda70m | openvid."""
     split: str = "train"

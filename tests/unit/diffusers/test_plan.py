@@ -1,0 +1,81 @@
+"""What a step would need is told without weights, and follows what is known of it."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from worldmodel import config as configs
+from worldmodel.cli import main
+from worldmodel.config import TrainConfig
+from worldmodel.errors import ConfigError
+from worldmodel.train import plan
+
+WAN_1B = ["num_attention_heads=12", "num_layers=30", "ffn_dim=8960"]
+
+
+@pytest.fixture(scope="module")
+def small(tiny: SimpleNamespace) -> TrainConfig:
+    """The preset of PAN with everything in it tiny."""
+    config = configs.load("pan")
+    model = config.model
+    codec = replace(model.codec, architecture=tiny.VAES["wan"], image_size=32, pretrained=None)
+    generator = replace(model.generator, architecture=tiny.TRANSFORMERS["wan"], pretrained=None)
+    language = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    backbone = replace(
+        model.backbone,
+        architecture=model.backbone.architecture | language | {"vocab_size": 300},
+        pretrained=None,
+    )
+    tower = {"depth": 2, "hidden_size": 24, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48}
+    vision = replace(
+        model.vision, architecture=model.vision.architecture | tower | {"fullatt_block_indexes": [1]}
+    )
+    model = replace(
+        model, codec=codec, generator=generator, backbone=backbone, vision=vision, chunk_frames=8, queries=8
+    )
+    return replace(config, model=model)
+
+
+def test_the_count_is_that_of_the_weights(small: TrainConfig) -> None:
+    model = plan.on_meta(small.model)
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    alone, shared = (plan.plan(small, "full", number) for number in (1, 8))
+    assert alone.weights == held
+    assert (alone.gathered, shared.weights) == (0, held / 8)
+    assert alone.optimizer == 2 * alone.gradients
+    learned = [model.backbone, model.generator, model.action, model.adapter]
+    expected = sum(p.nbytes for part in learned for p in part.parameters()) + model.queries.nbytes
+    assert alone.gradients == expected
+    assert alone.activations == shared.activations > 0
+
+
+def test_low_rank_learns_less(small: TrainConfig) -> None:
+    low, full = plan.plan(small, "lora", 1, lora_rank=1), plan.plan(small, "full", 1)
+    assert low.gradients < full.gradients / 2  # in large layers far less
+    assert low.total < full.total
+    with pytest.raises(ConfigError, match="use one of lora, full"):
+        plan.plan(small, "half", 1)
+
+
+def test_recomputing_keeps_less(small: TrainConfig) -> None:
+    kept = plan.activations(replace(small, activations="keep"))
+    assert plan.activations(small) < kept
+
+
+def test_of_a_layer_as_much_is_kept_as_torch_keeps(small: TrainConfig) -> None:
+    """Two more layers of the language model keep twice what one more keeps, as measured with fake tensors."""
+    counts = [plan._kept(plan._backbone(small.model, 1, count)) for count in (1, 2, 3)]
+    assert counts[2] - counts[1] == pytest.approx(counts[1] - counts[0], rel=0.02)
+
+
+def test_seven_billion_and_more_are_told_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = [f"model.generator.architecture.{each}" for each in WAN_1B]
+    assert main(["info", "--plan", "pan", *overrides]) == 0
+    out = capsys.readouterr().out
+    assert "backbone      7.616 B parameters" in out
+    for number in ("1 GPU ", "8 GPUs", "64 GPUs"):
+        assert out.count(number) == 2
+    assert not torch.cuda.is_available() or torch.cuda.memory_allocated() == 0
+    assert main(["info", "shapes-tiny", "seed=1"]) == 2
