@@ -160,7 +160,9 @@ def save_pretrained(
         save_file(_cast(dict(model.named_parameters(recurse=False)), dtype), temporary / "tokens.safetensors")
         values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
         (temporary / "config.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-        (temporary / "README.md").write_text(card or "# World model\n", encoding="utf-8")
+        (temporary / "README.md").write_text(
+            card or plain_card(model, folder.name, training), encoding="utf-8"
+        )
         if folder.exists():
             folder.rename(replaced)
         try:
@@ -178,6 +180,41 @@ def save_pretrained(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def plain_card(model: WorldModel, name: str, training: dict[str, Any] | None) -> str:
+    """Write the card of a model that nobody has measured: its parts, what steers it, how it was made."""
+    config = model.config
+    parts = {part: getattr(model, part) for part in ("backbone", *COMPONENTS)}
+    kinds = {part: type(module).__name__ for part, module in parts.items()}
+    kinds["backbone"] = model.backbone.model.config.model_type
+    lines = [
+        "---\nlibrary_name: worldmodel\npipeline_tag: image-to-video\ntags:\n- world-model\n- any-to-any\n---",
+        f"\n# {name}\n",
+        "An any-to-any world model: text, images, video and actions in; video, images and text out.\n",
+        "```python\nfrom worldmodel import WorldModel\n",
+        f'session = WorldModel.from_pretrained("{name}").session(seed=0)',
+        'session.reset("first_frame.png")\nframes = session.step("...")\n```\n',
+        "| Part | Kind | Parameters |\n|---|---|---:|",
+    ]
+    for part, module in parts.items():
+        count = sum(parameter.numel() for parameter in module.parameters())
+        lines.append(f"| {part} | {kinds[part]} | {count / 1e6:,.1f} M |")
+    taken = [kind for kind, takes in config.action.takes.items() if takes]
+    lines += [
+        f"\nIt makes {config.chunk_frames} frames of {config.codec.image_size} x {config.codec.image_size} pixels a "
+        f"round, {config.fps} a second, and takes {', '.join(taken) or 'no actions'}.\n",
+        "## Training\n",
+    ]
+    stages = (training or {}).get("stages") or {}
+    if stages:
+        lines += ["| Stage | Objective | Steps |\n|---|---|---:|"]
+        lines += [f"| {key} | {stage['objective']} | {stage['steps']} |" for key, stage in stages.items()]
+        lines.append("\n`worldmodel train CONFIG`, where `training` in config.json is the resolved config.\n")
+    else:
+        lines.append("Not recorded.\n")
+    lines.append("## Figures\n\nNone measured.\n")
+    return "\n".join(lines)
 
 
 def _cast(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -239,3 +239,13 @@ def test_a_failure_on_the_way_leaves_the_old_model(
         hub.save_pretrained(model, folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_model_that_nobody_measured_says_what_it_is(model: WorldModel, tmp_path: Path) -> None:
+    training = {"stages": {"state": {"objective": "state", "steps": 12}}}
+    card = (hub.save_pretrained(model, tmp_path / "mine", training=training) / "README.md").read_text()
+    assert "# mine" in card
+    assert "| backbone | qwen3 |" in card
+    assert "and takes text, keys, vector." in card
+    assert "| state | state | 12 |" in card
+    assert "None measured." in card
