@@ -189,7 +189,8 @@ def plain_card(model: WorldModel, name: str, training: dict[str, Any] | None) ->
     kinds = {part: type(module).__name__ for part, module in parts.items()}
     kinds["backbone"] = model.backbone.model.config.model_type
     lines = [
-        "---\nlibrary_name: worldmodel\npipeline_tag: image-to-video\ntags:\n- world-model\n- any-to-any\n---",
+        "---\nlibrary_name: worldmodel\npipeline_tag: image-to-video",
+        "tags:\n- world-model\n- any-to-any\n---",
         f"\n# {name}\n",
         "An any-to-any world model: text, images, video and actions in; video, images and text out.\n",
         "```python\nfrom worldmodel import WorldModel\n",
@@ -202,8 +203,8 @@ def plain_card(model: WorldModel, name: str, training: dict[str, Any] | None) ->
         lines.append(f"| {part} | {kinds[part]} | {count / 1e6:,.1f} M |")
     taken = [kind for kind, takes in config.action.takes.items() if takes]
     lines += [
-        f"\nIt makes {config.chunk_frames} frames of {config.codec.image_size} x {config.codec.image_size} pixels a "
-        f"round, {config.fps} a second, and takes {', '.join(taken) or 'no actions'}.\n",
+        f"\nIt makes {config.chunk_frames} frames of {config.codec.image_size} x {config.codec.image_size} "
+        f"pixels a round, {config.fps} a second, and takes {', '.join(taken) or 'no actions'}.\n",
         "## Training\n",
     ]
     stages = (training or {}).get("stages") or {}
