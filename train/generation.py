@@ -122,7 +122,8 @@ class PromptObjective(StateObjective):
         if not isinstance(prepared.content, Rounds):
             return super().forward(model, prepared)
         words = [action.text or "" for episode in prepared.batch.episodes for action in episode.actions]
-        truth = model.generator.encode_text(words)
+        with torch.no_grad():
+            truth = model.generator.encode_text(words)
         assert truth is not None, "checked at the start"
         made = widened(self.predict(model, prepared).condition.tokens)
         truth = widened(truth[:, : made.shape[1]])

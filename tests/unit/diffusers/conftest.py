@@ -1,6 +1,7 @@
 """Tiny video models of diffusers: the real classes, with random weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
 
 import diffusers
+from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
 from worldmodel.models.codec import VideoCodec
 from worldmodel.models.condition import Condition, stack
@@ -205,3 +207,30 @@ def denoise_at_once(
 def tiny() -> SimpleNamespace:
     """Makers of tiny models, and what tests do with them."""
     return SimpleNamespace(**{name: value for name, value in globals().items() if not name.startswith("_")})
+
+
+@pytest.fixture
+def pipeline(tiny: SimpleNamespace, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Any]:
+    """Write a whole pipeline's folder, as one would fetch it."""
+
+    def write(kind: str, **more: Any) -> tuple[Path, diffusers.DiffusionPipeline]:
+        torch.manual_seed(3)
+        sizes = {"d_model": tiny.TEXT, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+        sizes |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        if kind == "wan":
+            encoder = UMT5EncoderModel(UMT5Config(**sizes)).eval()
+            args = (tokenizer, encoder, tiny.vae(kind), tiny.scheduler(kind), tiny.transformer(kind))
+            made = diffusers.WanPipeline(*args, **more)
+        else:
+            encoder = T5EncoderModel(T5Config(**sizes)).eval()
+            made = (diffusers.LTXPipeline if kind == "ltx" else diffusers.CogVideoXPipeline)(
+                scheduler=tiny.scheduler(kind),
+                vae=tiny.vae(kind),
+                text_encoder=encoder,
+                tokenizer=tokenizer,
+                transformer=tiny.transformer("ltx" if kind == "ltx" else "cog-i2v"),
+            )
+        made.save_pretrained(tmp_path / "pipeline")
+        return tmp_path / "pipeline", made
+
+    return write

@@ -2,14 +2,11 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import diffusers
 import pytest
 import torch
-from diffusers import CogVideoXPipeline, LTXPipeline, WanPipeline
 from torch import nn
-from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
 from worldmodel.config import CodecConfig, ConditionConfig, GeneratorConfig, VisionConfig, WorldModelConfig
 from worldmodel.errors import ConfigError, ModelError
@@ -91,33 +88,6 @@ def test_weights_are_halved_on_disk_and_not_in_memory(tiny, tmp_path):
     loaded = DiffusersGenerator.from_config(config(tiny, "ltx"), tmp_path)
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, made.state_dict()[name].bfloat16().float()), name
-
-
-@pytest.fixture
-def pipeline(tiny, tmp_path, tokenizer: PreTrainedTokenizerBase):
-    """Write a whole pipeline's folder, as one would fetch it."""
-
-    def write(kind: str, **more) -> tuple[Path, diffusers.DiffusionPipeline]:
-        torch.manual_seed(3)
-        sizes = {"d_model": tiny.TEXT, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-        sizes |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-        if kind == "wan":
-            encoder = UMT5EncoderModel(UMT5Config(**sizes)).eval()
-            args = (tokenizer, encoder, tiny.vae(kind), tiny.scheduler(kind), tiny.transformer(kind))
-            made = WanPipeline(*args, **more)
-        else:
-            encoder = T5EncoderModel(T5Config(**sizes)).eval()
-            made = (LTXPipeline if kind == "ltx" else CogVideoXPipeline)(
-                scheduler=tiny.scheduler(kind),
-                vae=tiny.vae(kind),
-                text_encoder=encoder,
-                tokenizer=tokenizer,
-                transformer=tiny.transformer("ltx" if kind == "ltx" else "cog-i2v"),
-            )
-        made.save_pretrained(tmp_path / "pipeline")
-        return tmp_path / "pipeline", made
-
-    return write
 
 
 @pytest.mark.parametrize("kind", ["wan", "ltx", "cog"])

@@ -232,3 +232,46 @@ def test_two_clips_that_only_their_words_tell_apart_are_learned(
 def test_a_generator_without_an_image_path_says_so(make: Callable[..., WorldModel]) -> None:
     with pytest.raises(ConfigError, match="image"):
         make("qwen3", "siglip", "cog", "prompt")
+
+
+@pytest.mark.parametrize("objective_name", ["prompt", "prompt_kl"])
+def test_states_learn_to_be_what_the_generator_reads_words_as(
+    tiny: SimpleNamespace,
+    pipeline: Callable[..., tuple[Path, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    objective_name: str,
+) -> None:
+    folder, _ = pipeline("wan")
+    config = WorldModelConfig(
+        codec=CodecConfig(image_size=SIZE, temporal_factor=4, latent_channels=16, pretrained=str(folder)),
+        backbone=BackboneConfig(architecture=BACKBONES["qwen3"]),
+        vision=VisionConfig(architecture=ENCODERS["siglip"], max_frames=2),
+        action=ActionConfig(max_text_tokens=64),
+        condition=ConditionConfig(kind="prompt", width=32, num_layers=1, num_heads=2, num_tokens=6),
+        generator=GeneratorConfig(pretrained=str(folder)),
+        queries=8,
+        chunk_frames=CHUNK,
+    )
+    torch.manual_seed(0)
+    model, batch = WorldModel.from_config(config, tokenizer), batch_of()
+    objective = OBJECTIVES[objective_name](model)
+    train = {name: TrainedConfig() for name in ("queries", "adapter", "action")}
+    freeze(model, StageConfig(train=train, tasks={"rounds": 1.0}))
+    moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(moving, lr=5e-3)
+    losses = []
+    for _ in range(100):
+        loss = loss_of(model, objective, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] / 4
+    assert not any("text_encoder" in name for name in model.state_dict())
+
+
+def test_alignment_with_words_wants_a_generator_that_reads_them(make: Callable[..., WorldModel]) -> None:
+    with pytest.raises(ConfigError, match="the folder of a whole pipeline"):
+        OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "prompt"))
+    with pytest.raises(ConfigError, match=r"condition\.kind prompt"):
+        OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "stream"))

@@ -103,6 +103,8 @@ class DiffusersGenerator(VideoGenerator):
             self.network.stream = self.new_stream(transformer)
         self.token_width = self.width if streamed else self.text_width
         self.text_encoder, self.tokenizer = text or (None, None)
+        self.source: files.Source | None = None
+        """Where the pieces were read from: its text encoder is read when first asked for."""
         self._codec = (codec,)  # not a part of this module: the world model has it already
 
     @classmethod
@@ -137,6 +139,7 @@ class DiffusersGenerator(VideoGenerator):
         scheduler = family.read_scheduler(chosen.scheduler, source.scheduler)
         text = files.load_text_encoder(source) if config.condition.text else None
         made = family(transformer, scheduler, clip, streamed, text, codec)
+        made.source = source
         made.network.load_stream(place)
         made.add_second(source)
         return made
@@ -226,7 +229,15 @@ class DiffusersGenerator(VideoGenerator):
     def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b m e"]:
         """Embed texts exactly as the family's pipeline does."""
         if self.text_encoder is None:
-            raise ConfigError("This generator was loaded without a text encoder; set condition.text to true.")
+            if self.source is None or self.source.text_encoder is None:
+                raise ConfigError(
+                    "This generator has no text encoder beside it; set generator.pretrained to the folder of "
+                    "a whole pipeline."
+                )
+            encoder, tokenizer = files.load_text_encoder(self.source)
+            # No part of the module: it is not trained, sharded or saved with it.
+            device = next(self.network.parameters()).device
+            self.__dict__ |= {"text_encoder": encoder.to(device), "tokenizer": tokenizer}
         return self.embed_text(list(texts)).float()
 
     @abstractmethod
