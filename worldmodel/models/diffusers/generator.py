@@ -234,10 +234,10 @@ class DiffusersGenerator(VideoGenerator):
                     "This generator has no text encoder beside it; set generator.pretrained to the folder of "
                     "a whole pipeline."
                 )
-            encoder, tokenizer = files.load_text_encoder(self.source)
+            encoder, self.tokenizer = files.load_text_encoder(self.source)
+            moved: nn.Module = encoder.to(device=next(self.network.parameters()).device)
             # No part of the module: it is not trained, sharded or saved with it.
-            device = next(self.network.parameters()).device
-            self.__dict__ |= {"text_encoder": encoder.to(device), "tokenizer": tokenizer}
+            object.__setattr__(self, "text_encoder", moved)
         return self.embed_text(list(texts)).float()
 
     @abstractmethod
