@@ -235,9 +235,9 @@ class DiffusersGenerator(VideoGenerator):
                     "a whole pipeline."
                 )
             encoder, self.tokenizer = files.load_text_encoder(self.source)
-            moved: nn.Module = encoder.to(device=next(self.network.parameters()).device)
+            torch.nn.Module.to(encoder, next(self.network.parameters()).device)
             # No part of the module: it is not trained, sharded or saved with it.
-            object.__setattr__(self, "text_encoder", moved)
+            object.__setattr__(self, "text_encoder", encoder)
         return self.embed_text(list(texts)).float()
 
     @abstractmethod
