@@ -1,6 +1,7 @@
 """World models of other libraries' parts: each trains, saves, loads, plays."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from worldmodel.config import (
     ConditionConfig,
     GeneratorConfig,
     StageConfig,
+    TrainConfig,
     TrainedConfig,
     VisionConfig,
     WorldModelConfig,
@@ -25,6 +27,7 @@ from worldmodel.config import (
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
+from worldmodel.train import export, finetune, language
 from worldmodel.train.episodes import encode_rounds
 from worldmodel.train.learner import freeze
 from worldmodel.train.stages import OBJECTIVES
@@ -275,3 +278,30 @@ def test_alignment_with_words_wants_a_generator_that_reads_them(make: Callable[.
         OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "prompt"))
     with pytest.raises(ConfigError, match=r"condition\.kind prompt"):
         OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "stream"))
+
+
+def test_a_run_trains_exports_and_plays_real_parts(
+    make: Callable[..., WorldModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language, "NUM_DOCUMENTS", 400)
+    model = make("qwen2", "siglip", "wan", "stream").config
+    model = replace(model, codec=replace(model.codec, image_size=64))  # the shapes world's
+    train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "adapter")}
+    train |= {"backbone": TrainedConfig(lora_rank=2), "generator.network": TrainedConfig(lr=1e-4)}
+    stage = StageConfig(
+        objective="joint",
+        steps=4,
+        batch_size=2,
+        muon_lr=0.0,
+        self_rollout=(0.5, 0.5),
+        tasks={"rounds": 0.7, "describe": 0.3},
+        train=train,
+    )
+    config = TrainConfig(model=model, stages={"joint": stage}, run_dir=str(tmp_path / "run"), log_every=1)
+    made = finetune.train(config)
+    session = WorldModel.from_pretrained(made).session(num_inference_steps=2)
+    session.reset(np.zeros((64, 64, 3), np.uint8))
+    assert session.step("the red ball jumps").shape == (CHUNK, 64, 64, 3)
+    checkpoint = sorted((tmp_path / "run" / "checkpoints").glob("0*"))[-1]
+    adapters = export.export_adapters(checkpoint, tmp_path / "adapters")
+    assert [each.name for each in adapters.iterdir()] == ["backbone"]
