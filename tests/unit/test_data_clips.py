@@ -187,8 +187,10 @@ def test_a_text_is_described_and_imagined(counting: Path, tmp_path: Path) -> Non
 def test_a_recording_is_the_world_that_was_recorded(tmp_path: Path) -> None:
     assert recorder.main([str(tmp_path), "--num-clips", "3", "--rounds", "2", "--seed", "4"]) == 0
     assert recorder.main([str(tmp_path), "--num-clips", "0"]) == 2
-    world = open_source("world", DataConfig({"world": SourceConfig()}), MODEL)
     model = WorldModelConfig(action=ActionConfig(keys=KEYS))
+    world = open_source("world", DataConfig({"world": SourceConfig()}), model)
+    with pytest.raises(ConfigError, match=r"set model\.codec\.image_size, now 32, to 64"):
+        open_source("world", DataConfig({"world": SourceConfig()}), MODEL)
     source = open_table(tmp_path / "clips.csv", COLUMNS, model)
     assert source.size == 3
     for index in range(3):
