@@ -22,18 +22,16 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
     columns = zip(*(episode.observations for episode in batch.episodes), strict=True)
     first, *clips = [to_tensor(list(column)).to(model.unseen) for column in columns]
     contexts, targets, pixels = [], [], []
-    if first.shape[1]:
-        contexts.append(model.context(encode(model, first), first))
-    else:
-        contexts.append(model.nothing(len(first)).latents)
+    latents = encode(model, first) if first.shape[1] else model.nothing(len(first)).latents
     for before, clip in zip([first, *clips[:-1]], clips, strict=True):
-        targets.append(encode(model, clip, before))
-        contexts.append(model.context(targets[-1], clip))
+        contexts.append(model.context(latents, before) if before.shape[1] else latents)
+        latents = encode(model, clip, before)
+        targets.append(latents)
         pixels.append(model.look(before))
-    context, target = torch.stack(contexts[:-1], dim=1), torch.stack(targets, dim=1)
+    context, target = torch.stack(contexts, dim=1), torch.stack(targets, dim=1)
     changed = (target - context[:, :, -1:]).pow(2).mean(dim=3) > 0.1
-    seen = [each for each in pixels if each is not None]
-    return Rounds(context, target, changed, torch.stack(seen, dim=1) if seen else None)
+    looked = [each for each in pixels if each is not None]
+    return Rounds(context, target, changed, torch.stack(looked, dim=1) if looked else None)
 
 
 def encode_shown(model: WorldModel, batch: Batch) -> list[Observation]:

@@ -65,7 +65,8 @@ def report(name: str, overrides: list[str], as_json: bool) -> int:
     sizes: Counter[str] = Counter()
     for parameter_name, parameter in model.named_parameters():
         sizes[parameter_name.split(".")[0]] += parameter.numel()
-    needs = {(way, number): plan(config, way, number) for way in WAYS for number in NUM_GPUS}
+    kept = activations(config)
+    needs = {(way, number): plan(config, way, number, kept) for way in WAYS for number in NUM_GPUS}
     if as_json:
         rows = [{"way": way, "gpus": number, **asdict(need)} for (way, number), need in needs.items()]
         print(json.dumps({"parameters": dict(sizes), "memory_bytes": rows}, indent=2))
@@ -85,13 +86,14 @@ def report(name: str, overrides: list[str], as_json: bool) -> int:
     return 0
 
 
-def plan(config: TrainConfig, way: str, num_gpus: int, lora_rank: int = 16) -> Need:
+def plan(config: TrainConfig, way: str, num_gpus: int, kept: float, lora_rank: int = 16) -> Need:
     """Estimate the step of a joint stage with one sample a GPU and weights sharded over all GPUs.
 
     Args:
         config: The run; its last stage says how many rounds a sample has, its `activations` what is kept.
         way: `lora` (backbone and generator by low-rank additions, adapters whole) or `full` (all of both).
         num_gpus: GPUs over which FSDP shards.
+        kept: What `activations` returned for the config.
         lora_rank: Rank of the additions.
 
     Raises:
@@ -119,7 +121,7 @@ def plan(config: TrainConfig, way: str, num_gpus: int, lora_rank: int = 16) -> N
         gradients=learned / num_gpus,
         optimizer=2 * learned / num_gpus,
         gathered=0 if alone else outside + 2 * largest,  # the next layer is fetched while one computes
-        activations=activations(config),
+        activations=kept,
     )
 
 

@@ -40,23 +40,24 @@ def small(tiny: SimpleNamespace) -> TrainConfig:
 
 def test_the_count_is_that_of_the_weights(small: TrainConfig) -> None:
     model = plan.on_meta(small.model)
+    kept = plan.activations(small)
     held = sum(parameter.nbytes for parameter in model.parameters())
-    alone, shared = (plan.plan(small, "full", number) for number in (1, 8))
+    alone, shared = (plan.plan(small, "full", number, kept) for number in (1, 8))
     assert alone.weights == held
     assert (alone.gathered, shared.weights) == (0, held / 8)
     assert alone.optimizer == 2 * alone.gradients
     learned = [model.backbone, model.generator, model.action, model.adapter]
     expected = sum(p.nbytes for part in learned for p in part.parameters()) + model.queries.nbytes
     assert alone.gradients == expected
-    assert alone.activations == shared.activations > 0
+    assert alone.activations == shared.activations == kept > 0
 
 
 def test_low_rank_learns_less(small: TrainConfig) -> None:
-    low, full = plan.plan(small, "lora", 1, lora_rank=1), plan.plan(small, "full", 1)
+    low, full = plan.plan(small, "lora", 1, 0, lora_rank=1), plan.plan(small, "full", 1, 0)
     assert low.gradients < full.gradients / 2  # in large layers far less
     assert low.total < full.total
     with pytest.raises(ConfigError, match="use one of lora, full"):
-        plan.plan(small, "half", 1)
+        plan.plan(small, "half", 1, 0)
 
 
 def test_recomputing_keeps_less(small: TrainConfig) -> None:
