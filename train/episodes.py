@@ -23,13 +23,19 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
     first, *clips = [to_tensor(list(column)).to(model.unseen) for column in columns]
     contexts, targets, pixels = [], [], []
     latents = encode(model, first) if first.shape[1] else model.nothing(len(first)).latents
+    if model.codec.causal and not first.shape[1]:  # a clip that begins has fewer frames in as many latents
+        clips = [newest(clips[0], model.codec.frames_before(model.config.chunk_latents)), *clips[1:]]
     for before, clip in zip([first, *clips[:-1]], clips, strict=True):
         contexts.append(model.context(latents, before) if before.shape[1] else latents)
         latents = encode(model, clip, before)
         targets.append(latents)
         pixels.append(model.look(before))
     context, target = torch.stack(contexts, dim=1), torch.stack(targets, dim=1)
-    changed = (target - context[:, :, -1:]).pow(2).mean(dim=3) > 0.1
+    changed = (
+        (target - context[:, :, -1:]).pow(2).mean(dim=3) > 0.1
+        if context.shape[2]
+        else (torch.ones_like(target[:, :, :, 0], dtype=torch.bool))
+    )
     looked = [each for each in pixels if each is not None]
     return Rounds(context, target, changed, torch.stack(looked, dim=1) if looked else None)
 

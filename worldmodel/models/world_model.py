@@ -99,7 +99,9 @@ class WorldModel(nn.Module):
     # ---- the six verbs -------------------------------------------------------------------------------
 
     def encode_observation(self, observation: Observation) -> Vision:
-        """Turn an observation into tokens (and per-cell features)."""
+        """Turn an observation into tokens (and per-cell features); one without latents is a world unseen."""
+        if not observation.latents.shape[1]:
+            observation = replace(observation, latents=self._unseen(len(observation.latents)))
         return self.vision(observation)
 
     def encode_action(self, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
@@ -199,10 +201,18 @@ class WorldModel(nn.Module):
         return torch.cat([latents[:, :1].expand(-1, missing, -1, -1, -1), latents[:, -count:]], dim=1)
 
     def nothing(self, batch: int) -> Observation:
-        """Return the observation of a world that nobody has seen yet, from which a text can begin."""
-        unseen = self.unseen.expand(batch, self.config.context_latents, -1, -1, -1)
+        """Return the observation of a world that nobody has seen yet, from which a text can begin.
+
+        Its latents are learned; where the codec is causal there are none, and the generator makes the
+        beginning of a clip.
+        """
+        unseen = self._unseen(batch)
         size = self.config.codec.image_size
-        return Observation(unseen, self.look(unseen.new_zeros(batch, 0, 3, size, size)))
+        frames = self.look(unseen.new_zeros(batch, 0, 3, size, size))
+        return Observation(unseen[:, :0] if self.codec.causal else unseen, frames)
+
+    def _unseen(self, batch: int) -> Float[Tensor, "b s c h w"]:
+        return self.unseen.expand(batch, self.config.context_latents, -1, -1, -1)
 
     def null_condition(self, context: Float[Tensor, "b s c h w"]) -> Condition:
         """Return the condition that says nothing, from which guidance leads away."""
@@ -212,9 +222,12 @@ class WorldModel(nn.Module):
         if not self.config.condition.text:
             return condition
         assert actions is not None, "the generator reads the action's words"
+        texts = [action.text or "" for action in actions]
+        different = list(dict.fromkeys(texts))  # a text encoder can be larger than all the rest
         with torch.no_grad():
-            text = self.generator.encode_text([action.text or "" for action in actions])
-        return replace(condition, text=text)
+            text = self.generator.encode_text(different)
+        rows = [different.index(each) for each in texts]
+        return replace(condition, text=None if text is None else text[rows])
 
     @property
     def latent_shape(self) -> tuple[int, int, int, int]:

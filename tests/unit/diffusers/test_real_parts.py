@@ -25,7 +25,8 @@ from worldmodel.config import (
     WorldModelConfig,
 )
 from worldmodel.data.loader import Batch
-from worldmodel.errors import ConfigError
+from worldmodel.data.transforms import to_tensor
+from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import export, finetune, language
 from worldmodel.train.episodes import encode_rounds
@@ -230,6 +231,38 @@ def test_two_clips_that_only_their_words_tell_apart_are_learned(
         torch.nn.utils.clip_grad_norm_(moving, 1.0)
         optimizer.step()
     assert float(loss_of(model, objective, batch).detach()) < before / 10
+
+
+@pytest.mark.parametrize(("generator", "encoder"), [("wan", "siglip"), ("wan", "latents"), ("ltx", "clip")])
+def test_words_alone_begin_a_world(make: Callable[..., WorldModel], generator: str, encoder: str) -> None:
+    model = make("qwen3", encoder, generator, "prompt")
+    clip = batch_of().episodes[0].observations[1]
+    episode = Episode(WORDS[0], (clip[:0], clip), (Action(text=WORDS[0]),))
+    batch = Batch(step=0, task="imagine", indices=(0,), episodes=[episode], own=False)
+    beginning = model.codec.frames_before(model.config.chunk_latents)
+    rounds = encode_rounds(model, batch)
+    assert rounds.context.shape[2] == 0
+    assert torch.equal(rounds.target[:, 0], model.codec.encode(to_tensor([clip[-beginning:]])))
+    assert rounds.changed.all()
+    loss = loss_of(model, OBJECTIVES["generator"](model), batch)
+    loss.backward()
+    assert torch.isfinite(loss)
+
+    session = model.eval().session(num_inference_steps=2, guidance_scale=2.0)
+    begun = session.reset(text=WORDS[0])
+    assert begun.shape == (beginning, SIZE, SIZE, 3)
+    assert session.step(WORDS[1]).shape == (CHUNK, SIZE, SIZE, 3)
+    other = model.session(num_inference_steps=2, guidance_scale=2.0)
+    assert not np.array_equal(other.reset(text=WORDS[1]), begun)
+
+
+@pytest.mark.parametrize("generator", ["wan-i2v", "cog-i2v"])
+def test_a_generator_that_wants_a_picture_does_not_begin_with_words(
+    make: Callable[..., WorldModel], generator: str
+) -> None:
+    session = make("qwen3", "siglip", generator, "prompt").session(num_inference_steps=2)
+    with pytest.raises(InputError, match="start from an image"):
+        session.reset(text=WORDS[0])
 
 
 def test_a_generator_without_an_image_path_says_so(make: Callable[..., WorldModel]) -> None:

@@ -111,6 +111,8 @@ class CogVideoXGenerator(DiffusersGenerator):
 
     def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
         """Prepare the added channels, and noise for the noisy places of the context."""
+        if self.transformer.config.in_channels != self.transformer.config.out_channels:
+            self.must_see(context)
         # Those places hold what is known of them, at the level of each step.
         return [(self.added_channels(context), context, fixed_noise(context))]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from worldmodel.config import WorldModelConfig
-from worldmodel.errors import ConfigError, ModelError
+from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models import pretrained
 from worldmodel.models.codec import VideoCodec
 from worldmodel.models.condition import Condition
@@ -214,6 +214,18 @@ class DiffusersGenerator(VideoGenerator):
         prediction = self(noisy, timestep, condition, self.start(context, condition)).to(clean.dtype)
         error = (prediction - self.path.target(clean, noise, timestep)).pow(2).mean(dim=2)
         return Taught(error, self.path.clean(noisy, prediction, timestep))
+
+    def must_see(self, context: Float[Tensor, "b s c h w"]) -> None:
+        """Refuse to begin a clip, for models that go on from a picture.
+
+        Raises:
+            InputError: there is no context.
+        """
+        if not context.shape[1]:
+            raise InputError(
+                "This world's generator goes on from a picture and cannot begin with words alone; start from "
+                "an image or a video, and train it without the task imagine."
+            )
 
     def states(self, condition: Condition) -> Tensor | None:
         """Return what the stream reads, if there is one."""

@@ -97,6 +97,7 @@ class WanGenerator(DiffusersGenerator):
         """Prepare the context: itself, or the added channels."""
         if not self.concatenates:
             return [(context,)]
+        self.must_see(context)
         # The noisy places of context frames hold what is known of them, at the level of each step.
         return [(self.added_channels(context, self._grey(context)), context, fixed_noise(context))]
 
