@@ -79,7 +79,7 @@ class WorldService:
         self.worlds: dict[str, World] = {}
         self.max_rounds, self.max_snapshots = max_rounds, max_snapshots
         self._condition = Batcher(self.compute, self._conditions)
-        self._decode = Batcher(self.compute, self._frames)
+        self._advance = Batcher(self.compute, self._advanced)
 
     async def start(
         self,
@@ -172,11 +172,16 @@ class WorldService:
         noise = noise_of_round(settings.seed, index, self.model.latent_shape)[None].to(context)
         return await self.denoiser.denoise(condition, context, noise, *how, on_progress), None
 
-    async def frames(
-        self, latents: Float[Tensor, "1 t c h w"], context: Float[Tensor, "1 s c h w"]
-    ) -> np.ndarray:
-        """Decode latents that follow a context to uint8 frames `[t, h, w, 3]`."""
-        return await self._decode((latents, context))
+    async def advance(
+        self,
+        now: Snapshot,
+        action: Action,
+        history: History,
+        latents: Float[Tensor, "1 t c h w"],
+        trail: Trail[Condition] | None,
+    ) -> Snapshot:
+        """Decode the latents of a round and return the moment after it."""
+        return await self._advance((now, action, history, latents, trail))
 
     async def read(self, observation: Observation, asked: str, adapter: str | None) -> str:
         """Say something about an observation."""
@@ -202,9 +207,15 @@ class WorldService:
         states, contexts, actions = zip(*rows, strict=True)
         return unstack(self.model.condition(torch.cat(states), torch.cat(contexts), actions))
 
-    def _frames(self, rows: Sequence[tuple[Tensor, Tensor]]) -> list[np.ndarray]:
-        latents, contexts = zip(*rows, strict=True)
-        return [to_frames(clip) for clip in self.model.decode(torch.cat(latents), torch.cat(contexts))]
+    def _advanced(
+        self, rows: Sequence[tuple[Snapshot, Action, History, Tensor, Trail[Condition] | None]]
+    ) -> list[Snapshot]:
+        latents, contexts = torch.cat([row[3] for row in rows]), torch.cat([row[0].context for row in rows])
+        clips = [to_frames(clip) for clip in self.model.decode(latents, contexts)]
+        return [
+            advance(self.model, now, action, history, made, frames, trail)
+            for (now, action, history, made, trail), frames in zip(rows, clips, strict=True)
+        ]
 
 
 class World:
@@ -257,12 +268,10 @@ class World:
             latents, trail = await service.generate(
                 self.settings, history, now.context, act, now.round, on_progress, now.trail
             )
-            frames = await service.frames(latents, now.context)
-            made = (latents, frames, trail)
-            after = await service.compute.run(advance, service.model, now, act, history, *made)
+            after = await service.advance(now, act, history, latents, trail)
             # What was shown is the client's to keep: a world holds what the model can look back on.
             self._now = replace(after, clips=after.clips[-2:], actions=())
-            return frames
+            return self.last_frames
 
     async def reset(self, frames: np.ndarray | None = None, *, text: str | None = None) -> np.ndarray:
         """Start anew under the same name; returns the first observation.
