@@ -21,6 +21,7 @@ from pathlib import Path
 import av
 import numpy as np
 from av.container import InputContainer
+from av.video.reformatter import VideoReformatter
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
@@ -250,7 +251,8 @@ def _decode_clip(
         )
     with _opened(name, data, kind) as container:
         shown = _shown(_decode_video(name, container, kind in SEEKABLE, start_s), fps, start_s)
-        frames = [_square(_picture(frame), size) for frame in itertools.islice(shown, max_frames)]
+        convert = VideoReformatter()  # of all frames: to set one up costs far more than it then takes
+        frames = [_square(_picture(frame, convert), size) for frame in itertools.islice(shown, max_frames)]
     if not frames:
         where = f" from {start_s:g} s on" if start_s else ""
         raise InputError(f"{name} holds no decodable frame{where}; export it again as MP4 (H.264).")
@@ -333,8 +335,9 @@ def _shown(
         count += 1
 
 
-def _picture(frame: av.VideoFrame) -> Image.Image:
-    image = frame.to_image()
+def _picture(frame: av.VideoFrame, convert: VideoReformatter) -> Image.Image:
+    # One thread: by default it starts one for every core, whatever the frame's size.
+    image = Image.fromarray(convert.reformat(frame, format="rgb24", threads=1).to_ndarray())
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image
 
 
