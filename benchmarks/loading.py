@@ -109,7 +109,7 @@ def ours(config: SourceConfig, folder: Path, num_workers: int, state: Any) -> Op
     """Load with this package."""
     stage = StageConfig(steps=len(clips(folder)) // BATCH, batch_size=BATCH, rounds=2, tasks={"rounds": 1.0})
     data = DataConfig({"clips": config}, num_workers=num_workers, window=WINDOW)
-    stream = loader.batches(data, MODEL, stage, seed=0, first_step=state["step"] if state else 0)
+    stream = loader.batches(data, MODEL, stage, seed=0, **(state or {}))
     names = ([one.name for batch in batches for one in batch.episodes] for batches in stream)
     return names, stream.state
 

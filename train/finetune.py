@@ -102,18 +102,22 @@ def run_stage(
 ) -> bool:
     """Train one stage, from its start or from `newest` if that is its own; False if asked to stop."""
     stage, run = config.stages[name], Path(config.run_dir)
-    learner, done = Learner.start(config, name, mesh, newest)
+    learner, at = Learner.start(config, name, mesh, newest)
+    done = at.step
     log = RunLog(run, name, stage.steps, done, mesh.first, config.log_every)
     for line in facts.describe(learner.root, stage, mesh):
         log.say(line)
     prepared: list[Prepared] = []
-    stream = loader.batches(config.data, config.model, stage, config.seed, done, mesh.dp_rank, mesh.dp_size)
+    stream = loader.batches(
+        config.data, config.model, stage, config.seed, done, mesh.dp_rank, mesh.dp_size, at.bad
+    )
     with stream, Watchdog(config.hang_timeout_s) as watchdog:
         stalled, stragglers = 0.0, Stragglers()
         for batches in stream:
             watchdog.beat(f"step {done}")
             began = time.process_time()
-            outcome = learner.step(batches, stop.asked)
+            outcome = learner.step(batches, stop.asked, stream.left_out)
+            stream.hear(outcome.bad)
             for rank, slowdown in stragglers.step(time.process_time() - began).items():
                 log.say(
                     f"  process {rank} computes {slowdown:.2f} times as long as others: see to its machine"
@@ -124,12 +128,12 @@ def run_stage(
             if config.sample_every and done % config.sample_every == 0:
                 show(learner, batches, log, done)
             if done < stage.steps and (outcome.stop or done % config.checkpoint_every == 0):
-                learner.save(checkpoints, done)
+                learner.save(checkpoints, done, stream.bad)
             if outcome.stop and done < stage.steps:
                 log.close()
                 return False
     learner.finish(prepared)
-    learner.save(checkpoints, stage.steps, ended=True)
+    learner.save(checkpoints, stage.steps, stream.bad, ended=True)
     log.say(f"  at most {facts.peak_memory(mesh.device)} of memory were needed")
     log.close()
     return not stop.asked

@@ -11,10 +11,12 @@ import statistics
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,6 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
+from worldmodel.types import Episode
 
 HUNG = 75
 """Exit code of a process that the watchdog ended."""
@@ -148,6 +151,56 @@ def slowdowns(seconds: Sequence[float]) -> list[float]:
     return [each / usual if usual else 1.0 for each in seconds]
 
 
+def check_same(batches: Sequence[Batch], left_out: Sequence[tuple[str, str]], mesh: Mesh) -> None:
+    """Refuse a step for which processes that share sequences have read different samples.
+
+    Each of them reads for itself, in an order that is the same for all. A clip that one alone cannot read is
+    replaced there alone, and parts of different clips would be taken for one.
+
+    Args:
+        batches: What this process read for the step.
+        left_out: Source of each clip that it could not use for it, and why.
+        mesh: All processes.
+
+    Raises:
+        ConfigError: a sample differs; the sentence is the same on all processes that share it, and says what
+            each of them has in its place and could not read.
+    """
+    group = mesh.sequence
+    if group.size == 1:
+        return
+    samples = {
+        index: f"{episode.name}, checksum {checksum(episode):08x}"
+        for batch in batches
+        for index, episode in zip(batch.indices, batch.episodes, strict=True)
+    }
+    if len(set(_gathered(zlib.crc32(repr(samples).encode()), group.group))) == 1:
+        return
+    found = [(mesh.rank, samples, [reason for _, reason in left_out])] * group.size
+    dist.all_gather_object(found, found[0], group=group.group)
+    everyones = [theirs for _, theirs, _ in found]
+    indices = sorted(set().union(*everyones))
+    differs = next(i for i in indices if len({theirs.get(i) for theirs in everyones}) > 1)
+    told = [
+        f"process {rank}: {theirs.get(differs, 'nothing')}" + f", as it left out {'; '.join(why)}" * bool(why)
+        for rank, theirs, why in found
+    ]
+    raise ConfigError(
+        f"Sample {differs} of the stage differs between processes that share sequences ({' | '.join(told)}); "
+        "see that all of them can read the same files, and start again."
+    )
+
+
+def checksum(episode: Episode) -> int:
+    """Return a number that tells episodes apart: all that is said and shown in one goes into it."""
+    clips = [*episode.observations, *(episode.labels or {}).values()]
+    said = (episode.name, episode.actions, episode.prompt, episode.answer, [clip.shape for clip in clips])
+    number = zlib.crc32(repr(said).encode())
+    for clip in clips:
+        number = zlib.crc32(np.ascontiguousarray(clip).tobytes(), number)
+    return number
+
+
 def check_finite(
     norm: Tensor,
     stage: str,
@@ -186,12 +239,12 @@ def check_finite(
     )
 
 
-def _gathered(value: float) -> list[float]:
-    """Return every process's value."""
+def _gathered(value: float, group: dist.ProcessGroup | None = None) -> list[float]:
+    """Return the value of every process of a group, by default of all."""
     if not dist.is_initialized():
         return [value]
-    values = torch.empty(dist.get_world_size(), dtype=torch.float64)
-    dist.all_gather_into_tensor(values, torch.tensor([value], dtype=torch.float64))
+    values = torch.empty(dist.get_world_size(group), dtype=torch.float64)
+    dist.all_gather_into_tensor(values, torch.tensor([value], dtype=torch.float64), group=group)
     return values.tolist()
 
 

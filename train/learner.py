@@ -1,7 +1,8 @@
 """What moves in a stage, and one step of it: the same step on any mesh."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from worldmodel.train.checkpoint import (
     optimizer_state,
 )
 from worldmodel.train.distributed import Root
-from worldmodel.train.guards import check_finite
+from worldmodel.train.guards import check_finite, check_same
 from worldmodel.train.language import build_tokenizer
 from worldmodel.train.stages import OBJECTIVES
 from worldmodel.train.storage import State
@@ -43,6 +44,8 @@ class Progress:
     train: dict[str, Any]
     """The stage's `train`, from which the additions of LoRA are made again."""
     seed: int
+    bad: dict[str, int] = field(default_factory=dict)
+    """Clips of the stage that could not be used so far, by source."""
 
     @classmethod
     def of(cls, checkpoint: Path | None) -> "Progress | None":
@@ -58,6 +61,8 @@ class Outcome:
     amounts: dict[str, float]
     stop: bool
     """Whether some process was asked to stop."""
+    bad: dict[str, int]
+    """Clips that could not be used in the step, by source."""
     prepared: list[Prepared]
 
 
@@ -78,8 +83,10 @@ class Learner:
         return self.config.stages[self.name]
 
     @classmethod
-    def start(cls, config: TrainConfig, name: str, mesh: Mesh, newest: Path | None) -> tuple["Learner", int]:
-        """Begin a stage, or go on where its newest checkpoint stands; returns how many steps are done."""
+    def start(
+        cls, config: TrainConfig, name: str, mesh: Mesh, newest: Path | None
+    ) -> tuple["Learner", Progress]:
+        """Begin a stage, or go on where its newest checkpoint stands; returns what is done of it."""
         at, stage = Progress.of(newest), config.stages[name]
         resumed = at is not None and at.stage == name
         model = start_model(config, None if resumed else newest)
@@ -91,7 +98,7 @@ class Learner:
         average = optim.Average(root.model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
         learner = cls(config, name, mesh, root, optim.build(root, stage), average)
         if not resumed:
-            return learner, 0
+            return learner, Progress(name, 0, False, {}, config.seed)
         assert newest and at
         if at.step >= stage.steps:
             raise ConfigError(
@@ -99,12 +106,12 @@ class Learner:
             )
         load(newest, learner._weights())
         load_optimizer_state(newest, learner.optimizers, root)
-        return learner, at.step
+        return learner, at
 
-    def save(self, checkpoints: Checkpoints, step: int, ended: bool = False) -> None:
+    def save(self, checkpoints: Checkpoints, step: int, bad: dict[str, int], ended: bool = False) -> None:
         """Write a checkpoint in the background; of the end of a stage, only the model."""
         train = {name: vars(how) for name, how in self.stage.train.items()}
-        progress = Progress(self.name, step, ended, train, self.config.seed)
+        progress = Progress(self.name, step, ended, train, self.config.seed, bad)
         state = module_state(self.root.model, "model")
         if not ended:
             state = self._weights() | optimizer_state(self.optimizers, self.root)
@@ -115,16 +122,23 @@ class Learner:
         averages = self.average.weights if self.average else {}
         return state | {f"ema.{name}": tensor for name, tensor in averages.items()}
 
-    def step(self, batches: Sequence[Batch], stop: bool) -> Outcome:
+    def step(self, batches: Sequence[Batch], stop: bool, left_out: Sequence[tuple[str, str]] = ()) -> Outcome:
         """Do one step on this process's microbatches of it.
 
+        Args:
+            batches: The same on processes that share sequences.
+            stop: Whether this process was asked to stop.
+            left_out: Source of each clip that could not be used in the step, and why.
+
         Raises:
-            ConfigError: the gradient is not finite; no weight has moved then, on any process.
+            ConfigError: processes that share sequences have other batches, or the gradient is not finite; no
+                weight has moved then, on any process.
         """
         step = batches[0].step
+        check_same(batches, left_out, self.mesh)
         optim.set_rates(self.optimizers, self.stage, step)
         prepared = self.prepare(batches)
-        totals, most, stop = self._agree(prepared, stop)
+        totals, most, bad, stop = self._agree(prepared, Counter(source for source, _ in left_out), stop)
         sums: Sums = {}
         losses = []
         for index in range(most):
@@ -146,7 +160,7 @@ class Learner:
             optimizer.zero_grad(set_to_none=True)
         if self.average:
             self.average.update(step)
-        return Outcome(*self._report(prepared, sums, totals, float(norm)), stop, prepared)
+        return Outcome(*self._report(prepared, sums, totals, float(norm)), stop, bad, prepared)
 
     def prepare(self, batches: Sequence[Batch]) -> list[Prepared]:
         """Run the frozen parts over microbatches."""
@@ -174,22 +188,22 @@ class Learner:
         with torch.no_grad():
             self.root(lambda: self.root.objective.finish(self.root.model, prepared, self.mesh.sum))
 
-    def _agree(self, prepared: Sequence[Prepared], stop: bool) -> tuple[dict[str, float], int, bool]:
-        """Add up the counts of all processes; also the most microbatches of any, and whether to stop."""
-        names = sorted(prepared[0].counts)
-        mesh, counted = self.mesh, self.mesh.sequence.rank == 0
-        vector = torch.zeros(len(names) + mesh.dp_size + 1, dtype=torch.float64)
-        if counted:  # processes that share a sequence hold the same counts
-            vector[: len(names)] = torch.tensor(
-                [sum(each.counts[name] for each in prepared) for name in names]
-            )
-            vector[len(names) + mesh.dp_rank] = len(prepared)
-        vector[-1] = float(stop)
-        vector = vector.to(mesh.device)
+    def _agree(
+        self, prepared: Sequence[Prepared], bad: Counter[str], stop: bool
+    ) -> tuple[dict[str, float], int, dict[str, int], bool]:
+        """Add up counts and bad clips of all processes; tell the most microbatches of any, and if to stop."""
+        mesh, names, sources = self.mesh, sorted(prepared[0].counts), sorted(self.config.data.sources)
+        counts = [sum(each.counts[name] for each in prepared) for name in names]
+        microbatches = [len(prepared) * (rank == mesh.dp_rank) for rank in range(mesh.dp_size)]
+        own = [*counts, *(bad[source] for source in sources), *microbatches, stop]
+        vector = torch.tensor(own, dtype=torch.float64, device=mesh.device)
+        if mesh.sequence.rank:  # processes that share a sequence hold the same counts
+            vector[:-1] = 0
         dist.all_reduce(vector)
         values = vector.tolist()
-        totals = dict(zip(names, values, strict=False))
-        return totals, int(max(values[len(names) : -1])), values[-1] > 0
+        totals, rest = dict(zip(names, values, strict=False)), values[len(names) :]
+        left_out = {source: int(count) for source, count in zip(sources, rest, strict=False) if count}
+        return totals, int(max(rest[len(sources) : -1])), left_out, rest[-1] > 0
 
     def _loss(self, sums: Sums, totals: dict[str, float]) -> Tensor:
         """Weigh the terms, each divided by its count over all processes."""

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -90,8 +92,8 @@ class NumberedRecipe:
         return Episode(f"{index}", (clip[:1], *[clip] * rounds), (Action(),) * rounds)
 
 
-def stream(source: Numbered, stage: StageConfig, **more: int) -> Stream:
-    config = DataConfig({"numbers": SourceConfig()}, window=8, max_bad_fraction=1.0)
+def stream(source: Numbered, stage: StageConfig, max_bad_fraction: float = 1.0, **more: Any) -> Stream:
+    config = DataConfig({"numbers": SourceConfig()}, window=8, max_bad_fraction=max_bad_fraction)
     return Stream({"numbers": source}, config, stage, 0, **more)
 
 
@@ -170,8 +172,8 @@ def test_the_state_is_where_to_go_on(mixed: DataConfig) -> None:
         next(made)
         next(made)
         state = made.state()
-    assert state == {"step": 2}
-    assert names(mixed, first=state["step"]) == whole[2:]
+    assert state == {"first_step": 2, "bad": {}}
+    assert names(mixed, first=state["first_step"]) == whole[2:]
     assert names(mixed, first=5) == []
 
 
@@ -229,7 +231,7 @@ def test_too_many_bad_clips_end_the_run(recorded: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"3 of \d+ clips.*data.sources.mine.*max_bad_fraction"):
         names(config, EPOCH)
     assert len(names(dataclasses.replace(config, max_bad_fraction=0.1), EPOCH)) == 6
-    with pytest.raises(ConfigError, match="1 of"):
+    with pytest.raises(ConfigError, match="2 of 10 clips"):
         names(dataclasses.replace(config, max_bad_fraction=0.0, num_workers=1), EPOCH)
 
 
@@ -238,6 +240,50 @@ def test_a_source_of_bad_clips_only_ends_the_run() -> None:
     with pytest.raises(ConfigError, match=r"20 clips in a row of data.sources.numbers.*is bad"):
         list(made)
     assert list(made) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sets(st.integers(0, 39), max_size=6),
+    st.floats(0, 0.3),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+)
+def test_bad_clips_are_counted_over_all_ranks_and_starts(
+    bad: set[int], max_bad_fraction: float, starts: list[int]
+) -> None:
+    stage = StageConfig(steps=12, batch_size=5, tasks={"rounds": 1})
+    source = Numbered(bad=frozenset(bad))
+
+    def go_on(state: dict[str, Any], steps: int, dp_size: int) -> tuple[dict[str, Any], str]:
+        """Go on from a state for some steps on some ranks; returns where they stand, and the end's reason."""
+        ranks = [
+            stream(source, stage, max_bad_fraction, dp_rank=rank, dp_size=dp_size, **state)
+            for rank in range(dp_size)
+        ]
+        try:
+            for _ in range(min(steps, stage.steps - ranks[0].step)):
+                for rank in ranks:
+                    next(rank)
+                met = Counter(name for rank in ranks for name, _ in rank.left_out)
+                for rank in ranks:
+                    rank.hear(met)
+        except ConfigError as error:
+            return state, str(error)
+        assert all(rank.state() == ranks[0].state() for rank in ranks)
+        return ranks[0].state(), ""
+
+    with mock.patch.object(loader, "GRACE", 10):
+        straight, state, told = go_on({}, 12, 1), {}, ""
+        for dp_size in starts:
+            state, told = go_on(state, 4, dp_size) if not told else (state, told)
+        if not told:
+            state, told = go_on(state, 12, 1)
+    assert bool(told) == bool(straight[1])
+    if not told:
+        assert state == straight[0]
+        assert state["bad"].keys() <= {"numbers"}
+    if set(starts) == {1}:
+        assert told == straight[1]
 
 
 def endless(num_workers: int = 2, timeout_s: float = 60.0) -> Stream:
@@ -356,7 +402,7 @@ def test_only_a_few_batches_are_ready_ahead() -> None:
             asked = source.asked
             time.sleep(1.5)
     # What was taken, what waits, what is being put together; and what torchdata keeps on the way to workers.
-    assert asked <= stage.batch_size * (1 + 3 + 1) + 2 * 2 + 2
+    assert asked <= stage.batch_size * (1 + 3 + 1) + 2 * (2 * 2) + 2
 
 
 CHILD = """

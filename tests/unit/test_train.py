@@ -148,11 +148,11 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
     step = Learner.step
 
-    def asked(self: Learner, batches: list[Batch], stop: bool) -> Outcome:
+    def asked(self: Learner, batches: list[Batch], stop: bool, left_out: list[tuple[str, str]]) -> Outcome:
         if batches[0].step == 2:  # the signal arrives while the third step is running
             signal.raise_signal(signal.SIGTERM)
             stop = True
-        return step(self, batches, stop)
+        return step(self, batches, stop, left_out)
 
     halves = dataclasses.replace(run_config, run_dir=str(tmp_path / "halves"))
     with monkeypatch.context() as patch:

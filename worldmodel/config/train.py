@@ -107,7 +107,7 @@ class DataConfig:
     window: int = 1024
     """Clips of a source that are shuffled among each other; larger mixes better and seeks more."""
     max_bad_fraction: float = 0.01
-    """Share of clips that may be unreadable (each is named in the log and replaced) before the run fails."""
+    """Share of a stage's clips that may be unreadable (each is named and replaced) before the run fails."""
     timeout_s: float = 300.0
     """Longest wait for a batch before the run fails instead of hanging."""
 

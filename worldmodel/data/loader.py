@@ -1,6 +1,7 @@
 """Streams of training batches: the same in every run, on any number of processes, from any step on.
 
-The order is a function of (seed, step) (see order.py), so the state of a stream is one number. Episodes are
+The order is a function of (seed, step) (see order.py), so the state of a stream is that step, and how many
+clips could not be used before it. Episodes are
 read beside the training by processes that can be lost without a hang (see worker.py): decoding in threads
 would slow the training's own Python, and the procedural world is Python itself (benchmarks/loading.py).
 This is the only file that imports torchdata; its nodes carry the pipeline
@@ -12,7 +13,7 @@ import logging
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,7 @@ class Stream:
     Args:
         first_step: where to start.
         dp_rank: which part of every step is this rank's, of `dp_size`.
+        bad: how many clips could not be used before that step, by source.
 
     Raises:
         ConfigError: more clips are bad than `data.max_bad_fraction` allows, or a worker was killed or hangs.
@@ -108,6 +110,7 @@ class Stream:
         first_step: int = 0,
         dp_rank: int = 0,
         dp_size: int = 1,
+        bad: Mapping[str, int] | None = None,
     ) -> None:
         self.sources, self.config, self.stage, self.seed = sources, config, stage, seed
         self.dp_rank, self.dp_size = dp_rank, dp_size
@@ -117,9 +120,10 @@ class Stream:
         self.step = first_step
         self.asking = ""
         """The source that was last asked for a clip."""
-        self.read = 0
-        self.bad: Counter[str] = Counter()
-        """Unreadable clips met so far, by source."""
+        self.bad = Counter(bad or {})
+        """Clips of the stage that could not be used so far, by source: of this rank and what `hear` told."""
+        self.left_out: list[tuple[str, str]] = []
+        """Source of each clip that this rank could not use in the newest step, and why."""
         self.named: set[str] = set()
         self.stall_s = 0.0
         """Seconds that the caller has waited for batches."""
@@ -133,7 +137,7 @@ class Stream:
         if not self.workers:
             return Steps(Mapper(requests, lambda asked: self._answered(asked, answer)))
         idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in self.workers:
+        for worker in self.workers * 2:  # one episode is made, and the next already asked for
             idle.put(worker)
 
         def ask(asked: Asked) -> Asked:
@@ -143,7 +147,7 @@ class Stream:
             finally:
                 idle.put(worker)
 
-        asking = ParallelMapper(requests, ask, num_workers=len(self.workers), method="thread", in_order=True)
+        asking = ParallelMapper(requests, ask, num_workers=idle.qsize(), method="thread", in_order=True)
         return Prefetcher(Steps(asking), prefetch_factor=config.prefetch)
 
     def _samples(self, first_step: int) -> Iterator[Asked]:
@@ -212,31 +216,44 @@ class Stream:
         try:
             step = next(self._node)
             self.stall_s += time.perf_counter() - began
-            self._judge(step)
+            self.step += 1
+            self._check(step)
         except BaseException:
             self.close()
             raise
-        self.step += 1
         return self._batches(step)
 
-    def _judge(self, step: list[Asked]) -> None:
-        """Count and name bad clips; raise what must end the run."""
+    def _check(self, step: list[Asked]) -> None:
+        """Count and name this rank's bad clips of a step; raise what must end the run."""
+        self.left_out = [(each.sample.source, why) for each in step if each.sample for why in each.bad]
+        for source, reason in self.left_out:
+            if reason not in self.named:
+                log.warning("A clip of %s is left out: %s", source, reason)
+            self.named.add(reason)
+        self.bad.update(source for source, _ in self.left_out)
+        self._judge()
         for asked in step:
-            for reason in asked.bad:
-                assert asked.sample is not None
-                self.bad[asked.sample.source] += 1
-                if reason not in self.named:
-                    log.warning("A clip of %s is left out: %s", asked.sample.source, reason)
-                self.named.add(reason)
-            self.read += asked.sample is not None
-            if self.bad.total() > self.config.max_bad_fraction * max(self.read, GRACE):
-                source, count = self.bad.most_common(1)[0]
-                raise ConfigError(
-                    f"{self.bad.total()} of {self.read} clips cannot be used, {count} of them of "
-                    f"data.sources.{source} (the log names each); mend them or raise data.max_bad_fraction."
-                )
             if isinstance(asked.result, Failure):
                 raise asked.result.error
+
+    def hear(self, bad: Mapping[str, int]) -> None:
+        """Count the clips that all ranks together could not use in the newest step, instead of this rank's.
+
+        Raises:
+            ConfigError: they are too many, over all ranks and since the stage began.
+        """
+        self.bad = self.bad - Counter(source for source, _ in self.left_out) + Counter(bad)
+        self._judge()
+
+    def _judge(self) -> None:
+        """Refuse more bad clips than the run may have."""
+        read = self.step * self.stage.batch_size
+        if self.bad.total() > self.config.max_bad_fraction * max(read, GRACE):
+            source, count = self.bad.most_common(1)[0]
+            raise ConfigError(
+                f"{self.bad.total()} of {read} clips cannot be used, {count} of them of "
+                f"data.sources.{source} (the log names each); mend them or raise data.max_bad_fraction."
+            )
 
     def _batches(self, step: list[Asked]) -> list[Batch]:
         """Put episodes of one shape together, at most `microbatch_size` of them.
@@ -260,9 +277,9 @@ class Stream:
                 batches.append(Batch(number, task, indices, list(episodes), own))
         return batches
 
-    def state(self) -> dict[str, int]:
-        """Return where the stream stands: `first_step` of a stream that goes on from here."""
-        return {"step": self.step}
+    def state(self) -> dict[str, Any]:
+        """Return where the stream stands: arguments of one that goes on from here."""
+        return {"first_step": self.step, "bad": dict(self.bad)}
 
     def close(self) -> None:
         """End the workers; the stream is over."""
@@ -287,6 +304,7 @@ def batches(
     first_step: int = 0,
     dp_rank: int = 0,
     dp_size: int = 1,
+    bad: Mapping[str, int] | None = None,
 ) -> Stream:
     """Stream one stage's batches from `first_step` on, for one of `dp_size` ranks that share every step.
 
@@ -295,4 +313,4 @@ def batches(
     Raises:
         ConfigError: a setting, a source or a task is wrong.
     """
-    return Stream(open_sources(config, model), config, stage, seed, first_step, dp_rank, dp_size)
+    return Stream(open_sources(config, model), config, stage, seed, first_step, dp_rank, dp_size, bad)

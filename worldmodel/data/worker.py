@@ -88,16 +88,22 @@ class Worker:
                 env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         self.pipe: Connection = Connection(here.detach())
+        self.sending, self.receiving = threading.Lock(), threading.Lock()
 
     def ask(self, request: Request) -> Answer:
-        """Have an episode made.
+        """Have an episode made; a second thread may ask meanwhile, so that the process never lacks work.
 
         Returns a `Failure` when the process was killed or does not answer in time: the caller then ends.
         """
         name = request.recipe.name
         try:
-            self.pipe.send(request)
-            return self.pipe.recv()
+            with self.sending:
+                self.pipe.send(request)
+                self.receiving.acquire()  # in the order of the requests, as the answers come
+            try:
+                return self.pipe.recv()
+            finally:
+                self.receiving.release()
         except BlockingIOError:
             return Failure(
                 ConfigError(
