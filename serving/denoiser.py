@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from worldmodel.diffusion.sampler import Solver
 from worldmodel.models.condition import Condition, stack
-from worldmodel.models.generator import Past, Solver
+from worldmodel.models.generator import Past
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.compute import Compute
 

@@ -1,6 +1,7 @@
 """Solvers from noise to data."""
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,6 +12,26 @@ from worldmodel.diffusion.schedule import sampling_sigmas
 def expand(sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t 1 1 1"]:
     """Give per-frame noise levels the axes of latents."""
     return sigma[:, :, None, None, None]
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """The way of one chunk from noise to data; it may remember earlier steps, so every chunk has its own."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps from noise to data."""
+        ...
+
+    def level(self, step: int) -> float:
+        """Return the noise level that the generator is told at a step."""
+        ...
+
+    def step(
+        self, step: int, prediction: Float[Tensor, "b t c h w"], latents: Float[Tensor, "b t c h w"]
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return the latents after a step, given what the generator predicted at its level."""
+        ...
 
 
 @dataclass(frozen=True)

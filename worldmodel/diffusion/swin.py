@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from worldmodel.diffusion.loss import add_noise
+from worldmodel.diffusion.sampler import Solver
 from worldmodel.errors import ConfigError
 
 CONDITION_SIGMA = 0.055
@@ -33,24 +34,6 @@ CONDITION_SIGMA = 0.055
 C = TypeVar("C")
 """What a generator is conditioned on; nothing here looks into it."""
 Taken = TypeVar("Taken", contravariant=True)
-
-
-@runtime_checkable
-class Steps(Protocol):
-    """A solver of one chunk's way from noise to data (see models/generator.py)."""
-
-    @property
-    def num_steps(self) -> int:
-        """Steps from noise to data."""
-        ...
-
-    def level(self, step: int) -> float:
-        """Return the noise level that the generator is told at a step."""
-        ...
-
-    def step(self, step: int, prediction: Tensor, latents: Tensor) -> Tensor:
-        """Return the latents after a step."""
-        ...
 
 
 @runtime_checkable
@@ -106,7 +89,7 @@ def renoise(
 
 def advance(
     generator: Chunkwise[C],
-    solver: Steps,
+    solver: Solver,
     conditions: Sequence[C],
     context: Float[Tensor, "b s c h w"],
     noise: Float[Tensor, "b t c h w"],

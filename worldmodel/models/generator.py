@@ -3,37 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from worldmodel.diffusion.sampler import Solver
 from worldmodel.errors import ConfigError
 from worldmodel.models.condition import Condition
 from worldmodel.parallel.mesh import SequenceGroup
 
 Past = list[tuple[Tensor, ...]]
 """What a generator keeps of the context frames of a chunk; the batch is the first axis of every tensor."""
-
-
-@runtime_checkable
-class Solver(Protocol):
-    """The way of one chunk from noise to data; it may remember earlier steps, so every chunk has its own."""
-
-    @property
-    def num_steps(self) -> int:
-        """Steps from noise to data."""
-        ...
-
-    def level(self, step: int) -> float:
-        """Return the noise level that the generator is told at a step."""
-        ...
-
-    def step(
-        self, step: int, prediction: Float[Tensor, "b t c h w"], latents: Float[Tensor, "b t c h w"]
-    ) -> Float[Tensor, "b t c h w"]:
-        """Return the latents after a step, given what the generator predicted at its level."""
-        ...
 
 
 @dataclass(frozen=True)
