@@ -73,8 +73,11 @@ def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
     """Move a root to its device and shard it over the mesh, in place."""
     root.to(mesh.device)
     root.model.backbone.sequence = mesh.sequence
-    if mesh.sequence.size > 1 and not root.model.config.generator.is_ours:
-        raise ConfigError("mesh.sp and mesh.cp share our own generator's clips alone; set both to 1.")
+    model = root.model.config
+    if mesh.sequence.size > 1 and not (model.generator.is_ours and model.sampler == "chunk"):
+        raise ConfigError(
+            "mesh.sp and mesh.cp share clips of our own generator under sampler: chunk alone; set both to 1."
+        )
     root.model.generator.sequence = mesh.sequence
     for layer in layers(root.model):
         if config.activations != "keep":

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from worldmodel.data.loader import Batch
+from worldmodel.diffusion import swin
 from worldmodel.diffusion.schedule import training_sigmas
 from worldmodel.errors import ConfigError
 from worldmodel.models.condition import choose
@@ -59,17 +60,27 @@ class GeneratorObjective(StateObjective):
         return sums
 
     def flow(self, model: WorldModel, prepared: Prepared, prediction: Prediction) -> Taught:
-        """Teach the generator all rounds, each at noise levels of its own."""
+        """Teach the generator all rounds, each at noise levels of its own, or in windows of two."""
         rounds, chance = prepared.content, prepared.chance
         target, context = rounds.target.flatten(0, 1), prediction.context.flatten(0, 1)
         _, num_rounds, frames = rounds.target.shape[:3]
-        keep = chance.uniform(num_rounds).flatten() >= model.config.generator.condition_dropout
-        condition = choose(keep, prediction.condition, model.null_condition(context))
-        sigma = training_sigmas(
-            chance.normal(num_rounds, frames).flatten(0, 1), chance.uniform(num_rounds, 2).flatten(0, 1)
-        )
+        keep = chance.uniform(num_rounds) >= model.config.generator.condition_dropout
+        behind = None
+        if model.config.sampler == "swin":
+            keep = keep[:, :1].expand_as(keep)  # guidance, too, follows a trail under the empty condition
+            place, after = swin.window_places(chance.uniform(num_rounds))
+            sigma = model.generator.sigma_at(place).flatten()[:, None].expand(-1, frames)
+            behind = after.flatten() if num_rounds > 1 else None
+            if prepared.batch.task == "rounds" and not prepared.batch.own:
+                context = rounds.context.flatten(0, 1)  # only the sampler's own noise is on it
+        else:
+            sigma = training_sigmas(
+                chance.normal(num_rounds, frames).flatten(0, 1), chance.uniform(num_rounds, 2).flatten(0, 1)
+            )
+        condition = choose(keep.flatten(), prediction.condition, model.null_condition(context))
         noise = chance.normal(*rounds.target.shape[1:]).flatten(0, 1)
-        return model.generator.teach(target, noise, sigma, condition, context)
+        context = as_sampled(model, context, chance)
+        return model.generator.teach(target, noise, sigma, condition, context, behind)
 
 
 class JointObjective(GeneratorObjective):
@@ -79,14 +90,15 @@ class JointObjective(GeneratorObjective):
         self, model: WorldModel, states: Tensor, context: Tensor, actions: list[Action], chance: Chance
     ) -> Float[Tensor, "b t c h w"]:
         condition = model.condition(states, context, actions)
-        return model.denoise(condition, context, chance.normal(*model.latent_shape), num_inference_steps=1)
+        noise, context = chance.normal(*model.latent_shape), as_sampled(model, context, chance)
+        return model.denoise(condition, context, noise, num_inference_steps=1)
 
     def made(
         self, model: WorldModel, prediction: Prediction, prepared: Prepared
     ) -> Float[Tensor, "b r t c h w"]:
         noise = prepared.chance.normal(*prepared.content.target.shape[1:]).flatten(0, 1)
-        steps, context = model.config.num_inference_steps, prediction.context.flatten(0, 1)
-        latents = model.denoise(prediction.condition, context, noise, steps)
+        context = as_sampled(model, prediction.context.flatten(0, 1), prepared.chance)
+        latents = model.denoise(prediction.condition, context, noise, model.config.num_inference_steps)
         return latents.unflatten(0, prediction.context.shape[:2])
 
 
@@ -141,6 +153,16 @@ class PromptDivergenceObjective(PromptObjective):
     def distance(self, made: Float[Tensor, "b n d"], truth: Float[Tensor, "b n d"]) -> Float[Tensor, " b"]:
         divergence = F.kl_div(made.log_softmax(-1), truth.log_softmax(-1), log_target=True, reduction="none")
         return divergence.sum(dim=-1).mean(dim=1)
+
+
+def as_sampled(
+    model: WorldModel, context: Float[Tensor, "b s c h w"], chance: Chance
+) -> Float[Tensor, "b s c h w"]:
+    """Return context frames as the model's sampler shows them to the generator."""
+    if model.config.sampler == "chunk":
+        return context
+    noise = chance.normal(len(context) // len(chance.streams), *context.shape[1:])
+    return swin.renoise(context, noise.flatten(0, 1))
 
 
 def pixel_error(

@@ -2,25 +2,34 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from worldmodel.config import GeneratorConfig, WorldModelConfig
+from worldmodel.config import GeneratorConfig, StageConfig, TrainConfig, WorldModelConfig
+from worldmodel.data.loader import Batch
 from worldmodel.diffusion.sampler import EulerSolver
 from worldmodel.diffusion.schedule import sampling_sigmas
-from worldmodel.diffusion.swin import Trail, advance, middle, renoise, window_blocks, window_sigmas
+from worldmodel.diffusion.swin import Trail, advance, middle, renoise, window_places
 from worldmodel.env.vector import play_round
 from worldmodel.errors import ConfigError
-from worldmodel.models.condition import Condition
+from worldmodel.models.condition import Condition, take
 from worldmodel.models.dit import DiT
+from worldmodel.models.generator import Taught
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
-from worldmodel.types import Action
+from worldmodel.train.generation import GeneratorObjective
+from worldmodel.train.terms import Chance
+from worldmodel.types import Action, Episode
 
 FRAMES, CHANNELS, GRID, WIDTH = 3, 4, 4, 48
+WINDOW = [0] + [1] * FRAMES + [2] * FRAMES
+"""Blocks of a window's frames: condition frame, front chunk, back chunk."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +85,7 @@ def test_chunks_come_out_as_of_a_window_of_two_chunks_in_one_pass(generator: DiT
     made, _ = play(generator, 3, steps, shared, contexts)
     forecasts = [noise(100 * index + 3) for index in range(3)]
     sigmas, half = sampling_sigmas(steps), steps // 2
-    blocks = window_blocks(1, FRAMES)
+    blocks = torch.tensor(WINDOW)
 
     def move(front: Tensor, back: Tensor, index: int, first: int) -> tuple[Tensor, Tensor]:
         """One step of the window; `first` is the step of the back chunk."""
@@ -175,46 +184,179 @@ def test_steps_without_a_half_are_refused(steps: int) -> None:
         middle(steps)
 
 
-def test_training_meets_the_levels_of_sampling() -> None:
-    sigmas = sampling_sigmas(10)
-    uniform = 1 - torch.arange(5) / 5
-    levels, both = window_sigmas(uniform, torch.zeros(5, dtype=torch.bool))
-    close(levels[:, 0], sigmas[5:10])
-    close(levels[:, 1], sigmas[:5])
-    assert bool(both.all())
+# Training
 
 
-def test_the_first_chunk_trains_over_the_whole_schedule() -> None:
-    uniform = torch.linspace(0, 1, 101)
-    levels, both = window_sigmas(uniform, torch.ones(101, dtype=torch.bool), shift=1.0)
-    close(levels[:, 0], uniform)
-    assert both.tolist() == [place <= 0.5 for place in uniform.tolist()]
-    close(levels[both, 1], uniform[both] + 0.5)
-    assert bool((levels <= 1).all())
+@given(st.lists(st.floats(0, 1, exclude_max=True, width=32), min_size=1, max_size=7))
+def test_rounds_are_placed_in_windows_of_two(draws: list[float]) -> None:
+    places, behind = window_places(torch.tensor([draws]))
+    expected, index, first = [], 0, 1 - draws[0]
+    if first > 0.5:  # the chunk that begins the world is alone until it is half-way
+        expected, index = [(first, False)], 1
+    while index < len(draws):
+        front = first if index == 0 else 0.5 - draws[index] % 0.5
+        expected += [(front, False), (front + 0.5, True)]
+        index += 2
+    expected = expected[: len(draws)]
+    assert places[0].tolist() == pytest.approx([place for place, _ in expected], abs=1e-6)
+    assert behind[0].tolist() == [after for _, after in expected]
+    assert bool((places > 0).all()) and bool((places <= 1).all())
 
 
-def test_a_window_trains_in_two_passes_as_in_one(generator: DiT) -> None:
-    """Each chunk passes under its own condition; where both are the same it is the window's one pass."""
-    shared, context = condition(1), noise(2, frames=1)
-    assert shared.forecast is not None
-    levels, _ = window_sigmas(torch.tensor([0.3, 0.8]), torch.zeros(2, dtype=torch.bool))
-    sigma = levels.repeat_interleave(FRAMES, dim=1)
-    front, back = noise(3), noise(4)
-    past = generator.follow(context, front, sigma[:, :FRAMES], shared)
-    behind = generator(back, sigma[:, FRAMES:], shared, past)
-    whole, _ = generator.velocity(
-        torch.cat([context, front, back], dim=1),
-        torch.cat([sigma.new_zeros(2, 1), sigma], dim=1),
-        torch.cat([context, shared.forecast, shared.forecast], dim=1),
-        shared,
-        blocks=window_blocks(1, FRAMES),
-        first_frame=-1,
-    )
-    close(behind, whole[:, -FRAMES:])
-    behind.square().mean().backward()
-    gradients = [p.grad for name, p in generator.named_parameters() if "qkv" in name]
-    assert all(each is not None and bool(each.isfinite().all()) for each in gradients)
+class Told:
+    """Stands where a generator does, and notes at which levels a chunk and the one ahead are shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, float | None]] = []
+
+    def start(self, context: Tensor, condition: None) -> None:
+        return None
+
+    def lead(self, context: Tensor, latents: Tensor, level: Tensor, condition: None) -> tuple[Tensor, float]:
+        return latents, float(level[0, 0])
+
+    def __call__(self, latents: Tensor, level: Tensor, condition: None, past: float | None) -> Tensor:
+        self.seen.append((float(level[0, 0]), past))
+        return torch.zeros_like(latents)
+
+
+def test_training_meets_the_levels_of_sampling(generator: DiT) -> None:
+    """Every level that a chunk or the one ahead of it has in sampling is met in training, and no other."""
+    steps, rounds = 10, 3
+    told, trail = Told(), None
+    for _ in range(rounds):
+        _, trail = advance(told, EulerSolver.of(steps), [None], noise(1, 1), noise(2), trail=trail)
+    draws = torch.cartesian_prod(*[torch.arange(steps) / steps] * rounds).reshape(-1, rounds)
+    places, behind = window_places(draws)
+    sigmas = generator.sigma_at(places)
+    met = set()
+    for levels, after in zip(sigmas.tolist(), behind.tolist(), strict=True):
+        for index in range(rounds):
+            met.add((index > 0, levels[index], levels[index - 1] if after[index] else None))
+    sampled = {(index >= steps, level, ahead) for index, (level, ahead) in enumerate(told.seen)}
+
+    def rounded(pairs: set[tuple[bool, float, float | None]]) -> set[tuple[bool, float, float | None]]:
+        return {(later, round(a, 4), b if b is None else round(b, 4)) for later, a, b in pairs}
+
+    assert rounded(met) == rounded(sampled)
+    counts = torch.histc(places[:, 1], bins=steps, min=0.5 / steps, max=1 + 0.5 / steps)
+    assert bool((counts == counts[0]).all()), "every place is as likely"
+
+
+@torch.no_grad()
+def test_a_window_is_taught_as_the_sampler_shows_it(generator: DiT) -> None:
+    """Two worlds of three rounds; in one the first chunk is alone, so windows begin elsewhere in each."""
+    shared = condition(1, batch=2)
+    each = take(shared, torch.arange(2).repeat_interleave(3))
+    known = replace(each, forecast=noise(5, batch=6))
+    clean, drawn, context = noise(6, batch=6), noise(7, batch=6), noise(8, frames=1, batch=6)
+    places, behind = window_places(torch.tensor([[0.7, 0.1, 0.4], [0.2, 0.8, 0.9]]))
+    assert behind.tolist() == [[False, True, False], [False, False, True]]
+    sigma = generator.sigma_at(places).flatten()[:, None].expand(-1, FRAMES)
+    taught = generator.teach(clean, drawn, sigma, known, context, behind.flatten())
+    noisy = (1 - sigma[:, :, None, None, None]) * clean + sigma[:, :, None, None, None] * drawn
+    assert known.forecast is not None
+    for front, back in ((0, 1), (4, 5)):
+        frames = [context[front], noisy[front], noisy[back]]
+        levels = [torch.zeros(1), sigma[front], sigma[back]]
+        forecasts = [context[front], known.forecast[front], known.forecast[back]]
+        velocity, _ = generator.velocity(
+            torch.cat(frames)[None],
+            torch.cat(levels)[None],
+            torch.cat(forecasts)[None],
+            take(shared, torch.tensor([front // 3])),
+            blocks=torch.tensor(WINDOW),
+            first_frame=-1,
+        )
+        _, *chunks = velocity[0].split([1, FRAMES, FRAMES])
+        for row, chunk in zip((front, back), chunks, strict=True):
+            close(taught.clean[row], noisy[row] - sigma[row, 0] * chunk)
+    plain = generator.teach(clean, drawn, sigma, known, context)
+    for row in (0, 2, 3, 4):
+        close(taught.error[row], plain.error[row])
+    assert float((taught.error[1] - plain.error[1]).abs().max()) > 1e-3
+
+
+def test_rounds_without_a_window_are_taught_alone(generator: DiT) -> None:
+    """Both passes run all the same: processes that share weights wait for each other in each."""
+    known, clean, drawn, context = condition(1), noise(3), noise(4), noise(2, frames=1)
+    sigma = torch.full((2, FRAMES), 0.8)
+    calls = []
+    hook = generator.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    alone = generator.teach(clean, drawn, sigma, known, context, torch.zeros(2, dtype=torch.bool))
+    hook.remove()
+    assert len(calls) == 2
+    plain = generator.teach(clean, drawn, sigma, known, context)
+    gradients = []
+    for taught in (alone, plain):
+        generator.zero_grad()
+        taught.error.mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in generator.parameters() if p.grad is not None]))
     generator.zero_grad()
+    close(alone.error, plain.error)
+    torch.testing.assert_close(*gradients, atol=1e-3, rtol=1e-3)
+
+
+def test_a_step_is_learned_from_windows(
+    make_model: Callable[..., WorldModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reaches the generator: levels by windows, and the condition frame at 0.055."""
+    model = make_model()
+    model.config = replace(model.config, sampler="swin", num_inference_steps=4)
+    model.generator.requires_grad_(True)
+    objective = GeneratorObjective(model)
+    batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=clips(), own=False)
+    asked: list[tuple[Any, ...]] = []
+    teach = DiT.teach
+
+    def spied(self: DiT, *args: Any) -> Taught:
+        asked.append(args)
+        return teach(self, *args)
+
+    monkeypatch.setattr(DiT, "teach", spied)
+    optimizer = torch.optim.Adam(model.generator.parameters(), lr=3e-3)
+    losses = []
+    for step in range(40):
+        chance = Chance([(step % 4, row) for row in range(2)])
+        with torch.no_grad():
+            prepared = objective.prepare(model, batch, chance)
+        loss = objective(model, prepared)["flow"] / prepared.counts["flow"]
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert sum(losses[-4:]) < 0.7 * sum(losses[:4]), losses
+    _, _, sigma, _, context, behind = asked[0]
+    known = prepared.content.context.flatten(0, 1)
+    assert behind is not None and sigma.shape == (4, model.config.chunk_latents)
+    added = (context - 0.945 * known) / 0.055
+    assert abs(float(added.mean())) < 0.2 and abs(float(added.std()) - 1) < 0.2
+    for back in behind.nonzero()[:, 0].tolist():
+        half = [float(level / (3 - 2 * level)) for level in sigma[[back - 1, back], 0]]  # unshifted
+        assert half[1] - half[0] == pytest.approx(0.5, abs=1e-5)
+
+
+def clips() -> list[Episode]:
+    """Two worlds of two rounds."""
+    rng = np.random.default_rng(0)
+    return [
+        Episode(
+            words,
+            tuple(rng.integers(0, 255, (frames, 32, 32, 3), dtype=np.uint8) for frames in (2, 8, 8)),
+            (Action(text=words), Action(text=words)),
+        )
+        for words in ("it goes left", "it jumps")
+    ]
+
+
+def test_windows_want_two_rounds() -> None:
+    model = WorldModelConfig(sampler="swin", num_inference_steps=4)
+    stage = StageConfig("generator", rounds=1, tasks={"rounds": 1.0})
+    with pytest.raises(ConfigError, match=r"stages\.joint\.rounds is 1.*windows of two"):
+        TrainConfig(model=model, stages={"joint": stage})
+    TrainConfig(model=model, stages={"joint": replace(stage, tasks={"imagine": 1.0})})
+    TrainConfig(model=replace(model, sampler="chunk"), stages={"joint": stage})
 
 
 # Sessions whose chunks overlap

@@ -171,5 +171,12 @@ class TrainConfig:
         ):
             if value not in known:
                 raise ConfigError(f"{name} is {value!r}; use one of {', '.join(known)}.")
+        for name, stage in self.stages.items():
+            learns = stage.objective in ("generator", "joint") and "rounds" in stage.tasks
+            if self.model.sampler == "swin" and learns and stage.rounds < 2:
+                raise ConfigError(
+                    f"stages.{name}.rounds is 1; use 2 or more, since sampler: swin is learned from windows "
+                    "of two chunks."
+                )
         if self.keep_checkpoints < 2:
             raise ConfigError(f"keep_checkpoints is {self.keep_checkpoints}; use 2 or more.")

@@ -5,13 +5,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def sampling_sigmas(num_inference_steps: int, shift: float = 3.0) -> Float[Tensor, " n"]:
-    """Return `num_inference_steps + 1` levels from 1 to 0, denser near 1 for `shift` > 1.
+def shifted(place: Float[Tensor, "*shape"], shift: float = 3.0) -> Float[Tensor, "*shape"]:
+    """Return the levels at places on the way from noise (1) to data (0), denser near 1 for `shift` > 1.
 
     Source: Esser et al. 2024 (arXiv:2403.03206), eq. 23.
     """
-    sigma = torch.linspace(1, 0, num_inference_steps + 1, dtype=torch.float64)
-    return (shift * sigma / (1 + (shift - 1) * sigma)).float()
+    return shift * place / (1 + (shift - 1) * place)
+
+
+def sampling_sigmas(num_inference_steps: int, shift: float = 3.0) -> Float[Tensor, " n"]:
+    """Return `num_inference_steps + 1` levels from 1 to 0, at even places of the schedule."""
+    return shifted(torch.linspace(1, 0, num_inference_steps + 1, dtype=torch.float64), shift).float()
 
 
 def training_sigmas(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from worldmodel.diffusion.loss import add_noise
@@ -44,8 +44,8 @@ class Chunkwise(Protocol[Taken]):
         """Return what is kept of context frames, which end where the chunk begins."""
         ...
 
-    def follow(self, context: Tensor, latents: Tensor, level: Tensor, condition: Taken) -> Any:
-        """Return what is kept of context frames and the noisy chunk behind them, which ends there too."""
+    def lead(self, context: Tensor, latents: Tensor, level: Tensor, condition: Taken) -> tuple[Tensor, Any]:
+        """Predict a chunk behind context frames, and return what is kept of both, which end there too."""
         ...
 
     def __call__(self, latents: Tensor, level: Tensor, condition: Taken, past: Any) -> Tensor:
@@ -123,7 +123,7 @@ def advance(
         elif trail is not None:
             past_level = noise.new_full(trail.latents[step].shape[:2], trail.levels[step])
             pasts = [
-                generator.follow(trail.context, trail.latents[step], past_level, each)
+                generator.lead(trail.context, trail.latents[step], past_level, each)[1]
                 for each in trail.conditions
             ]
         level = noise.new_full(noise.shape[:2], solver.level(step))
@@ -135,23 +135,27 @@ def advance(
     return latents, Trail(context, tuple(conditions), tuple(seen), tuple(levels))
 
 
-def window_blocks(context_frames: int, chunk_frames: int) -> Int[Tensor, " t"]:
-    """Number the blocks of a window's frames: condition frames, front chunk, back chunk."""
-    sizes = torch.tensor([context_frames, chunk_frames, chunk_frames])
-    return torch.arange(3).repeat_interleave(sizes)
+def window_places(
+    uniform: Float[Tensor, "b r"],
+) -> tuple[Float[Tensor, "b r"], Bool[Tensor, "b r"]]:
+    """Place the chunks of consecutive rounds on the schedule, in training, as `advance` meets them.
 
+    Rounds are in windows of two: the front one anywhere in the lower half, the back one half a schedule above
+    it. The first round, which begins a world, has nobody ahead, and goes the whole way: where it is still in
+    the upper half, the next one waits, and windows begin with that. So every round is met once, as often at
+    one place as at another.
 
-def window_sigmas(
-    uniform: Float[Tensor, " b"], first: Bool[Tensor, " b"], shift: float = 3.0
-) -> tuple[Float[Tensor, "b 2"], Bool[Tensor, " b"]]:
-    """Make the noise levels of a window's two chunks in training, from uniform draws.
+    Args:
+        uniform: draws from [0, 1).
 
-    The front chunk is anywhere in the lower half of the (unshifted) schedule, the back one half a schedule
-    above it. The first chunk of a world (`first`) has nobody ahead and goes the whole way in front; until it
-    is half-way there is no back chunk, and the second value says whether there is one.
+    Returns:
+        Places (1: where a chunk begins, towards 0: where it is done), and which rounds go on from the noisy
+        chunk of the round before.
 
-    Source: PAN (arXiv:2511.09057); the shift is that of `sampling_sigmas`.
+    Source: PAN (arXiv:2511.09057), Causal Swin-DPM.
     """
-    front = torch.where(first, uniform, uniform / 2)
-    place = torch.stack([front, (front + 0.5).clamp(max=1)], dim=1)
-    return shift * place / (1 + (shift - 1) * place), front <= 0.5
+    rounds = torch.arange(uniform.shape[1], device=uniform.device)
+    upper = (rounds + (uniform[:, :1] < 0.5)) % 2 == 1
+    lower = 0.5 - uniform % 0.5
+    ahead = torch.cat([lower[:, :1], lower[:, :-1]], dim=1)
+    return torch.where(upper, ahead + 0.5, lower), upper & (rounds > 0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from worldmodel.config import ConditionConfig
@@ -178,6 +178,11 @@ def choose(keep: Tensor, first: Condition, second: Condition) -> Condition:
         return torch.where(keep.view(-1, *[1] * (a.dim() - 1)), a, b.to(a.dtype))
 
     return _each(pick, first, second)
+
+
+def take(condition: Condition, rows: Int[Tensor, " n"]) -> Condition:
+    """Take the conditions of some samples."""
+    return _each(lambda part: part[rows], condition)
 
 
 def stack(conditions: Sequence[Condition]) -> Condition:

@@ -10,12 +10,13 @@ import math
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from worldmodel.config import GeneratorConfig
 from worldmodel.diffusion.loss import add_noise, velocity_error
 from worldmodel.diffusion.sampler import EulerSolver
+from worldmodel.diffusion.schedule import shifted
 from worldmodel.models import attention
 from worldmodel.models.condition import Condition
 from worldmodel.models.generator import Past, Taught, VideoGenerator
@@ -80,6 +81,8 @@ class DiT(VideoGenerator):
     (`start`) and reused by every denoising step.
     """
 
+    chunkwise = True
+
     def __init__(self, config: GeneratorConfig, latent_channels: int, grid: int) -> None:
         super().__init__()
         self.config, self.grid = config, grid
@@ -103,17 +106,20 @@ class DiT(VideoGenerator):
         sigma = context.new_zeros(context.shape[:2])
         return [*self.velocity(context, sigma, context, condition, first_frame=-context.shape[1])[1]]
 
-    def follow(
+    def lead(
         self,
         context: Float[Tensor, "b s c h w"],
         latents: Float[Tensor, "b t c h w"],
         level: Float[Tensor, "b t"],
         condition: Condition,
-    ) -> Past:
-        """Return keys and values of context frames and of the noisy chunk behind them."""
+    ) -> tuple[Float[Tensor, "b t c h w"], Past]:
+        """Return the velocity of a chunk, and keys and values of it and of its context frames.
+
+        They pass together, each frame at its own noise level.
+        """
         assert condition.forecast is not None, "the forecast adapter makes one"
         seen, frames = context.shape[1], latents.shape[1]
-        _, kept = self.velocity(
+        velocity, kept = self.velocity(
             torch.cat([context, latents], dim=1),
             torch.cat([level.new_zeros(len(level), seen), level], dim=1),
             torch.cat([context, condition.forecast], dim=1),
@@ -121,7 +127,11 @@ class DiT(VideoGenerator):
             blocks=torch.tensor([0] * seen + [1] * frames),
             first_frame=-(seen + frames),
         )
-        return [*kept]
+        return velocity[:, seen:], [*kept]
+
+    def sigma_at(self, place: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
+        """Return the sigma at a place of the shifted schedule."""
+        return shifted(place)
 
     def forward(
         self,
@@ -145,19 +155,14 @@ class DiT(VideoGenerator):
         sigma: Float[Tensor, "b t"],
         condition: Condition,
         context: Float[Tensor, "b s c h w"],
+        behind: Bool[Tensor, " b"] | None = None,
     ) -> Taught:
-        """Compare velocities; context and chunk pass together, each frame at its own noise level."""
-        assert condition.forecast is not None, "the forecast adapter makes one"
-        noisy, seen, frames = add_noise(clean, noise, sigma), context.shape[1], clean.shape[1]
-        velocity, _ = self.velocity(
-            torch.cat([context, noisy], dim=1),
-            torch.cat([sigma.new_zeros(len(sigma), seen), sigma], dim=1),
-            torch.cat([context, condition.forecast], dim=1),
-            condition,
-            blocks=torch.tensor([0] * seen + [1] * frames),
-            first_frame=-seen,
-        )
-        velocity = velocity[:, seen:]
+        """Compare velocities."""
+        noisy = add_noise(clean, noise, sigma)
+        if behind is None:
+            velocity, _ = self.lead(context, noisy, sigma, condition)
+        else:
+            velocity = self.windows(context, noisy, sigma, condition, behind)
         error = velocity_error(velocity, noisy, clean, sigma)
         return Taught(error, noisy - sigma[:, :, None, None, None] * velocity)
 

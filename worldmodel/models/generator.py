@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from worldmodel.diffusion.sampler import Solver
-from worldmodel.errors import ConfigError
-from worldmodel.models.condition import Condition
+from worldmodel.models.condition import Condition, take
 from worldmodel.parallel.mesh import SequenceGroup
 
 Past = list[tuple[Tensor, ...]]
@@ -41,6 +41,8 @@ class VideoGenerator(nn.Module, ABC):
     """Latent cells that share a token."""
     layers: nn.ModuleList
     """Its transformer blocks."""
+    chunkwise: bool = False
+    """Whether a chunk can go on from one that is still noisy: `lead`, `sigma_at` and `windows` are there."""
     sequence: SequenceGroup = SequenceGroup()
     """Processes that share a clip in training."""
 
@@ -48,19 +50,40 @@ class VideoGenerator(nn.Module, ABC):
     def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
         """Do what the steps of a chunk share: the work on its context frames, which end where it begins."""
 
-    def follow(
+    def lead(
         self,
         context: Float[Tensor, "b s c h w"],
         latents: Float[Tensor, "b t c h w"],
         level: Float[Tensor, "b t"],
         condition: Condition,
-    ) -> Past:
-        """Do the same for context frames and a chunk behind them that is still noisy; the next begins there.
+    ) -> tuple[Float[Tensor, "b t c h w"], Past]:
+        """Predict a chunk behind context frames; return also what a chunk behind it goes on from."""
+        raise NotImplementedError
 
-        Raises:
-            ConfigError: the model has one noise level for all frames.
+    def sigma_at(self, place: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
+        """Return the sigma of a chunk at a place of the schedule, from 1 where it begins towards 0."""
+        raise NotImplementedError
+
+    def windows(
+        self,
+        context: Float[Tensor, "b s c h w"],
+        latents: Float[Tensor, "b t c h w"],
+        level: Float[Tensor, "b t"],
+        condition: Condition,
+        behind: Bool[Tensor, " b"],
+    ) -> Float[Tensor, "b t c h w"]:
+        """Predict chunks of which some are `behind` the one in the row before, as that looks at its level.
+
+        A row behind another sees that one's context frames in place of its own, as in `diffusion.swin`.
         """
-        raise ConfigError("This generator has one noise level for all frames; use sampler: chunk.")
+        front, back = ((~behind).nonzero()[:, 0], behind.nonzero()[:, 0])
+        if not len(back):  # processes share weights (FSDP), so each calls its layers as often as the others
+            back = back.new_ones(1)
+        made, kept = self.lead(context[front], latents[front], level[front], take(condition, front))
+        ahead = torch.searchsorted(front, back - 1)
+        past = [tuple(part[ahead] for part in entry) for entry in kept]
+        after = self(latents[back], level[back], take(condition, back), past)
+        return made.new_zeros(latents.shape).index_copy(0, back, after).index_copy(0, front, made)
 
     @abstractmethod
     def forward(
@@ -84,8 +107,12 @@ class VideoGenerator(nn.Module, ABC):
         sigma: Float[Tensor, "b t"],
         condition: Condition,
         context: Float[Tensor, "b s c h w"],
+        behind: Bool[Tensor, " b"] | None = None,
     ) -> Taught:
-        """Compare the prediction with the truth at noise levels in [0, 1] (1: noise alone)."""
+        """Compare the prediction with the truth at noise levels in [0, 1] (1: noise alone).
+
+        `behind` says which chunks go on from the noisy one in the row before (see `windows`); None: no one.
+        """
 
     def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b m e"] | None:
         """Embed texts as the model was trained to read them; None where it reads none."""

@@ -46,12 +46,22 @@ def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) 
     """Build the generator; one of diffusers is read from the model folder, if there is one.
 
     `codec` is for generators that look at pixels of their context.
+
+    Raises:
+        ConfigError: the sampler is swin, and the generator cannot go on from a chunk that is still noisy.
     """
     if config.generator.is_ours:
         return DiT(config.generator, config.codec.latent_channels, config.codec.grid)
     from worldmodel.models.diffusers.generator import DiffusersGenerator
 
-    return DiffusersGenerator.from_config(config, folder and folder / "generator", codec)
+    made = DiffusersGenerator.from_config(config, folder and folder / "generator", codec)
+    if config.sampler == "swin" and not made.chunkwise:
+        raise ConfigError(
+            "sampler: swin shows two chunks at two noise levels, which this generator cannot tell apart; "
+            "use our own, a Wan model of one transformer that takes as many channels as it gives "
+            "(text-to-video or TI2V), or sampler: chunk."
+        )
+    return made
 
 
 def adapter(config: WorldModelConfig, width: int, generator: VideoGenerator) -> GeneratorAdapter:

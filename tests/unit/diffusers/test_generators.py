@@ -5,10 +5,11 @@ import torch
 from diffusers import WanPipeline
 from torch import nn
 
-from worldmodel.errors import ConfigError
-from worldmodel.models.condition import Condition
+from worldmodel.diffusion.swin import window_places
+from worldmodel.models.condition import Condition, take
 from worldmodel.models.diffusers.codec import DiffusersCodec
 from worldmodel.models.diffusers.solver import FlowPath, VariancePath
+from worldmodel.train.distributed import recompute
 
 KINDS = ["wan", "wan-i2v", "ltx", "cog-i2v", "cog1.5-i2v"]
 BATCH, CHUNK = 2, 3
@@ -220,11 +221,60 @@ def test_following_a_noisy_chunk_is_the_joint_window(tiny):
         generator.start(context, given),
         torch.tensor([0, 0, 1, 1]),
     )
-    past = generator.follow(context, front, levels[:, :2], given)
+    made, past = generator.lead(context, front, levels[:, :2], given)
     assert all(part.shape[0] == BATCH for entry in past for part in entry)
+    torch.testing.assert_close(made, joint[:, :2])
     torch.testing.assert_close(generator(back, levels[:, 2:], given, past), joint[:, 2:])
-    with pytest.raises(ConfigError, match="TI2V"):
-        make(tiny, "wan-i2v").follow(context, front, levels[:, :2], given)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
+def test_a_window_is_taught_as_the_sampler_shows_it(tiny, again):
+    """Errors and gradients are those of one pass over the window, also where blocks are computed again."""
+    generator = make(tiny, "wan", streamed=True).requires_grad_(True)
+    rouse(generator)
+    given, context = condition(tiny, generator), latents(tiny, "wan", 3, 1)
+    alike = take(given, torch.tensor([0, 0]))
+    places, behind = window_places(torch.tensor([[0.7, 0.2]]))
+    sigma = generator.sigma_at(places).flatten()[:, None].expand(-1, CHUNK)
+    clean, noise = latents(tiny, "wan", 1), latents(tiny, "wan", 2)
+    level = generator.path.nearest(sigma)
+    noisy = generator.path.add_noise(clean, noise, level)
+    joint = generator(
+        noisy.flatten(0, 1)[None],
+        level.flatten()[None],
+        take(given, torch.tensor([0])),
+        generator.start(context[:1], given),
+        torch.tensor([0] * CHUNK + [1] * CHUNK),
+    )
+    error = (joint.view_as(clean) - generator.path.target(clean, noise, level)).pow(2).mean(dim=2)
+    error.mean().backward()
+    expected = [p.grad for p in generator.network.parameters()]
+    generator.zero_grad()
+    if again:
+        for layer in generator.layers:
+            recompute(layer, offload=False)
+    taught = generator.teach(clean, noise, sigma, alike, context, behind.flatten())
+    torch.testing.assert_close(taught.error, error)
+    taught.error.mean().backward()
+    made = [p.grad for p in generator.network.parameters()]
+    assert [grad is None for grad in made] == [grad is None for grad in expected]
+    for ours, theirs in zip(made, expected, strict=True):
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shift", [3.0, 5.0])
+def test_training_meets_the_levels_of_sampling(tiny, shift):
+    """A chunk's level at a place of the schedule is what the sampler tells it there, up to one timestep."""
+    values = tiny.WanGenerator.scheduler_default | {"flow_shift": shift}
+    generator = tiny.generator("wan", scheduling=values)
+    solver = generator.solver(50)
+    places = 1 - torch.arange(50)[None] / 50
+    levels = generator.path.nearest(generator.sigma_at(places))[0]
+    visited = torch.tensor([solver.level(step) for step in range(50)])
+    assert (levels - visited).abs().max() <= 3
+    half = 1000 * shift * 0.5 / (1 + (shift - 1) * 0.5)
+    assert abs(float(levels[25]) - half) <= 2
 
 
 # ---- Wan with a transformer for high and one for low noise -----------------------------------------

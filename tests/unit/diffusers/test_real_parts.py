@@ -265,6 +265,47 @@ def test_a_generator_that_wants_a_picture_does_not_begin_with_words(
         session.reset(text=WORDS[0])
 
 
+def windows_of(batch: Batch) -> Batch:
+    """Let every episode go on for a second round: back to what was seen before, said otherwise."""
+    episodes = []
+    for episode in batch.episodes:
+        first, clip = episode.observations
+        back = Action(text="it goes back")
+        episodes.append(
+            replace(episode, observations=(first, clip, clip[::-1].copy()), actions=(*episode.actions, back))
+        )
+    return replace(batch, episodes=episodes)
+
+
+def test_two_clips_are_learned_from_windows_of_chunks(make: Callable[..., WorldModel]) -> None:
+    model = make("qwen3", "siglip", "wan", "stream", sampler="swin", num_inference_steps=2)
+    batch = windows_of(batch_of())
+    standardise(model, batch)
+    names = ("backbone", "vision.adapter", "action", "queries", "adapter", "generator")
+    freeze(model, StageConfig(train={n: TrainedConfig() for n in names}, tasks={"rounds": 1.0}))
+    objective = OBJECTIVES["generator"](model)
+    moving = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(moving, lr=5e-3, weight_decay=0.0)
+    losses = []
+    for step in range(60):
+        loss = loss_of(model, objective, batch, step % 4)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(moving, 1.0)
+        assert bool(norm.isfinite())
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert sum(losses[-4:]) < sum(losses[:4]) / 2
+
+
+@pytest.mark.parametrize("generator", ["wan-i2v", "ltx", "cog-i2v"])
+def test_a_generator_that_cannot_overlap_chunks_says_so(
+    make: Callable[..., WorldModel], generator: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"sampler: swin .* use our own, a Wan model"):
+        make("qwen3", "siglip", generator, "prompt", sampler="swin", num_inference_steps=2)
+
+
 def test_a_generator_without_an_image_path_says_so(make: Callable[..., WorldModel]) -> None:
     with pytest.raises(ConfigError, match="image"):
         make("qwen3", "siglip", "cog", "prompt")
@@ -313,11 +354,12 @@ def test_alignment_with_words_wants_a_generator_that_reads_them(make: Callable[.
         OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "stream"))
 
 
+@pytest.mark.parametrize("sampler", ["chunk", "swin"])
 def test_a_run_trains_exports_and_plays_real_parts(
-    make: Callable[..., WorldModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., WorldModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
 ) -> None:
     monkeypatch.setattr(language, "NUM_DOCUMENTS", 400)
-    model = make("qwen2", "siglip", "wan", "stream").config
+    model = make("qwen2", "siglip", "wan", "stream", sampler=sampler, num_inference_steps=2).config
     model = replace(model, codec=replace(model.codec, image_size=64))  # the shapes world's
     train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "adapter")}
     train |= {"backbone": TrainedConfig(lora_rank=2), "generator.network": TrainedConfig(lr=1e-4)}

@@ -8,7 +8,7 @@ Source: PAN (arXiv:2511.09057): a chunk must not see what comes of later actions
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ class Sight:
     """Frames see frames whose number is not above their own."""
     past: Past | None = None
     """Keys and values of earlier frames, block of the transformer by block."""
-    kept: Past = field(default_factory=list)
-    """Keys and values of the frames of this pass, once it is over."""
+    kept: Past | None = None
+    """An empty list takes the keys and values of the frames of this pass."""
 
 
 class _Rotary(tuple):
@@ -68,7 +68,8 @@ def seeing(transformer: nn.Module, sight: Sight | None) -> Iterator[None]:
     for index, block in enumerate(blocks):
         if not isinstance(block.attn1.processor, _Processor):
             block.attn1.set_processor(_Processor(block.attn1.processor, index))
-    sight.kept = [()] * len(blocks)
+    if sight.kept is not None:
+        sight.kept[:] = [()] * len(blocks)
     rope: Any = transformer.rope
     hook = rope.register_forward_hook(mark)
     try:
@@ -99,7 +100,8 @@ class _Processor:
             for norm, linear in ((attn.norm_q, attn.to_q), (attn.norm_k, attn.to_k))
         )
         value = attn.to_v(hidden_states).unflatten(2, (attn.heads, -1)).transpose(1, 2)
-        sight.kept[self.index] = (key, value)
+        if sight.kept:  # taken away by the time that a block is computed a second time
+            sight.kept[self.index] = (key, value)
         if sight.past:
             earlier = sight.past[self.index]
             key, value = torch.cat([earlier[0], key], dim=2), torch.cat([earlier[1], value], dim=2)

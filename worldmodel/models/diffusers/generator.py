@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from diffusers.models.modeling_utils import ModelMixin
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -204,6 +204,7 @@ class DiffusersGenerator(VideoGenerator):
         sigma: Float[Tensor, "b t"],
         condition: Condition,
         context: Float[Tensor, "b s c h w"],
+        behind: Bool[Tensor, " b"] | None = None,
     ) -> Taught:
         """Compare the prediction with the target that the model was trained with.
 
@@ -211,7 +212,11 @@ class DiffusersGenerator(VideoGenerator):
         """
         timestep = self.path.nearest(sigma if self.level_per_frame else sigma[:, :1].expand_as(sigma))
         noisy = self.path.add_noise(clean, noise, timestep)
-        prediction = self(noisy, timestep, condition, self.start(context, condition)).to(clean.dtype)
+        if behind is None:
+            prediction = self(noisy, timestep, condition, self.start(context, condition))
+        else:
+            prediction = self.windows(context, noisy, timestep, condition, behind)
+        prediction = prediction.to(clean.dtype)
         error = (prediction - self.path.target(clean, noise, timestep)).pow(2).mean(dim=2)
         return Taught(error, self.path.clean(noisy, prediction, timestep))
 

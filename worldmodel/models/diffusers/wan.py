@@ -112,18 +112,18 @@ class WanGenerator(DiffusersGenerator):
         """Predict the velocity at the timesteps `level`.
 
         With `blocks`, a frame sees frames whose number is not above its own, and context frames stand in the
-        first frame's block. `past` may also be what `follow` leaves.
+        first frame's block. `past` may also be what `lead` leaves.
         """
         if self.concatenates:
             added, context, noise = past[0]
             seen = self.path.add_noise(context, noise, level[:, :1].expand(-1, context.shape[1]))
             x = torch.cat([torch.cat([seen, latents], dim=1), added], dim=2)
             return self._predict(x, level[:, 0], level[:, 0], condition, None)[:, context.shape[1] :]
-        if len(past) > 1:
+        if len(past[0]) > 1:
             return self._predict(
                 latents, self._each(level, latents), level[:, 0], condition, Sight(past=past)
             )
-        (context,) = past[0]
+        context = past[0][0]
         count = context.shape[1]
         sight = None if blocks is None else Sight(torch.cat([blocks[:1].expand(count), blocks]))
         x = torch.cat([context, latents], dim=1)
@@ -132,27 +132,31 @@ class WanGenerator(DiffusersGenerator):
             timestep = self._each(torch.cat([level.new_zeros(len(level), count), level], dim=1), latents)
         return self._predict(x, timestep, level[:, 0], condition, sight)[:, count:]
 
-    def follow(
+    @property
+    def chunkwise(self) -> bool:  # type: ignore[override]
+        """Whether one transformer sees all frames, each at a noise level of its own."""
+        return not self.concatenates and self.network_2 is None
+
+    def lead(
         self,
         context: Float[Tensor, "b s c h w"],
         latents: Float[Tensor, "b t c h w"],
         level: Float[Tensor, "b t"],
         condition: Condition,
-    ) -> Past:
-        """Return keys and values of context frames and of the noisy chunk behind them, block by block.
-
-        Raises:
-            ConfigError: this model does not tell frames' noise levels apart.
-        """
-        if self.concatenates or self.network_2 is not None:
-            raise ConfigError(
-                "Chunks at two noise levels need a Wan model of one transformer that takes as many channels "
-                "as it gives (text-to-video or TI2V); choose one, or another sampler."
-            )
-        sight, x = Sight(), torch.cat([context, latents], dim=1)
+    ) -> tuple[Float[Tensor, "b t c h w"], Past]:
+        """Return the velocity of a chunk, and keys and values of it and its context, block by block."""
+        sight, x = Sight(kept=[]), torch.cat([context, latents], dim=1)
         levels = torch.cat([level.new_zeros(context.shape[:2]), level], dim=1)
-        self._predict(x, self._each(levels, x), level[:, 0], condition, sight)
-        return sight.kept
+        velocity = self._predict(x, self._each(levels, x), level[:, 0], condition, sight)
+        kept, sight.kept = sight.kept, None
+        assert kept is not None, "the pass was asked to keep them"
+        return velocity[:, context.shape[1] :], kept
+
+    def sigma_at(self, place: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
+        """Return the sigma at a place of the scheduler's own schedule."""
+        assert isinstance(self.path, FlowPath)
+        count = self.path.count
+        return self.path.sigmas.to(place)[((1 - place) * count).long().clamp(max=count - 1)]
 
     def added_channels(
         self, context: Float[Tensor, "b s c h w"], grey: Float[Tensor, "b t c h w"]
