@@ -70,7 +70,17 @@ class Root(nn.Module):
 
 
 def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
-    """Move a root to its device and shard it over the mesh, in place."""
+    """Move a root to its device and shard it over the mesh, in place.
+
+    Raises:
+        ConfigError: weights that are trained in full are held in bf16, or clips cannot be shared as asked.
+    """
+    for name, parameter in root.named_parameters():
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16:
+            raise ConfigError(
+                f"{name.removeprefix('model.')} is held in bf16 and would be trained in full, in steps too "
+                "small for that; set its part's dtype to fp32, or train it by LoRA."
+            )
     root.to(mesh.device)
     root.model.backbone.sequence = mesh.sequence
     model = root.model.config

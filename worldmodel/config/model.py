@@ -15,6 +15,8 @@ class CodecConfig:
     """Folder of a diffusers video autoencoder, or of a pipeline that has one."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Arguments of a diffusers autoencoder class, with its `_class_name`: random weights."""
+    dtype: str = "fp32"
+    """fp32 | bf16: what the weights of one of diffusers are held in; ours are always held in fp32."""
     image_size: int = 64
     """Height and width of a frame, in pixels; a multiple of `spatial_factor`."""
     spatial_factor: int = 8
@@ -38,6 +40,10 @@ class CodecConfig:
         return not (self.pretrained or self.architecture)
 
     def __post_init__(self) -> None:
+        if self.is_ours and self.dtype != "fp32":
+            raise ConfigError(
+                f"codec.dtype is {self.dtype!r}; our own codec is held in fp32, so leave it out."
+            )
         if self.is_ours and self.spatial_factor != 8:
             raise ConfigError(f"codec.spatial_factor is {self.spatial_factor}; our own codec has 8.")
         if self.image_size % self.spatial_factor or self.image_size < 16:
@@ -206,6 +212,9 @@ class GeneratorConfig:
     """Arguments of a diffusers transformer class, with its `_class_name`: random weights."""
     scheduler: dict[str, Any] = field(default_factory=dict)
     """Arguments of the diffusers scheduler class, with its `_class_name`; empty takes the family's."""
+    dtype: str = "fp32"
+    """fp32 | bf16: what the weights of one of diffusers are held in, but for those that diffusers keeps in
+    fp32; weights that are trained in full want fp32, and ours are always held in it."""
     width: int = 192
     num_layers: int = 4
     num_heads: int = 3
@@ -216,6 +225,12 @@ class GeneratorConfig:
     def is_ours(self) -> bool:
         """Whether the generator is the one of models/dit.py."""
         return not (self.pretrained or self.architecture)
+
+    def __post_init__(self) -> None:
+        if self.is_ours and self.dtype != "fp32":
+            raise ConfigError(
+                f"generator.dtype is {self.dtype!r}; our own generator is held in fp32, so leave it out."
+            )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, PeftConfig
 from peft.tuners.lora import LoraLayer, LoraModel
+from peft.tuners.tuners_utils import cast_adapter_dtype
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -46,7 +47,7 @@ def add(model: WorldModel, train: Mapping[str, TrainedConfig]) -> None:
         if component == "backbone":
             names = sorted({name.rpartition(".")[2] for name in names})
         config = LoraConfig(r=how.lora_rank, lora_alpha=how.lora_alpha, target_modules=names)
-        LoraModel(part(model, component), config, NAME)
+        _add(part(model, component), config)
 
 
 def merge(model: nn.Module) -> None:
@@ -95,7 +96,7 @@ def load(model: WorldModel, folder: Path) -> None:
             root = part(model, place.name)
             if not isinstance(config, LoraConfig):
                 raise ValueError("it is no LoRA")
-            LoraModel(root, config, NAME)
+            _add(root, config)
             wanted = {
                 PREFIX + name.replace(f".{NAME}.", "."): tensor
                 for name, tensor in root.state_dict().items()
@@ -110,6 +111,11 @@ def load(model: WorldModel, folder: Path) -> None:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ModelError(f"The adapter {place} does not fit this model: {reason}") from None
     merge(model)
+
+
+def _add(root: nn.Module, config: LoraConfig) -> None:
+    """Give a module its additions: in fp32, also beside weights in bf16, which is too coarse to learn in."""
+    cast_adapter_dtype(LoraModel(root, config, NAME), NAME)
 
 
 def _linear(root: nn.Module) -> list[str]:

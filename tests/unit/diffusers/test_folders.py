@@ -222,3 +222,83 @@ def test_a_generator_can_be_built_without_memory(tiny, kind, condition):
     assert (
         made.width == made.transformer.config.num_attention_heads * made.transformer.config.attention_head_dim
     )
+
+
+# ---- weights in bf16 -------------------------------------------------------------------------------
+
+
+def halved(tiny, kind: str) -> WorldModelConfig:
+    """The same config with generator and codec in bf16."""
+    settings = config(tiny, kind)
+    return replace(
+        settings,
+        generator=replace(settings.generator, dtype="bf16"),
+        codec=replace(settings.codec, dtype="bf16"),
+    )
+
+
+@pytest.mark.parametrize("kind", ["wan", "ltx", "cog-i2v"])
+def test_weights_may_be_held_in_bf16(tiny, tmp_path, kind):
+    """What is loaded is what diffusers loads, bit for bit, and computes nearly what fp32 does."""
+    full = DiffusersGenerator.from_config(config(tiny, kind))
+    rouse(full)
+    full.save_pretrained(tmp_path / "full", torch.float32)
+    half = DiffusersGenerator.from_config(halved(tiny, kind), tmp_path / "full")
+    theirs = type(full.transformer).from_pretrained(tmp_path / "full", torch_dtype=torch.bfloat16)
+    own = half.transformer.state_dict()
+    for name, tensor in theirs.state_dict().items():
+        assert own[name].dtype == tensor.dtype
+        assert torch.equal(own[name], tensor), name
+    kept = {name for name, tensor in own.items() if tensor.dtype == torch.float32}
+    assert bool(kept) == (kind == "wan")
+    assert all("norm" in name or "time_embedder" in name or "scale_shift_table" in name for name in kept)
+    assert {p.dtype for p in half.network.stream.parameters()} == {torch.bfloat16}
+    exact, rounded = predict(tiny, full), predict(tiny, half)
+    assert rounded.dtype == exact.dtype
+    assert rounded.isfinite().all()
+    error = float((rounded - exact).norm() / exact.norm())
+    assert 0 < error < 0.02, error  # 0.006 to 0.009 measured, over families and seeds
+    half.save_pretrained(tmp_path / "half")
+    again = DiffusersGenerator.from_config(halved(tiny, kind), tmp_path / "half")
+    for name, tensor in half.state_dict().items():
+        assert again.state_dict()[name].dtype == tensor.dtype
+        assert torch.equal(again.state_dict()[name], tensor), name
+    assert torch.equal(predict(tiny, again), rounded)
+
+
+@pytest.mark.parametrize("kind", ["wan", "ltx", "cog"])
+def test_codecs_may_be_held_in_bf16(tiny, tmp_path, kind):
+    full = DiffusersCodec.from_config(config(tiny, kind).codec)
+    full.save_pretrained(tmp_path / "full", torch.float32)
+    half = DiffusersCodec.from_config(halved(tiny, kind).codec, tmp_path / "full")
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    assert torch.equal(half.mean, full.mean)
+    assert torch.equal(half.scale, full.scale)
+    frames = tiny.draw(0, 1, 5, 3, 32, 32).clamp(-1, 1)
+    with torch.no_grad():
+        latents = full.encode(frames)
+        for ours, theirs in ((half.encode(frames), latents), (half.decode(latents), full.decode(latents))):
+            assert ours.dtype == torch.float32
+            assert float((ours - theirs).norm() / theirs.norm()) < 0.05  # 0.001 to 0.020 measured
+    half.save_pretrained(tmp_path / "half")
+    again = DiffusersCodec.from_config(halved(tiny, kind).codec, tmp_path / "half")
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), half.parameters(), strict=True))
+
+
+def test_two_transformers_are_both_held_in_bf16(tiny, tmp_path):
+    made = DiffusersGenerator.from_config(config(tiny, "wan"))
+    made.set_second(tiny.transformer("wan", seed=7), 0.5)
+    made.save_pretrained(tmp_path)
+    loaded = DiffusersGenerator.from_config(halved(tiny, "wan"), tmp_path)
+    assert loaded.network_2.transformer.dtype == torch.bfloat16
+    assert {p.dtype for p in loaded.network_2.stream.parameters()} == {torch.bfloat16}
+    assert predict(tiny, loaded).dtype == torch.float32
+
+
+def test_a_type_that_cannot_be_says_so(tiny):
+    with pytest.raises(ConfigError, match="dtype is 'fp8'; use one of fp32, bf16"):
+        DiffusersGenerator.from_config(config(tiny, "wan", architecture=dict(tiny.WAN), dtype="fp8"))
+    with pytest.raises(ConfigError, match=r"generator\.dtype is 'bf16'; our own"):
+        GeneratorConfig(dtype="bf16")
+    with pytest.raises(ConfigError, match=r"codec\.dtype is 'bf16'; our own"):
+        CodecConfig(dtype="bf16")

@@ -52,6 +52,27 @@ def test_the_count_is_that_of_the_weights(small: TrainConfig) -> None:
     assert alone.activations == shared.activations == kept > 0
 
 
+def test_weights_in_bf16_need_half(small: TrainConfig) -> None:
+    """At the width of Wan 14B; all but the norms and times, which diffusers keeps in fp32."""
+    wide = {
+        "_class_name": "WanTransformer3DModel",
+        "num_attention_heads": 40,
+        "num_layers": 2,
+        "ffn_dim": 13824,
+    }
+    needs = []
+    for dtype in ("fp32", "bf16"):
+        generator = replace(small.model.generator, architecture=wide, dtype=dtype)
+        codec = replace(small.model.codec, dtype=dtype)
+        model = plan.on_meta(replace(small.model, generator=generator, codec=codec))
+        needs.append([sum(p.nbytes for p in part.parameters()) for part in (model.generator, model.codec)])
+        config = replace(small, model=model.config)
+        assert plan.plan(config, "lora", 1, 0).weights > needs[-1][0]
+    (full, full_codec), (half, half_codec) = needs
+    assert half / full == pytest.approx(0.5, rel=0.06)  # of two layers; the embedding of times is one more
+    assert half_codec * 2 == full_codec
+
+
 def test_low_rank_learns_less(small: TrainConfig) -> None:
     low, full = plan.plan(small, "lora", 1, 0, lora_rank=1), plan.plan(small, "full", 1, 0)
     assert low.gradients < full.gradients / 2  # in large layers far less

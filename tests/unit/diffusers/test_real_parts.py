@@ -27,6 +27,7 @@ from worldmodel.config import (
 from worldmodel.data.loader import Batch
 from worldmodel.data.transforms import to_tensor
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import export, finetune, language
 from worldmodel.train.episodes import encode_rounds
@@ -202,6 +203,44 @@ def test_a_model_of_real_parts_trains_saves_loads_and_plays(
     assert np.array_equal(fork.step(WORDS[1]), session.step(WORDS[1]))
 
 
+@pytest.mark.parametrize(("generator", "kind"), [("wan", "stream"), ("ltx", "prompt"), ("cog-i2v", "stream")])
+def test_parts_in_bf16_train_by_lora_save_load_and_play(
+    make: Callable[..., WorldModel],
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    generator: str,
+    kind: str,
+) -> None:
+    config = make("qwen3", "siglip", generator, kind).config
+    parts = {
+        name: replace(getattr(config, name), dtype="bf16") for name in ("backbone", "generator", "codec")
+    }
+    torch.manual_seed(0)
+    model = WorldModel.from_config(replace(config, **parts), tokenizer)
+    train = {"adapter": TrainedConfig(), "generator.network": TrainedConfig(lora_rank=2)}
+    lora.add(model, train)
+    freeze(model, StageConfig(objective="generator", train=train, tasks={"rounds": 1.0}))
+    loss = loss_of(model, OBJECTIVES["generator"](model), batch_of())
+    loss.backward()
+    assert bool(loss.isfinite())
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    added = [p for name, p in learned.items() if ".lora_" in name]
+    assert added and all(p.dtype == torch.float32 for p in added)
+    assert any(p.grad is not None and bool(p.grad.any()) for p in added)
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in learned.values())
+    lora.merge(model)
+    folder = model.eval().requires_grad_(False).save_pretrained(tmp_path / "model")
+    loaded = WorldModel.from_pretrained(folder)
+    held = loaded.state_dict()
+    for name, tensor in model.state_dict().items():
+        if name.startswith(("backbone.", "generator.", "codec.")):
+            assert held[name].dtype == tensor.dtype, name
+            assert torch.equal(held[name], tensor), name
+    session = loaded.session(num_inference_steps=2)
+    session.reset(batch_of().episodes[0].observations[0])
+    assert session.step(WORDS[0]).shape == (CHUNK, SIZE, SIZE, 3)
+
+
 def test_every_part_is_read_by_its_own_library(make: Callable[..., WorldModel], tmp_path: Path) -> None:
     folder = make("qwen2", "siglip", "wan", "stream").save_pretrained(tmp_path / "model")
     AutoModelForCausalLM.from_pretrained(folder / "backbone")
@@ -363,6 +402,9 @@ def test_a_run_trains_exports_and_plays_real_parts(
     model = replace(model, codec=replace(model.codec, image_size=64))  # the shapes world's
     train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "adapter")}
     train |= {"backbone": TrainedConfig(lora_rank=2), "generator.network": TrainedConfig(lr=1e-4)}
+    if sampler == "swin":
+        model = replace(model, generator=replace(model.generator, dtype="bf16"))
+        train["generator.network"] = TrainedConfig(lora_rank=2)
     stage = StageConfig(
         objective="joint",
         steps=4,
@@ -379,4 +421,10 @@ def test_a_run_trains_exports_and_plays_real_parts(
     assert session.step("the red ball jumps").shape == (CHUNK, 64, 64, 3)
     checkpoint = sorted((tmp_path / "run" / "checkpoints").glob("0*"))[-1]
     adapters = export.export_adapters(checkpoint, tmp_path / "adapters")
-    assert [each.name for each in adapters.iterdir()] == ["backbone"]
+    by_rank = {name for name, how in train.items() if how.lora_rank}
+    assert {each.name for each in adapters.iterdir()} == by_rank
+    if sampler == "swin":
+        whole = replace(stage, train={"generator.network": TrainedConfig()})
+        config = replace(config, stages={"whole": whole}, run_dir=str(tmp_path / "whole"))
+        with pytest.raises(ConfigError, match="held in bf16 and would be trained in full"):
+            finetune.train(config)

@@ -15,6 +15,7 @@ from worldmodel.config import CodecConfig
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.codec import VideoCodec, newest
 from worldmodel.models.diffusers import files
+from worldmodel.models.pretrained import dtype_of
 
 Autoencoder = AutoencoderKLWan | AutoencoderKLLTXVideo | AutoencoderKLCogVideoX
 CLASSES = (AutoencoderKLWan, AutoencoderKLLTXVideo, AutoencoderKLCogVideoX)
@@ -71,14 +72,18 @@ class DiffusersCodec(VideoCodec):
             ConfigError: the architecture is no autoencoder of `CLASSES`, or its arguments are wrong.
             ModelError: the folder is not readable, or holds something else.
         """
+        dtype = dtype_of(config.dtype)
         if folder is not None or config.pretrained:
-            return cls.from_pretrained(folder or str(config.pretrained))
-        arguments = dict(config.architecture)
-        try:
-            vae_class = files.chosen(arguments.pop("_class_name", None), CLASSES, "codec.architecture")
-            return cls(vae_class(**arguments))
-        except (ModelError, RuntimeError, TypeError, ValueError) as error:
-            raise ConfigError(f"codec.architecture cannot be built: {error}") from None
+            made = cls.from_pretrained(folder or str(config.pretrained))
+        else:
+            arguments = dict(config.architecture)
+            try:
+                vae_class = files.chosen(arguments.pop("_class_name", None), CLASSES, "codec.architecture")
+                made = cls(vae_class(**arguments))
+            except (ModelError, RuntimeError, TypeError, ValueError) as error:
+                raise ConfigError(f"codec.architecture cannot be built: {error}") from None
+        files.hold(made.vae, dtype)  # now, so that the means and deviations of latents are read exactly
+        return made
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "DiffusersCodec":

@@ -108,8 +108,10 @@ def chosen(name: Any, allowed: Iterable[T], place: str) -> T:
     return classes[name]
 
 
-def load_model(folder: Path, allowed: Iterable[type[ModelMixin]]) -> ModelMixin:
-    """Load a transformer or autoencoder in fp32.
+def load_model(
+    folder: Path, allowed: Iterable[type[ModelMixin]], dtype: torch.dtype = torch.float32
+) -> ModelMixin:
+    """Load a transformer or autoencoder; in bf16 all but what diffusers keeps in fp32.
 
     Raises:
         ModelError: it is of another class, not readable, or its weights do not fit its config.json.
@@ -117,7 +119,11 @@ def load_model(folder: Path, allowed: Iterable[type[ModelMixin]]) -> ModelMixin:
     model_class = chosen(pretrained.read_json(folder).get("_class_name"), allowed, str(folder))
     try:
         loaded: Any = model_class.from_pretrained(
-            str(folder), use_safetensors=True, local_files_only=True, output_loading_info=True
+            str(folder),
+            torch_dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except pretrained.UNREADABLE as error:
         raise ModelError(f"{folder} cannot be loaded: {pretrained.reason(error)}") from None
@@ -133,12 +139,30 @@ def load_model(folder: Path, allowed: Iterable[type[ModelMixin]]) -> ModelMixin:
 
 
 def save_model(model: ModelMixin, folder: Path, dtype: torch.dtype) -> None:
-    """Write a transformer or autoencoder as diffusers reads it; the model itself keeps its precision."""
+    """Write a transformer or autoencoder as diffusers reads it; the model itself keeps its precision.
+
+    What diffusers keeps in fp32 is written in that.
+    """
     model_class: Any = type(model)
     with torch.device("meta"):
         twin = model_class.from_config(dict(model.config))
-    twin.load_state_dict(cast(model.state_dict(), dtype), assign=True)
+    state = model.state_dict()
+    exact = {name: tensor for name, tensor in state.items() if stays(model, name)}
+    twin.load_state_dict(cast(state, dtype) | cast(exact, torch.float32), assign=True)
     twin.save_pretrained(str(folder))
+
+
+def hold(model: ModelMixin, dtype: torch.dtype) -> None:
+    """Hold a model's parameters in a type, in place, but for those that diffusers keeps in fp32."""
+    for name, parameter in model.named_parameters():
+        if not stays(model, name):
+            parameter.data = parameter.data.to(dtype)
+
+
+def stays(model: ModelMixin, name: str) -> bool:
+    """Tell whether diffusers keeps a parameter in fp32, as it does with some families' norms and times."""
+    kept: Any = model._keep_in_fp32_modules or []
+    return any(part in kept for part in name.split("."))
 
 
 def cast(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

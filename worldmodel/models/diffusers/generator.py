@@ -26,6 +26,7 @@ from worldmodel.models.diffusers.network import Network
 from worldmodel.models.diffusers.solver import DiffusersSolver, NoisePath, Scheduler
 from worldmodel.models.diffusers.stream import StateStream
 from worldmodel.models.generator import Taught, VideoGenerator
+from worldmodel.models.pretrained import dtype_of
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class DiffusersGenerator(VideoGenerator):
         self.width = heads.num_attention_heads * heads.attention_head_dim
         self.network = Network(transformer)
         if streamed:
-            self.network.stream = self.new_stream(transformer)
+            self.network.stream = self.new_stream(transformer).to(transformer.dtype)
         self.token_width = self.width if streamed else self.text_width
         self.text_encoder, self.tokenizer = text or (None, None)
         self.source: files.Source | None = None
@@ -118,7 +119,7 @@ class DiffusersGenerator(VideoGenerator):
             ModelError: a folder is not readable, or holds something else.
         """
         chosen = config.generator
-        streamed, clip = config.condition.kind == "stream", Clip.of(config)
+        streamed, clip, dtype = config.condition.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
         if folder is None and not chosen.pretrained:
             arguments = dict(chosen.architecture)
             try:
@@ -131,11 +132,12 @@ class DiffusersGenerator(VideoGenerator):
                     "condition.text needs a text encoder, which generator.architecture does not bring; set "
                     "generator.pretrained to a pipeline folder, or condition.text to false."
                 )
+            files.hold(transformer, dtype)
             return family(transformer, family.read_scheduler(chosen.scheduler), clip, streamed, codec=codec)
         source = files.Source.of(folder or str(chosen.pretrained))
         place = source.transformer
         family = _family(pretrained.read_json(place).get("_class_name"), str(place))
-        transformer = files.load_model(place, [family.transformer_class])
+        transformer = files.load_model(place, [family.transformer_class], dtype)
         scheduler = family.read_scheduler(chosen.scheduler, source.scheduler)
         text = files.load_text_encoder(source) if config.condition.text else None
         made = family(transformer, scheduler, clip, streamed, text, codec)

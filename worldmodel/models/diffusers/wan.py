@@ -119,11 +119,11 @@ class WanGenerator(DiffusersGenerator):
             seen = self.path.add_noise(context, noise, level[:, :1].expand(-1, context.shape[1]))
             x = torch.cat([torch.cat([seen, latents], dim=1), added], dim=2)
             return self._predict(x, level[:, 0], level[:, 0], condition, None)[:, context.shape[1] :]
-        if len(past[0]) > 1:
+        context, *values = past[0]
+        if values:  # keys and values, of `lead`
             return self._predict(
                 latents, self._each(level, latents), level[:, 0], condition, Sight(past=past)
             )
-        context = past[0][0]
         count = context.shape[1]
         sight = None if blocks is None else Sight(torch.cat([blocks[:1].expand(count), blocks]))
         x = torch.cat([context, latents], dim=1)
@@ -201,8 +201,7 @@ class WanGenerator(DiffusersGenerator):
             for network, rows in ((self.network, high), (self.network_2, ~high)):
                 if rows.any():
                     chosen = None if states is None else states[rows]
-                    made = self._call(network, [each[rows] for each in inputs], chosen, sight)
-                    out[rows] = made.to(out.dtype)
+                    out[rows] = self._call(network, [each[rows] for each in inputs], chosen, sight)
         return rearrange(out, "b c t h w -> b t c h w")
 
     def _call(
@@ -211,12 +210,13 @@ class WanGenerator(DiffusersGenerator):
         x, timestep, text = inputs
         dtype = network.transformer.dtype
         with seeing(network.transformer, sight):
-            return network(
+            made = network(
                 None if states is None else states.to(dtype),
                 hidden_states=x.to(dtype),
                 timestep=timestep,
                 encoder_hidden_states=text.to(dtype),
             )
+        return made.to(x.dtype)
 
     def embed_text(self, texts: list[str]) -> Float[Tensor, "b m e"]:
         """Embed texts as WanPipeline does."""
@@ -238,14 +238,15 @@ class WanGenerator(DiffusersGenerator):
             raise ModelError(
                 f"{source.transformer_2} has no boundary_ratio beside it; fetch the model again."
             )
-        transformer = files.load_model(source.transformer_2, [WanTransformer3DModel])
+        dtype = self.transformer.dtype
+        transformer = files.load_model(source.transformer_2, [WanTransformer3DModel], dtype)
         self.set_second(transformer, source.boundary_ratio)  # type: ignore[arg-type]
         assert self.network_2 is not None
         self.network_2.load_stream(source.transformer_2)
 
     def set_second(self, transformer: WanTransformer3DModel, boundary_ratio: float) -> None:
         """Let another transformer predict below a share of the schedule."""
-        stream = None if self.network.stream is None else self.new_stream(transformer)
+        stream = None if self.network.stream is None else self.new_stream(transformer).to(transformer.dtype)
         self.network_2, self.boundary_ratio = Network(transformer, stream), boundary_ratio
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
