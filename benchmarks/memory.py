@@ -54,7 +54,9 @@ def peak(frames: int, processes: int, width: int, num_layers: int) -> float:
         ready = Mock(shard=lambda *args, **kwargs: layout)  # layouts are numbers, which fake tensors have not
         with patch.object(Layout, "frames", return_value=ready), FakeTensorMode(allow_non_fake_inputs=True):
             generator = DiT(
-                GeneratorConfig(width=width, num_layers=num_layers, num_heads=width // 64), CHANNELS, CELLS
+                GeneratorConfig(width=width, num_layers=num_layers, num_heads=width // 64),
+                CHANNELS,
+                (CELLS, CELLS),
             )
             generator.sequence = mesh.sequence
             for layer in generator.layers:

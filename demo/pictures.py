@@ -56,8 +56,9 @@ def stage(moment: Moment, before: Moment | None, fps: float, heading: str, said:
             f'aria-label="Clip; press to play again" style="background-image:url({under})"></video>'
         )
     words = escape(said if said is not None else moment.label)
+    height, width = moment.clip.shape[1:3]
     return (
-        f'<figure class="wm-stage"><div class="wm-frame">{shown}</div>'
+        f'<figure class="wm-stage"><div class="wm-frame" style="aspect-ratio:{width}/{height}">{shown}</div>'
         f'<figcaption aria-live="polite"><b>{escape(heading)}</b><span>{words}</span></figcaption></figure>'
     )
 

@@ -133,7 +133,7 @@ function media(blob) {
 const HANDLERS = {
   "session.created"(event) {
     session.hello = event;
-    $("model").textContent = `${event.model} · ${event.image_size} px · ${event.fps} frames a second`;
+    $("model").textContent = `${event.model} · ${[event.image_size].flat().toReversed().join(" x ")} px · ${event.fps} frames a second`;
     $("steps").placeholder = `${event.num_inference_steps}, as the model says`;
     $("guidance").placeholder = `${event.guidance_scale}, as the model says`;
     showActions(event.action);
@@ -141,6 +141,8 @@ const HANDLERS = {
   },
   "video.start"(event) {
     session.live = true;
+    const canvas = $("screen");
+    canvas.height = Math.round((canvas.width * event.height) / event.width);
     paced(event.pace);
     document.body.dataset.live = "";
     $("start").hidden = true;

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
 
+from worldmodel.config import height_width
 from worldmodel.errors import WorldModelError
 from worldmodel.serving import events, media
 from worldmodel.serving.actions import ActionSchema
@@ -216,13 +217,14 @@ class Connection:
 
     def _video_start(self, order: SessionStart, world: World, film: Film) -> events.VideoStart:
         config = self.service.model.config
+        height, width = height_width(config.codec.image_size)
         return events.VideoStart(
             event_id=order.event_id,
             format=order.format,
             content_type=film.content_type,
             num_messages=len(film.init),
-            width=config.codec.image_size,
-            height=config.codec.image_size,
+            width=width,
+            height=height,
             fps=config.fps,
             chunk_frames=config.chunk_frames,
             pace=order.pace,

@@ -33,8 +33,8 @@ VIDEO_CODECS = ("h264",)
 MAX_TEXT = 300
 FRAMES, REFUSED, FAILED = range(3)
 """What an answer holds: frames, a sentence of `worldmodel.data.media`, or nothing."""
-ORDER = struct.Struct("!4sHdIQQdIQIdQ")
-ANSWER = struct.Struct("!4sBIIQ")
+ORDER = struct.Struct("!4sHHdIQQdIQIdQ")
+ANSWER = struct.Struct("!4sBIHHQ")
 ORDER_MARK, ANSWER_MARK = b"wmo1", b"wma1"
 ORDER_S = 10.0
 """How long a child waits for its order."""
@@ -43,7 +43,8 @@ ORDER_S = 10.0
 class Order(NamedTuple):
     """What a child is to do, and the limits it does it under."""
 
-    size: int
+    height: int
+    width: int
     fps: float
     max_frames: int
     max_image_pixels: int
@@ -154,13 +155,13 @@ def _answer(order: Order, upload: bytes) -> tuple[bytes, bytes | memoryview]:
     media.MAX_VIDEO_SECONDS = order.max_seconds
     media.MAX_DECODED_FRAMES = order.max_decoded_frames
     try:
-        frames = media.read_observation(upload, order.size, order.fps, order.max_frames)
+        frames = media.read_observation(upload, (order.height, order.width), order.fps, order.max_frames)
     except InputError as refusal:  # its text is the library's; a decoder's text is never in it
         text = str(refusal).encode("ascii", "replace")[:MAX_TEXT]
-        return ANSWER.pack(ANSWER_MARK, REFUSED, 0, 0, len(text)), text
+        return ANSWER.pack(ANSWER_MARK, REFUSED, 0, 0, 0, len(text)), text
     except Exception:
-        return ANSWER.pack(ANSWER_MARK, FAILED, 0, 0, 0), b""
-    header = ANSWER.pack(ANSWER_MARK, FRAMES, len(frames), order.size, frames.nbytes)
+        return ANSWER.pack(ANSWER_MARK, FAILED, 0, 0, 0, 0), b""
+    header = ANSWER.pack(ANSWER_MARK, FRAMES, *frames.shape[:3], frames.nbytes)
     return header, np.ascontiguousarray(frames).data.cast("B")
 
 

@@ -191,7 +191,8 @@ class SessionCreated(Event):
     action: ActionSchema
     fps: int
     chunk_frames: int
-    image_size: int
+    image_size: int | tuple[int, int]
+    """Height and width of a frame in pixels, or the side of a square."""
     num_inference_steps: int
     guidance_scale: float
     formats: list[Format]

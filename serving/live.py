@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from worldmodel.config import ImageSize, height_width
 from worldmodel.data.media import Frames
 from worldmodel.errors import InputError
 from worldmodel.serving.actions import body, plain
@@ -57,8 +58,8 @@ class Metrics(Protocol):
 class Film:
     """Turns chunks into binary messages: a JPEG per frame, or one MP4 segment."""
 
-    def __init__(self, kind: Format, size: int, fps: int) -> None:
-        self._mp4 = FragmentedMp4(size, size, fps) if kind == "fmp4" else None
+    def __init__(self, kind: Format, size: ImageSize, fps: int) -> None:
+        self._mp4 = FragmentedMp4(*height_width(size), fps) if kind == "fmp4" else None
         self.content_type = self._mp4.mime if self._mp4 else "image/jpeg"
         self.init = [self._mp4.init] if self._mp4 else []
 

@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import io
 import logging
+import math
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ import av
 import numpy as np
 from PIL import Image
 
+from worldmodel.config import ImageSize, height_width
 from worldmodel.data import formats
 from worldmodel.data.media import MIN_SHORT_SIDE, Frames, Picture, write_video
 from worldmodel.errors import InputError, OutputError
@@ -71,9 +73,9 @@ class MediaLimits:
 
 
 async def decode_upload(
-    data: bytes, *, size: int, fps: float, max_frames: int, limits: MediaLimits | None = None
+    data: bytes, *, size: ImageSize, fps: float, max_frames: int, limits: MediaLimits | None = None
 ) -> Frames:
-    """Decode an uploaded picture (one frame) or film as RGB, centred squares of `size` pixels.
+    """Decode an uploaded picture (one frame) or film as RGB, each frame's centre, `size` pixels large.
 
     Frame `i` of a film is what it shows `i / fps` seconds after its start; what comes after `max_frames` is
     not decoded. When the caller is cancelled, the child is killed.
@@ -90,10 +92,12 @@ async def decode_upload(
     _check_upload(data, limits)
     if not 1 <= max_frames <= limits.max_frames:
         raise InputError(f"max_frames is {max_frames}; use 1 to {limits.max_frames}.")
-    if not 1 <= size <= MAX_SIZE:
+    height, width = height_width(size)
+    if not (1 <= height <= MAX_SIZE and 1 <= width <= MAX_SIZE):
         raise InputError(f"size is {size}; use 1 to {MAX_SIZE}.")
     order = Order(
-        size=size,
+        height=height,
+        width=width,
         fps=fps,
         max_frames=max_frames,
         max_image_pixels=limits.max_image_pixels,
@@ -159,15 +163,15 @@ async def _converse(child: socket.socket, order: Order, data: bytes) -> Frames:
     await loop.sock_sendall(child, order.to_bytes())
     await loop.sock_sendall(child, data)
     header = await _receive(child, ANSWER.size)
-    mark, status, num_frames, size, num_bytes = ANSWER.unpack(header)
+    mark, status, num_frames, height, width, num_bytes = ANSWER.unpack(header)
     if mark != decode_child.ANSWER_MARK:
         raise InputError(DAMAGED)
     if status == REFUSED and num_bytes <= MAX_TEXT:
         text = (await _receive(child, num_bytes)).decode("ascii", "replace")
         raise InputError(text if text.isprintable() else DAMAGED)
-    shape = (num_frames, size, size, 3)
-    whole = 1 <= num_frames <= order.max_frames and size == order.size
-    if status != FRAMES or not whole or num_bytes != num_frames * size * size * 3:
+    shape = (num_frames, height, width, 3)
+    whole = 1 <= num_frames <= order.max_frames and (height, width) == (order.height, order.width)
+    if status != FRAMES or not whole or num_bytes != math.prod(shape):
         # The library refuses damaged bytes with a sentence, so this is a decoder gone wrong, or ourselves.
         LOG.error("A decoding child failed (answer %d) on an upload of %d bytes.", status, order.num_bytes)
         raise InputError(DAMAGED)

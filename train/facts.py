@@ -35,7 +35,7 @@ def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
     config = root.model.config
     frames = 1 + stage.rounds * config.chunk_frames
     round_tokens = root.model.round_tokens
-    cells = config.codec.grid**2 // root.model.generator.cells_per_token
+    cells = config.codec.cells // root.model.generator.cells_per_token
     generator_tokens = (config.context_latents + config.chunk_latents) * cells
     backbone, generator = step_flops(root.model, stage)
     lines += [
@@ -64,7 +64,7 @@ def step_flops(model: WorldModel, stage: StageConfig) -> tuple[float, float]:
     layers = model.backbone.model.base_model.layers
     assert isinstance(layers, nn.ModuleList), "decoder families keep their layers in a list"
     backbone = CostModel(_matrices(layers), len(layers), width, width)
-    cells = config.codec.grid**2 // model.generator.cells_per_token
+    cells = config.codec.cells // model.generator.cells_per_token
     frames = [(Kind.FRAME, config.context_latents * cells), (Kind.FRAME, config.chunk_latents * cells)]
     layers, width = model.generator.layers, model.generator.width
     generator = CostModel(_matrices(layers), len(layers), width, width)

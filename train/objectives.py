@@ -198,8 +198,8 @@ class AlignmentObjective(Objective):
 
     def truths(self, model: WorldModel, batch: Batch) -> tuple[Tensor, ...]:
         """Say which words of each kind hold on each cell."""
-        grid = model.config.codec.grid
-        truth, _ = label(batch, "words", (grid, grid, len(WORDS)), model.unseen.device)
+        shape = (*model.config.codec.grid, len(WORDS))
+        truth, _ = label(batch, "words", shape, model.unseen.device)
         return truth.flatten(1, 2).split([len(kind) for kind in KINDS], dim=-1)
 
     def forward(self, model: WorldModel, prepared: Prepared) -> Sums:
@@ -271,10 +271,9 @@ class StateObjective(Objective):
         rounds = encode_rounds(model, batch)
         counts = rounds.counts() if self.forecasts else {}
         if self.forecasts and batch.task == "rounds":
-            grid = model.config.codec.grid
-            counts["named"] = float(
-                label(batch, "named", (grid, grid), model.unseen.device)[1].sum() * grid**2
-            )
+            codec = model.config.codec
+            known = label(batch, "named", codec.grid, model.unseen.device)[1]
+            counts["named"] = float(known.sum() * codec.cells)
             if model.config.vision.sees_latents:
                 counts |= self.alignment.counts(model, batch)
         tokens = rounds.context.shape[0] * rounds.context.shape[1] * model.round_tokens
@@ -376,8 +375,7 @@ class StateObjective(Objective):
             return {}
         sums = rounds.errors(forecast.view_as(rounds.target))
         if batch.task == "rounds":
-            grid = model.config.codec.grid
-            truth, known = label(batch, "named", (grid, grid), model.unseen.device)
+            truth, known = label(batch, "named", model.config.codec.grid, model.unseen.device)
             logits = widened(self.named(prediction.states[known, 0])).squeeze(-1)
             rare = logits.new_tensor(3.0)
             sums["named"] = F.binary_cross_entropy_with_logits(

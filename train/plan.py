@@ -170,7 +170,7 @@ def activations(config: TrainConfig) -> float:
     whole = on_meta(model)
     depths = _depth(whole.backbone.model), _depth(whole.generator)
     token_bytes = rounds * whole.round_tokens * whole.backbone.width * 2
-    cells = (model.context_latents + model.chunk_latents) * model.codec.grid**2
+    cells = (model.context_latents + model.chunk_latents) * model.codec.cells
     latent_bytes = rounds * cells // whole.generator.cells_per_token * whole.generator.width * 2
     total = 0.0
     for depth, base, layer, hidden in (
@@ -203,15 +203,15 @@ def _generator(config: WorldModelConfig, rounds: int, count: int) -> Callable[[]
     def run() -> Tensor:
         fake = _materialised(generator)
         _materialised(model.codec)  # which some generators look at their context with
-        channels, side = config.codec.latent_channels, config.codec.grid
-        clean = torch.randn(rounds, config.chunk_latents, channels, side, side)
-        context = torch.randn(rounds, config.context_latents, channels, side, side)
+        shape = (config.codec.latent_channels, *config.codec.grid)
+        clean = torch.randn(rounds, config.chunk_latents, *shape)
+        context = torch.randn(rounds, config.context_latents, *shape)
         width, ours = fake.token_width, config.generator.is_ours
         tokens = torch.randn(rounds, config.num_queries, width, requires_grad=True)
         condition = Condition(
             tokens=tokens,
             pooled=torch.randn(rounds, width) if ours else None,
-            cells=torch.randn(rounds, side**2, width) if ours else None,
+            cells=torch.randn(rounds, config.codec.cells, width) if ours else None,
             forecast=clean if ours else None,
             text=None,
         )

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from worldmodel import config as configs
-from worldmodel.config import WorldModelConfig
+from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.errors import ModelError, OutputError
 from worldmodel.models import lora
 from worldmodel.models.backbone import Backbone
@@ -201,10 +201,11 @@ def plain_card(model: WorldModel, name: str, training: dict[str, Any] | None) ->
     for part, module in parts.items():
         count = sum(parameter.numel() for parameter in module.parameters())
         lines.append(f"| {part} | {kinds[part]} | {count / 1e6:,.1f} M |")
+    height, width = height_width(config.codec.image_size)
     taken = [kind for kind, takes in config.action.takes.items() if takes]
     lines += [
-        f"\nIt makes {config.chunk_frames} frames of {config.codec.image_size} x {config.codec.image_size} "
-        f"pixels a round, {config.fps} a second, and takes {', '.join(taken) or 'no actions'}.\n",
+        f"\nIt makes {config.chunk_frames} frames of {width} x {height} pixels a round, {config.fps} a "
+        f"second, and takes {', '.join(taken) or 'no actions'}.\n",
         "## Training\n",
     ]
     stages = (training or {}).get("stages") or {}

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
+from worldmodel.config import height_width
 from worldmodel.errors import InputError
 from worldmodel.rollout import memory_frames
 from worldmodel.serving import media
@@ -160,13 +161,19 @@ def adapter(service: WorldService, model_name: str, asked: str | None) -> str | 
     return asked
 
 
+def frame_size(service: WorldService) -> str:
+    """Return the model's frame size as `WIDTHxHEIGHT`."""
+    height, width = height_width(service.model.config.codec.image_size)
+    return f"{width}x{height}"
+
+
 def check_size(service: WorldService, size: str | None) -> str:
     """Return the model's frame size as `WIDTHxHEIGHT`.
 
     Raises:
         InputError: another one is asked for.
     """
-    own = "x".join([str(service.model.config.codec.image_size)] * 2)
+    own = frame_size(service)
     if size not in (None, own):
         raise InputError(f"size is {size}; this model makes {own}: pass that, or leave size out.")
     return own

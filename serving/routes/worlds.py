@@ -21,7 +21,7 @@ from worldmodel.serving.protocol import (
     WorldObject,
     WorldRequest,
 )
-from worldmodel.serving.routes.body import adapter, decode, described, read_body
+from worldmodel.serving.routes.body import adapter, decode, described, frame_size, read_body
 from worldmodel.serving.routes.frames import FRAMES, answer_frames, chosen_format
 from worldmodel.serving.routes.guard import ERRORS, Caller, GuardedRoute, while_connected
 from worldmodel.serving.worlds import WorldService
@@ -164,7 +164,7 @@ def shown(request: Request, held: HeldWorld) -> WorldObject:
         round=world.round,
         max_rounds=service.max_rounds,
         fps=config.fps,
-        size="x".join([str(config.codec.image_size)] * 2),
+        size=frame_size(service),
         chunk_frames=config.chunk_frames,
         action_schema=ActionSchema.of(config.action),
         seed=world.settings.seed,

@@ -449,18 +449,19 @@ def test_the_decoder_knows_no_secret_and_loads_no_model(monkeypatch: pytest.Monk
 
 def test_a_decoder_that_answers_lies_is_not_believed() -> None:
     """Were the child taken over, its answer still is what was asked for, or an error."""
-    order = Order(16, 8.0, 4, 1, 1, 1.0, 1, 1, 1, 1.0, 0)
+    order = Order(16, 32, 8.0, 4, 1, 1, 1.0, 1, 1, 1, 1.0, 0)
     answers = [
         b"",
         bytes(21),
-        media.ANSWER.pack(b"wma1", 0, 2**32 - 1, 16, 2**63),
-        media.ANSWER.pack(b"wma1", 0, 5, 16, 5 * 768),
-        media.ANSWER.pack(b"wma1", 0, 1, 8, 192) + bytes(192),
-        media.ANSWER.pack(b"wma1", 0, 1, 16, 768) + bytes(100),
-        media.ANSWER.pack(b"wma1", 0, 0, 16, 0),
-        media.ANSWER.pack(b"wma1", 1, 0, 0, 2**60),
-        media.ANSWER.pack(b"wma1", 1, 0, 0, 20) + b"\x1b[2J\r\nSet-Cookie: a=b",
-        media.ANSWER.pack(b"wma1", 7, 0, 0, 0),
+        media.ANSWER.pack(b"wma1", 0, 2**32 - 1, 16, 32, 2**63),
+        media.ANSWER.pack(b"wma1", 0, 5, 16, 32, 5 * 1536),
+        media.ANSWER.pack(b"wma1", 0, 1, 32, 16, 1536) + bytes(1536),
+        media.ANSWER.pack(b"wma1", 0, 1, 8, 8, 192) + bytes(192),
+        media.ANSWER.pack(b"wma1", 0, 1, 16, 32, 1536) + bytes(100),
+        media.ANSWER.pack(b"wma1", 0, 0, 16, 32, 0),
+        media.ANSWER.pack(b"wma1", 1, 0, 0, 0, 2**60),
+        media.ANSWER.pack(b"wma1", 1, 0, 0, 0, 20) + b"\x1b[2J\r\nSet-Cookie: a=b",
+        media.ANSWER.pack(b"wma1", 7, 0, 0, 0, 0),
     ]
     for answer in answers:
         ours, theirs = media.socket.socketpair()

@@ -58,7 +58,7 @@ def test_denoising_in_a_batch_equals_denoising_alone(model: WorldModel) -> None:
     jobs = []
     for index in range(6):
         states = torch.randn(1, config.num_queries, model.backbone.width, generator=generator)
-        context = torch.randn(1, 1, config.codec.latent_channels, grid, grid, generator=generator)
+        context = torch.randn(1, 1, config.codec.latent_channels, *grid, generator=generator)
         with torch.no_grad():
             condition = model.condition(states, context)
         noise = torch.randn(condition.forecast.shape, generator=generator)

@@ -97,7 +97,7 @@ def test_training_sees_the_motions_that_a_session_sees(world: WorldModel) -> Non
         {"mode": "velocity", "data": {"translation": [0, 0, 2]}},
         {"mode": "velocity", "data": {}},
     ]
-    latents = (world.config.codec.latent_channels, *[world.config.codec.grid] * 2)
+    latents = (world.config.codec.latent_channels, *world.config.codec.grid)
     context = torch.randn(1, 3, world.config.context_latents, *latents, generator=torch.manual_seed(0))
     told, seen = ([[Action.of({"camera": each}) for each in cameras]] for cameras in (poses, steps))
     assert torch.equal(world(context, told).states, world(context, seen).states)

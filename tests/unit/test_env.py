@@ -199,7 +199,7 @@ def test_a_live_world_is_played_as_it_is(model: WorldModel, picture: np.ndarray,
     with pytest.raises(ConfigError, match="say it with interface="):
         WorldEnv(Remote())
     known = Interface(32, 8, 8, model.config.action)
-    with pytest.raises(ConfigError, match=r"where interface\.image_size is 64"):
+    with pytest.raises(ConfigError, match=r"where interface\.image_size is \(64, 64\)"):
         WorldEnv(Remote(), start={"observation": picture}, interface=replace(known, image_size=64)).reset()
     env = WorldEnv(session) if way == "session" else WorldEnv(Remote(), interface=known)
     assert env.interface == known

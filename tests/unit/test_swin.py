@@ -1,5 +1,6 @@
 """Causal Swin-DPM: chunk after chunk against a window of two chunks that moves in one pass."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ from worldmodel.train.generation import GeneratorObjective
 from worldmodel.train.terms import Chance
 from worldmodel.types import Action, Episode
 
-FRAMES, CHANNELS, GRID, WIDTH = 3, 4, 4, 48
+FRAMES, CHANNELS, GRID, WIDTH = 3, 4, (4, 6), 48
 WINDOW = [0] + [1] * FRAMES + [2] * FRAMES
 """Blocks of a window's frames: condition frame, front chunk, back chunk."""
 
@@ -50,13 +51,13 @@ def condition(seed: int, batch: int = 2) -> Condition:
     return Condition(
         tokens=draw(seed, batch, 5, WIDTH),
         pooled=draw(seed + 1, batch, WIDTH),
-        cells=draw(seed + 2, batch, GRID**2, WIDTH),
-        forecast=draw(seed + 3, batch, FRAMES, CHANNELS, GRID, GRID),
+        cells=draw(seed + 2, batch, math.prod(GRID), WIDTH),
+        forecast=draw(seed + 3, batch, FRAMES, CHANNELS, *GRID),
     )
 
 
 def noise(seed: int, frames: int = FRAMES, batch: int = 2) -> Tensor:
-    return draw(seed, batch, frames, CHANNELS, GRID, GRID)
+    return draw(seed, batch, frames, CHANNELS, *GRID)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:

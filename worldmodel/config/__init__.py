@@ -8,8 +8,10 @@ from worldmodel.config.model import (
     CodecConfig,
     ConditionConfig,
     GeneratorConfig,
+    ImageSize,
     VisionConfig,
     WorldModelConfig,
+    height_width,
 )
 from worldmodel.config.train import (
     DataConfig,
@@ -28,6 +30,7 @@ __all__ = [
     "ConditionConfig",
     "DataConfig",
     "GeneratorConfig",
+    "ImageSize",
     "MeshConfig",
     "SourceConfig",
     "StageConfig",
@@ -36,6 +39,7 @@ __all__ = [
     "VisionConfig",
     "WorldModelConfig",
     "build",
+    "height_width",
     "load",
     "to_dict",
 ]

@@ -6,6 +6,14 @@ from typing import Any
 
 from worldmodel.errors import ConfigError
 
+ImageSize = int | tuple[int, int]
+"""Side of a square frame, or height and width, in pixels."""
+
+
+def height_width(size: ImageSize) -> tuple[int, int]:
+    """Return both sides of a frame."""
+    return (size, size) if isinstance(size, int) else size
+
 
 @dataclass(frozen=True)
 class CodecConfig:
@@ -17,8 +25,8 @@ class CodecConfig:
     """Arguments of a diffusers autoencoder class, with its `_class_name`: random weights."""
     dtype: str = "fp32"
     """fp32 | bf16: what the weights of one of diffusers are held in; ours are always held in fp32."""
-    image_size: int = 64
-    """Height and width of a frame, in pixels; a multiple of `spatial_factor`."""
+    image_size: Any = 64
+    """[height, width] of a frame in pixels, or the side of a square; multiples of `spatial_factor`."""
     spatial_factor: int = 8
     """Pixels along one side of a latent cell; ours has 8."""
     temporal_factor: int = 2
@@ -30,9 +38,15 @@ class CodecConfig:
     """Residual blocks per resolution in the decoder; the encoder has one fewer."""
 
     @property
-    def grid(self) -> int:
-        """Latent cells along one side of a frame."""
-        return self.image_size // self.spatial_factor
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of latent cells in a frame."""
+        height, width = height_width(self.image_size)
+        return height // self.spatial_factor, width // self.spatial_factor
+
+    @property
+    def cells(self) -> int:
+        """Latent cells of a frame."""
+        return math.prod(self.grid)
 
     @property
     def is_ours(self) -> bool:
@@ -46,10 +60,17 @@ class CodecConfig:
             )
         if self.is_ours and self.spatial_factor != 8:
             raise ConfigError(f"codec.spatial_factor is {self.spatial_factor}; our own codec has 8.")
-        if self.image_size % self.spatial_factor or self.image_size < 16:
+        # A list where it comes from a file; a square is one number however it is written.
+        given = self.image_size if isinstance(self.image_size, list | tuple) else [self.image_size] * 2
+        if len(given) != 2 or not all(
+            type(side) is int and side >= 16 and side % self.spatial_factor == 0 for side in given
+        ):
             raise ConfigError(
-                f"codec.image_size is {self.image_size}; use a multiple of {self.spatial_factor} from 16 up."
+                f"codec.image_size is {self.image_size}; use one number or [height, width], each a multiple "
+                f"of {self.spatial_factor} from 16 up."
             )
+        height, width = given
+        object.__setattr__(self, "image_size", height if height == width else (height, width))
 
 
 SMALL_DECODER: dict[str, Any] = {
@@ -266,7 +287,7 @@ class WorldModelConfig:
     @property
     def num_queries(self) -> int:
         """Query positions of a round."""
-        return self.queries or self.codec.grid**2
+        return self.queries or self.codec.cells
 
     def __post_init__(self) -> None:
         if self.chunk_frames < 1 or self.chunk_frames % self.codec.temporal_factor:
@@ -274,9 +295,11 @@ class WorldModelConfig:
                 f"chunk_frames is {self.chunk_frames}; use a multiple of codec.temporal_factor "
                 f"({self.codec.temporal_factor})."
             )
-        if self.vision.sees_latents and self.codec.grid % self.vision.merge:
+        rows, columns = self.codec.grid
+        if self.vision.sees_latents and math.gcd(rows, columns) % self.vision.merge:
             raise ConfigError(
-                f"vision.merge is {self.vision.merge}; use a divisor of {self.codec.grid} cells."
+                f"vision.merge is {self.vision.merge}; use a divisor of {rows} rows and {columns} columns of "
+                "latent cells."
             )
         if self.queries < 0 or not 1 <= self.context_latents <= self.chunk_latents:
             raise ConfigError(
@@ -289,7 +312,7 @@ class WorldModelConfig:
                 "diffusers prompt or stream."
             )
         if self.condition.kind == "forecast" and (
-            self.num_queries != self.codec.grid**2 or self.condition.text
+            self.num_queries != self.codec.cells or self.condition.text
         ):
             raise ConfigError(
                 "condition.kind forecast reads one state per latent cell and no text; leave out queries and "
@@ -300,7 +323,7 @@ class WorldModelConfig:
                 f"vision.max_frames is {self.vision.max_frames}; use more than a chunk's "
                 f"{self.chunk_latents} latent frames, so that a round can be seen with the frame before it."
             )
-        if self.vision.sees_latents and self.num_queries != self.codec.grid**2:
+        if self.vision.sees_latents and self.num_queries != self.codec.cells:
             raise ConfigError(
                 f"queries is {self.queries}, yet without a vision encoder there is one per latent cell; "
                 "set vision.encoder or leave queries out."

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from worldmodel.config import WorldModelConfig
+from worldmodel.config import ImageSize, WorldModelConfig
 from worldmodel.data import media
 from worldmodel.errors import InputError
 from worldmodel.types import DESCRIBE, Action, Camera, Episode, Pose
@@ -21,7 +21,7 @@ EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
 class Cut:
     """What rounds look like to a model."""
 
-    size: int
+    size: ImageSize
     fps: int
     chunk: int
     """Frames of a round."""

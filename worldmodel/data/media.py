@@ -1,9 +1,9 @@
 """Image and video files: the one place of the library where such bytes are decoded or encoded.
 
 Files are recognised by their first bytes, never by their name, and only a short list of formats reaches a
-decoder. Size limits are checked before decoding. Frames are RGB uint8 `[t, h, w, 3]`, cropped to their
-centred square. Decoders run in this process: a server that takes bytes from strangers runs these functions
-in a child process with limits of its own.
+decoder. Size limits are checked before decoding. Frames are RGB uint8 `[t, h, w, 3]`: their largest
+centred part of the wanted shape, resized. Decoders run in this process: a server that takes bytes from
+strangers runs these functions in a child process with limits of its own.
 """
 
 import errno
@@ -25,6 +25,7 @@ from av.video.reformatter import VideoReformatter
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
+from worldmodel.config import ImageSize, height_width
 from worldmodel.data import formats
 from worldmodel.errors import InputError, OutputError
 
@@ -61,8 +62,8 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 # Reading
 
 
-def read_image(source: Source | Image.Image | np.ndarray, size: int) -> Picture:
-    """Read a PNG, JPEG, WebP or GIF (its first frame) as a centred square of `size` pixels.
+def read_image(source: Source | Image.Image | np.ndarray, size: ImageSize) -> Picture:
+    """Read a PNG, JPEG, WebP or GIF (its first frame) as its centre, `size` pixels large.
 
     The camera's rotation is applied and transparency becomes white. `source` may also be a picture in
     memory: a Pillow image, or a uint8 array `[h, w]`, `[h, w, 3]` or `[h, w, 4]`.
@@ -71,20 +72,22 @@ def read_image(source: Source | Image.Image | np.ndarray, size: int) -> Picture:
         InputError: the file is missing, empty, no picture, damaged, too small or too large.
     """
     if isinstance(source, np.ndarray):
-        return _square(_loaded("The image array", _from_array(source)), size)
+        return _centre(_loaded("The image array", _from_array(source)), size)
     if isinstance(source, Image.Image):
-        return _square(_loaded("The image", source), size)
+        return _centre(_loaded("The image", source), size)
     name, data = _read_bytes(source, MAX_IMAGE_BYTES, "image")
     kind = formats.recognise(data)
     if kind not in PICTURES:
         raise InputError(
             f"{name} is {formats.describe(kind, data)}, not an image; use a PNG, JPEG, WebP or GIF."
         )
-    return _square(_decode_picture(name, data, kind), size)
+    return _centre(_decode_picture(name, data, kind), size)
 
 
-def read_video(source: Source, size: int, fps: float | None, max_frames: int, start_s: float = 0.0) -> Frames:
-    """Read up to `max_frames` frames of an MP4, WebM, MKV, AVI or GIF, each a centred square.
+def read_video(
+    source: Source, size: ImageSize, fps: float | None, max_frames: int, start_s: float = 0.0
+) -> Frames:
+    """Read up to `max_frames` frames of an MP4, WebM, MKV, AVI or GIF, each its centre, `size` pixels large.
 
     Reading starts `start_s` seconds after the file's start. With `fps` the clip is resampled: frame `i` is
     what the file shows `i / fps` seconds later; None keeps the file's own frames. Reading stops once
@@ -126,7 +129,7 @@ def _read_video_bytes(source: Source) -> tuple[str, bytes, str]:
 
 
 def read_observation(
-    source: Source | Image.Image | np.ndarray, size: int, fps: float | None, max_frames: int
+    source: Source | Image.Image | np.ndarray, size: ImageSize, fps: float | None, max_frames: int
 ) -> Frames:
     """Read an image as a clip of one frame, or a video (a GIF is one) as `read_video` does.
 
@@ -151,7 +154,7 @@ def read_observation(
         )
     if len(data) > MAX_IMAGE_BYTES:
         raise InputError(f"{name} is larger than {MAX_IMAGE_BYTES // 2**20} MiB; shrink it first.")
-    return _square(_decode_picture(name, data, kind), size)[None]
+    return _centre(_decode_picture(name, data, kind), size)[None]
 
 
 def _read_bytes(source: Source, limit: int, what: str) -> tuple[str, bytes]:
@@ -227,17 +230,28 @@ def _opaque(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
 
 
-def _square(image: Image.Image, size: int) -> Picture:
-    """Crop the centred square and resize it: area average to shrink (no ringing), Lanczos to enlarge."""
-    width, height = image.size
-    side = min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
-    resample = Image.Resampling.BOX if side >= size else Image.Resampling.LANCZOS
-    return np.array(image.resize((size, size), resample, box=(left, top, left + side, top + side)))
+def _centre(image: Image.Image, size: ImageSize) -> Picture:
+    """Crop the largest centred part of the wanted shape and resize it: no bars, nothing stretched.
+
+    By area average to shrink (no ringing), by Lanczos to enlarge.
+    """
+    (height, width), (whole_width, whole_height) = height_width(size), image.size
+    cut_width = min(whole_width, max(1, round(whole_height * width / height)))
+    cut_height = min(whole_height, max(1, round(whole_width * height / width)))
+    left, top = (whole_width - cut_width) // 2, (whole_height - cut_height) // 2
+    shrinks = cut_width >= width and cut_height >= height
+    resample = Image.Resampling.BOX if shrinks else Image.Resampling.LANCZOS
+    return np.array(image.resize((width, height), resample, (left, top, left + cut_width, top + cut_height)))
 
 
 def _decode_clip(
-    name: str, data: bytes, kind: str, size: int, fps: float | None, max_frames: int, start_s: float = 0.0
+    name: str,
+    data: bytes,
+    kind: str,
+    size: ImageSize,
+    fps: float | None,
+    max_frames: int,
+    start_s: float = 0.0,
 ) -> Frames:
     if fps is not None and not 0 < fps <= 1000:
         raise InputError(f"fps is {fps}; use a number above 0 and up to 1000.")
@@ -252,7 +266,7 @@ def _decode_clip(
     with _opened(name, data, kind) as container:
         shown = _shown(_decode_video(name, container, kind in SEEKABLE, start_s), fps, start_s)
         convert = VideoReformatter()  # of all frames: to set one up costs far more than it then takes
-        frames = [_square(_picture(frame, convert), size) for frame in itertools.islice(shown, max_frames)]
+        frames = [_centre(_picture(frame, convert), size) for frame in itertools.islice(shown, max_frames)]
     if not frames:
         where = f" from {start_s:g} s on" if start_s else ""
         raise InputError(f"{name} holds no decodable frame{where}; export it again as MP4 (H.264).")

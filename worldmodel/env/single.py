@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from worldmodel.config import ActionConfig
+from worldmodel.config import ActionConfig, ImageSize, height_width
 from worldmodel.data.media import Frames
 from worldmodel.env.actions import Kind, Kinds, action_space, choose_kind, read_action, read_schema
 from worldmodel.errors import ConfigError, InputError
@@ -34,12 +34,15 @@ RENDER_MODES = ["rgb_array", "rgb_array_list"]
 class Interface:
     """What a world shows and takes."""
 
-    image_size: int
-    """Height and width of a frame, in pixels."""
+    image_size: ImageSize
+    """Height and width of a frame in pixels, or the side of a square."""
     chunk_frames: int
     """Frames of one round."""
     fps: float
     action: ActionConfig
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_size", height_width(self.image_size))
 
     @classmethod
     def of(cls, world: Any) -> "Interface":
@@ -55,7 +58,8 @@ class Interface:
             return cls(config.codec.image_size, config.chunk_frames, config.fps, config.action)
         try:  # of the client's worlds only this is known here: the server, too, is a floor above
             info, takes = world.info, world.info.action_schema
-            return cls(int(info.size.split("x")[0]), info.chunk_frames, info.fps, read_schema(takes))
+            width, height = map(int, info.size.split("x"))
+            return cls((height, width), info.chunk_frames, info.fps, read_schema(takes))
         except (AttributeError, ConfigError):
             raise ConfigError(
                 "What this world shows and takes is not known; say it with interface=Interface(...)."
@@ -146,7 +150,7 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
         self.interface = known = interface or Interface.of(self.world)
         self.kind: Kinds = choose_kind(actions, known.action)
         self.action_space = action_space(self.kind, known.action)
-        shape = (known.image_size, known.image_size, 3)
+        shape = (*height_width(known.image_size), 3)
         shape = shape if observe == "frame" else (known.chunk_frames, *shape)
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
         self.render_mode, self._observe = render_mode, observe
@@ -216,7 +220,7 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
 
     def _see(self, frames: Frames) -> np.ndarray:
         size, length = self.interface.image_size, self.interface.chunk_frames
-        if frames.shape[1:] != (size, size, 3):
+        if frames.shape[1:] != (*height_width(size), 3):
             raise ConfigError(
                 f"The world made frames of shape {frames.shape[1:]} where interface.image_size is {size}; "
                 "pass the size of its frames."

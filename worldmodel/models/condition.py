@@ -1,5 +1,6 @@
 """The generator adapter: predicted states become what the generator is conditioned on."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -40,7 +41,7 @@ class Layer(nn.Module):
         self.feed_forward_norm, self.feed_forward = RMSNorm(width), LocalFeedForward(width)
 
     def forward(
-        self, x: Float[Tensor, "b n d"], rope: Float[Tensor, "2 n e"], grid: int
+        self, x: Float[Tensor, "b n d"], rope: Float[Tensor, "2 n e"], grid: tuple[int, int]
     ) -> Float[Tensor, "b n d"]:
         x = x + self.attention(self.attention_norm(x), rope)[0]
         return x + self.feed_forward(self.feed_forward_norm(x), grid)
@@ -73,7 +74,7 @@ class ForecastAdapter(GeneratorAdapter):
         state_width: int,
         latent_channels: int,
         chunk_latents: int,
-        grid: int,
+        grid: tuple[int, int],
         width: int,
     ) -> None:
         super().__init__()
@@ -99,7 +100,7 @@ class ForecastAdapter(GeneratorAdapter):
             x = layer(x, rope, self.grid)
         x = self.last_norm(x)
         change = rearrange(
-            self.to_latents(x), "b (h w) (t c) -> b t c h w", h=self.grid, t=self.chunk_latents
+            self.to_latents(x), "b (h w) (t c) -> b t c h w", h=self.grid[0], t=self.chunk_latents
         )
         return Condition(
             tokens=self.to_tokens(states),
@@ -110,8 +111,7 @@ class ForecastAdapter(GeneratorAdapter):
 
     def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
         """Return the condition that says nothing: the forecast repeats the last seen frame."""
-        batch = context.shape[0]
-        tokens = self.null_token.expand(batch, self.grid**2, -1)
+        tokens = self.null_token.expand(len(context), math.prod(self.grid), -1)
         return Condition(
             tokens=tokens,
             pooled=torch.zeros_like(tokens[:, 0]),

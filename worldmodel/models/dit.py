@@ -56,7 +56,7 @@ class Block(nn.Module):
         rope: Float[Tensor, "2 n e"],
         layout: Layout | None,
         past: KeyValue | None,
-        grid: int,
+        grid: tuple[int, int],
     ) -> tuple[Float[Tensor, "b n d"], KeyValue]:
         parts = (modulation + self.modulation).repeat_interleave(x.shape[1] // modulation.shape[1], dim=1)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts.unbind(dim=2)
@@ -83,7 +83,7 @@ class DiT(VideoGenerator):
 
     chunkwise = True
 
-    def __init__(self, config: GeneratorConfig, latent_channels: int, grid: int) -> None:
+    def __init__(self, config: GeneratorConfig, latent_channels: int, grid: tuple[int, int]) -> None:
         super().__init__()
         self.config, self.grid = config, grid
         self.sequence = SequenceGroup()
@@ -188,8 +188,9 @@ class DiT(VideoGenerator):
         places = torch.arange(first_frame, first_frame + frames, device=latents.device)
         given, sigma_here, layout = torch.cat([latents, forecast], dim=2), sigma, None
         if blocks is not None:
-            layout = Layout.frames(blocks, self.grid**2).shard(self.sequence, unit=self.grid**2, balance=True)
-            mine = layout.take(torch.arange(frames).repeat_interleave(self.grid**2), dim=0)[:: self.grid**2]
+            cells = math.prod(self.grid)
+            layout = Layout.frames(blocks, cells).shard(self.sequence, unit=cells, balance=True)
+            mine = layout.take(torch.arange(frames).repeat_interleave(cells), dim=0)[::cells]
             given, sigma_here, places = given[:, mine], sigma[:, mine], places[mine]
         x = self.embed(rearrange(given, "b t c h w -> b (t h w) c"))
         x = x + condition.cells.repeat(1, len(places), 1)
@@ -203,6 +204,6 @@ class DiT(VideoGenerator):
             presents.append(present)
         change = self.project(normalise(x))
         change = layout.gather(change) if layout else change
-        correction = rearrange(change, "b (t h w) c -> b t c h w", t=frames, h=self.grid)
+        correction = rearrange(change, "b (t h w) c -> b t c h w", t=frames, h=self.grid[0])
         clean = forecast + widened(correction)
         return (latents - clean) / sigma.clamp(min=1e-3)[:, :, None, None, None], presents

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from worldmodel.config import VisionConfig
+from worldmodel.config import ImageSize, VisionConfig, height_width
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models import patches, pretrained, towers
 from worldmodel.models.norm import RMSNorm
@@ -47,7 +47,7 @@ WEIGHTS = {"vision_model.": "", "model.visual.": "", "visual.": ""}
 """How names of an encoder's weights begin in a whole model."""
 
 
-def build(config: VisionConfig, image_size: int, folder: Path | None = None) -> Encoder:
+def build(config: VisionConfig, image_size: ImageSize, folder: Path | None = None) -> Encoder:
     """Load the encoder from `folder` or `config.encoder`, or build `config.architecture` with random weights.
 
     Raises:
@@ -71,16 +71,16 @@ def build(config: VisionConfig, image_size: int, folder: Path | None = None) -> 
 
 
 def _wrapped(
-    model: PreTrainedModel, settings: Mapping[str, Any], config: VisionConfig, image_size: int
+    model: PreTrainedModel, settings: Mapping[str, Any], config: VisionConfig, image_size: ImageSize
 ) -> Encoder:
     if model.config.model_type in patches.FAMILIES:
-        return PatchEncoder(model, settings, config.select_layer)
+        return PatchEncoder(model, settings, config.select_layer, height_width(image_size))
     if config.select_layer != -1:
         raise ConfigError(
             f"vision.select_layer is {config.select_layer}; the tower of a model that sees gives out its "
             "last features, -1."
         )
-    return Tower(model, settings, image_size)
+    return Tower(model, settings, height_width(image_size))
 
 
 def _family(model_type: object) -> Family:
@@ -97,17 +97,17 @@ class Projection(nn.Module):
     added to them: nothing at first.
     """
 
-    def __init__(self, in_width: int, out_width: int, pool: int, aligned: bool) -> None:
+    def __init__(self, encoder: Encoder, out_width: int, pool: int) -> None:
         super().__init__()
-        self.pool, self.adds = pool, aligned and in_width == out_width
+        in_width, self.rows = encoder.width, encoder.grid[0]
+        self.pool, self.adds = pool, encoder.aligned and in_width == out_width
         self.up, self.down = nn.Linear(in_width, out_width), nn.Linear(out_width, out_width)
         if self.adds:
             nn.init.zeros_(self.down.weight)
             nn.init.zeros_(self.down.bias)
 
     def forward(self, features: Float[Tensor, "b u m e"]) -> Float[Tensor, "b n d"]:
-        side = math.isqrt(features.shape[2])
-        x = rearrange(features, "b u (h w) e -> (b u) e h w", h=side)
+        x = rearrange(features, "b u (h w) e -> (b u) e h w", h=self.rows)
         x = F.avg_pool2d(x, self.pool, ceil_mode=True)  # at the edge: of as many as there are
         x = rearrange(x, "(b u) e h w -> b (u h w) e", b=features.shape[0])
         change = self.down(F.gelu(self.up(x)))
@@ -134,8 +134,8 @@ class Adapter(nn.Module):
                 max(1, config.width // 64),
             )
         else:
-            self.num_tokens = steps * math.ceil(encoder.grid / config.pool) ** 2
-            self.read = Projection(encoder.width, width, config.pool, encoder.aligned)
+            self.num_tokens = steps * math.prod(math.ceil(side / config.pool) for side in encoder.grid)
+            self.read = Projection(encoder, width, config.pool)
         self.token_norm = None
         if not (isinstance(self.read, Projection) and self.read.adds):
             self.token_norm = RMSNorm(width)
@@ -161,7 +161,7 @@ class EncoderVision(VisionAdapter):
 
     @classmethod
     def from_config(
-        cls, config: VisionConfig, width: int, folder: Path | None = None, image_size: int = 224
+        cls, config: VisionConfig, width: int, folder: Path | None = None, image_size: ImageSize = 224
     ) -> "EncoderVision":
         """Build with the config's encoder and a new adapter, or load what `save_pretrained` wrote.
 
@@ -169,7 +169,7 @@ class EncoderVision(VisionAdapter):
             config: names or describes the encoder.
             width: of the backbone's tokens.
             folder: what `save_pretrained` wrote.
-            image_size: side of the world's frames in pixels, at which a tower looks at them.
+            image_size: of the world's frames.
 
         Raises:
             ConfigError: the config describes no encoder that is known.

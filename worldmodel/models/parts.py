@@ -38,8 +38,9 @@ def vision(config: WorldModelConfig, width: int, folder: Path | None) -> VisionA
         )
     from worldmodel.models.encoders import EncoderVision
 
-    size = config.codec.image_size
-    return EncoderVision.from_config(config.vision, width, folder and folder / "vision", size)
+    return EncoderVision.from_config(
+        config.vision, width, folder and folder / "vision", config.codec.image_size
+    )
 
 
 def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) -> VideoGenerator:

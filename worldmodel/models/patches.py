@@ -17,6 +17,7 @@ from transformers import (
     Siglip2VisionModel,
     SiglipVisionModel,
 )
+from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_size_for_max_num_patches
 from transformers.utils.constants import (
     IMAGENET_DEFAULT_MEAN,
     IMAGENET_DEFAULT_STD,
@@ -50,8 +51,12 @@ class PatchEncoder(Encoder):
         model: PreTrainedModel,
         settings: Mapping[str, Any],
         select_layer: int,
+        frame: tuple[int, int],
     ) -> None:
         """Wrap a model whose hidden layer `select_layer` (-1: what it gives out) is read.
+
+        It looks at frames of height and width `frame` as its image processor shows them; without settings, at
+        the square that it was made for.
 
         Raises:
             ConfigError: it has no such layer.
@@ -65,12 +70,14 @@ class PatchEncoder(Encoder):
             )
         self.patch, self.width = int(config.patch_size), int(config.hidden_size)
         if config.model_type == "siglip2_vision_model":  # resizes to a number of patches
-            side = self.patch * math.isqrt(int(settings.get("max_num_patches") or config.num_patches))
+            most = int(settings.get("max_num_patches") or config.num_patches)
+            size = get_image_size_for_max_num_patches(*frame, self.patch, most)
             settings = {name: x for name, x in settings.items() if name != "size"}
         else:
-            side = int(config.image_size)
-        self.preparation = FAMILIES[config.model_type].preparation(side).adopt(settings)
-        self.grid = self.preparation.crop // self.patch
+            size = (int(config.image_size),) * 2
+        self.preparation = FAMILIES[config.model_type].preparation(size).adopt(settings, frame)
+        height, width = self.preparation.crop
+        self.grid = height // self.patch, width // self.patch
 
     def forward(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:
         """Return the features of the patches of every frame; those of classes and registers are left out."""
@@ -80,14 +87,14 @@ class PatchEncoder(Encoder):
         else:
             layer = self.model.config.num_hidden_layers + self.select_layer
             features = self.model(**given, output_hidden_states=[layer]).hidden_states[layer]
-        return rearrange(features[:, -(self.grid**2) :], "(b t) m e -> b t m e", b=frames.shape[0])
+        return rearrange(features[:, -math.prod(self.grid) :], "(b t) m e -> b t m e", b=frames.shape[0])
 
-    def _given(self, pixels: Float[Tensor, "n 3 s s"]) -> dict[str, Any]:
+    def _given(self, pixels: Float[Tensor, "n 3 h w"]) -> dict[str, Any]:
         """Return the arguments that the model takes pixels in."""
         model_type = self.model.config.model_type
         if model_type == "siglip2_vision_model":
             patches = rearrange(pixels, "n c (h y) (w x) -> n (h w) (y x c)", y=self.patch, x=self.patch)
-            sizes = torch.tensor([[self.grid, self.grid]] * len(pixels), device=pixels.device)
+            sizes = torch.tensor([self.grid] * len(pixels), device=pixels.device)
             return {
                 "pixel_values": patches,
                 "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.long, device=pixels.device),

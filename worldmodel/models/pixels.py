@@ -35,24 +35,30 @@ def frames_wanted(clip_length: int, max_frames: int) -> Int[Tensor, " f"]:
 class Preparation:
     """How frames become pixels of an encoder: resized, cut from the middle, normalised."""
 
-    resize: int
-    """Side of a frame before it is cut, in pixels."""
-    crop: int
-    """Side of a frame after it is cut."""
+    resize: tuple[int, int]
+    """Height and width of a frame before it is cut, in pixels."""
+    crop: tuple[int, int]
+    """Height and width of a frame after it is cut."""
     mean: tuple[float, ...]
     """Of red, green and blue in [0, 1]."""
     std: tuple[float, ...]
     mode: str = "bicubic"
     """bicubic | bilinear"""
 
-    def adopt(self, settings: Mapping[str, Any]) -> "Preparation":
+    def adopt(self, settings: Mapping[str, Any], frame: tuple[int, int]) -> "Preparation":
         """Return the same as the settings of an image processor have it, where they say something.
 
+        What gives the shortest edge alone keeps the shape of `frame`, the height and width of what is seen.
+
         Raises:
-            ModelError: they ask for frames that are not square, or for another kind of resampling.
+            ModelError: they ask for frames of an unknown size, or for another kind of resampling.
         """
-        resize = _side(settings.get("size"), self.resize)
-        crop = min(resize, _side(settings.get("crop_size"), resize))
+        size = settings.get("size")
+        if isinstance(size, int) and settings.get("do_center_crop"):  # one number is then an edge
+            size = {"shortest_edge": size}
+        resize = _sides(size, self.resize, frame)
+        top, left = _sides(settings.get("crop_size"), resize, (1, 1))
+        crop = min(resize[0], top), min(resize[1], left)
         resample = settings.get("resample")
         if resample is not None and resample not in RESAMPLING:
             raise ModelError(
@@ -68,14 +74,15 @@ class Preparation:
             mode=RESAMPLING.get(resample, self.mode),  # type: ignore[arg-type]
         )
 
-    def __call__(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "n 3 s s"]:
-        """Return pixels of the frames one after the other; frames are in [-1, 1] and square."""
+    def __call__(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "n 3 y x"]:
+        """Return pixels of the frames one after the other; frames are in [-1, 1]."""
         x = rearrange(frames, "b t c h w -> (b t) c h w").float()
-        if x.shape[-1] != self.resize:
+        if x.shape[2:] != self.resize:
             # Antialiased, as PIL does it; bicubic overshoots, which bytes cannot.
-            x = F.interpolate(x, size=(self.resize, self.resize), mode=self.mode, antialias=True).clamp(-1, 1)
-        edge = (self.resize - self.crop) // 2
-        x = x[:, :, edge : edge + self.crop, edge : edge + self.crop]
+            x = F.interpolate(x, size=self.resize, mode=self.mode, antialias=True).clamp(-1, 1)
+        height, width = self.crop
+        top, left = (self.resize[0] - height) // 2, (self.resize[1] - width) // 2
+        x = x[:, :, top : top + height, left : left + width]
         mean, std = (x.new_tensor(part)[:, None, None] for part in (self.mean, self.std))
         return ((x + 1) / 2 - mean) / std
 
@@ -89,9 +96,9 @@ class Family:
     std: Sequence[float]
     mode: str = "bicubic"
 
-    def preparation(self, side: int) -> Preparation:
-        """Return how frames become squares of `side` pixels."""
-        return Preparation(side, side, tuple(self.mean), tuple(self.std), self.mode)
+    def preparation(self, size: tuple[int, int]) -> Preparation:
+        """Return how frames are brought to a height and width."""
+        return Preparation(size, size, tuple(self.mean), tuple(self.std), self.mode)
 
 
 class Encoder(nn.Module, ABC):
@@ -103,8 +110,8 @@ class Encoder(nn.Module, ABC):
 
     width: int
     """Numbers in a feature."""
-    grid: int
-    """Features along one side of a frame."""
+    grid: tuple[int, int]
+    """Rows and columns of features of a frame."""
     stride: int = 1
     """Frames that share their features."""
     aligned: bool = False
@@ -147,13 +154,18 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _side(size: Any, default: int) -> int:
-    """Read the side of a square as image processors write it."""
+def _sides(size: Any, default: tuple[int, int], frame: tuple[int, int]) -> tuple[int, int]:
+    """Read height and width as image processors write them; a shortest edge is that of `frame`, scaled."""
     if size is None:
         return default
     if isinstance(size, int):
-        return size
-    sides = {size[name] for name in ("height", "width", "shortest_edge") if size.get(name)}
-    if len(sides) != 1:
-        raise ModelError(f"The image processor makes frames of size {size}; only squares are known.")
-    return int(sides.pop())
+        return size, size
+    if size.get("height") and size.get("width"):
+        return int(size["height"]), int(size["width"])
+    if not (edge := size.get("shortest_edge")):
+        raise ModelError(
+            f"The image processor makes frames of size {size}; only a height and width, or a shortest edge, "
+            "are known."
+        )
+    height, width = (int(edge * side / min(frame)) for side in frame)
+    return height, width

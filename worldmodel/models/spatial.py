@@ -16,15 +16,15 @@ from worldmodel.parallel.layout import Layout
 KeyValue = tuple[Tensor, Tensor]
 
 
-def rope_table(frames: Int[Tensor, " t"], grid: int, head_width: int) -> Float[Tensor, "2 n d"]:
+def rope_table(frames: Int[Tensor, " t"], grid: tuple[int, int], head_width: int) -> Float[Tensor, "2 n d"]:
     """Return cosines and sines of the rotary angles of every (frame, row, column).
 
-    A quarter of the head turns with time, the rest with the two axes of space.
+    `grid` is rows and columns. A quarter of the head turns with time, the rest with the two axes of space.
     """
     share = head_width // 16
     sizes = (4 * share, 6 * share, head_width - 10 * share)
-    axis = torch.arange(grid, device=frames.device)
-    places = torch.cartesian_prod(frames, axis, axis).float()
+    rows, columns = (torch.arange(count, device=frames.device) for count in grid)
+    places = torch.cartesian_prod(frames, rows, columns).float()
     angles = []
     for place, size in zip(places.unbind(dim=1), sizes, strict=True):
         frequencies = 100.0 ** (-torch.arange(0, size, 2, device=frames.device) / size)
@@ -76,7 +76,7 @@ class LocalFeedForward(nn.Module):
         self.local = nn.Conv2d(3 * width, 3 * width, 3, padding=1, groups=3 * width)
         self.down = nn.Linear(3 * width, width)
 
-    def forward(self, x: Float[Tensor, "b n d"], grid: int) -> Float[Tensor, "b n d"]:
-        frames = x.shape[1] // grid**2
-        y = rearrange(self.up(x), "b (t h w) d -> (b t) d h w", t=frames, h=grid)
-        return self.down(rearrange(F.silu(self.local(y)), "(b t) d h w -> b (t h w) d", t=frames))
+    def forward(self, x: Float[Tensor, "b n d"], grid: tuple[int, int]) -> Float[Tensor, "b n d"]:
+        rows, columns = grid
+        y = rearrange(self.up(x), "b (t h w) d -> (b t) d h w", h=rows, w=columns)
+        return self.down(rearrange(F.silu(self.local(y)), "(b t) d h w -> b (t h w) d", b=x.shape[0]))

@@ -8,7 +8,7 @@ Source: Qwen2.5-VL (arXiv:2502.13923), sec. 2.1.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,22 +42,22 @@ class Tower(Encoder):
 
     aligned = True
 
-    def __init__(self, model: PreTrainedModel, settings: Mapping[str, Any], image_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, settings: Mapping[str, Any], frame: tuple[int, int]) -> None:
         """Set the resolution: that of the world's frames, as near as whole features and the bounds allow."""
         super().__init__(model, settings)
         config = model.config
         self.patch, self.merge = int(config.patch_size), int(config.spatial_merge_size)
         self.stride, self.width = int(config.temporal_patch_size), int(config.out_hidden_size)
         size = settings.get("size") or {}
-        side = fitting_side(
-            image_size,
+        height, width = fitting_size(
+            frame,
             self.patch * self.merge,
             settings.get("min_pixels") or size.get("shortest_edge") or MIN_PIXELS,
             settings.get("max_pixels") or size.get("longest_edge") or MAX_PIXELS,
         )
         colours = {name: x for name, x in settings.items() if name not in ("size", "crop_size")}
-        self.preparation = FAMILIES[config.model_type].preparation(side).adopt(colours)
-        self.grid = side // (self.patch * self.merge)
+        self.preparation = FAMILIES[config.model_type].preparation((height, width)).adopt(colours, frame)
+        self.grid = height // (self.patch * self.merge), width // (self.patch * self.merge)
 
     def forward(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:
         """Return merged features; where a frame lacks for a pair, the last is repeated, as for images."""
@@ -74,17 +74,29 @@ class Tower(Encoder):
             y=self.patch,
             x=self.patch,
         )
-        steps, side = frames.shape[1] // self.stride, self.grid * self.merge
-        sizes = torch.tensor([[steps, side, side]] * batch, device=frames.device)
+        steps = frames.shape[1] // self.stride
+        patched = [steps, *(count * self.merge for count in self.grid)]
+        sizes = torch.tensor([patched] * batch, device=frames.device)
         merged = self.model(patches, grid_thw=sizes).pooler_output
         return rearrange(merged, "(b u m) e -> b u m e", b=batch, u=steps)
 
 
-def fitting_side(image_size: int, factor: int, min_pixels: int, max_pixels: int) -> int:
-    """Return the multiple of `factor` nearest to `image_size` whose square lies within the bounds."""
-    side = max(factor, round(image_size / factor) * factor)
-    if side**2 > max_pixels:
-        return max(factor, math.floor(math.sqrt(max_pixels) / factor) * factor)
-    if side**2 < min_pixels:
-        return math.ceil(math.sqrt(min_pixels) / factor) * factor
-    return side
+def fitting_size(frame: tuple[int, int], factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Return the height and width nearest to those of `frame`: multiples of `factor`, within the bounds.
+
+    Outside the bounds, of the frame scaled to the bound: rounded down where it is too large, up where it is
+    too small, as the family's image processor does.
+    """
+
+    def sides(pixels: float, rounding: Callable[[float], int]) -> tuple[int, int]:
+        ratio = frame[0] / frame[1]
+        scaled = math.sqrt(pixels * ratio), math.sqrt(pixels / ratio)
+        height, width = (max(factor, rounding(side / factor) * factor) for side in scaled)
+        return height, width
+
+    nearest = sides(frame[0] * frame[1], round)
+    if math.prod(nearest) > max_pixels:
+        return sides(max_pixels, math.floor)
+    if math.prod(nearest) < min_pixels:
+        return sides(min_pixels, math.ceil)
+    return nearest

@@ -1,5 +1,6 @@
 """Vision adapters: an observation becomes backbone tokens, and per-cell features where it is on a grid."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -71,20 +72,24 @@ class LatentVision(VisionAdapter):
     needs_frames = False
 
     def __init__(
-        self, config: VisionConfig, latent_channels: int, grid: int, width: int, context_latents: int = 1
+        self,
+        config: VisionConfig,
+        latent_channels: int,
+        grid: tuple[int, int],
+        width: int,
+        context_latents: int = 1,
     ) -> None:
         super().__init__()
-        self.config, self.grid = config, grid
-        self.round_tokens = context_latents * (grid // config.merge) ** 2
+        self.config = config
+        frame_tokens = math.prod(grid) // config.merge**2
+        self.round_tokens = context_latents * frame_tokens
         self.stem = nn.Conv2d(latent_channels, config.width, 3, padding=1)
         self.blocks = residual_blocks(config.width, config.num_blocks)
         self.project = nn.Conv2d(config.width, width, 1)
         self.cell_norm = RMSNorm(width)
         self.merge = nn.Linear(config.merge**2 * width, width, bias=False)
         self.token_norm = RMSNorm(width)
-        self.token_position = nn.Parameter(
-            torch.randn((grid // config.merge) ** 2, width) * 0.3 * width**-0.5
-        )
+        self.token_position = nn.Parameter(torch.randn(frame_tokens, width) * 0.3 * width**-0.5)
         self.frame_position = nn.Parameter(torch.randn(config.max_frames, 1, width) * 0.3 * width**-0.5)
         with torch.no_grad():
             self.merge.weight.copy_(torch.eye(width).repeat(1, config.merge**2) / config.merge)

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from worldmodel.config import WorldModelConfig
+from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.models import parts
 from worldmodel.models.action import SLOT, ActionAdapter
 from worldmodel.models.backbone import Backbone
@@ -60,7 +60,7 @@ class WorldModel(nn.Module):
         self.vision = parts.vision(config, width, folder)
         self.action = ActionAdapter(config.action, width)
         self.queries = nn.Parameter(torch.randn(config.num_queries, width) * scale)
-        self.unseen = nn.Parameter(torch.randn(config.codec.latent_channels, *[config.codec.grid] * 2) * 0.1)
+        self.unseen = nn.Parameter(torch.randn(config.codec.latent_channels, *config.codec.grid) * 0.1)
         self.ask = nn.Parameter(torch.randn(width) * scale)
         self.answer = nn.Parameter(torch.randn(width) * scale)
         self.generator = parts.generator(config, self.codec, folder)
@@ -206,9 +206,8 @@ class WorldModel(nn.Module):
         Its latents are learned; where the codec is causal there are none, and the generator makes the
         beginning of a clip.
         """
-        unseen = self._unseen(batch)
-        size = self.config.codec.image_size
-        frames = self.look(unseen.new_zeros(batch, 0, 3, size, size))
+        unseen, sides = self._unseen(batch), height_width(self.config.codec.image_size)
+        frames = self.look(unseen.new_zeros(batch, 0, 3, *sides))
         return Observation(unseen[:, :0] if self.codec.causal else unseen, frames)
 
     def _unseen(self, batch: int) -> Float[Tensor, "b s c h w"]:

@@ -56,8 +56,8 @@ COG: dict[str, Any] = {
     "time_embed_dim": 8,
     "text_embed_dim": TEXT,
     "num_layers": 2,
-    "sample_width": 4,
-    "sample_height": 4,
+    "sample_width": 10,
+    "sample_height": 6,
     "sample_frames": 9,
     "max_text_seq_length": 16,
 }
@@ -102,7 +102,8 @@ VAES: dict[str, dict[str, Any]] = {
 FACTORS = {"wan": (4, 8), "ltx": (4, 8), "cog": (4, 8)}
 """Of time and space."""
 CLASSES = {"wan": WanGenerator, "ltx": LTXGenerator, "cog": CogVideoXGenerator}
-GRID = 4
+GRID = (4, 8)
+"""Rows and columns of latent cells."""
 
 
 def build(arguments: dict[str, Any], seed: int = 0, **more: Any) -> Any:

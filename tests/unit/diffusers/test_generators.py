@@ -34,7 +34,7 @@ def make(tiny, kind: str, streamed: bool = False, context: int = 1):
 
 
 def latents(tiny, kind: str, seed: int, count: int = CHUNK) -> torch.Tensor:
-    return tiny.draw(seed, BATCH, count, channels(kind), tiny.GRID, tiny.GRID)
+    return tiny.draw(seed, BATCH, count, channels(kind), *tiny.GRID)
 
 
 def condition(tiny, generator, seed: int = 0, text: bool = True) -> Condition:
@@ -61,7 +61,7 @@ def test_teaching_reaches_the_states_the_transformer_and_the_stream(tiny, kind, 
         generator.zero_grad()
         given.tokens.grad = None
         taught = generator.teach(clean, noise, sigma, given, context)
-        assert taught.error.shape == (BATCH, CHUNK, tiny.GRID, tiny.GRID)
+        assert taught.error.shape == (BATCH, CHUNK, *tiny.GRID)
         assert taught.clean.shape == clean.shape
         taught.error.mean().backward()
         grads = {name: p.grad for name, p in generator.named_parameters() if p.grad is not None}

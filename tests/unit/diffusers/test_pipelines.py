@@ -68,12 +68,12 @@ def run(pipeline, texts, guidance, **options):
 @pytest.mark.parametrize("scheduling", [{}, EULER], ids=["unipc", "euler"])
 def test_wan_text_to_video(tiny, streamed, guidance, texts, scheduling):
     generator = tiny.generator("wan", 0, streamed=streamed, scheduling=scheduling)
-    noise = tiny.draw(0, BATCH, 3, 16, 4, 4)
+    noise = tiny.draw(0, BATCH, 3, 16, 4, 8)
     ours = tiny.denoise(generator, tiny.conditions(generator, *texts), noise[:, :0], noise, STEPS, guidance)
     pipeline = WanPipeline(
         None, None, tiny.vae("wan"), tiny.scheduler("wan", **scheduling), tiny.transformer("wan")
     )
-    theirs = run(pipeline, texts, guidance, height=32, width=32, num_frames=9, latents=native(noise))
+    theirs = run(pipeline, texts, guidance, height=32, width=64, num_frames=9, latents=native(noise))
     assert torch.equal(native(ours), theirs)
 
 
@@ -82,7 +82,7 @@ def test_wan_image_to_video(tiny, streamed, guidance, texts, kind, monkeypatch):
     """The image as a frame at timestep 0 (TI2V), or in added channels."""
     codec = DiffusersCodec(tiny.vae("wan"))
     generator = tiny.generator(kind, 1, streamed=streamed, codec=codec)
-    noise, image = tiny.draw(0, 1, 4, 16, 4, 4), tiny.draw(5, 1, 3, 32, 32).clamp(-1, 1)
+    noise, image = tiny.draw(0, 1, 4, 16, 4, 8), tiny.draw(5, 1, 3, 32, 64).clamp(-1, 1)
     texts = [text[:1] for text in texts]  # the pipeline takes one image
     pipeline = WanImageToVideoPipeline(
         None,
@@ -98,7 +98,7 @@ def test_wan_image_to_video(tiny, streamed, guidance, texts, kind, monkeypatch):
         guidance,
         image=(image + 1) / 2,
         height=32,
-        width=32,
+        width=64,
         num_frames=13,
         latents=native(noise),
     )
@@ -106,7 +106,7 @@ def test_wan_image_to_video(tiny, streamed, guidance, texts, kind, monkeypatch):
     given = tiny.conditions(generator, *texts)
     with torch.no_grad():
         context = codec.encode(frames)
-        grey = codec.encode(torch.zeros(1, 12, 3, 32, 32), before=frames)
+        grey = codec.encode(torch.zeros(1, 12, 3, 32, 64), before=frames)
     if kind == "wan":
         ours = tiny.denoise(generator, given, context, noise[:, 1:], STEPS, guidance)
         ours = torch.cat([context, ours], dim=1)
@@ -129,7 +129,7 @@ def ltx_masks(texts):
 def test_ltx(tiny, streamed, guidance, texts, context):
     generator = tiny.generator("ltx", context, chunk=4 - context, streamed=streamed, fps=25)
     masks, zeroed = ltx_masks(texts)
-    clip = tiny.draw(0, BATCH, 4, 8, 4, 4)
+    clip = tiny.draw(0, BATCH, 4, 8, 4, 8)
     seen, noise = clip[:, :context], clip[:, context:]
     given = tiny.conditions(generator, *zeroed)
     ours = tiny.denoise_at_once(generator, given, seen, noise, STEPS, guidance)
@@ -143,11 +143,11 @@ def test_ltx(tiny, streamed, guidance, texts, context):
         prompt_attention_mask=masks[0],
         negative_prompt_attention_mask=masks[1],
         height=32,
-        width=32,
+        width=64,
         num_frames=13,
         frame_rate=25,
         latents=packed(clip),
-        **({"image": torch.zeros(BATCH, 3, 32, 32)} if context else {}),
+        **({"image": torch.zeros(BATCH, 3, 32, 64)} if context else {}),
     )
     assert torch.equal(packed(torch.cat([seen, ours], dim=1)), theirs)
 
@@ -161,14 +161,14 @@ def seeds(noise: Tensor) -> list[torch.Generator]:
 @pytest.mark.parametrize("scheduling", [{}, DPM], ids=["ddim", "dpm"])
 def test_cogvideox_text_to_video(tiny, streamed, guidance, texts, scheduling):
     generator = tiny.generator("cog", 0, streamed=streamed, scheduling=scheduling)
-    noise = tiny.draw(0, BATCH, 3, 4, 4, 4)
+    noise = tiny.draw(0, BATCH, 3, 4, 4, 8)
     given = tiny.conditions(generator, *texts)
     ours = tiny.denoise_at_once(generator, given, noise[:, :0], noise, STEPS, guidance)
     pipeline = CogVideoXPipeline(
         None, None, tiny.vae("cog"), tiny.transformer("cog"), tiny.scheduler("cog", **scheduling)
     )
     theirs = run(
-        pipeline, texts, guidance, height=32, width=32, num_frames=9, latents=noise, generator=seeds(noise)
+        pipeline, texts, guidance, height=32, width=64, num_frames=9, latents=noise, generator=seeds(noise)
     )
     assert torch.equal(ours, theirs)
 
@@ -177,7 +177,7 @@ def test_cogvideox_text_to_video(tiny, streamed, guidance, texts, scheduling):
 def test_cogvideox_image_to_video(tiny, streamed, guidance, texts, kind, monkeypatch):
     codec = DiffusersCodec(tiny.vae("cog"))
     generator = tiny.generator(kind, 1, streamed=streamed, codec=codec)
-    noise, image = tiny.draw(0, BATCH, 4, 4, 4, 4), tiny.draw(5, BATCH, 3, 32, 32).clamp(-1, 1)
+    noise, image = tiny.draw(0, BATCH, 4, 4, 4, 8), tiny.draw(5, BATCH, 3, 32, 64).clamp(-1, 1)
     pipeline = CogVideoXImageToVideoPipeline(
         None, None, codec.vae, tiny.transformer(kind), tiny.scheduler("cog")
     )
@@ -187,7 +187,7 @@ def test_cogvideox_image_to_video(tiny, streamed, guidance, texts, kind, monkeyp
         guidance,
         image=(image + 1) / 2,
         height=32,
-        width=32,
+        width=64,
         num_frames=13,
         latents=noise,
         generator=torch.Generator().manual_seed(3),

@@ -83,16 +83,18 @@ class CogVideoXGenerator(DiffusersGenerator):
                 f"Context and chunk are {clip.latents} latent frames, and this transformer takes them by "
                 f"{patch}; change chunk_frames or context_latents."
             )
-        if clip.grid % config.patch_size:
+        rows, columns = clip.grid
+        if rows % config.patch_size or columns % config.patch_size:
             raise ConfigError(
-                f"A frame has {clip.grid} latent cells a side, and this transformer takes them by "
+                f"A frame has {rows} x {columns} latent cells, and this transformer takes them by "
                 f"{config.patch_size}; change codec.image_size."
             )
-        sides = (config.sample_height, config.sample_width)
-        if config.use_learned_positional_embeddings and sides != (clip.grid, clip.grid):
+        known = (config.sample_height, config.sample_width)
+        if config.use_learned_positional_embeddings and known != clip.grid:
             raise ConfigError(
-                f"This transformer knows frames of {sides[0]} x {sides[1]} latent cells only (learned "
-                f"positions), and the config's have {clip.grid} a side; use a CogVideoX 1.5 model."
+                f"This transformer knows frames of {known[0]} x {known[1]} latent cells only (learned "
+                f"positions), and the config's have {rows} x {columns}; change codec.image_size or use a "
+                "CogVideoX 1.5 model."
             )
 
     @property

@@ -35,8 +35,8 @@ class Clip:
 
     context_latents: int
     chunk_latents: int
-    grid: int
-    """Latent cells along one side of a frame."""
+    grid: tuple[int, int]
+    """Rows and columns of latent cells in a frame."""
     temporal_factor: int
     spatial_factor: int
     fps: int

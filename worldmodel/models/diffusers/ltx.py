@@ -3,6 +3,7 @@
 Source: LTX-Video (arXiv:2501.00103).
 """
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -78,7 +79,7 @@ class LTXGenerator(DiffusersGenerator):
         """Return sigmas that are shifted towards noise by the number of tokens, as LTXPipeline does."""
         config: Any = self.scheduler.config
         shift = calculate_shift(
-            self.clip.latents * self.clip.grid**2,
+            self.clip.latents * math.prod(self.clip.grid),
             config.get("base_image_seq_len", 256),
             config.get("max_image_seq_len", 4096),
             config.get("base_shift", 0.5),

@@ -56,10 +56,13 @@ class WanGenerator(DiffusersGenerator):
                 "This Wan transformer also reads CLIP image features (image_dim), which is not supported; "
                 "use a Wan 2.2 or a text-to-video model."
             )
-        if config.patch_size[0] != 1 or clip.grid % config.patch_size[1]:
+        if config.patch_size[0] != 1 or any(
+            count % side for count, side in zip(clip.grid, config.patch_size[1:], strict=True)
+        ):
             raise ConfigError(
-                f"The transformer's patch_size is {list(config.patch_size)} and a frame has {clip.grid} "
-                "latent cells a side; use patches of one latent frame and an image_size that they divide."
+                f"The transformer's patch_size is {list(config.patch_size)} and a frame has {clip.grid[0]} x "
+                f"{clip.grid[1]} latent cells; use patches of one latent frame and a codec.image_size that "
+                "they divide."
             )
         super().__init__(transformer, scheduler, clip, *args, **kwargs)
         self.cells_per_token = config.patch_size[1] * config.patch_size[2]
