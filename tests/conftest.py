@@ -35,6 +35,7 @@ from worldmodel.config import (
     CodecConfig,
     ConditionConfig,
     GeneratorConfig,
+    ImageSize,
     TrainConfig,
     VisionConfig,
     WorldModelConfig,
@@ -43,7 +44,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.train import language
 
 
-def tiny_config(image_size: int = 32) -> WorldModelConfig:
+def tiny_config(image_size: ImageSize = 32) -> WorldModelConfig:
     """A model that is whole, and small enough to run hundreds of times in a test."""
     return WorldModelConfig(
         codec=CodecConfig(image_size=image_size, latent_channels=4, widths=(8, 16), num_blocks=2),
@@ -82,7 +83,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 def make_model(tokenizer: PreTrainedTokenizerBase) -> Callable[..., WorldModel]:
     """Makes tiny models whose weights are all random: none of the zeros that training starts from."""
 
-    def make(seed: int = 0, image_size: int = 32) -> WorldModel:
+    def make(seed: int = 0, image_size: ImageSize = 32) -> WorldModel:
         torch.manual_seed(seed)
         model = WorldModel.from_config(tiny_config(image_size), tokenizer)
         with torch.no_grad():

@@ -13,15 +13,16 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel, Qwen2VLImageProcessorPil
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
-from worldmodel.config import VisionConfig
+from worldmodel.config import ImageSize, VisionConfig, height_width
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.encoders import EncoderVision, build
 from worldmodel.models.pixels import SETTINGS, frames_wanted
 from worldmodel.models.resampler import Resampler
-from worldmodel.models.towers import Tower, fitting_side
+from worldmodel.models.towers import Tower, fitting_size
 from worldmodel.models.vision import Observation
 
 VIT = {
@@ -73,7 +74,7 @@ def config(name: str, **settings: Any) -> VisionConfig:
     return VisionConfig(architecture=ARCHITECTURES[name], **{"max_frames": 4, "pool": 1, **settings})
 
 
-def vision(name: str, width: int = WIDTH, image_size: int = 16, **settings: Any) -> EncoderVision:
+def vision(name: str, width: int = WIDTH, image_size: ImageSize = 16, **settings: Any) -> EncoderVision:
     torch.manual_seed(0)
     made = EncoderVision.from_config(config(name, **settings), width, image_size=image_size)
     with torch.no_grad():
@@ -83,10 +84,10 @@ def vision(name: str, width: int = WIDTH, image_size: int = 16, **settings: Any)
     return made
 
 
-def bytes_of(size: int, count: int = 1) -> np.ndarray:
+def bytes_of(size: ImageSize, count: int = 1) -> np.ndarray:
     """Smooth pictures, uint8 `[t, h, w, 3]`."""
     coarse = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, 3, 5, 5)).astype(np.float32))
-    fine = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
+    fine = torch.nn.functional.interpolate(coarse, size=height_width(size), mode="bilinear")
     return rearrange(fine, "t c h w -> t h w c").round().to(torch.uint8).numpy()
 
 
@@ -113,15 +114,17 @@ def test_pixels_are_those_of_the_own_processor(name: str, tmp_path: Path) -> Non
     processor = PROCESSORS[name]
     AutoModel.from_config(AutoConfig.for_model(**ARCHITECTURES[name])).save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    encoder = build(VisionConfig(encoder=str(tmp_path)), 64)
-    for size in (64, 24, 16, 10):
-        picture = bytes_of(size)
-        theirs = torch.as_tensor(np.array(processor(picture[0])["pixel_values"]))
+    for size in (64, 24, 16, 10, (36, 64), (64, 36), (16, 24)):
+        encoder, picture = build(VisionConfig(encoder=str(tmp_path)), size), bytes_of(size)
+        given = processor(picture[0])
+        theirs = torch.as_tensor(np.array(given["pixel_values"]))
         ours = encoder.preparation(as_frames(picture))
         if name == "siglip2":
             ours = rearrange(ours, "n c (h y) (w x) -> n (h w) (y x c)", y=4, x=4)
+            assert tuple(np.array(given["spatial_shapes"])[0]) == encoder.grid
+            theirs = theirs[:, : ours.shape[1]]  # padded behind
         # Theirs are rounded to bytes twice: after rows are resized, and after columns.
-        rounding = 1.5 / 255 if size != encoder.preparation.resize else 1e-6
+        rounding = 1.5 / 255 if height_width(size) != encoder.preparation.resize else 1e-6
         assert (ours - theirs).abs().max() * min(encoder.preparation.std) < rounding
 
 
@@ -146,8 +149,9 @@ def test_features_are_those_of_the_patches(name: str, select_layer: int) -> None
     assert torch.equal(features[0], whole[:, before:])
 
 
+@pytest.mark.parametrize("size", [64, (48, 80)], ids=str)
 @pytest.mark.parametrize("name", TOWERS)
-def test_a_tower_sees_an_image_as_its_own_processor_shows_it(name: str) -> None:
+def test_a_tower_sees_an_image_as_its_own_processor_shows_it(name: str, size: ImageSize) -> None:
     encoder = vision(name, image_size=16).encoder
     assert isinstance(encoder, Tower)
     processor = Qwen2VLImageProcessorPil(
@@ -156,13 +160,13 @@ def test_a_tower_sees_an_image_as_its_own_processor_shows_it(name: str) -> None:
         image_mean=list(encoder.preparation.mean),
         image_std=list(encoder.preparation.std),
     )
-    picture = bytes_of(64)
+    picture = bytes_of(size)
     given = processor(picture[0], return_tensors="pt")
-    encoder = vision(name, image_size=64).encoder
+    encoder = vision(name, image_size=size).encoder
     with torch.no_grad():
         theirs = encoder.model(given["pixel_values"], grid_thw=given["image_grid_thw"]).pooler_output
         ours = encoder(as_frames(picture))
-    assert ours.shape == (1, 1, 64, 40)
+    assert ours.shape == (1, 1, len(theirs), 40)
     torch.testing.assert_close(ours[0, 0], theirs, atol=1e-4, rtol=1e-4)
 
 
@@ -192,7 +196,15 @@ def test_a_tower_of_many_clips_sees_each_alone() -> None:
 
 @pytest.mark.parametrize(("size", "side"), [(16, 56), (64, 56), (75, 84), (256, 252), (5000, 980)])
 def test_a_tower_takes_the_resolution_nearest_to_the_worlds(size: int, side: int) -> None:
-    assert fitting_side(size, 28, 56 * 56, 28 * 28 * 1280) == side
+    assert fitting_size((size, size), 28, 56 * 56, 28 * 28 * 1280) == (side, side)
+
+
+@pytest.mark.parametrize("frame", [(480, 832), (320, 512), (20, 90), (720, 1280), (5000, 3000), (16, 2048)])
+def test_a_tower_keeps_the_shape_of_frames_as_its_processor_does(frame: tuple[int, int]) -> None:
+    for height, width in (frame, frame[::-1]):
+        assert fitting_size((height, width), 28, 56 * 56, 28 * 28 * 1280) == smart_resize(
+            height, width, 28, 56 * 56, 28 * 28 * 1280
+        )
 
 
 # Adapters
@@ -209,19 +221,20 @@ def test_frames_are_evenly_spaced_and_end_with_the_last() -> None:
 @pytest.mark.parametrize("adapter", ["mlp", "resampler"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_round_has_as_many_tokens_as_promised(name: str, adapter: str) -> None:
-    made = vision(name, adapter=adapter, num_tokens=5, pool=2, max_frames=3, image_size=64)
+    made = vision(name, adapter=adapter, num_tokens=5, pool=2, max_frames=3, image_size=(48, 80))
     for count in (3, 7):
-        frames = as_frames(bytes_of(64, count))
+        frames = as_frames(bytes_of((48, 80), count))
         seen = made(Observation(torch.zeros(1, 1, 4, 8, 8), frames))
         assert seen.cells is None
         assert seen.tokens.shape == (1, made.round_tokens, WIDTH)
 
 
 def test_the_perceptron_averages_patches_at_the_edge_of_as_many_as_there_are() -> None:
-    made = vision("clip", pool=3)
-    features = torch.randn(2, 3, 16, 32)
-    grid = features.view(2, 3, 4, 4, 32)
-    means = [grid[:, :, r : r + 3, c : c + 3].mean(dim=(2, 3)) for r in (0, 3) for c in (0, 3)]
+    made = vision("siglip2", pool=3, image_size=(16, 48))
+    assert made.encoder.grid == (2, 6)
+    features = torch.randn(2, 3, 12, 32)
+    grid = features.view(2, 3, 2, 6, 32)
+    means = [grid[:, :, :, c : c + 3].mean(dim=(2, 3)) for c in (0, 3)]
     pooled = torch.stack(means, dim=2).flatten(1, 2)
     project: Any = made.adapter.read
     expected = project.down(torch.nn.functional.gelu(project.up(pooled)))
@@ -360,9 +373,9 @@ def test_settings_are_found_where_models_that_read_keep_them(name: str, tmp_path
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": own}))
     encoder = build(VisionConfig(encoder=str(tmp_path)), 64)
     assert encoder.preparation.mean == (0.1, 0.2, 0.3)
-    assert encoder.preparation.crop == 32
+    assert encoder.preparation.crop == (32, 32)
     (tmp_path / SETTINGS).write_text(json.dumps({"min_pixels": 96**2}))
-    assert build(VisionConfig(encoder=str(tmp_path)), 64).preparation.crop == 96
+    assert build(VisionConfig(encoder=str(tmp_path)), 64).preparation.crop == (96, 96)
 
 
 # Errors
@@ -394,7 +407,7 @@ def test_a_name_on_the_hub_needs_its_commit() -> None:
     ("settings", "message"),
     [
         ({"resample": 1}, "resizes by method 1"),
-        ({"size": {"height": 16, "width": 32}}, "only squares"),
+        ({"size": {"longest_edge": 32}}, "or a shortest edge"),
     ],
 )
 def test_other_processors_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:

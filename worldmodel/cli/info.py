@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
         "worldmodel info",
         "Say what a model is: its parts and their sizes, the actions it takes, the frames it makes.",
         "worldmodel info shapes-tiny\n  worldmodel info runs/shapes-tiny/model --json\n"
-        "  worldmodel info --plan pan model.codec.image_size=240",
+        "  worldmodel info --plan pan model.codec.image_size=[240,416]",
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", default="shapes-tiny", help="a name or a model folder"

@@ -36,7 +36,8 @@ from worldmodel.train.stages import OBJECTIVES
 from worldmodel.train.terms import Chance
 from worldmodel.types import Action, Episode
 
-SIZE, CHUNK = 32, 8
+SIZE, CHUNK = (16, 32), 8
+SHAPE = (*SIZE, 3)
 WORDS = ("it goes left", "everything around explodes and vanishes at once")
 DECODER: dict[str, Any] = {
     "hidden_size": 48,
@@ -119,8 +120,8 @@ def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[
 def batch_of(seed: int = 0) -> Batch:
     """Two clips that begin alike and go two ways, each by its own words."""
     rng = np.random.default_rng(seed)
-    first = rng.integers(0, 255, (1, SIZE, SIZE, 3), dtype=np.uint8)
-    clips = rng.integers(0, 255, (2, CHUNK, SIZE, SIZE, 3), dtype=np.uint8)
+    first = rng.integers(0, 255, (1, *SHAPE), dtype=np.uint8)
+    clips = rng.integers(0, 255, (2, CHUNK, *SHAPE), dtype=np.uint8)
     episodes = [
         Episode(words, (first, clip), (Action(text=words),)) for words, clip in zip(WORDS, clips, strict=True)
     ]
@@ -195,7 +196,7 @@ def test_a_model_of_real_parts_trains_saves_loads_and_plays(
         each.reset(picture)
     for _ in range(2):
         frames = session.step(WORDS[0])
-        assert frames.shape == (CHUNK, SIZE, SIZE, 3)
+        assert frames.shape == (CHUNK, *SHAPE)
         assert np.array_equal(frames, twin.step(WORDS[0]))
     assert isinstance(session.describe(), str)
     assert isinstance(session.infer_action(), str)
