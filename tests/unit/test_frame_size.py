@@ -247,7 +247,6 @@ def test_a_model_of_wide_frames_trains_saves_loads_and_plays(
 
 
 def test_an_environment_shows_wide_frames(wide: WorldModel, scene: np.ndarray) -> None:
-    pytest.importorskip("gymnasium")
     for observe, shape in (("frame", (HEIGHT, WIDTH, 3)), ("clip", (8, HEIGHT, WIDTH, 3))):
         env = WorldEnv(wide, start={"observation": scene}, observe=observe, render_mode="rgb_array")
         seen, _ = env.reset(seed=0)

@@ -27,6 +27,7 @@ from transformers.utils.constants import (
     OPENAI_CLIP_STD,
 )
 
+from worldmodel.config import height_width
 from worldmodel.errors import ConfigError
 from worldmodel.models.pixels import Encoder, Family
 
@@ -74,7 +75,7 @@ class PatchEncoder(Encoder):
             size = get_image_size_for_max_num_patches(*frame, self.patch, most)
             settings = {name: x for name, x in settings.items() if name != "size"}
         else:
-            size = (int(config.image_size),) * 2
+            size = height_width(int(config.image_size))
         self.preparation = FAMILIES[config.model_type].preparation(size).adopt(settings, frame)
         height, width = self.preparation.crop
         self.grid = height // self.patch, width // self.patch
