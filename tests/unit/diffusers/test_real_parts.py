@@ -18,6 +18,7 @@ from worldmodel.config import (
     CodecConfig,
     ConditionConfig,
     GeneratorConfig,
+    ImageSize,
     StageConfig,
     TrainConfig,
     TrainedConfig,
@@ -37,7 +38,6 @@ from worldmodel.train.terms import Chance
 from worldmodel.types import Action, Episode
 
 SIZE, CHUNK = (16, 32), 8
-SHAPE = (*SIZE, 3)
 WORDS = ("it goes left", "everything around explodes and vanishes at once")
 DECODER: dict[str, Any] = {
     "hidden_size": 48,
@@ -95,12 +95,14 @@ PAIRS = [
 def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[..., WorldModel]:
     """Make a world model of the named parts, with random weights."""
 
-    def make(backbone: str, encoder: str, generator: str, kind: str, **more: Any) -> WorldModel:
+    def make(
+        backbone: str, encoder: str, generator: str, kind: str, image_size: ImageSize = SIZE, **more: Any
+    ) -> WorldModel:
         vae = tiny.VAES[tiny.family(generator)]
         channels = vae.get("z_dim") or vae["latent_channels"]
         config = WorldModelConfig(
             codec=CodecConfig(
-                image_size=SIZE, temporal_factor=4, latent_channels=channels, architecture=dict(vae)
+                image_size=image_size, temporal_factor=4, latent_channels=channels, architecture=dict(vae)
             ),
             backbone=BackboneConfig(architecture=dict(BACKBONES[backbone])),
             vision=VisionConfig(architecture=ENCODERS[encoder], max_frames=4, width=32, num_blocks=1),
@@ -117,11 +119,11 @@ def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[
     return make
 
 
-def batch_of(seed: int = 0) -> Batch:
+def batch_of(seed: int = 0, size: tuple[int, int] = SIZE) -> Batch:
     """Two clips that begin alike and go two ways, each by its own words."""
     rng = np.random.default_rng(seed)
-    first = rng.integers(0, 255, (1, *SHAPE), dtype=np.uint8)
-    clips = rng.integers(0, 255, (2, CHUNK, *SHAPE), dtype=np.uint8)
+    first = rng.integers(0, 255, (1, *size, 3), dtype=np.uint8)
+    clips = rng.integers(0, 255, (2, CHUNK, *size, 3), dtype=np.uint8)
     episodes = [
         Episode(words, (first, clip), (Action(text=words),)) for words, clip in zip(WORDS, clips, strict=True)
     ]
@@ -196,7 +198,7 @@ def test_a_model_of_real_parts_trains_saves_loads_and_plays(
         each.reset(picture)
     for _ in range(2):
         frames = session.step(WORDS[0])
-        assert frames.shape == (CHUNK, *SHAPE)
+        assert frames.shape == (CHUNK, *SIZE, 3)
         assert np.array_equal(frames, twin.step(WORDS[0]))
     assert isinstance(session.describe(), str)
     assert isinstance(session.infer_action(), str)
@@ -255,8 +257,8 @@ def test_every_part_is_read_by_its_own_library(make: Callable[..., WorldModel], 
 def test_two_clips_that_only_their_words_tell_apart_are_learned(
     make: Callable[..., WorldModel], generator: str, kind: str
 ) -> None:
-    model = make("qwen3", "siglip", generator, kind)
-    batch = batch_of()
+    model = make("qwen3", "siglip", generator, kind, image_size=32)
+    batch = batch_of(size=(32, 32))
     standardise(model, batch)
     names = ("backbone", "vision.adapter", "action", "queries", "adapter", "generator")
     freeze(model, StageConfig(train={n: TrainedConfig() for n in names}, tasks={"rounds": 1.0}))
@@ -360,7 +362,7 @@ def test_states_learn_to_be_what_the_generator_reads_words_as(
 ) -> None:
     folder, _ = pipeline("wan")
     config = WorldModelConfig(
-        codec=CodecConfig(image_size=SIZE, temporal_factor=4, latent_channels=16, pretrained=str(folder)),
+        codec=CodecConfig(image_size=32, temporal_factor=4, latent_channels=16, pretrained=str(folder)),
         backbone=BackboneConfig(architecture=BACKBONES["qwen3"]),
         vision=VisionConfig(architecture=ENCODERS["siglip"], max_frames=2),
         action=ActionConfig(max_text_tokens=64),
@@ -370,7 +372,7 @@ def test_states_learn_to_be_what_the_generator_reads_words_as(
         chunk_frames=CHUNK,
     )
     torch.manual_seed(0)
-    model, batch = WorldModel.from_config(config, tokenizer), batch_of()
+    model, batch = WorldModel.from_config(config, tokenizer), batch_of(size=(32, 32))
     objective = OBJECTIVES[objective_name](model)
     train = {name: TrainedConfig() for name in ("queries", "adapter", "action")}
     freeze(model, StageConfig(train=train, tasks={"rounds": 1.0}))
