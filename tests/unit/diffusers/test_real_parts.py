@@ -241,7 +241,7 @@ def test_parts_in_bf16_train_by_lora_save_load_and_play(
             assert torch.equal(held[name], tensor), name
     session = loaded.session(num_inference_steps=2)
     session.reset(batch_of().episodes[0].observations[0])
-    assert session.step(WORDS[0]).shape == (CHUNK, SIZE, SIZE, 3)
+    assert session.step(WORDS[0]).shape == (CHUNK, *SIZE, 3)
 
 
 def test_every_part_is_read_by_its_own_library(make: Callable[..., WorldModel], tmp_path: Path) -> None:
@@ -292,8 +292,8 @@ def test_words_alone_begin_a_world(make: Callable[..., WorldModel], generator: s
 
     session = model.eval().session(num_inference_steps=2, guidance_scale=2.0)
     begun = session.reset(text=WORDS[0])
-    assert begun.shape == (beginning, SIZE, SIZE, 3)
-    assert session.step(WORDS[1]).shape == (CHUNK, SIZE, SIZE, 3)
+    assert begun.shape == (beginning, *SIZE, 3)
+    assert session.step(WORDS[1]).shape == (CHUNK, *SIZE, 3)
     other = model.session(num_inference_steps=2, guidance_scale=2.0)
     assert not np.array_equal(other.reset(text=WORDS[1]), begun)
 
