@@ -378,7 +378,7 @@ def test_a_child_ends_by_itself_when_its_server_is_gone(slow_film: bytes) -> Non
         loop = asyncio.get_running_loop()
         with media._FORKER.open_child() as child:
             pidfd = await media._meet(child)
-            order = Order(16, 1.0, 8, 10**8, 10**8, 60.0, 3600, 2**30, 60, 0.2, len(slow_film))
+            order = Order(16, 16, 1.0, 8, 10**8, 10**8, 60.0, 3600, 2**30, 60, 0.2, len(slow_film))
             await loop.sock_sendall(child, order.to_bytes() + slow_film)
         return pidfd
 
@@ -416,7 +416,7 @@ def test_the_child_can_open_nothing() -> None:
     code = """
 import os, socket
 from worldmodel.serving.decode_child import Order, restrict
-restrict(Order(16, 8.0, 8, 1, 1, 1.0, 1, 2**28, 5, 5.0, 0))
+restrict(Order(16, 16, 8.0, 8, 1, 1, 1.0, 1, 2**28, 5, 5.0, 0))
 def tried(action):
     try:
         action()

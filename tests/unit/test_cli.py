@@ -122,7 +122,10 @@ def test_config_lists_and_explains(run: Callable[..., tuple[int, str, str]]) -> 
     assert "shapes_tiny" in run("config")[1].split()
     code, out, _ = run("config", "shapes_tiny", "seed=3", "stages.state.lr=1e-5")
     assert code == 0
-    assert "# Height and width of a frame, in pixels; a multiple of `spatial_factor`." in out
+    assert (
+        "# [height, width] of a frame in pixels, or the side of a square; multiples of `spatial_factor`."
+        in out
+    )
     Path("again.yaml").write_text(out)
     assert configs.load("again.yaml") == configs.load("shapes_tiny", ["seed=3", "stages.state.lr=1e-5"])
 

@@ -106,6 +106,12 @@ GRID = (4, 8)
 """Rows and columns of latent cells."""
 
 
+def wider(kind: str) -> dict[str, Any]:
+    """Return what makes a transformer wide enough to see through noise."""
+    heads = {"num_attention_heads": 4, "attention_head_dim": 16 if family(kind) == "cog" else 24}
+    return heads | {"wan": {"ffn_dim": 192}, "ltx": {"cross_attention_dim": 96}, "cog": {}}[family(kind)]
+
+
 def build(arguments: dict[str, Any], seed: int = 0, **more: Any) -> Any:
     """Make a model of diffusers from its arguments."""
     arguments = arguments | more
