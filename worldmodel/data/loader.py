@@ -1,9 +1,9 @@
 """Streams of training batches: the same in every run, on any number of processes, from any step on.
 
 The order is a function of (seed, step) (see order.py), so the state of a stream is that step, and how many
-clips could not be used before it. Episodes are
-read beside the training by processes that can be lost without a hang (see worker.py): decoding in threads
-would slow the training's own Python, and the procedural world is Python itself (benchmarks/loading.py).
+clips could not be used before it. Episodes are read beside the training by processes that can be lost without
+a hang (see worker.py): decoding in threads would slow the training's own Python, and the procedural world is
+Python itself (benchmarks/loading.py).
 This is the only file that imports torchdata; its nodes carry the pipeline
 
     IterableWrapper ─► ParallelMapper (asks the workers, in order) ─► Steps ─► Prefetcher
