@@ -197,7 +197,7 @@ def checksum(episode: Episode) -> int:
     said = (episode.name, episode.actions, episode.prompt, episode.answer, [clip.shape for clip in clips])
     number = zlib.crc32(repr(said).encode())
     for clip in clips:
-        number = zlib.crc32(np.ascontiguousarray(clip), number)
+        number = zlib.crc32(np.ascontiguousarray(clip).data, number)
     return number
 
 
