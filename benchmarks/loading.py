@@ -32,7 +32,7 @@ import numpy as np
 
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader, media
-from worldmodel.data.sources import KEYS
+from worldmodel.data.procedural import KEYS
 from worldmodel.worlds import recorder
 
 BATCH, SIZE, FPS, FRAMES, NUM_SHARDS, WINDOW = 8, 64, 8, 17, 4, 32

@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
-from worldmodel.data.sources import KEYS, Recipe, Source, open_source
+from worldmodel.data.sources import Recipe, Source, open_source
 from worldmodel.types import Episode
-from worldmodel.worlds import recorder
 
 if TYPE_CHECKING:
     from worldmodel.data.loader import Stream
 
-MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
 COLUMNS = {"video": "path", "text": "text", "keys": "keys"}
 BATCH = 8
 
@@ -76,11 +74,13 @@ class FarSource:
 def stream(table: Path, latency_s: float, num_steps: int, num_workers: int) -> "Stream":
     """Open the clips for `num_steps` batches."""
     from worldmodel.data.loader import Stream  # not at the top, which workers read to find `Fetched`: torch
+    from worldmodel.data.procedural import KEYS
 
+    model = WorldModelConfig(action=ActionConfig(keys=KEYS))
     config = SourceConfig(kind="clips", path=str(table), columns=COLUMNS)
     data = DataConfig({"far": config}, num_workers=num_workers)
     stage = StageConfig(steps=num_steps, batch_size=BATCH, rounds=2, tasks={"rounds": 1.0})
-    return Stream({"far": FarSource(open_source("far", data, MODEL), latency_s)}, data, stage, seed=0)
+    return Stream({"far": FarSource(open_source("far", data, model), latency_s)}, data, stage, seed=0)
 
 
 def stalls(table: Path, step_s: float, num_steps: int) -> None:
@@ -165,6 +165,8 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=20, help="steps in which waiting is measured")
     parser.add_argument("--seed", type=int, default=1234)
     args = parser.parse_args()
+    from worldmodel.worlds import recorder  # nor this, the procedural world
+
     with tempfile.TemporaryDirectory() as folder:
         num_steps = args.num_samples // BATCH
         began = time.perf_counter()

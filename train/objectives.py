@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from worldmodel.data.loader import Batch
-from worldmodel.data.sources import KINDS, WORDS
+from worldmodel.data.procedural import KINDS, WORDS
 from worldmodel.data.transforms import to_tensor
 from worldmodel.errors import ConfigError
 from worldmodel.models.codec import Codec

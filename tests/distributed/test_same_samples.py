@@ -31,7 +31,7 @@ from worldmodel.config import (
 )
 from worldmodel.data import loader
 from worldmodel.data.loader import Batch
-from worldmodel.data.sources import KEYS
+from worldmodel.data.procedural import KEYS
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh

@@ -16,7 +16,8 @@ from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfi
 from worldmodel.data import media
 from worldmodel.data.clips import Broken, Clip
 from worldmodel.data.columns import track_of
-from worldmodel.data.sources import KEYS, Source, open_source
+from worldmodel.data.procedural import KEYS
+from worldmodel.data.sources import Source, open_source
 from worldmodel.data.tables import open_table as open_file
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import DESCRIBE, Action, Episode

@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
 from worldmodel.data.loader import Batch, Stream
-from worldmodel.data.sources import KEYS, Recipe, ShapesSource
+from worldmodel.data.procedural import KEYS, ShapesSource
+from worldmodel.data.sources import Recipe
 from worldmodel.data.worker import Worker
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import Action, Episode
@@ -313,7 +314,7 @@ def test_a_killed_worker_is_an_error() -> None:
 
 def be_impatient(worker: Worker) -> None:
     """Once a worker has started, three seconds are enough."""
-    with socket.socket(fileno=os.dup(worker.pipe.fileno())) as pipe:
+    with socket.socket(fileno=os.dup(worker.line.fileno())) as pipe:
         pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 3, 0))
 
 

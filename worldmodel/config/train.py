@@ -53,7 +53,7 @@ class StageConfig:
     self_rollout: tuple[float, float] = (0.0, 0.0)
     """Share of steps, at the stage's start and end, that continue from the model's own predictions."""
     tasks: dict[str, float] = field(default_factory=dict)
-    """Sampling weights of the kinds of episode (see data/sources.py)."""
+    """Sampling weights of the kinds of episode (see data/procedural.py)."""
     train: dict[str, TrainedConfig] = field(default_factory=dict)
     """Components whose weights move, and how; the others are frozen."""
 

@@ -1,11 +1,12 @@
-"""A process that makes episodes: one end of a pipe asks, the other answers.
+"""A process that makes episodes: one end of a line asks, the other answers.
 
-Every worker has a pipe of its own and no lock that others hold, so that one that is killed, or hangs, takes
-nobody with it: the asking side sees the end of the pipe at once, and a silence after its patience. A worker
+Every worker has a line of its own and no lock that others hold, so that one that is killed, or hangs, takes
+nobody with it: the asking side sees the end of the line at once, and a silence after its patience. A worker
 starts from this module alone: the training script is not imported a second time, and a notebook works.
 """
 
 import os
+import pickle
 import queue
 import signal
 import socket
@@ -16,8 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from worldmodel.data.sources import Recipe
 from worldmodel.errors import ConfigError, InputError, WorldModelError
@@ -87,7 +87,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
-        self.pipe: Connection = Connection(here.detach())
+        self.line = here
         self.sending, self.receiving = threading.Lock(), threading.Lock()
 
     def ask(self, request: Request) -> Answer:
@@ -98,10 +98,10 @@ class Worker:
         name = request.recipe.name
         try:
             with self.sending:
-                self.pipe.send(request)
+                send(self.line, request)
                 self.receiving.acquire()  # in the order of the requests, as the answers come
             try:
-                return self.pipe.recv()
+                return receive(self.line)
             finally:
                 self.receiving.release()
         except BlockingIOError:
@@ -155,12 +155,48 @@ def patient(items: Iterator[T], timeout_s: float, late: Callable[[], T]) -> Iter
         wanted.release()
 
 
-def main(pipe_number: int) -> None:
-    """Answer on an inherited pipe until the asking side is gone."""
+def send(line: socket.socket, thing: object) -> None:
+    """Send what `receive` gives on the other side; arrays go from where they lie, without a copy."""
+    arrays: list[pickle.PickleBuffer] = []
+    rest = pickle.dumps(thing, protocol=5, buffer_callback=arrays.append)
+    pixels = [array.raw() for array in arrays]
+    sizes = [len(rest), *(each.nbytes for each in pixels)]
+    line.sendall(struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes) + rest)
+    for each in pixels:
+        line.sendall(each)
+
+
+def receive(line: socket.socket) -> Any:
+    """Return what the other side sent; both sides are this program.
+
+    Raises:
+        BlockingIOError: the line is silent for longer than its patience.
+        EOFError: the other side is gone.
+    """
+    (count,) = struct.unpack("<Q", _bytes(line, 8))
+    sizes = struct.unpack(f"<{count}Q", _bytes(line, 8 * count))
+    rest, *pixels = [_bytes(line, size) for size in sizes]
+    return pickle.loads(rest, buffers=pixels)  # noqa: S301 -- from a process of ours, over a line of its own
+
+
+def _bytes(line: socket.socket, size: int) -> bytearray:
+    """Wait for all of a part in the kernel: coming back for every piece would fight for the GIL."""
+    data = bytearray(size)
+    missing = memoryview(data)
+    while missing:
+        got = line.recv_into(missing, flags=socket.MSG_WAITALL)
+        if not got:
+            raise EOFError
+        missing = missing[got:]
+    return data
+
+
+def main(line_number: int) -> None:
+    """Answer on an inherited line until the asking side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training to handle
-    with Connection(pipe_number) as pipe:
+    with socket.socket(fileno=line_number) as line:
         while True:
             try:
-                pipe.send(answer(pipe.recv()))
+                send(line, answer(receive(line)))
             except (EOFError, OSError):
                 return

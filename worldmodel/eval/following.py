@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from worldmodel.data.sources import KEYS
+from worldmodel.data.procedural import KEYS
 from worldmodel.eval.examples import Album, Example
 from worldmodel.eval.metrics import Figure, Tally, psnr, ssim
 from worldmodel.eval.subject import Subject

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from worldmodel.data.sources import KEYS
+from worldmodel.data.procedural import KEYS
 from worldmodel.errors import InputError
 from worldmodel.eval.drift import rollouts
 from worldmodel.eval.examples import Album

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from worldmodel.data import media
-from worldmodel.data.sources import ShapesSource
+from worldmodel.data.procedural import ShapesSource
 from worldmodel.errors import OutputError, WorldModelError
 from worldmodel.types import Action
 from worldmodel.worlds import shapes

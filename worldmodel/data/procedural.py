@@ -1,0 +1,130 @@
+"""The procedural world as a source of episodes: drawn where they are asked for, never stored."""
+
+import math
+from collections.abc import Collection
+from itertools import islice
+
+import numpy as np
+
+from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.errors import ConfigError
+from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Episode
+from worldmodel.worlds import shapes
+from worldmodel.worlds.shapes.scene import half_side_of
+
+KEYS = (*shapes.COLOURS, *shapes.DIRECTIONS, "jump", "fall", "grow", "shrink", "vanish", "explode")
+"""Keys of the shapes world: hold a colour and press a verb, and the thing of that colour obeys."""
+
+KINDS = (shapes.COLOURS, shapes.SHAPES, shapes.SIZES, shapes.BACKGROUNDS)
+"""Words that the alignment labels speak of, by kind."""
+WORDS = tuple(word for kind in KINDS for word in kind)
+"""All of them, in the order of the labels."""
+
+
+class ShapesSource:
+    """The procedural world's training episodes, without end.
+
+    Tasks: `rounds` (actions and what they lead to), `imagine` (a caption leads from nothing to a scene),
+    `describe` and `ask` (text about one image or clip), `inverse` (the action between two observations),
+    `document` (text alone).
+    """
+
+    tasks = ("rounds", "imagine", "describe", "ask", "inverse", "document")
+    size = None
+    seekable = True
+
+    def __init__(self, split: str = "train", keys: Collection[str] | None = None) -> None:
+        """Open a split; where a model knows only some keys (`keys`), the others are said in words."""
+        if split not in shapes.SPLITS:
+            raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(shapes.SPLITS)}.")
+        self.name = self.split = split
+        self.keys = keys
+
+    def at(self, index: int) -> "ShapesSource":
+        """Return itself: the index says it all."""
+        return self
+
+    def cost(self, index: int, rounds: int) -> float:
+        """Return the same for all."""
+        return rounds
+
+    def close(self) -> None:
+        """Do nothing: there is nothing open."""
+
+    def episode(self, task: str, seed: int, index: int, rounds: int = 1) -> Episode:
+        """Return one episode; see the class for the tasks."""
+        rng = np.random.default_rng((seed, index, 7))
+        name = f"{self.split}/{task}/{seed}/{index}"
+        if task == "document":
+            return Episode(name, answer=next(islice(shapes.documents(rng), index % 4, None)))
+        if task == "imagine":
+            scene = shapes.zone_scene(rng) if rng.random() < 0.8 else shapes.random_scene(rng)
+            clip = np.repeat(shapes.render(scene)[None], shapes.FRAMES_PER_CLIP, axis=0)
+            return Episode(name, (clip[:0], clip), (Action(shapes.caption(scene)),))
+        samples = shapes.sample_rollout(self.split, seed, index, max(rounds, 1))
+        first = samples[0]
+        before = shapes.render(first.clip.before)[None]
+        if task == "inverse":
+            answer = shapes.canonical_text(first.clip.plan)
+            return Episode(name, (before, first.clip.frames), prompt=WHAT_HAPPENED, answer=answer)
+        if task in ("describe", "ask"):
+            scene = first.clip.before if rng.random() < 0.5 else first.clip.after
+            frames = before if scene is first.clip.before else first.clip.frames
+            if task == "describe":
+                return Episode(name, (frames,), prompt=DESCRIBE, answer=shapes.caption(scene))
+            prompt, answer = shapes.question(scene, rng)
+            return Episode(name, (frames,), prompt=prompt, answer=answer)
+        if task != "rounds":
+            raise ValueError(f"unknown task {task!r}")
+        actions = tuple(_action(sample, rng, self.keys) for sample in samples)
+        clips = tuple(sample.clip.frames for sample in samples)
+        return Episode(name, (before, *clips), actions, labels=_labels(first))
+
+
+def open_shapes(name: str, config: DataConfig, model: WorldModelConfig) -> ShapesSource:
+    """Open the world for a model, whose frames must be as large as the world's.
+
+    Raises:
+        ConfigError: they are not, or there is no such split.
+    """
+    if model.codec.image_size != shapes.FRAME_SIZE:
+        raise ConfigError(
+            f"data.sources.{name} is the shapes world, whose frames have {shapes.FRAME_SIZE} pixels a "
+            f"side; set model.codec.image_size, now {model.codec.image_size}, to {shapes.FRAME_SIZE}."
+        )
+    return ShapesSource(config.sources[name].split, model.action.keys)
+
+
+def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[str] | None) -> Action:
+    """Say the action in words, or (one time in ten, where keys can say it) with keys."""
+    acts = [act for stage in sample.clip.plan.stages for act in stage]
+    if len(acts) == 1 and rng.random() < 0.1:
+        act = acts[0]
+        if act.verb == "stay":
+            return Action()
+        pressed = {act.target_colour, act.deed}
+        if act.deed in KEYS and act.target_colour and (known is None or pressed <= set(known)):
+            return Action(keys=(act.target_colour, act.deed))
+    return Action(sample.text)
+
+
+def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
+    """Say which words and which named things lie on each latent cell of the first frame."""
+    grid = shapes.FRAME_SIZE // 8
+    words = np.zeros((grid, grid, len(WORDS)), dtype=np.float32)
+    words[..., WORDS.index(sample.clip.before.background)] = 1
+    named = np.zeros((grid, grid), dtype=np.float32)
+    targets = {act.target_colour for stage in sample.clip.plan.stages for act in stage}
+    for thing in sample.clip.before.things:
+        rows, columns = _covered(thing.y, half_side_of(thing)), _covered(thing.x, half_side_of(thing))
+        for word in (thing.colour, thing.shape, thing.size):
+            words[rows, columns, WORDS.index(word)] = 1
+        if thing.colour in targets:
+            named[rows, columns] = 1
+    return {"words": words, "named": named}
+
+
+def _covered(middle: int, half: float) -> slice:
+    """Return the cells along one axis whose centre the thing covers."""
+    first, last = math.ceil((middle - half - 3.5) / 8), math.floor((middle + half - 3.5) / 8)
+    return slice(max(first, 0), last + 1)
