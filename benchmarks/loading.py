@@ -1,7 +1,7 @@
 """Loaders side by side: the same clips, the same decoder, the same batches, the same number of workers.
 
-Real clips are recorded here (H.264, 256 x 256, 25 frames) and put into every loader's own format. Each run
-is a fresh process: one pass, shuffled, in batches of 8; 17 frames of a clip are decoded to 64 x 64 pixels by
+Real clips are recorded here (H.264, 256 x 256, 17 frames) and put into every loader's own format. Each run
+is a fresh process: one pass, shuffled, in batches of 8; all frames of a clip are decoded to 64 x 64 pixels by
 worldmodel.data.media. Peers are no dependency: `pip install . litdata webdataset datasets` in an environment
 of its own; those not installed are left out.
 
@@ -287,7 +287,7 @@ def main() -> None:
     print(", ".join(f"{package} {importlib.metadata.version(package)}" for package in sorted(packages)))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        recorder.record(folder, args.num_samples // BATCH * BATCH, rounds=3, seed=args.seed)
+        recorder.record(folder, args.num_samples // BATCH * BATCH, rounds=2, seed=args.seed)
         for name, (package, write) in FORMATS.items():
             if package in packages:
                 began = time.perf_counter()

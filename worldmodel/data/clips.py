@@ -168,20 +168,21 @@ class Clip:
     def _frames(self, rng: np.random.Generator, rounds: int) -> tuple[int, np.ndarray]:
         """Return frames for up to `rounds` rounds, and the place in the clip of the first of them."""
         cut, wanted, source = self.cut, 1 + rounds * self.cut.chunk, self.video
+
+        def first_of(length: int) -> int:
+            starts = self._starts(max(0, length - wanted))
+            return starts[int(rng.integers(len(starts)))]
+
         if isinstance(source, Stills):
-            length = len(source.frames)
-        else:
-            source = source if isinstance(source, bytes) else source.read()
-            seconds = (media.video_seconds(source) if self.end is None else self.end) - self.start
-            length = int(seconds * cut.fps + 1e-3)
-        starts = self._starts(max(0, length - wanted))
-        first = starts[int(rng.integers(len(starts)))]
-        if isinstance(source, Stills):
+            first = first_of(len(source.frames))
             chosen = source.frames[first : first + wanted]
             return first, np.stack([media.read_image(frame, cut.size) for frame in chosen])
-        if self.end is not None:
-            wanted = max(1, min(wanted, length - first))
-        return first, media.read_video(source, cut.size, cut.fps, wanted, self.start + first / cut.fps)
+        with media.open_video(source if isinstance(source, bytes) else source.read()) as video:
+            length = int(((video.seconds if self.end is None else self.end) - self.start) * cut.fps + 1e-3)
+            first = first_of(length)
+            if self.end is not None:
+                wanted = max(1, min(wanted, length - first))
+            return first, video.read(cut.size, cut.fps, wanted, self.start + first / cut.fps)
 
     def _starts(self, last: int) -> Sequence[int]:
         """Return the frames up to `last` at which rounds may begin: where what is said does, or anywhere."""

@@ -15,6 +15,7 @@ import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -99,22 +100,58 @@ def read_video(
         InputError: the file is missing, empty, no video, damaged, cut off, too long or too large, or `fps`
             or `max_frames` is not positive.
     """
-    name, data, kind = _read_video_bytes(source)
-    return _decode_clip(name, data, kind, size, fps, max_frames, start_s)
+    with open_video(source) as video:
+        return video.read(size, fps, max_frames, start_s)
 
 
-def video_seconds(source: Source) -> float:
-    """Return how long a video says it is; 0 where it does not say.
+@dataclass(frozen=True)
+class Video:
+    """An opened video file, to be read once."""
 
-    Raises:
-        InputError: the file is missing, empty, no video, or its header is damaged.
-    """
-    name, data, kind = _read_video_bytes(source)
-    with _opened(name, data, kind) as container:
-        stream = next(iter(container.streams.video), None)
+    name: str
+    container: InputContainer
+    seekable: bool
+
+    @property
+    def seconds(self) -> float:
+        """How long it says it is; 0 where it does not say."""
+        stream = next(iter(self.container.streams.video), None)
         if stream is not None and stream.duration and stream.time_base:
             return float(stream.duration * stream.time_base)
-        return (container.duration or 0) / av.time_base
+        return (self.container.duration or 0) / av.time_base
+
+    def read(self, size: ImageSize, fps: float | None, max_frames: int, start_s: float = 0.0) -> Frames:
+        """Read frames as `read_video` does.
+
+        Raises:
+            InputError: as `read_video`.
+        """
+        if fps is not None and not 0 < fps <= 1000:
+            raise InputError(f"fps is {fps}; use a number above 0 and up to 1000.")
+        if max_frames < 1:
+            raise InputError(f"max_frames is {max_frames}; use 1 or more.")
+        if not 0 <= start_s < math.inf:
+            raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
+        with _no_other_fault(self.name):
+            shown = _shown(_decode_video(self.name, self.container, self.seekable, start_s), fps, start_s)
+            convert = VideoReformatter()  # of all frames: to set one up costs far more than it then takes
+            some = itertools.islice(shown, max_frames)
+            frames = [_centre(_picture(frame, convert), size) for frame in some]
+        if not frames:
+            where = f" from {start_s:g} s on" if start_s else ""
+            raise InputError(f"{self.name} holds no decodable frame{where}; export it again as MP4 (H.264).")
+        return np.stack(frames)
+
+
+@contextmanager
+def open_video(source: Source) -> Iterator[Video]:
+    """Open an MP4, WebM, MKV, AVI or GIF: what it says of itself can be asked before it is read.
+
+    Raises:
+        InputError: the file is missing, empty, no video, cut off or too large, or its header is damaged.
+    """
+    with _opened(*_read_video_bytes(source)) as video:
+        yield video
 
 
 def _read_video_bytes(source: Source) -> tuple[str, bytes, str]:
@@ -147,7 +184,8 @@ def read_observation(
     name, data = _read_bytes(source, MAX_VIDEO_BYTES, "observation")
     kind = formats.recognise(data)
     if kind in CONTAINERS:
-        return _decode_clip(name, data, kind, size, fps, max_frames)
+        with _opened(name, data, kind) as video:
+            return video.read(size, fps, max_frames)
     if kind not in PICTURES:
         raise InputError(
             f"{name} is {formats.describe(kind, data)}; use a PNG, JPEG, WebP, GIF, MP4, WebM, MKV or AVI."
@@ -244,41 +282,23 @@ def _centre(image: Image.Image, size: ImageSize) -> Picture:
     return np.array(image.resize((width, height), resample, (left, top, left + cut_width, top + cut_height)))
 
 
-def _decode_clip(
-    name: str,
-    data: bytes,
-    kind: str,
-    size: ImageSize,
-    fps: float | None,
-    max_frames: int,
-    start_s: float = 0.0,
-) -> Frames:
-    if fps is not None and not 0 < fps <= 1000:
-        raise InputError(f"fps is {fps}; use a number above 0 and up to 1000.")
-    if max_frames < 1:
-        raise InputError(f"max_frames is {max_frames}; use 1 or more.")
-    if not 0 <= start_s < math.inf:
-        raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
+@contextmanager
+def _opened(name: str, data: bytes, kind: str) -> Iterator[Video]:
     if formats.announced_bytes(kind, data) > len(data):
         raise InputError(
             f"{name} is cut off: its header announces more than its {len(data)} bytes; get it again."
         )
-    with _opened(name, data, kind) as container:
-        shown = _shown(_decode_video(name, container, kind in SEEKABLE, start_s), fps, start_s)
-        convert = VideoReformatter()  # of all frames: to set one up costs far more than it then takes
-        frames = [_centre(_picture(frame, convert), size) for frame in itertools.islice(shown, max_frames)]
-    if not frames:
-        where = f" from {start_s:g} s on" if start_s else ""
-        raise InputError(f"{name} holds no decodable frame{where}; export it again as MP4 (H.264).")
-    return np.stack(frames)
+    with _no_other_fault(name):
+        container = av.open(io.BytesIO(data), "r", format=CONTAINERS[kind])
+    with container:
+        yield Video(name, container, kind in SEEKABLE)
 
 
 @contextmanager
-def _opened(name: str, data: bytes, kind: str) -> Iterator[InputContainer]:
-    """Give a video's container; what goes wrong in the block is the file's fault."""
+def _no_other_fault(name: str) -> Iterator[None]:
+    """Say that what goes wrong in the block is the file's fault."""
     try:
-        with av.open(io.BytesIO(data), "r", format=CONTAINERS[kind]) as container:
-            yield container
+        yield
     except InputError:
         raise
     # FFmpeg's wrapper answers damaged bytes with many kinds of exception; each means the same to the reader.
