@@ -25,6 +25,8 @@ from worldmodel.types import Episode
 
 T = TypeVar("T")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
+"""Else glibc gives the memory of every decoded frame back to the kernel, and asks for it again."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Worker:
                 [sys.executable, "-P", "-c", f"from {__name__} import main; main({there.fileno()})"],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**os.environ, **ONE_THREAD, **KEPT_MEMORY, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         self.line = here
         self.sending, self.receiving = threading.Lock(), threading.Lock()
