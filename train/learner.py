@@ -244,7 +244,7 @@ def freeze(model: WorldModel, stage: StageConfig) -> None:
     """Let only parameters below the named components move; of those learned by LoRA, only its additions.
 
     A component may be a part of one (`vision.adapter`); the longest name that fits a parameter decides. A
-    generator's text encoder gives the space that states are aligned with, so it never moves.
+    generator's encoders of text and of pictures give the spaces that it was trained in, so they never move.
 
     Raises:
         ConfigError: a name is not a component of the model.
@@ -257,4 +257,4 @@ def freeze(model: WorldModel, stage: StageConfig) -> None:
     for name, parameter in model.named_parameters():
         how = optim.component(name, stage.train)
         moves = how is not None and (not how.lora_rank or ".lora_" in name)
-        parameter.requires_grad_(moves and ".text_encoder." not in name)
+        parameter.requires_grad_(moves and not any(part in name for part in lora.FIXED))

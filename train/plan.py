@@ -157,7 +157,7 @@ def _language_model(config: BackboneConfig) -> Backbone:
 
 
 def generator_part(model: WorldModel) -> str:
-    """Return the name of the part of the generator that learns: of a pretrained one, not its text encoder."""
+    """Return the name of the part of the generator that learns: of a pretrained one, not its encoders."""
     return "generator" if model.config.generator.is_ours else "generator.network"
 
 
@@ -168,7 +168,7 @@ def activations(config: TrainConfig) -> float:
     shallow, deep = (_kept(_backbone(model, rounds, count)) for count in (1, 2))
     first, second = (_kept(_generator(model, rounds, count)) for count in (1, 2))
     whole = on_meta(model)
-    depths = _depth(whole.backbone.model), _depth(whole.generator)
+    depths = _depth(whole.backbone.model), _depth(whole.get_submodule(generator_part(whole)))
     token_bytes = rounds * whole.round_tokens * whole.backbone.width * 2
     cells = (model.context_latents + model.chunk_latents) * model.codec.cells
     latent_bytes = rounds * cells // whole.generator.cells_per_token * whole.generator.width * 2
@@ -198,10 +198,10 @@ def _backbone(config: WorldModelConfig, rounds: int, count: int) -> Callable[[],
 
 def _generator(config: WorldModelConfig, rounds: int, count: int) -> Callable[[], Tensor]:
     model = on_meta(config)
-    generator = _shallow(lambda: model.generator, count)
+    _shallow(lambda: model.get_submodule(generator_part(model)), count)
 
     def run() -> Tensor:
-        fake = _materialised(generator)
+        fake = _materialised(model.generator)
         _materialised(model.codec)  # which some generators look at their context with
         shape = (config.codec.latent_channels, *config.codec.grid)
         clean = torch.randn(rounds, config.chunk_latents, *shape)

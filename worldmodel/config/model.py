@@ -230,7 +230,8 @@ class GeneratorConfig:
     pretrained: str | None = None
     """Folder of a diffusers pipeline (Wan, LTX-Video, CogVideoX), or of one of its transformers."""
     architecture: dict[str, Any] = field(default_factory=dict)
-    """Arguments of a diffusers transformer class, with its `_class_name`: random weights."""
+    """Arguments of a diffusers transformer class, with its `_class_name`: random weights. Beside them, where
+    it reads what CLIP sees in a picture (`image_dim`), `image_encoder`: arguments of that vision model."""
     scheduler: dict[str, Any] = field(default_factory=dict)
     """Arguments of the diffusers scheduler class, with its `_class_name`; empty takes the family's."""
     dtype: str = "fp32"

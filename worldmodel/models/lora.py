@@ -22,6 +22,8 @@ NAME = "stage"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What peft puts before the names in its files."""
+FIXED = ("text_encoder", "image_encoder")
+"""Parts of a generator that nobody trains, in full or by LoRA."""
 
 
 def part(model: WorldModel, component: str) -> nn.Module:
@@ -122,5 +124,5 @@ def _linear(root: nn.Module) -> list[str]:
     return [
         name
         for name, module in root.named_modules()
-        if type(module) is nn.Linear and "lm_head" not in name and "text_encoder" not in name
+        if type(module) is nn.Linear and not any(part in name for part in ("lm_head", *FIXED))
     ]

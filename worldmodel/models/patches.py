@@ -82,13 +82,17 @@ class PatchEncoder(Encoder):
 
     def forward(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:
         """Return the features of the patches of every frame; those of classes and registers are left out."""
+        return self.everything(frames)[:, :, -math.prod(self.grid) :]
+
+    def everything(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b t m e"]:
+        """Return all features of every frame, those of classes and registers in front."""
         given = self._given(self.preparation(frames))
         if self.select_layer == -1:
             features = self.model(**given).last_hidden_state
         else:
             layer = self.model.config.num_hidden_layers + self.select_layer
             features = self.model(**given, output_hidden_states=[layer]).hidden_states[layer]
-        return rearrange(features[:, -math.prod(self.grid) :], "(b t) m e -> b t m e", b=frames.shape[0])
+        return rearrange(features, "(b t) m e -> b t m e", b=frames.shape[0])
 
     def _given(self, pixels: Float[Tensor, "n 3 h w"]) -> dict[str, Any]:
         """Return the arguments that the model takes pixels in."""

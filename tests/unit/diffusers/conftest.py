@@ -13,13 +13,16 @@ pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[
 
 import diffusers
 from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from worldmodel.models.codec import VideoCodec
 from worldmodel.models.condition import Condition, stack
+from worldmodel.models.diffusers import images
 from worldmodel.models.diffusers.cogvideox import CogVideoXGenerator
 from worldmodel.models.diffusers.generator import Clip, DiffusersGenerator
 from worldmodel.models.diffusers.ltx import LTXGenerator
 from worldmodel.models.diffusers.wan import WanGenerator
+from worldmodel.models.patches import PatchEncoder
 from worldmodel.models.world_model import WorldModel
 
 TEXT = 32
@@ -61,9 +64,18 @@ COG: dict[str, Any] = {
     "sample_frames": 9,
     "max_text_seq_length": 16,
 }
+CLIP: dict[str, Any] = {
+    "hidden_size": 20,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
 TRANSFORMERS: dict[str, dict[str, Any]] = {
     "wan": WAN,
     "wan-i2v": WAN | {"in_channels": 36},
+    "wan-clip": WAN | {"in_channels": 36, "image_dim": 20, "added_kv_proj_dim": 24, "image_encoder": CLIP},
     "ltx": LTX,
     "cog": COG,
     "cog-i2v": COG | {"in_channels": 8, "use_rotary_positional_embeddings": True},
@@ -121,7 +133,15 @@ def build(arguments: dict[str, Any], seed: int = 0, **more: Any) -> Any:
 
 def transformer(kind: str, **more: Any) -> Any:
     """Make a transformer of one of the kinds of `TRANSFORMERS`."""
-    return build(TRANSFORMERS[kind], **more)
+    return build({name: x for name, x in TRANSFORMERS[kind].items() if name != "image_encoder"}, **more)
+
+
+def image_encoder(kind: str) -> PatchEncoder | None:
+    """Make the image encoder of a kind that reads one."""
+    torch.manual_seed(2)
+    described = TRANSFORMERS[kind].get("image_encoder")
+    frame = tuple(side * FACTORS[family(kind)][1] for side in GRID)
+    return described and images.describe(described, frame)
 
 
 def vae(kind: str, **more: Any) -> Any:
@@ -152,7 +172,12 @@ def generator(
     time, space = FACTORS[family(kind)]
     clip = Clip(context, chunk, GRID, temporal_factor=time, spatial_factor=space, fps=fps)
     made = CLASSES[family(kind)](
-        transformer(kind), scheduler(kind, **(scheduling or {})), clip, streamed, codec=codec
+        transformer(kind),
+        scheduler(kind, **(scheduling or {})),
+        clip,
+        streamed,
+        codec=codec,
+        image_encoder=image_encoder(kind),
     )
     return made.eval().requires_grad_(False)
 
@@ -228,6 +253,18 @@ def pipeline(tiny: SimpleNamespace, tmp_path: Path, tokenizer: PreTrainedTokeniz
             encoder = UMT5EncoderModel(UMT5Config(**sizes)).eval()
             args = (tokenizer, encoder, tiny.vae(kind), tiny.scheduler(kind), tiny.transformer(kind))
             made = diffusers.WanPipeline(*args, **more)
+        elif kind == "wan-clip":
+            made = diffusers.WanImageToVideoPipeline(
+                tokenizer,
+                UMT5EncoderModel(UMT5Config(**sizes)).eval(),
+                tiny.vae(kind),
+                tiny.scheduler(kind),
+                CLIPImageProcessorPil(
+                    size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, **more
+                ),
+                tiny.image_encoder(kind).model,
+                tiny.transformer(kind),
+            )
         else:
             encoder = T5EncoderModel(T5Config(**sizes)).eval()
             made = (diffusers.LTXPipeline if kind == "ltx" else diffusers.CogVideoXPipeline)(

@@ -15,7 +15,7 @@ from worldmodel.models.diffusers.codec import DiffusersCodec
 from worldmodel.models.diffusers.generator import DiffusersGenerator
 
 CHANNELS = {"wan": 16, "ltx": 8, "cog": 4}
-FAMILIES = {"wan": "wan", "wan-i2v": "wan", "ltx": "ltx", "cog": "cog", "cog-i2v": "cog"}
+FAMILIES = {"wan": "wan", "wan-i2v": "wan", "wan-clip": "wan", "ltx": "ltx", "cog": "cog", "cog-i2v": "cog"}
 
 
 def config(tiny, kind: str, condition: str = "stream", text: bool = False, **generator) -> WorldModelConfig:
@@ -55,7 +55,7 @@ def rouse(generator) -> None:
             nn.init.normal_(parameter, std=0.5)
 
 
-@pytest.mark.parametrize("kind", ["wan", "wan-i2v", "ltx", "cog-i2v"])
+@pytest.mark.parametrize("kind", ["wan", "wan-i2v", "wan-clip", "ltx", "cog-i2v"])
 def test_save_and_load(tiny, tmp_path, kind):
     settings = config(tiny, kind)
     codec = DiffusersCodec.from_config(settings.codec)
@@ -170,7 +170,12 @@ def test_streams_that_do_not_fit_say_so(tiny, tmp_path):
     ("kind", "changes", "sentence"),
     [
         ("cog", {}, "image-to-video"),
-        ("wan", {"image_dim": 8}, "CLIP image features"),
+        ("wan", {"image_dim": 8}, "image_encoder"),
+        ("wan-clip", {"image_dim": 8}, r"of width 8 \(image_dim\), and the image encoder's have width 20"),
+        ("wan-clip", {"image_encoder": {"layers": 2, "hidden_size": 7}}, "generator.architecture"),
+        ("wan-clip", {"image_encoder": 7}, "cannot be built"),
+        ("wan-clip", {"in_channels": 16}, "no channels for the picture"),
+        ("wan-clip", {"pos_embed_seq_len": 34}, "does not know its last"),
         ("wan", {"patch_size": (2, 2, 2)}, "patch_size"),
         ("wan", {"in_channels": 33}, "takes 36"),
         ("ltx", {"patch_size": 2}, "single latent cells"),
@@ -210,7 +215,7 @@ def test_steps_that_a_scheduler_cannot_take_say_so(tiny):
         tiny.generator("cog-i2v").solver(2000)
 
 
-@pytest.mark.parametrize("kind", ["wan", "wan-i2v", "ltx", "cog-i2v"])
+@pytest.mark.parametrize("kind", ["wan", "wan-i2v", "wan-clip", "ltx", "cog-i2v"])
 @pytest.mark.parametrize("condition", ["prompt", "stream"])
 def test_a_generator_can_be_built_without_memory(tiny, kind, condition):
     settings = config(tiny, kind, condition)
@@ -268,6 +273,7 @@ def test_weights_may_be_held_in_bf16(tiny, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["wan", "ltx", "cog"])
 def test_codecs_may_be_held_in_bf16(tiny, tmp_path, kind):
+    torch.manual_seed(0)
     full = DiffusersCodec.from_config(config(tiny, kind).codec)
     full.save_pretrained(tmp_path / "full", torch.float32)
     half = DiffusersCodec.from_config(halved(tiny, kind).codec, tmp_path / "full")

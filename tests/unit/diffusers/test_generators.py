@@ -11,7 +11,7 @@ from worldmodel.models.diffusers.codec import DiffusersCodec
 from worldmodel.models.diffusers.solver import FlowPath, VariancePath
 from worldmodel.train.distributed import recompute
 
-KINDS = ["wan", "wan-i2v", "ltx", "cog-i2v", "cog1.5-i2v"]
+KINDS = ["wan", "wan-i2v", "wan-clip", "ltx", "cog-i2v", "cog1.5-i2v"]
 BATCH, CHUNK = 2, 3
 
 

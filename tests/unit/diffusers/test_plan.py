@@ -73,6 +73,19 @@ def test_weights_in_bf16_need_half(small: TrainConfig) -> None:
     assert half_codec * 2 == full_codec
 
 
+def test_an_encoder_of_pictures_is_held_and_keeps_nothing(small: TrainConfig, tiny: SimpleNamespace) -> None:
+    kept, held = [], []
+    for number in (3, 5):
+        encoder = tiny.CLIP | {"num_hidden_layers": number}
+        architecture = tiny.TRANSFORMERS["wan-clip"] | {"image_encoder": encoder}
+        generator = replace(small.model.generator, architecture=architecture)
+        config = replace(small, model=replace(small.model, generator=generator, sampler="chunk"))
+        kept.append(plan.activations(config))
+        held.append(plan.plan(config, "full", 1, 0).weights)
+    assert kept[0] == kept[1] > 0
+    assert held[0] < held[1]
+
+
 def test_low_rank_learns_less(small: TrainConfig) -> None:
     low, full = plan.plan(small, "lora", 1, 0, lora_rank=1), plan.plan(small, "full", 1, 0)
     assert low.gradients < full.gradients / 2  # in large layers far less

@@ -88,6 +88,7 @@ PAIRS = [
     *((backbone, "siglip", *GENERATORS[index]) for index, backbone in enumerate(BACKBONES)),
     *(("qwen3", encoder, "wan", "stream") for encoder in ENCODERS),
     *(("qwen2", "clip", *each) for each in GENERATORS[5:]),
+    *(("qwen2", "siglip", "wan-clip", kind) for kind in ("prompt", "stream")),
 ]
 
 
@@ -199,7 +200,7 @@ def test_a_model_of_real_parts_trains_saves_loads_and_plays(
     assert torch.isfinite(loss)
     moved = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
     assert all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in model.parameters())
-    assert all(name.startswith(tuple(train)) for name in moved)
+    assert all(name.startswith(tuple(train)) and ".image_encoder." not in name for name in moved)
     assert any(name.startswith("generator.") for name in moved)
     if kind == "prompt":  # a stream's output starts at zero, and so what comes before it does not move yet
         assert any(name.startswith("adapter.") for name in moved)
@@ -229,7 +230,10 @@ def test_a_model_of_real_parts_trains_saves_loads_and_plays(
     assert np.array_equal(fork.step(WORDS[1]), session.step(WORDS[1]))
 
 
-@pytest.mark.parametrize(("generator", "kind"), [("wan", "stream"), ("ltx", "prompt"), ("cog-i2v", "stream")])
+@pytest.mark.parametrize(
+    ("generator", "kind"),
+    [("wan", "stream"), ("wan-clip", "stream"), ("ltx", "prompt"), ("cog-i2v", "stream")],
+)
 def test_parts_in_bf16_train_by_lora_save_load_and_play(
     make: Callable[..., WorldModel],
     tokenizer: PreTrainedTokenizerBase,
@@ -338,7 +342,7 @@ def test_words_alone_begin_a_world(make: Callable[..., WorldModel], generator: s
     assert not np.array_equal(other.reset(text=WORDS[1]), begun)
 
 
-@pytest.mark.parametrize("generator", ["wan-i2v", "cog-i2v"])
+@pytest.mark.parametrize("generator", ["wan-i2v", "wan-clip", "cog-i2v"])
 def test_a_generator_that_wants_a_picture_does_not_begin_with_words(
     make: Callable[..., WorldModel], generator: str
 ) -> None:

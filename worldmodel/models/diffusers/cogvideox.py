@@ -8,7 +8,6 @@ Source: CogVideoX (arXiv:2408.06072).
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from diffusers.models.autoencoders.autoencoder_kl_cogvideox import AutoencoderKLCogVideoX
 from diffusers.models.embeddings import get_3d_rotary_pos_embed
 from diffusers.models.transformers.cogvideox_transformer_3d import CogVideoXTransformer3DModel
@@ -60,8 +59,7 @@ class CogVideoXGenerator(DiffusersGenerator):
         self.cells_per_token = config.patch_size**2 * (config.patch_size_t or 1)
         assert isinstance(scheduler, CogVideoXDDIMScheduler | CogVideoXDPMScheduler)
         self.path = VariancePath(scheduler)
-        self.text_length: int = config.max_text_seq_length
-        """Places of the text in the sequence."""
+        self.text_length = config.max_text_seq_length
         (codec,) = self._codec
         self.context_scale = 1.0
         """What makes latents of the context as long as those that the transformer was shown."""
@@ -143,29 +141,12 @@ class CogVideoXGenerator(DiffusersGenerator):
         prediction = self.network(
             None if states is None else states.to(dtype),
             hidden_states=x.to(dtype),
-            encoder_hidden_states=self._fitted(self.prompt(condition)).to(dtype),
+            encoder_hidden_states=self.prompt(condition).to(dtype),
             timestep=level[:, 0].long(),
             ofs=None if config.ofs_embed_dim is None else x.new_full((1,), 2.0),
             image_rotary_emb=self._rotary(x),
         )
         return prediction.float()[:, count:]
-
-    def prompt(self, condition: Condition) -> Float[Tensor, "b l e"]:
-        """Return text and tokens in as many places as there are; tokens take those at the end."""
-        tokens, text = condition.tokens, condition.text
-        if self.network.stream is not None or text is None:
-            return super().prompt(condition)
-        kept = max(0, self.text_length - tokens.shape[1])
-        return torch.cat([text[:, :kept].to(tokens.dtype), tokens], dim=1)
-
-    def _fitted(self, prompt: Float[Tensor, "b l e"]) -> Float[Tensor, "b m e"]:
-        missing = self.text_length - prompt.shape[1]
-        if missing < 0:
-            raise ConfigError(
-                f"condition.num_tokens is more than the {self.text_length} places that this CogVideoX has "
-                "for text; lower it."
-            )
-        return F.pad(prompt, (0, 0, 0, missing))
 
     def _rotary(self, x: Float[Tensor, "b n c h w"]) -> Any:
         """Return cosines and sines of the places of all patches, where the transformer turns by places."""
@@ -190,6 +171,6 @@ class CogVideoXGenerator(DiffusersGenerator):
         return pipeline.encode_prompt(
             texts,
             do_classifier_free_guidance=False,
-            max_sequence_length=self.text_length,
+            max_sequence_length=self.transformer.config.max_text_seq_length,
             device=self.text_encoder.device,  # type: ignore[union-attr]
         )[0]

@@ -46,6 +46,8 @@ class Source:
     scheduler: Path | None = None
     text_encoder: Path | None = None
     tokenizer: Path | None = None
+    image_encoder: Path | None = None
+    image_processor: Path | None = None
     transformer_2: Path | None = None
     boundary_ratio: float | None = None
 
@@ -72,6 +74,8 @@ class Source:
             scheduler=_present(folder / "scheduler"),
             text_encoder=_present(folder / "text_encoder"),
             tokenizer=_present(folder / "tokenizer"),
+            image_encoder=_present(folder / "image_encoder"),
+            image_processor=_present(folder / "image_processor"),
             transformer_2=_present(second),
             boundary_ratio=index.get("boundary_ratio"),
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from diffusers.models.modeling_utils import ModelMixin
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -21,11 +22,12 @@ from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models import pretrained
 from worldmodel.models.codec import VideoCodec
 from worldmodel.models.condition import Condition
-from worldmodel.models.diffusers import files
+from worldmodel.models.diffusers import files, images
 from worldmodel.models.diffusers.network import Network
 from worldmodel.models.diffusers.solver import DiffusersSolver, NoisePath, Scheduler
 from worldmodel.models.diffusers.stream import StateStream
 from worldmodel.models.generator import Taught, VideoGenerator
+from worldmodel.models.patches import PatchEncoder
 from worldmodel.models.pretrained import dtype_of
 
 
@@ -59,6 +61,11 @@ class Clip:
         """Latent frames of context and chunk."""
         return self.context_latents + self.chunk_latents
 
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of a frame, in pixels."""
+        return self.grid[0] * self.spatial_factor, self.grid[1] * self.spatial_factor
+
 
 class DiffusersGenerator(VideoGenerator):
     """A transformer and a scheduler of diffusers, and their text encoder where words are read.
@@ -74,6 +81,8 @@ class DiffusersGenerator(VideoGenerator):
     path: NoisePath
     level_per_frame: bool
     """Whether frames may have noise levels of their own; else the first frame's is everyone's."""
+    text_length: int | None = None
+    """Places that the transformer has for text; None: as many as there is text."""
 
     def __init__(
         self,
@@ -83,6 +92,7 @@ class DiffusersGenerator(VideoGenerator):
         streamed: bool = False,
         text: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None,
         codec: VideoCodec | None = None,
+        image_encoder: PatchEncoder | None = None,
     ) -> None:
         """Build a generator around a transformer.
 
@@ -93,8 +103,19 @@ class DiffusersGenerator(VideoGenerator):
             streamed: whether states enter as a stream; else as a prompt.
             text: text encoder and tokenizer.
             codec: the model's codec, for generators that look at pixels of their context.
+            image_encoder: for transformers that also read its features of a picture.
+
+        Raises:
+            ConfigError: the transformer reads no such features, or others.
         """
         super().__init__()
+        wanted, given = _image_width(transformer), None if image_encoder is None else image_encoder.width
+        if wanted != given:
+            raise ConfigError(
+                f"The transformer reads features of a picture of width {wanted} (image_dim), and the image "
+                f"encoder's have width {given}; describe the CLIP vision model that it needs in "
+                "generator.architecture.image_encoder, or set generator.pretrained to a pipeline folder."
+            )
         self.clip = clip
         self.scheduler: Any = scheduler
         heads: Any = transformer.config
@@ -104,6 +125,7 @@ class DiffusersGenerator(VideoGenerator):
             self.network.stream = self.new_stream(transformer).to(transformer.dtype)
         self.token_width = self.width if streamed else self.text_width
         self.text_encoder, self.tokenizer = text or (None, None)
+        self.image_encoder = image_encoder
         self.source: files.Source | None = None
         """Where the pieces were read from: its text encoder is read when first asked for."""
         self._codec = (codec,)  # not a part of this module: the world model has it already
@@ -122,9 +144,11 @@ class DiffusersGenerator(VideoGenerator):
         streamed, clip, dtype = config.condition.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
         if folder is None and not chosen.pretrained:
             arguments = dict(chosen.architecture)
+            described = arguments.pop("image_encoder", None)
             try:
                 family = _family(arguments.pop("_class_name", None), "generator.architecture")
                 transformer = family.transformer_class(**arguments)
+                image = None if described is None else images.describe(described, clip.image_size)
             except (ModelError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
                 raise ConfigError(f"generator.architecture cannot be built: {error}") from None
             if config.condition.text:
@@ -133,14 +157,16 @@ class DiffusersGenerator(VideoGenerator):
                     "generator.pretrained to a pipeline folder, or condition.text to false."
                 )
             files.hold(transformer, dtype)
-            return family(transformer, family.read_scheduler(chosen.scheduler), clip, streamed, codec=codec)
+            scheduler = family.read_scheduler(chosen.scheduler)
+            return family(transformer, scheduler, clip, streamed, None, codec, image)
         source = files.Source.of(folder or str(chosen.pretrained))
         place = source.transformer
         family = _family(pretrained.read_json(place).get("_class_name"), str(place))
         transformer = files.load_model(place, [family.transformer_class], dtype)
         scheduler = family.read_scheduler(chosen.scheduler, source.scheduler)
         text = files.load_text_encoder(source) if config.condition.text else None
-        made = family(transformer, scheduler, clip, streamed, text, codec)
+        image = images.load(source, clip.image_size) if _image_width(transformer) else None
+        made = family(transformer, scheduler, clip, streamed, text, codec, image)
         made.source = source
         made.network.load_stream(place)
         made.add_second(source)
@@ -239,11 +265,29 @@ class DiffusersGenerator(VideoGenerator):
         return condition.tokens if self.network.stream is not None else None
 
     def prompt(self, condition: Condition) -> Float[Tensor, "b l e"]:
-        """Return what stands where the embedded text does: text, tokens, or text and tokens behind it."""
-        streamed, tokens, text = self.network.stream is not None, condition.tokens, condition.text
-        if streamed:  # without words, one embedding of nothing: attention needs a key
-            return tokens.new_zeros(len(tokens), 1, self.text_width) if text is None else text
-        return tokens if text is None else torch.cat([text.to(tokens.dtype), tokens], dim=1)
+        """Return what stands where the embedded text does: text, tokens, or text and tokens behind it.
+
+        Where places are counted, tokens take those at the end, and zeros what is left.
+
+        Raises:
+            ConfigError: there are more tokens than places.
+        """
+        tokens, text, most = condition.tokens, condition.text, self.text_length
+        if self.network.stream is None:
+            kept = None if most is None else max(0, most - tokens.shape[1])
+            made = tokens if text is None else torch.cat([text[:, :kept].to(tokens.dtype), tokens], dim=1)
+        elif text is not None:
+            made = text
+        else:  # one embedding of nothing: attention needs a key
+            made = tokens.new_zeros(len(tokens), 1, self.text_width)
+        if most is None:
+            return made
+        if made.shape[1] > most:
+            raise ConfigError(
+                f"condition.num_tokens is more than the {most} places that this transformer has for text; "
+                "lower it."
+            )
+        return F.pad(made, (0, 0, 0, most - made.shape[1]))
 
     def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b m e"]:
         """Embed texts exactly as the family's pipeline does."""
@@ -266,7 +310,7 @@ class DiffusersGenerator(VideoGenerator):
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
         """Write the generator: its folder is that of a diffusers transformer, and more beside.
 
-        A text encoder, which nobody trains, keeps its precision.
+        Encoders of text and of pictures, which nobody trains, keep their precision.
         """
         folder = Path(folder)
         self.network.save_pretrained(folder, dtype)
@@ -274,6 +318,14 @@ class DiffusersGenerator(VideoGenerator):
         if self.text_encoder is not None and self.tokenizer is not None:
             self.text_encoder.save_pretrained(folder / "text_encoder")
             self.tokenizer.save_pretrained(folder / "tokenizer")
+        if self.image_encoder is not None:
+            self.image_encoder.save_pretrained(folder / "image_encoder")
+
+
+def _image_width(transformer: ModelMixin) -> int | None:
+    """Return the width of the features of a picture that a transformer reads, if it reads any."""
+    config: Any = transformer.config
+    return config.get("image_dim")
 
 
 def _family(name: Any, place: str) -> type[DiffusersGenerator]:

@@ -52,7 +52,7 @@ class CopiedStream(StateStream):
 
     def __init__(self, attentions: Sequence[nn.Module], text_embedder: nn.Module, width: int) -> None:
         """Add a branch beside each of `attentions`; states join the text behind `text_embedder`."""
-        super().__init__([Branch(copy.deepcopy(each), width) for each in attentions])
+        super().__init__([Branch(_copied(each), width) for each in attentions])
         self.requires_grad_(True)
         self.num_states = 0
         self._states: Tensor | None = None
@@ -135,6 +135,15 @@ class _BesideJoint:
         assert states is not None, "a transformer with a stream is called by StateStream.run"
         video, text = self.own(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
         return video + self.branch(hidden_states, states), text
+
+
+def _copied(attention: nn.Module) -> nn.Module:
+    """Copy an attention to the text, without what some of Wan's have to see a picture."""
+    made = copy.deepcopy(attention)
+    for name in ("add_k_proj", "add_v_proj", "norm_added_k"):
+        if getattr(made, name, None) is not None:
+            setattr(made, name, None)
+    return made
 
 
 def _cross_attention(attention: Attention, width: int) -> Attention:

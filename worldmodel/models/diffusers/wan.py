@@ -3,7 +3,8 @@
 Models whose transformer takes as many channels as it gives (T2V, TI2V) see context frames as frames at
 timestep 0 in front of the chunk, every token told the timestep of its frame. Image-to-video models see
 context in added channels: a mask of the frames that are known, and the latents of the clip in which all
-others are grey.
+others are grey. Those of Wan 2.1 also read what CLIP sees in the picture that the clip begins with: the
+first frame of the context, as the codec shows it.
 
 Source: Wan (arXiv:2503.20314).
 """
@@ -51,10 +52,10 @@ class WanGenerator(DiffusersGenerator):
         self, transformer: WanTransformer3DModel, scheduler: Scheduler, clip: Clip, *args: Any, **kwargs: Any
     ) -> None:
         config: Any = transformer.config
-        if config.image_dim is not None:
+        if config.pos_embed_seq_len is not None:
             raise ConfigError(
-                "This Wan transformer also reads CLIP image features (image_dim), which is not supported; "
-                "use a Wan 2.2 or a text-to-video model."
+                "This Wan transformer reads a clip's first and last picture (pos_embed_seq_len), and a world "
+                "does not know its last; use an image-to-video model."
             )
         if config.patch_size[0] != 1 or any(
             count % side for count, side in zip(clip.grid, config.patch_size[1:], strict=True)
@@ -69,6 +70,13 @@ class WanGenerator(DiffusersGenerator):
         self.concatenates = config.in_channels != config.out_channels
         """Whether context enters as channels."""
         self.level_per_frame = not self.concatenates
+        if self.image_encoder is not None:
+            self.text_length = TEXT_LENGTH  # its attentions count places to tell text from picture
+            if not self.concatenates:
+                raise ConfigError(
+                    "This Wan transformer reads features of a picture (image_dim) and has no channels for "
+                    "the picture itself; use an image-to-video model."
+                )
         expected = clip.temporal_factor + 2 * config.out_channels
         if self.concatenates and config.in_channels != expected:
             raise ConfigError(
@@ -101,8 +109,9 @@ class WanGenerator(DiffusersGenerator):
         if not self.concatenates:
             return [(context,)]
         self.must_see(context)
+        grey, *features = self._looked_at(context)
         # The noisy places of context frames hold what is known of them, at the level of each step.
-        return [(self.added_channels(context, self._grey(context)), context, fixed_noise(context))]
+        return [(self.added_channels(context, grey), context, fixed_noise(context), *features)]
 
     def forward(
         self,
@@ -118,10 +127,11 @@ class WanGenerator(DiffusersGenerator):
         first frame's block. `past` may also be what `lead` leaves.
         """
         if self.concatenates:
-            added, context, noise = past[0]
+            added, context, noise, *features = past[0]
             seen = self.path.add_noise(context, noise, level[:, :1].expand(-1, context.shape[1]))
             x = torch.cat([torch.cat([seen, latents], dim=1), added], dim=2)
-            return self._predict(x, level[:, 0], level[:, 0], condition, None)[:, context.shape[1] :]
+            predicted = self._predict(x, level[:, 0], level[:, 0], condition, None, *features)
+            return predicted[:, context.shape[1] :]
         context, *values = past[0]
         if values:  # keys and values, of `lead`
             return self._predict(
@@ -176,14 +186,21 @@ class WanGenerator(DiffusersGenerator):
         return torch.cat([known, torch.cat([context, grey], dim=1)], dim=2)
 
     @torch.no_grad()
-    def _grey(self, context: Float[Tensor, "b s c h w"]) -> Float[Tensor, "b t c h w"]:
+    def _looked_at(self, context: Float[Tensor, "b s c h w"]) -> list[Tensor]:
+        """Return what is made of the context's pixels: latents of grey frames that follow, and features.
+
+        Features, where they are read, are those of the first frame, with which the clip begins.
+        """
         (codec,) = self._codec
         assert codec is not None, "an image-to-video model needs the codec"
         frames = codec.decode(context)
         after = frames.new_zeros(
             len(frames), self.clip.chunk_latents * codec.temporal_factor, *frames.shape[2:]
         )
-        return codec.encode(after, before=frames)
+        grey = codec.encode(after, before=frames)
+        if self.image_encoder is None:
+            return [grey]
+        return [grey, self.image_encoder.everything(frames[:, :1].clamp(-1, 1)).flatten(1, 2)]
 
     def _each(self, level: Float[Tensor, "b n"], x: Tensor) -> Float[Tensor, "b m"]:
         """Give every token the level of its frame."""
@@ -191,11 +208,17 @@ class WanGenerator(DiffusersGenerator):
         return level.repeat_interleave((x.shape[3] // patch[1]) * (x.shape[4] // patch[2]), dim=1)
 
     def _predict(
-        self, x: Tensor, timestep: Tensor, level: Tensor, condition: Condition, sight: Sight | None
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        level: Tensor,
+        condition: Condition,
+        sight: Sight | None,
+        *features: Tensor,
     ) -> Tensor:
         """Call the transformer that is in charge at each sample's level."""
         x = rearrange(x, "b t c h w -> b c t h w").contiguous()
-        inputs, states = [x, timestep, self.prompt(condition)], self.states(condition)
+        inputs, states = [x, timestep, self.prompt(condition), *features], self.states(condition)
         if self.network_2 is None:
             out = self._call(self.network, inputs, states, sight)
         else:
@@ -210,7 +233,7 @@ class WanGenerator(DiffusersGenerator):
     def _call(
         self, network: Network, inputs: list[Tensor], states: Tensor | None, sight: Sight | None
     ) -> Tensor:
-        x, timestep, text = inputs
+        x, timestep, text, *features = inputs
         dtype = network.transformer.dtype
         with seeing(network.transformer, sight):
             made = network(
@@ -218,6 +241,7 @@ class WanGenerator(DiffusersGenerator):
                 hidden_states=x.to(dtype),
                 timestep=timestep,
                 encoder_hidden_states=text.to(dtype),
+                encoder_hidden_states_image=features[0].to(dtype) if features else None,
             )
         return made.to(x.dtype)
 
