@@ -23,8 +23,8 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
     first, *clips = [to_tensor(list(column)).to(model.unseen) for column in columns]
     contexts, targets, pixels = [], [], []
     latents = encode(model, first) if first.shape[1] else model.nothing(len(first)).latents
-    if model.codec.causal and not first.shape[1]:  # a clip that begins has fewer frames in as many latents
-        clips = [newest(clips[0], model.codec.frames_before(model.config.chunk_latents)), *clips[1:]]
+    if model.codec.causal and not first.shape[1]:  # a world that begins has fewer frames in as many latents
+        clips[0] = clips[0][:, : model.codec.frames_before(model.config.chunk_latents)]
     for before, clip in zip([first, *clips[:-1]], clips, strict=True):
         contexts.append(model.context(latents, before) if before.shape[1] else latents)
         latents = encode(model, clip, before)

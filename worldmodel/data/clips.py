@@ -123,7 +123,8 @@ class Clip:
     """How to make episodes of a clip.
 
     `rounds` is one observation and up to the asked number of rounds, from a random place of the clip on;
-    `imagine` leads from nothing to a part of the clip by its text, and `describe` from that part to the text.
+    `imagine` leads from nothing to a part of the clip, from the first frame that its text is about, and
+    `describe` from what is seen in a round to its text.
     """
 
     name: str
@@ -162,7 +163,7 @@ class Clip:
         if task == "describe":
             return Episode(self.name, (clips[0],), prompt=DESCRIBE, answer=actions[0].text)
         if task == "imagine":
-            return Episode(self.name, (frames[:0], clips[0]), (Action(actions[0].text),))
+            return Episode(self.name, (frames[:0], frames[:chunk]), (Action(actions[0].text),))
         return Episode(self.name, (frames[:1], *clips), tuple(actions))
 
     def _frames(self, rng: np.random.Generator, rounds: int) -> tuple[int, np.ndarray]:

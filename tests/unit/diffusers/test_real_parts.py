@@ -328,7 +328,7 @@ def test_words_alone_begin_a_world(make: Callable[..., WorldModel], generator: s
     beginning = model.codec.frames_before(model.config.chunk_latents)
     rounds = encode_rounds(model, batch)
     assert rounds.context.shape[2] == 0
-    assert torch.equal(rounds.target[:, 0], model.codec.encode(to_tensor([clip[-beginning:]])))
+    assert torch.equal(rounds.target[:, 0], model.codec.encode(to_tensor([clip[:beginning]])))
     assert rounds.changed.all()
     loss = loss_of(model, OBJECTIVES["generator"](model), batch)
     loss.backward()
