@@ -20,12 +20,14 @@ install_import_hook(
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from steering import ALL
 from transformers import PreTrainedTokenizerBase
 
 from worldmodel import hub
@@ -83,9 +85,9 @@ def tokenizer() -> PreTrainedTokenizerBase:
 def make_model(tokenizer: PreTrainedTokenizerBase) -> Callable[..., WorldModel]:
     """Makes tiny models whose weights are all random: none of the zeros that training starts from."""
 
-    def make(seed: int = 0, image_size: ImageSize = 32) -> WorldModel:
+    def make(seed: int = 0, image_size: ImageSize = 32, **parts: Any) -> WorldModel:
         torch.manual_seed(seed)
-        model = WorldModel.from_config(tiny_config(image_size), tokenizer)
+        model = WorldModel.from_config(replace(tiny_config(image_size), **parts), tokenizer)
         with torch.no_grad():
             for parameter in model.parameters():
                 if not parameter.any():
@@ -101,6 +103,12 @@ def make_model(tokenizer: PreTrainedTokenizerBase) -> Callable[..., WorldModel]:
 def model(make_model: Callable[..., WorldModel]) -> WorldModel:
     """A tiny model; tests must not change it."""
     return make_model()
+
+
+@pytest.fixture(scope="session")
+def world(make_model: Callable[..., WorldModel]) -> WorldModel:
+    """A tiny model that takes every kind of action; tests must not change it."""
+    return make_model(action=ALL)
 
 
 @pytest.fixture(scope="session")

@@ -3,18 +3,16 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import torch
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from steering import ALL, FORWARD
 
-from worldmodel.config import ActionConfig
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.actions import ActionBody, ActionSchema, body, plain
 from worldmodel.serving.app import create_app
@@ -26,11 +24,6 @@ from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds import WorldService
 from worldmodel.types import Action
 
-ALL = ActionConfig(
-    max_text_tokens=64, keys=("w", "a"), vector_size=2, vector_low=(-2.0, 0.0), vector_high=(2.0, 1.0),
-    mouse=True, camera=True,
-)  # fmt: skip
-FORWARD = {"mode": "velocity", "data": {"translation": [0, 0, 1]}}
 THERE = {"mode": "target", "data": {"translation": [0, 1, 1], "rotation": [0, 0.6, 0, 0.8]}}
 ACTIONS: tuple[dict[str, Any] | None, ...] = (
     {"mouse": [0.5, -1]},
@@ -51,18 +44,6 @@ BAD: tuple[tuple[Any, str], ...] = (
     ({"camera": {"data": {}, "matrix": []}}, "matrix"),
 )
 KEY = "a-key-that-is-long-enough"
-
-
-@pytest.fixture(scope="module")
-def world(model: WorldModel) -> WorldModel:
-    """A tiny model with random weights that takes every kind of action."""
-    torch.manual_seed(0)
-    made = WorldModel.from_config(replace(model.config, action=ALL), model.backbone.tokenizer)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if not parameter.any():
-                parameter.normal_(std=0.3 * parameter.shape[-1] ** -0.5)
-    return made.eval().requires_grad_(False)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from steering import ALL, FORWARD, FULL
 
 from worldmodel import hub
 from worldmodel.cli.info import action_facts, model_facts
@@ -21,36 +22,8 @@ from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action, Camera, Pose
 
-ALL = ActionConfig(
-    max_text_tokens=64,
-    keys=("w", "a", "s", "d"),
-    vector_size=2,
-    vector_names=("reach", "grip"),
-    vector_low=(-2.0, 0.0),
-    vector_high=(2.0, 1.0),
-    mouse=True,
-    camera=True,
-)
-FORWARD = {"mode": "velocity", "data": {"translation": [0, 0, 1]}}
-FULL = {"text": "go on", "keys": ["w"], "mouse": [0.5, -1], "vector": [0.1, 1], "camera": FORWARD}
 QUARTER = (0.0, math.sqrt(0.5), 0.0, math.sqrt(0.5))
 """A quarter turn to the right."""
-
-
-def steerable(model: WorldModel) -> WorldModel:
-    """A tiny model with random weights that takes every kind of action."""
-    torch.manual_seed(0)
-    made = WorldModel.from_config(replace(model.config, action=ALL), model.backbone.tokenizer)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if not parameter.any():
-                parameter.normal_(std=0.3 * parameter.shape[-1] ** -0.5)
-    return made.eval().requires_grad_(False)
-
-
-@pytest.fixture(scope="module")
-def world(model: WorldModel) -> WorldModel:
-    return steerable(model)
 
 
 def target(*translation: float, rotation: tuple[float, ...] = (0.0, 0.0, 0.0, 1.0)) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steering import ALL, FULL
 from torch import Tensor
 
 from worldmodel import config as configs
@@ -18,19 +19,6 @@ from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.action import SLOT, ActionAdapter, pose_features
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action, Camera, Pose, steered
-
-ALL = ActionConfig(
-    max_text_tokens=64,
-    keys=("w", "a", "s", "d"),
-    vector_size=2,
-    vector_names=("reach", "grip"),
-    vector_low=(-2.0, 0.0),
-    vector_high=(2.0, 1.0),
-    mouse=True,
-    camera=True,
-)
-FORWARD = {"mode": "velocity", "data": {"translation": [0, 0, 1]}}
-FULL = {"text": "go on", "keys": ["w"], "mouse": [0.5, -1], "vector": [0.1, 1], "camera": FORWARD}
 
 NUMBERS = st.floats(-100, 100, allow_subnormal=False)
 ROTATIONS = (

@@ -1,0 +1,24 @@
+"""Actions of every kind, and what a model that takes them all says of them."""
+
+from typing import Any
+
+from worldmodel.config import ActionConfig
+
+ALL = ActionConfig(
+    max_text_tokens=64,
+    keys=("w", "a", "s", "d"),
+    vector_size=2,
+    vector_names=("reach", "grip"),
+    vector_low=(-2.0, 0.0),
+    vector_high=(2.0, 1.0),
+    mouse=True,
+    camera=True,
+)
+FORWARD: dict[str, Any] = {"mode": "velocity", "data": {"translation": [0, 0, 1]}}
+FULL: dict[str, Any] = {
+    "text": "go on",
+    "keys": ["w"],
+    "mouse": [0.5, -1],
+    "vector": [0.1, 1],
+    "camera": FORWARD,
+}
