@@ -440,12 +440,16 @@ def test_alignment_with_words_wants_a_generator_that_reads_them(make: Callable[.
         OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "stream"))
 
 
-@pytest.mark.parametrize("sampler", ["chunk", "swin"])
+@pytest.mark.parametrize(("generator", "sampler"), [("wan", "chunk"), ("wan", "swin"), ("wan-clip", "chunk")])
 def test_a_run_trains_exports_and_plays_real_parts(
-    make: Callable[..., WorldModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
+    make: Callable[..., WorldModel],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    generator: str,
+    sampler: str,
 ) -> None:
     monkeypatch.setattr(language, "NUM_DOCUMENTS", 400)
-    model = make("qwen2", "siglip", "wan", "stream", sampler=sampler, num_inference_steps=2).config
+    model = make("qwen2", "siglip", generator, "stream", sampler=sampler, num_inference_steps=2).config
     model = replace(model, codec=replace(model.codec, image_size=64))  # the shapes world's
     train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "adapter")}
     train |= {"backbone": TrainedConfig(lora_rank=2), "generator.network": TrainedConfig(lr=1e-4)}
