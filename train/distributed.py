@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from worldmodel.config import TrainConfig
 from worldmodel.errors import ConfigError
+from worldmodel.models import unread
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.guards import meet
@@ -70,7 +71,9 @@ class Root(nn.Module):
 
 
 def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
-    """Move a root to its device and shard it over the mesh, in place.
+    """Shard a root over the mesh on its device, layer by layer, in place.
+
+    What waits on the meta device (see `models.unread`) is made, each process its own part, and still empty.
 
     Raises:
         ConfigError: weights that are trained in full are held in bf16, or clips cannot be shared as asked.
@@ -81,7 +84,6 @@ def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
                 f"{name.removeprefix('model.')} is held in bf16 and would be trained in full, in steps too "
                 "small for that; set its part's dtype to fp32, or train it by LoRA."
             )
-    root.to(mesh.device)
     root.model.backbone.sequence = mesh.sequence
     model = root.model.config
     if mesh.sequence.size > 1 and not (model.generator.is_ours and model.sampler == "chunk"):
@@ -96,6 +98,7 @@ def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
             layer.compile()
         fully_shard(layer, mesh=mesh.fsdp, reshard_after_forward=mesh.fsdp.size(-1) > 1)
     fully_shard(root, mesh=mesh.fsdp, reshard_after_forward=False)
+    unread.make(root, mesh.device)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:

@@ -18,9 +18,10 @@ from worldmodel import hub
 from worldmodel.cli.parser import Parser
 from worldmodel.config import TrainConfig, TrainedConfig
 from worldmodel.errors import ModelError, OutputError, WorldModelError
-from worldmodel.models import lora
+from worldmodel.models import lora, unread
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train.checkpoint import load, module_state
+from worldmodel.train import optim
+from worldmodel.train.checkpoint import State, load, module_state
 from worldmodel.train.language import build_tokenizer
 from worldmodel.train.manifest import Manifest, verify
 
@@ -55,8 +56,7 @@ def export(checkpoint: Path, folder: Path) -> Path:
     """
     verify(checkpoint)
     config = run_config(checkpoint)
-    model = WorldModel.from_config(config.model, build_tokenizer(config))
-    fill(model, checkpoint)
+    model = trained(config, checkpoint)
     return hub.save_pretrained(model, folder, training=configs.to_dict(config))
 
 
@@ -71,7 +71,7 @@ def export_adapters(checkpoint: Path, folder: Path) -> Path:
     config, train = run_config(checkpoint), learned_by(checkpoint)
     if not any(how.lora_rank for how in train.values()):
         raise ModelError(f"{checkpoint} was not learned by LoRA; export it without --adapters.")
-    model = WorldModel.from_config(config.model, build_tokenizer(config))
+    model = empty(config)
     lora.add(model, train)
     weights = module_state(model)
     load(checkpoint, weights)
@@ -106,22 +106,50 @@ def run_config(checkpoint: Path) -> TrainConfig:
     return configs.build(TrainConfig, values)
 
 
-def fill(model: WorldModel, checkpoint: Path) -> None:
-    """Give a model the weights of a checkpoint, as they are used: averaged and with LoRA's additions merged.
+def trained(config: TrainConfig, checkpoint: Path) -> WorldModel:
+    """Return the model of a checkpoint, whole, with its weights as they are used.
 
     Raises:
         ModelError: the checkpoint is of another model; the sentence names the first tensor that differs.
     """
-    manifest = Manifest.read(checkpoint)
-    lora.add(model, learned_by(checkpoint))
-    weights = module_state(model)
-    load(checkpoint, weights)
-    averaged = [name for name in manifest.tensors if name.startswith("ema.")]
-    if averaged:
-        parameters = dict(model.named_parameters())
-        load(checkpoint, {name: parameters[name.removeprefix("ema.")].detach() for name in averaged})
-    with torch.no_grad():
-        lora.merge(model)
+    model = empty(config)
+    fill(model, checkpoint)
+    return model
+
+
+def empty(config: TrainConfig) -> WorldModel:
+    """Build a run's model for a checkpoint to fill; nothing is read from files of other libraries."""
+    with unread.weights():
+        model = WorldModel.from_config(config.model, build_tokenizer(config))
+    unread.make(model, torch.device("cpu"))
+    return model
+
+
+def fill(model: WorldModel, checkpoint: Path) -> None:
+    """Give a model the weights of a checkpoint, as they are used: averaged and with LoRA's additions merged.
+
+    Of a sharded model each process reads its own part. Additions that the model has itself stay as they are.
+
+    Raises:
+        ModelError: the checkpoint is of another model; the sentence names the first tensor that differs.
+            Nothing was changed then.
+    """
+    tensors, train = Manifest.read(checkpoint).tensors, learned_by(checkpoint)
+    held = {unread.plain(name): x for name, x in module_state(model).items() if ".lora_" not in name}
+    state: State = {}
+    for name, (dtype, shape) in tensors.items():
+        if unread.plain(name) in held:
+            state[name] = held.pop(unread.plain(name))
+        elif name.startswith("model.") and ".lora_" in name:
+            state[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+    load(checkpoint, state | held)
+    averaged = [name for name in tensors if name.startswith("ema.")]
+    load(checkpoint, {name: state[name.replace("ema.", "model.", 1)] for name in averaged})
+    for name, down in state.items():
+        how = optim.component(name.removeprefix("model."), train)
+        if how and ".lora_A." in name:
+            up, weight = (state[lora.beside(name, other)] for other in ("lora_B", "base_layer"))
+            lora.apply(weight, up, down, how)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ from worldmodel.errors import ConfigError, WorldModelError
 from worldmodel.models import attention
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.report import RunLog
-from worldmodel.train import distributed, facts
+from worldmodel.train import distributed, export, facts
 from worldmodel.train.checkpoint import Checkpoints
 from worldmodel.train.guards import Stragglers, Watchdog
-from worldmodel.train.learner import Learner, Progress, start_model
+from worldmodel.train.learner import Learner, Progress
 from worldmodel.train.stages import OBJECTIVES
 from worldmodel.train.terms import Prepared
 
@@ -83,7 +83,7 @@ def train(config: TrainConfig) -> Path:
                     return run
                 newest = checkpoints.latest()
             if mesh.first:
-                model = start_model(config, newest)
+                model = export.trained(config, newest)
                 hub.save_pretrained(model, run / "model", training=configs.to_dict(config))
             mesh.barrier()
         return run / "model"

@@ -14,7 +14,7 @@ from worldmodel import hub
 from worldmodel.config import StageConfig, TrainConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
-from worldmodel.models import lora
+from worldmodel.models import lora, unread
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import distributed, export, optim
@@ -89,12 +89,16 @@ class Learner:
         """Begin a stage, or go on where its newest checkpoint stands; returns what is done of it."""
         at, stage = Progress.of(newest), config.stages[name]
         resumed = at is not None and at.stage == name
-        model = start_model(config, None if resumed else newest)
+        model = start_model(config)
         lora.add(model, stage.train)
         torch.manual_seed(config.seed)
         root = Root(model, OBJECTIVES[stage.objective](model))
         freeze(model, stage)
         distributed.spread(root, config, mesh)
+        if newest is None:
+            unread.read(root)
+        elif not resumed:
+            export.fill(root.model, newest)
         average = optim.Average(root.model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
         learner = cls(config, name, mesh, root, optim.build(root, stage), average)
         if not resumed:
@@ -229,13 +233,15 @@ class Learner:
         return torch.autocast(self.mesh.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
 
-def start_model(config: TrainConfig, checkpoint: Path | None) -> WorldModel:
-    """Build the model that a stage starts from: a checkpoint's, that of `init_from`, or a random one."""
+def start_model(config: TrainConfig) -> WorldModel:
+    """Build the model that a run starts from, that of `init_from` or a random one.
+
+    What comes from files of other libraries is left there, for `unread.read`.
+    """
     torch.manual_seed(config.seed)
-    model = WorldModel.from_config(config.model, build_tokenizer(config))
-    if checkpoint:
-        export.fill(model, checkpoint)
-    elif config.init_from:
+    with unread.weights():
+        model = WorldModel.from_config(config.model, build_tokenizer(config))
+    if config.init_from:
         hub.load_weights(model, config.init_from)
     return model
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from worldmodel import config as configs
 from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.errors import ModelError, OutputError
-from worldmodel.models import lora
+from worldmodel.models import lora, unread
 from worldmodel.models.backbone import Backbone
 from worldmodel.models.pretrained import locate
 from worldmodel.models.world_model import WorldModel
@@ -98,12 +98,21 @@ def from_pretrained(
 
 
 def load_weights(model: WorldModel, name: str | Path) -> None:
-    """Copy the weights of a saved model of the same shape into `model`."""
-    other = from_pretrained(name)
+    """Give `model` the weights of a saved model of the same shape.
+
+    Those of parts of other libraries are left in its files, for `unread.read`.
+    """
+    with unread.weights():
+        other = from_pretrained(name)
+    own, theirs = model.state_dict(), other.state_dict()
+    kept = {key for key, x in theirs.items() if x.is_meta and key in own and own[key].shape == x.shape}
     try:
-        model.load_state_dict(other.state_dict())
+        model.load_state_dict(theirs | {key: own[key] for key in kept})
     except RuntimeError as error:
         raise ModelError(f"{name} does not fit this config: {str(error).splitlines()[1].strip()}") from None
+    for place, module in other.named_modules():
+        if slices := unread.left(module):
+            unread.leave(model.get_submodule(place), slices)
 
 
 def read_config(folder: Path) -> WorldModelConfig:

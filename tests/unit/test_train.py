@@ -241,7 +241,7 @@ def test_what_lora_learned_is_in_the_exported_weights(run_config: TrainConfig, t
     run = finetune.train(changed(run_config, train=how, ema_decay=0.0, tasks={"rounds": 1.0})).parent
     model = WorldModel.from_pretrained(run / "model")
     assert not any("lora" in name for name in model.state_dict())
-    start = learner.start_model(run_config, None)
+    start = learner.start_model(run_config)
     moved = {
         name
         for name, tensor in model.state_dict().items()

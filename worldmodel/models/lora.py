@@ -12,10 +12,11 @@ from peft.tuners.lora import LoraLayer, LoraModel
 from peft.tuners.tuners_utils import cast_adapter_dtype
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from worldmodel.config import TrainedConfig
 from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models import unread
 from worldmodel.models.world_model import WorldModel
 
 NAME = "stage"
@@ -59,6 +60,19 @@ def merge(model: nn.Module) -> None:
             if isinstance(child, LoraLayer):
                 child.merge(adapter_names=[NAME])
                 setattr(parent, name, child.get_base_layer())
+
+
+def beside(name: str, other: str) -> str:
+    """Return the name of another weight of the layer whose first factor (`lora_A`) has a name."""
+    return name.replace(f"lora_A.{NAME}", other if other == "base_layer" else f"{other}.{NAME}")
+
+
+@torch.no_grad()
+def apply(weight: Tensor, up: Tensor, down: Tensor, how: TrainedConfig) -> None:
+    """Add what two whole factors say to a weight, in place; of a sharded one, to this process's part."""
+    mine, place = unread.part(weight)
+    change = (up @ down) * (how.lora_alpha / how.lora_rank)
+    mine += change[place].to(mine.device)
 
 
 def save(model: WorldModel, components: Mapping[str, TrainedConfig], folder: Path) -> None:
@@ -116,8 +130,17 @@ def load(model: WorldModel, folder: Path) -> None:
 
 
 def _add(root: nn.Module, config: LoraConfig) -> None:
-    """Give a module its additions: in fp32, also beside weights in bf16, which is too coarse to learn in."""
+    """Give a module its additions: in fp32, also beside weights in bf16, which is too coarse to learn in.
+
+    They are real also where the weights still wait on the meta device, to which peft would move them.
+    """
+    linear = [module for module in root.modules() if type(module) is nn.Linear and module.weight.is_meta]
+    waiting = [(module, module.weight) for module in linear]
+    for module, weight in waiting:
+        module.weight = nn.Parameter(torch.empty(0, dtype=weight.dtype))
     cast_adapter_dtype(LoraModel(root, config, NAME), NAME)
+    for module, weight in waiting:
+        module.weight = weight
 
 
 def _linear(root: nn.Module) -> list[str]:

@@ -15,8 +15,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models import unread
 
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 """Files of a repository on the Hub that are fetched: settings, weights, tokenizers."""
@@ -127,7 +129,7 @@ def load(
     """Load a model of class `kind`; with `config` and `renaming`, a part of a larger checkpoint as that.
 
     Tensors are mapped, not read into memory first, and each becomes a weight at once, so that loading takes
-    no more memory than the model. The caller has checked `model_type`.
+    no more memory than the model; inside `unread.weights`, none at all. The caller has checked `model_type`.
 
     Raises:
         ModelError: the weights cannot be read, or are not those of the configuration.
@@ -140,8 +142,10 @@ def load(
             source = {
                 "pretrained_model_name_or_path": None,
                 "config": config,
-                "state_dict": _part(folder, renaming),
+                "state_dict": _opened(folder, renaming),
             }
+        if unread.wanted():
+            source["device_map"] = {"": "meta"}
         model, report = kind.from_pretrained(
             **source,
             output_loading_info=True,
@@ -158,13 +162,45 @@ def load(
     if gaps:
         raise ModelError(f"The weights in {str(folder)!r} do not fit its config.json at {gaps[0]!r}.")
     assert isinstance(model, PreTrainedModel)
+    if unread.wanted():
+        _leave(model, _opened(folder, renaming or {"": ""}))
     return model
 
 
-def _part(folder: Path, renaming: Renaming) -> dict[str, Any]:
+def _leave(model: PreTrainedModel, opened: dict[str, Any]) -> None:
+    """Leave the weights of a model on the meta device in their files; what is computed is computed."""
+    prefix, wanted = model.base_model_prefix, model.state_dict()
+    renamings = [each for each in model._weight_conversions if isinstance(each, WeightRenaming)]
+    renamed = {rename_source_key(name, renamings, [], prefix, wanted)[0]: opened[name] for name in opened}
+    slices = {name: source for name, source in renamed.items() if name in wanted}
+    # Two that are tied are one if they are equal, which transformers cannot see on the meta device.
+    for name, other in list(model.all_tied_weights_keys.items()):
+        if name in slices and other in slices:
+            if torch.equal(slices[name][:], slices[other][:]):
+                model.tie_weights(missing_keys={name}, recompute_mapping=False)
+                del slices[name]
+            else:
+                del model.all_tied_weights_keys[name]
+    held = model.state_dict(keep_vars=True)
+    found = {id(held[name]) for name in slices}
+    assert all(id(tensor) in found for tensor in held.values()), (
+        "of the families that are known, none converts"
+    )
+    for module in model.modules():
+        computed = dict(module.named_buffers(recurse=False))
+        for name, buffer in computed.items():
+            setattr(module, name, torch.empty_like(buffer, device="cpu"))
+        if computed:
+            model._init_weights(module)
+    unread.leave(model, slices)
+
+
+def _opened(folder: Path, renaming: Renaming) -> dict[str, Any]:
     """Open the tensors of one part of a checkpoint, under the names that the part has for itself."""
     files = sorted(folder.glob("*.safetensors"))
-    if (folder / "model.safetensors.index.json").exists():
+    if (folder / "model.safetensors").exists():
+        files = [folder / "model.safetensors"]
+    elif (folder / "model.safetensors.index.json").exists():
         names = set(read_json(folder, "model.safetensors.index.json")["weight_map"].values())
         files = [folder / Path(name).name for name in sorted(names)]
     found: dict[str, Any] = {}
