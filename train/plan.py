@@ -107,7 +107,8 @@ def plan(config: TrainConfig, way: str, num_gpus: int, kept: float, lora_rank: i
     train = {name: whole for name in ("action", "queries", "adapter")}
     train |= {"backbone": by_rank, generator_part(model): by_rank}
     stage = replace(_last(config), train=train)
-    lora.add(model, train)
+    with torch.device("meta"):
+        lora.add(model, train)
     freeze(model, stage)
     held = sum(_bytes(parameter) for parameter in model.parameters())
     learned = sum(_bytes(parameter) for parameter in model.parameters() if parameter.requires_grad)

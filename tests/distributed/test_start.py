@@ -64,17 +64,19 @@ MESHES = {
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the bytes of the largest tensor that an operation made."""
+    """Remembers the bytes of the largest tensor that an operation made, but for those mapped from files."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.nbytes = 0
+        self.nbytes, self.mapped = 0, set[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and not tensor.is_meta:
-                self.nbytes = max(self.nbytes, distributed.local(tensor).nbytes)
+        for tensor in [distributed.local(each) for each in tree_leaves(made) if isinstance(each, Tensor)]:
+            if func is torch.ops.aten.set_.source_Storage:
+                self.mapped.add(tensor.untyped_storage().data_ptr())
+            if not tensor.is_meta and tensor.untyped_storage().data_ptr() not in self.mapped:
+                self.nbytes = max(self.nbytes, tensor.nbytes)
         return made
 
 
@@ -178,9 +180,9 @@ def started(
         made.save_pretrained(folder / family, max_shard_size="300KB")
         tokenizer.save_pretrained(folder / family)
         assert len(list((folder / family).glob("*.safetensors"))) > 1
-    for damage, change in DAMAGES.items():
-        made.save_pretrained(folder / damage, state_dict=change(made.state_dict()))
-        tokenizer.save_pretrained(folder / damage)
+        for damage, change in DAMAGES.items() if family == "qwen3" else ():
+            made.save_pretrained(folder / damage, state_dict=change(made.state_dict()))
+            tokenizer.save_pretrained(folder / damage)
     save_checkpoint(folder)
     for processes in MESHES:
         torchrun(["--standalone", "--nproc-per-node", str(processes), str(SELF), str(folder)])
@@ -245,7 +247,7 @@ def test_a_process_reads_and_holds_its_own_part_alone(started: Path, run: str, m
     assert len(told) == (1 if mesh == "alone" else 2)
     for each in told:
         assert each["read"] == each["held"] == each["whole"] // parts
-        assert each["largest"] == VOCABULARY * WIDTH * 4 // parts  # the embeddings, where they are in fp32
+        assert each["largest"] == VOCABULARY * WIDTH * {"fp32": 4, "bf16": 2}[RUNS[run][0]] // parts
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import huggingface_hub.constants
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,7 +22,8 @@ from transformers import (
 
 from worldmodel.config import BackboneConfig
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.models.backbone import Backbone
+from worldmodel.models import unread
+from worldmodel.models.backbone import MODEL_TYPES, Backbone
 from worldmodel.parallel.layout import Layout
 
 SMALL = {
@@ -200,6 +202,52 @@ def test_a_backbone_can_be_planned_without_memory(folder: Path, tokenizer: PreTr
         assert {parameter.dtype for parameter in planned.parameters()} == {torch.bfloat16}
     shapes = {name: x.shape for name, x in Backbone.from_pretrained(folder).state_dict().items()}
     assert shapes == {name: x.shape for name, x in planned.state_dict().items()}
+
+
+def same(found: torch.nn.Module, wanted: torch.nn.Module) -> None:
+    """Tell that weights and what is computed are equal, bit for bit, and tied alike."""
+    assert [name for name, _ in found.named_parameters()] == [name for name, _ in wanted.named_parameters()]
+    held = dict(found.named_parameters()) | dict(found.named_buffers())
+    for name, tensor in [*wanted.named_parameters(), *wanted.named_buffers()]:
+        assert held[name].dtype == tensor.dtype, name
+        assert torch.equal(held[name], tensor), name
+
+
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_weights_left_in_their_files_are_read_later(
+    model_type: str, tie: bool, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    made = Backbone.from_config(config_of(model_type, tie_word_embeddings=tie), tokenizer)
+    made.model.save_pretrained(tmp_path, max_shard_size="20KB")
+    tokenizer.save_pretrained(tmp_path)
+    dtype, chance = "bf16" if tie else "fp32", torch.get_rng_state()
+    with unread.weights():
+        left = Backbone.from_pretrained(tmp_path, dtype=dtype)
+    assert all(parameter.is_meta for parameter in left.parameters())
+    unread.make(left, torch.device("cpu"))
+    unread.read(left)
+    assert torch.equal(torch.get_rng_state(), chance)
+    same(left, Backbone.from_pretrained(tmp_path, dtype=dtype))
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_ends_that_could_be_tied_are_if_their_files_say_the_same(
+    equal: bool, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    made = Backbone.from_config(config_of(tie_word_embeddings=True), tokenizer).model
+    made.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    head = state["model.embed_tokens.weight"] + (0 if equal else 1)
+    save_file({**state, "lm_head.weight": head}, tmp_path / "model.safetensors", {"format": "pt"})
+    with unread.weights():
+        left = Backbone.from_pretrained(tmp_path)
+    unread.make(left, torch.device("cpu"))
+    unread.read(left)
+    assert (left.model.get_output_embeddings().weight is left.model.get_input_embeddings().weight) == equal
+    same(left, Backbone.from_pretrained(tmp_path))
 
 
 # Where they come from

@@ -19,6 +19,7 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2Imag
 
 from worldmodel.config import ImageSize, VisionConfig, height_width
 from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models import unread
 from worldmodel.models.encoders import EncoderVision, build
 from worldmodel.models.pixels import SETTINGS, frames_wanted
 from worldmodel.models.resampler import Resampler
@@ -93,6 +94,21 @@ def bytes_of(size: ImageSize, count: int = 1) -> np.ndarray:
 
 def as_frames(pictures: np.ndarray) -> Tensor:
     return rearrange(torch.from_numpy(pictures).float() / 127.5 - 1, "t h w c -> 1 t c h w")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_weights_left_in_their_files_are_read_later(name: str, tmp_path: Path) -> None:
+    AutoModel.from_config(AutoConfig.for_model(**ARCHITECTURES[name])).save_pretrained(tmp_path)
+    whole = build(VisionConfig(encoder=str(tmp_path)), 16)
+    with unread.weights():
+        left = build(VisionConfig(encoder=str(tmp_path)), 16)
+    assert all(parameter.is_meta for parameter in left.parameters())
+    unread.make(left, torch.device("cpu"))
+    unread.read(left)
+    held = dict(left.named_parameters()) | dict(left.named_buffers())
+    for key, tensor in [*whole.named_parameters(), *whole.named_buffers()]:
+        assert torch.equal(held.pop(key), tensor), key
+    assert not held
 
 
 # What an encoder sees

@@ -170,7 +170,8 @@ def load(
 def _leave(model: PreTrainedModel, opened: dict[str, Any]) -> None:
     """Leave the weights of a model on the meta device in their files; what is computed is computed."""
     prefix, wanted = model.base_model_prefix, model.state_dict()
-    renamings = [each for each in model._weight_conversions if isinstance(each, WeightRenaming)]
+    used: Any = model._weight_conversions
+    renamings = [each for each in used if isinstance(each, WeightRenaming)]
     renamed = {rename_source_key(name, renamings, [], prefix, wanted)[0]: opened[name] for name in opened}
     slices = {name: source for name, source in renamed.items() if name in wanted}
     # Two that are tied are one if they are equal, which transformers cannot see on the meta device.
@@ -183,9 +184,7 @@ def _leave(model: PreTrainedModel, opened: dict[str, Any]) -> None:
                 del model.all_tied_weights_keys[name]
     held = model.state_dict(keep_vars=True)
     found = {id(held[name]) for name in slices}
-    assert all(id(tensor) in found for tensor in held.values()), (
-        "of the families that are known, none converts"
-    )
+    assert all(id(tensor) in found for tensor in held.values()), "tensors of known families are but renamed"
     for module in model.modules():
         computed = dict(module.named_buffers(recurse=False))
         for name, buffer in computed.items():

@@ -61,12 +61,9 @@ def make(root: nn.Module, device: torch.device) -> None:
 @torch.no_grad()
 def read(root: nn.Module) -> None:
     """Read all weights that were left in files, each process its own part of those that are sharded."""
-    for module in root.modules():
-        # Layers that learn by LoRA have moved into an addition's.
-        held = (
-            {plain(name): x for name, x in module.state_dict(keep_vars=True).items()} if left(module) else {}
-        )
-        for name, source in module.__dict__.pop(_PLACE, {}).items():
+    for module in [module for module in root.modules() if left(module)]:
+        held = {plain(name): tensor for name, tensor in module.state_dict(keep_vars=True).items()}
+        for name, source in module.__dict__.pop(_PLACE).items():
             mine, place = part(held[name])
             if mine.numel():
                 mine.copy_(source[place])
