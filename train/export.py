@@ -21,9 +21,10 @@ from worldmodel.errors import ModelError, OutputError, WorldModelError
 from worldmodel.models import lora, unread
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import optim
-from worldmodel.train.checkpoint import State, load, module_state
+from worldmodel.train.checkpoint import load, module_state
 from worldmodel.train.language import build_tokenizer
 from worldmodel.train.manifest import Manifest, verify
+from worldmodel.train.storage import State
 
 
 def main(argv: list[str] | None = None) -> int:

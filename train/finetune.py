@@ -83,6 +83,7 @@ def train(config: TrainConfig) -> Path:
                     return run
                 newest = checkpoints.latest()
             if mesh.first:
+                assert newest, "there is at least one stage"
                 model = export.trained(config, newest)
                 hub.save_pretrained(model, run / "model", training=configs.to_dict(config))
             mesh.barrier()
