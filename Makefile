@@ -65,7 +65,7 @@ train-tiny: export MALLOC_MMAP_MAX_ = 0
 train-tiny: export MALLOC_TRIM_THRESHOLD_ = 100000000000
 train-tiny: export MALLOC_TOP_PAD_ = 268435456
 train-tiny: export OMP_NUM_THREADS = 1
-train-tiny: .venv/ready ## train such a model from nothing (2 cores, 2 h); run again to go on
+train-tiny: .venv/ready ## train such a model from nothing, in place of the shipped one (2 cores, planned for 2 h); run again to go on
 	$(BIN)/torchrun --nproc-per-node 2 -m worldmodel.train.finetune shapes_tiny
 	$(BIN)/python -m worldmodel.train.publish runs/shapes-tiny worldmodel/pretrained/shapes-tiny
 

@@ -314,8 +314,8 @@ def test_a_killed_worker_is_an_error() -> None:
 
 def be_impatient(worker: Worker) -> None:
     """Once a worker has started, three seconds are enough."""
-    with socket.socket(fileno=os.dup(worker.line.fileno())) as pipe:
-        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 3, 0))
+    with socket.socket(fileno=os.dup(worker.line.fileno())) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 3, 0))
 
 
 def test_a_hanging_worker_is_an_error() -> None:

@@ -127,6 +127,7 @@ class Worker:
         """End the process, whatever it does; an `ask` under way in another thread returns."""
         self.process.kill()
         self.process.wait()
+        self.line.close()
 
 
 def patient(items: Iterator[T], timeout_s: float, late: Callable[[], T]) -> Iterator[T]:
