@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from worldmodel.config import StageConfig, TrainedConfig
+from worldmodel.train.muon import Muon
 
 Optimizers = dict[str, torch.optim.Optimizer]
 
@@ -31,8 +32,6 @@ def build(root: nn.Module, stage: StageConfig) -> Optimizers:
 
     Parameters are named `model.COMPONENT.…`; each component may have rates of its own (`stage.train`). A
     group keeps its peak rate as `peak`.
-
-    Source: Jordan et al. 2024 for Muon; its scale factor is the original one, sqrt(max(1, rows / columns)).
     """
     adamw: dict[tuple[float, float], list[Tensor]] = {}
     muon: dict[float, list[Tensor]] = {}
@@ -54,11 +53,9 @@ def build(root: nn.Module, stage: StageConfig) -> Optimizers:
         ]
         optimizers["adamw"] = torch.optim.AdamW(groups, betas=(0.9, 0.98), foreach=True)
     if muon:
-        optimizers["muon"] = torch.optim.Muon(
+        optimizers["muon"] = Muon(
             [{"params": params, "lr": lr, "peak": lr} for lr, params in muon.items()],
             weight_decay=stage.weight_decay,
-            momentum=0.95,
-            adjust_lr_fn="original",
         )
     return optimizers
 

@@ -1,0 +1,101 @@
+"""Muon on shared weights against `torch.optim.Muon` on one process, bit for bit."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.run import main as torchrun
+from torch.distributed.tensor import distribute_tensor
+
+from worldmodel.train import muon
+from worldmodel.train.distributed import whole
+
+SHAPES = ((6, 9), (9, 6), (7, 5), (32, 80), (1, 5), (12, 4), (3, 8))
+MESHES = {"replicas": (4, 1), "shards": (1, 4), "replicated shards": (2, 2)}
+SETTINGS = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95}
+
+
+def net(dtype: torch.dtype) -> nn.ParameterList:
+    """Matrices, some of which four processes do not share evenly, or not all of them have a part of."""
+    chance = torch.Generator().manual_seed(1)
+    return nn.ParameterList(torch.randn(shape, generator=chance, dtype=dtype) for shape in SHAPES)
+
+
+def gradients(step: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    chance = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(shape, generator=chance, dtype=dtype) for shape in SHAPES]
+
+
+def reference(dtype: torch.dtype, steps: int = 3) -> list[torch.Tensor]:
+    weights = net(dtype)
+    optimizer = torch.optim.Muon(weights.parameters(), adjust_lr_fn="original", **SETTINGS)
+    for step in range(steps):
+        for weight, gradient in zip(weights, gradients(step, dtype), strict=True):
+            weight.grad = gradient
+        optimizer.step()
+    return [weight.detach() for weight in weights]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_process_equals_torch(dtype: torch.dtype) -> None:
+    weights = net(dtype)
+    optimizer = muon.Muon(weights.parameters(), **SETTINGS)
+    for step in range(3):
+        for weight, gradient in zip(weights, gradients(step, dtype), strict=True):
+            weight.grad = gradient
+        optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(weights, reference(dtype), strict=True))
+
+
+def test_what_has_no_gradient_stays() -> None:
+    weights = net(torch.float32)
+    optimizer = muon.Muon(weights.parameters(), **SETTINGS)
+    weights[0].grad = torch.ones_like(weights[0])
+    optimizer.step()
+    changed = [not torch.equal(*pair) for pair in zip(weights, net(torch.float32), strict=True)]
+    assert changed == [True] + [False] * (len(SHAPES) - 1)
+
+
+def shared(shape: tuple[int, int]) -> None:
+    """In each of four processes: three steps, of which each process computes its share."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    weights = net(torch.float32)
+    fully_shard(weights, mesh=mesh if shape[0] > 1 else mesh["shard"])
+    optimizer = muon.Muon(weights.parameters(), **SETTINGS)
+    computed, compute = [], muon.orthogonal
+
+    def counted(matrix: torch.Tensor) -> torch.Tensor:
+        computed.append(tuple(matrix.shape))
+        return compute(matrix)
+
+    muon.orthogonal = counted
+    for step in range(3):
+        for weight, gradient in zip(weights, gradients(step, torch.float32), strict=True):
+            weight.grad = distribute_tensor(gradient, weight.device_mesh, weight.placements)
+        optimizer.step()
+    muon.orthogonal = compute
+    for weight, told in zip(weights, reference(torch.float32), strict=True):
+        assert torch.equal(whole(weight.detach()), told)
+        assert optimizer.state[weight]["momentum_buffer"].placements == weight.placements
+    everyone: list[list[tuple[int, int]]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, computed)
+    assert sorted(shape for each in everyone for shape in each) == sorted(SHAPES * 3)
+    assert all(everyone)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_four_processes_equal_one(mesh: str, tmp_path: Path) -> None:
+    torchrun(["--standalone", "--nproc-per-node", "4", __file__, mesh, str(tmp_path)])
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    shared(MESHES[sys.argv[1]])
+    (Path(sys.argv[2]) / str(dist.get_rank())).touch()
+    dist.destroy_process_group()
