@@ -99,7 +99,7 @@ def run_config(checkpoint: Path) -> TrainConfig:
     file = checkpoint.resolve().parents[1] / "config.json"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        values.pop("commit", None)
+        values.pop("origin", None)
     except (OSError, ValueError, AttributeError):
         raise ModelError(
             f"{file} is missing or damaged; pass a checkpoint that lies in its run's folder."

@@ -8,11 +8,13 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     try:
-        result = train(settled(configs.load(args.config, args.overrides)))
+        config = settled(configs.load(args.config, args.overrides))
+        result = train(config, command_line(args.config, *args.overrides))
     except WorldModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -53,8 +56,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def train(config: TrainConfig) -> Path:
+def train(config: TrainConfig, command: str | None = None) -> Path:
     """Train every stage and export the model; returns its folder, or the run's when asked to stop before.
+
+    `command` is what a person typed to get here; it is kept with the run and told by the model's card.
 
     Raises:
         ConfigError: the mesh does not fit the processes, a stage does not fit the model, or the gradient
@@ -76,7 +81,7 @@ def train(config: TrainConfig) -> Path:
                     f"{run} stands in stage {at.stage!r}, which is not in stages; choose another run_dir."
                 )
             if mesh.first:
-                write_config(config, run)
+                write_config(config, run, {"command": command, "num_processes": mesh.world_size})
             order = list(config.stages)
             for name in order[order.index(at.stage) + at.ended if at else 0 :]:
                 if not run_stage(config, name, mesh, checkpoints, newest, stop):
@@ -183,8 +188,18 @@ def enough(config: TrainConfig, mesh: Mesh) -> None:
             )
 
 
-def write_config(config: TrainConfig, run: Path) -> None:
-    """Keep the resolved config and the code's commit beside what they make."""
+def command_line(*arguments: str) -> str:
+    """Return what started this process: torchrun with its numbers, or the command line alone."""
+    launcher = ["worldmodel", "train"]
+    if local := os.environ.get("LOCAL_WORLD_SIZE"):
+        machines = os.environ.get("GROUP_WORLD_SIZE", "1")
+        several = ["--nnodes", machines] if machines != "1" else []
+        launcher = ["torchrun", *several, "--nproc-per-node", local, "-m", "worldmodel.train.finetune"]
+    return shlex.join([*launcher, *arguments])
+
+
+def write_config(config: TrainConfig, run: Path, origin: dict[str, Any]) -> None:
+    """Keep the resolved config beside what it makes; `origin` says where that came from, the commit too."""
     run.mkdir(parents=True, exist_ok=True)
     commit = subprocess.run(  # noqa: S603
         ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],  # noqa: S607
@@ -192,7 +207,8 @@ def write_config(config: TrainConfig, run: Path) -> None:
         text=True,
         check=False,
     )
-    written = {"commit": commit.stdout.strip() or None, **configs.to_dict(config)}
+    origin = {**origin, "commit": commit.stdout.strip() or None}
+    written = {"origin": origin, **configs.to_dict(config)}
     (run / "config.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
 
 

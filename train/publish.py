@@ -1,6 +1,6 @@
 """Turn a finished run into a model folder: evaluate it, write its card, put it where it is shipped from.
 
-python -m worldmodel.train.publish runs/shapes-tiny worldmodel/pretrained/shapes-tiny
+python -m worldmodel.train.publish runs/shapes-tiny runs/shapes-tiny/published
 """
 
 import argparse
@@ -49,9 +49,10 @@ def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
     model = hub.from_pretrained(run / "model")
     training = how_trained(run)
     results = evaluate(model, None, num_samples, rounds, progress=True)
-    results["model"] = folder.name
+    name = folder.name if folder.parent.name == "pretrained" else str(folder)
+    results["model"] = name
     write_report(results, run / "report")
-    hub.save_pretrained(model, folder, training=training, card=model_card(results, training))
+    hub.save_pretrained(model, folder, training=training, card=model_card(results, name, training))
 
 
 def how_trained(run: Path) -> dict[str, Any]:
@@ -73,11 +74,11 @@ def how_trained(run: Path) -> dict[str, Any]:
         }
         for name, stage in config["stages"].items()
     }
-    commit = config.pop("commit", None)
+    origin = config.pop("origin")
     return {
-        "command": "make train-tiny",
-        "hardware": f"2 processes of 1 thread, {machine()['processor']}",
-        "commit": commit,
+        "command": origin["command"],
+        "commit": origin["commit"],
+        "hardware": f"{origin['num_processes']} processes, {machine()['processor']}",
         "minutes": round(sum(seconds.values()) / 60, 1),
         "stages": stages,
         "config": config,

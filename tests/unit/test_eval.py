@@ -295,17 +295,18 @@ def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: py
     assert "$" not in page
     assert "http" not in page
     assert all((report / f"{name}.png").stat().st_size > 5000 for name in ("rounds", "steps", "verbs-val"))
-    card = model_card(results, {"command": "make train-tiny", "stages": {"codec": {"steps": 3}}})
+    training = {"command": "make train-tiny", "stages": {"codec": {"steps": 3}}}
+    card = model_card(results, "runs/mine/model", training)
     assert card.startswith("---\nlicense: apache-2.0")
     for part in (
         "| codec | – | 3 | – |",
         "make train-tiny",
         "## Limits",
-        "worldmodel eval shapes-tiny",
+        "worldmodel eval runs/mine/model",
         "(missed)",
     ):
         assert part in card
-    assert model_card(results)
+    assert model_card(results, "shapes-tiny")
 
 
 def test_one_split_alone(true_subject: TrueSubject) -> None:

@@ -26,7 +26,7 @@ MakeModel = Callable[..., WorldModel]
 def run(model_folder: Path, model: WorldModel, tmp_path: Path) -> Path:
     """The folder of a run that started from the tiny model."""
     config = TrainConfig(model=model.config, init_from=str(model_folder))
-    (tmp_path / "config.json").write_text(json.dumps({"commit": None, **configs.to_dict(config)}))
+    (tmp_path / "config.json").write_text(json.dumps({"origin": {}, **configs.to_dict(config)}))
     return tmp_path
 
 

@@ -23,7 +23,7 @@ from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
 from worldmodel.report import read_metrics
-from worldmodel.train import checkpoint, distributed, export, facts, finetune, learner, optim, terms
+from worldmodel.train import checkpoint, distributed, export, facts, finetune, learner, optim, publish, terms
 from worldmodel.train.learner import Learner, Outcome, freeze
 from worldmodel.train.terms import Chance
 from worldmodel.types import Action, Episode
@@ -272,8 +272,25 @@ def test_a_finished_run_starts_no_work(run_config: TrainConfig, monkeypatch: pyt
     assert finetune.train(one_step) == model
     assert (model / "adapter" / "model.safetensors").read_bytes() == before
     written = json.loads((model.parent / "config.json").read_text())
-    written.pop("commit")
+    assert written.pop("origin")["num_processes"] == 1
     assert configs.build(TrainConfig, written) == one_step
+
+
+def test_a_run_remembers_how_it_was_started(
+    run_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text(json.dumps(configs.to_dict(changed(run_config, steps=2))))
+    assert finetune.main([str(config), "seed=5"]) == 0
+    made = publish.how_trained(Path(run_config.run_dir))
+    assert made["command"] == f"worldmodel train {config} seed=5"
+    assert [stage["steps"] for stage in made["stages"].values()] == [2]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert finetune.command_line("my.yaml") == (
+        "torchrun --nproc-per-node 2 -m worldmodel.train.finetune my.yaml"
+    )
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "4")
+    assert "--nnodes 4 --nproc-per-node 2" in finetune.command_line("my.yaml")
 
 
 def test_a_checkpoint_becomes_a_model(run_config: TrainConfig, tmp_path: Path) -> None:

@@ -28,16 +28,14 @@ round.
 """
 
 
-def model_card(
-    results: Mapping[str, Any], training: Mapping[str, Any] | None = None, name: str = "shapes-tiny"
-) -> str:
+def model_card(results: Mapping[str, Any], name: str, training: Mapping[str, Any] | None = None) -> str:
     """Write a model card in markdown from what was measured.
 
     Args:
         results: What `evaluate` returned.
+        name: Shipped name or folder of the model, for the commands.
         training: How the model was made; of it `command`, `commit`, `minutes`, `hardware` and `stages` (each
             with `objective`, `steps`, `minutes`) are told where they are there.
-        name: Shipped name or folder of the model, for the commands.
     """
     parts = [
         _FRONT,
