@@ -64,7 +64,6 @@ train-tiny: export MALLOC_ARENA_MAX = 1
 train-tiny: export MALLOC_MMAP_MAX_ = 0
 train-tiny: export MALLOC_TRIM_THRESHOLD_ = 100000000000
 train-tiny: export MALLOC_TOP_PAD_ = 268435456
-train-tiny: export OMP_NUM_THREADS = 1
 train-tiny: .venv/ready ## train such a model from nothing into runs/shapes-tiny/published (2 cores, 2 h); run again to go on
 	$(BIN)/torchrun --nproc-per-node 2 -m worldmodel.train.finetune shapes_tiny
 	$(BIN)/python -m worldmodel.train.publish runs/shapes-tiny runs/shapes-tiny/published
