@@ -37,7 +37,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})  # pyright: ignore[reportArgumentType]
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Move all parameters that have a gradient; every process of the mesh must call this."""
         moved = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         directions = [self._direction(parameter, group["momentum"]) for parameter, group in moved]
