@@ -163,7 +163,7 @@ def check(config: TrainConfig) -> None:
     """Refuse what would only fail after hours.
 
     Raises:
-        ConfigError: there are no stages, or one names an objective that does not exist.
+        ConfigError: there are no stages, or one names an objective or a source that does not exist.
     """
     if not config.stages:
         raise ConfigError("The config has no stages; give at least one under `stages`.")
@@ -172,6 +172,7 @@ def check(config: TrainConfig) -> None:
             raise ConfigError(
                 f"stages.{name}.objective is {stage.objective!r}; use one of {', '.join(OBJECTIVES)}."
             )
+        loader.stage_weights(config.data, stage)
 
 
 def enough(config: TrainConfig, mesh: Mesh) -> None:

@@ -464,6 +464,25 @@ def test_sources_that_cannot_be(sources: dict[str, SourceConfig], told: str) -> 
         loader.batches(DataConfig(sources), MODEL, STAGE, 0)
 
 
+def test_a_stage_draws_from_sources_of_its_own() -> None:
+    sources = {"easy": SourceConfig(split="single", weight=0.0), "hard": SourceConfig(split="compositions")}
+    data = DataConfig(sources)
+
+    def drawn(**weights: float) -> set[str]:
+        with loader.batches(data, MODEL, dataclasses.replace(STAGE, sources=weights), 0) as stream:
+            return {episode.name.split("/")[0] for batch in next(iter(stream)) for episode in batch.episodes}
+
+    assert drawn() == {"compositions"}
+    assert drawn(easy=1.0) == {"single"}
+    assert drawn(easy=1.0, hard=1.0) == {"single", "compositions"}
+    with pytest.raises(
+        ConfigError, match=r"draws from 'simple', which is not in data.sources \(easy, hard\)"
+    ):
+        drawn(simple=1.0)
+    with pytest.raises(ConfigError, match="use 0 or more"):
+        drawn(easy=-1.0)
+
+
 @pytest.mark.parametrize(
     ("setting", "told"),
     [

@@ -54,6 +54,8 @@ class StageConfig:
     """Share of steps, at the stage's start and end, that continue from the model's own predictions."""
     tasks: dict[str, float] = field(default_factory=dict)
     """Sampling weights of the kinds of episode (see data/procedural.py)."""
+    sources: dict[str, float] = field(default_factory=dict)
+    """Weights of `data.sources` in this stage alone: what is easy can come first. Empty takes their own."""
     train: dict[str, TrainedConfig] = field(default_factory=dict)
     """Components whose weights move, and how; the others are frozen."""
 
@@ -68,6 +70,8 @@ class StageConfig:
                 f"A stage has microbatch_size {self.microbatch_size} and ema_decay {self.ema_decay}; "
                 "use 0 or more, and 0 to below 1."
             )
+        if any(weight < 0 for weight in self.sources.values()):
+            raise ConfigError(f"A stage draws from sources by the weights {self.sources}; use 0 or more.")
         if not self.tasks:
             raise ConfigError("A stage names no tasks; give stages.NAME.tasks, for example {rounds: 1.0}.")
 

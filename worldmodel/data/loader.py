@@ -114,8 +114,7 @@ class Stream:
     ) -> None:
         self.sources, self.config, self.stage, self.seed = sources, config, stage, seed
         self.dp_rank, self.dp_size = dp_rank, dp_size
-        weights = {name: config.sources[name].weight for name in sources}
-        self.plan = Plan(sources, weights, stage, seed, config.window)
+        self.plan = Plan(sources, stage_weights(config, stage), stage, seed, config.window)
         self.plan.steps_before(first_step)  # counted now: far into a run it takes seconds
         self.step = first_step
         self.asking = ""
@@ -294,6 +293,22 @@ class Stream:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def stage_weights(config: DataConfig, stage: StageConfig) -> dict[str, float]:
+    """Return the weight of every source in a stage.
+
+    Raises:
+        ConfigError: the stage names a source that the data does not have.
+    """
+    if unknown := sorted(set(stage.sources) - set(config.sources)):
+        raise ConfigError(
+            f"A stage draws from {unknown[0]!r}, which is not in data.sources ({', '.join(config.sources)})."
+        )
+    return {
+        name: stage.sources.get(name, 0.0) if stage.sources else source.weight
+        for name, source in config.sources.items()
+    }
 
 
 def batches(
