@@ -1,4 +1,4 @@
-"""Turn a finished run into a model folder: evaluate it, write its card, put it where it is shipped from.
+"""Turn a finished run into a model folder: evaluate it, write its report and its card.
 
 python -m worldmodel.train.publish runs/shapes-tiny runs/shapes-tiny/published
 """
