@@ -1,7 +1,7 @@
 """The order of samples: a function of (seed, step) that shares, mixes and shuffles as it says."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -168,3 +168,18 @@ def test_ranks_share_a_step_without_overlap(costs: list[float], dp_size: int) ->
     if len(set(costs)) == 1:
         assert [place for part in parts for place in part] == list(range(len(costs)))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("kind", ["tasks", "sources"])
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ({"rounds": -1.0, "ask": 2.0}, "use 0 or more"),
+        ({"rounds": float("nan")}, "use 0 or more"),
+        ({"rounds": float("inf")}, "use 0 or more"),
+        ({"rounds": 0.0}, "raise one above 0"),
+    ],
+)
+def test_weights_of_a_stage_that_cannot_be(kind: str, weights: dict[str, float], told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind}.*{told}"):
+        replace(StageConfig(tasks={"rounds": 1.0}), **{kind: weights})

@@ -1,5 +1,6 @@
 """Every setting of a training run."""
 
+import math
 from dataclasses import dataclass, field
 
 from worldmodel.config.model import WorldModelConfig
@@ -70,10 +71,13 @@ class StageConfig:
                 f"A stage has microbatch_size {self.microbatch_size} and ema_decay {self.ema_decay}; "
                 "use 0 or more, and 0 to below 1."
             )
-        if any(weight < 0 for weight in self.sources.values()):
-            raise ConfigError(f"A stage draws from sources by the weights {self.sources}; use 0 or more.")
         if not self.tasks:
             raise ConfigError("A stage names no tasks; give stages.NAME.tasks, for example {rounds: 1.0}.")
+        for name, weights in (("tasks", self.tasks), ("sources", self.sources)):
+            if not all(0 <= weight < math.inf for weight in weights.values()):
+                raise ConfigError(f"A stage weighs {name} by {weights}; use 0 or more.")
+            if weights and not any(weights.values()):
+                raise ConfigError(f"A stage gives no weight to any of its {name}; raise one above 0.")
 
 
 @dataclass(frozen=True)
