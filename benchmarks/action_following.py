@@ -2,8 +2,8 @@
 
 import argparse
 
-from worldmodel.eval.following import action_following, control
-from worldmodel.eval.subject import ModelSubject
+from worldmodel.eval.action_following import action_following, control
+from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.suite import SPLITS
 from worldmodel.eval.tables import text_table
 from worldmodel.models.world_model import WorldModel

@@ -6,10 +6,10 @@ import time
 
 import torch
 
-from worldmodel.models.condition import Condition
+from worldmodel.models.conditioning import Condition
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.compute import Compute
-from worldmodel.serving.denoiser import Denoiser
+from worldmodel.serving.engine.batching import Compute
+from worldmodel.serving.engine.denoiser import Denoiser
 
 Job = tuple[Condition, torch.Tensor, torch.Tensor, int]
 

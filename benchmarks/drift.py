@@ -12,7 +12,7 @@ from typing import Any
 
 from worldmodel.eval.drift import rollouts
 from worldmodel.eval.metrics import Figure
-from worldmodel.eval.subject import ModelSubject
+from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.tables import text_table
 from worldmodel.models.world_model import WorldModel
 

@@ -18,10 +18,10 @@ import torch
 
 from worldmodel import hub
 from worldmodel.eval.speed import machine
-from worldmodel.models.backbone import Backbone
-from worldmodel.models.prefix import History
-from worldmodel.serving.compute import Compute
-from worldmodel.serving.engine import Engine, LocalEngine
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.backbone.prefix_cache import History
+from worldmodel.serving.engine.batching import Compute
+from worldmodel.serving.engine.local import Engine, LocalEngine
 
 SESSIONS = (1, 4, 16)
 
@@ -81,7 +81,7 @@ async def compare(args: argparse.Namespace) -> dict[str, Way]:
 
     engines: list[Engine] = [LocalEngine(backbone, compute)]
     if importlib.util.find_spec("vllm"):
-        from worldmodel.serving.vllm_engine import VllmEngine
+        from worldmodel.serving.engine.vllm_engine import VllmEngine
 
         engines.append(await VllmEngine.start(folder))
     ways = {engine.name: Way(engine.states, engine.name == "vllm") for engine in engines}

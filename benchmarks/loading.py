@@ -2,7 +2,7 @@
 
 Real clips are recorded here (H.264, 256 x 256, 17 frames) and put into every loader's own format. Each run
 is a fresh process: one pass, shuffled, in batches of 8; all frames of a clip are decoded to 64 x 64 pixels by
-worldmodel.data.media. Peers are no dependency: `pip install . litdata webdataset datasets` in an environment
+worldmodel.media.files. Peers are no dependency: `pip install . litdata webdataset datasets` in an environment
 of its own; those not installed are left out.
 
 `first s`: from opening to the first batch. `clips/s`: from the first batch on. `own work`: how much longer a
@@ -31,8 +31,9 @@ from typing import Any
 import numpy as np
 
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
-from worldmodel.data import loader, media
+from worldmodel.data import loader
 from worldmodel.data.procedural import KEYS
+from worldmodel.media import files as media
 from worldmodel.worlds import recorder
 
 BATCH, SIZE, FPS, FRAMES, NUM_SHARDS, WINDOW = 8, 64, 8, 17, 4, 32

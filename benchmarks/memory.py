@@ -18,9 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from worldmodel.config import GeneratorConfig, MeshConfig
-from worldmodel.models import attention
-from worldmodel.models.condition import Condition
-from worldmodel.models.dit import DiT
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.dit import DiT
+from worldmodel.models.layers import attention
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import Mesh
 

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch.distributed.run import main as torchrun
 
 from worldmodel.config import MeshConfig
-from worldmodel.models import attention
-from worldmodel.models.attention import attend
-from worldmodel.parallel import context, planner, traffic, ulysses
-from worldmodel.parallel.kinds import Kind, Segment, mask_area
+from worldmodel.models.layers import attention
+from worldmodel.models.layers.attention import attend
+from worldmodel.parallel import collectives, context, planner, ulysses
 from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.mask_rules import Kind, Segment, mask_area
 from worldmodel.parallel.mesh import Mesh, SequenceGroup
 
 FRAME = 390
@@ -69,7 +69,7 @@ def measure(mode: str, shared: int, dtype: torch.dtype) -> dict:
     with attention.using("reference"):
         one = attend(*parts, whole)
         truth = [one, *torch.autograd.grad((one * weight).sum(), parts)]
-        with traffic.counted() as sent:
+        with collectives.counted() as sent:
             out = attend(*(layout.take(part, 2) for part in parts), layout)
             gradients = torch.autograd.grad((out * layout.take(weight, 2)).sum(), parts)
     for gradient in gradients:

@@ -3,7 +3,7 @@
 import argparse
 
 from worldmodel.eval.drift import rollouts
-from worldmodel.eval.subject import ModelSubject
+from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.tables import text_table
 from worldmodel.models.world_model import WorldModel
 

@@ -2,8 +2,8 @@
 
 import argparse
 
-from worldmodel.eval.following import steps_against_quality
-from worldmodel.eval.subject import ModelSubject
+from worldmodel.eval.action_following import steps_against_quality
+from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.tables import text_table
 from worldmodel.models.world_model import WorldModel
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from worldmodel.cli.model import load_model
 from worldmodel.cli.rollout import output_folder, parse_action, play, read_lines
-from worldmodel.data import sheet
 from worldmodel.errors import WorldModelError
+from worldmodel.media import contact_sheet
 from worldmodel.rollout import Session
 
 FUTURES = ("the white diamond moves up", "the blue box vanishes")
@@ -82,7 +82,7 @@ def fork(session: Session, path: Path) -> None:
         future = session.fork()
         clips.append(future.step(text))
         print(f"  {text}: {future.describe()}")
-    sheet.write_image(sheet.contact_sheet(clips, list(FUTURES)), path)
+    contact_sheet.write_image(contact_sheet.contact_sheet(clips, list(FUTURES)), path)
 
 
 def imagine(session: Session, path: Path) -> None:
@@ -90,7 +90,7 @@ def imagine(session: Session, path: Path) -> None:
     other = session.model.session(seed=session.seed)
     frames = other.reset(text=CAPTION)
     print(f"\nImagined from {CAPTION!r}; the model sees in it: {other.describe()}")
-    sheet.write_image(sheet.contact_sheet([frames[-1:]], [CAPTION]), path)
+    contact_sheet.write_image(contact_sheet.contact_sheet([frames[-1:]], [CAPTION]), path)
 
 
 if __name__ == "__main__":

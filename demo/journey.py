@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from worldmodel.data.media import Frames
 from worldmodel.demo.scenes import Scene, Thing, find, named
 from worldmodel.errors import InputError
+from worldmodel.media.files import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
-from worldmodel.serving.link import AnyAction
+from worldmodel.serving.client.transport import AnyAction
 from worldmodel.types import Action
 
 MAX_BRANCHES = 4

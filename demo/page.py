@@ -16,7 +16,7 @@ from worldmodel.demo.scenes import examples, suggestions
 from worldmodel.demo.theme import theme
 from worldmodel.errors import InputError, WorldModelError
 from worldmodel.serving.client import AsyncClient
-from worldmodel.serving.link import AnyAction
+from worldmodel.serving.client.transport import AnyAction
 
 MAX_UPLOAD = "20mb"
 STATE_LIFETIME_S = 3600

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from worldmodel.data.media import Frames, Picture, write_video
 from worldmodel.demo.journey import Branch, Journey, Moment
 from worldmodel.demo.scenes import Scene, Thing, newcomer, suggestions
+from worldmodel.media.files import Frames, Picture, write_video
 from worldmodel.worlds.shapes import PALETTE
 
 STAGE_SIDE = 512

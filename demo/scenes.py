@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from worldmodel.data.media import Picture, read_image
+from worldmodel.media.files import Picture, read_image
 from worldmodel.worlds.shapes import COLOURS, FRAME_SIZE, SHAPES, parse_caption, render
 from worldmodel.worlds.shapes.judge import find_things
 

@@ -16,16 +16,16 @@ from starlette.exceptions import HTTPException
 
 from worldmodel import __version__
 from worldmodel.errors import InputError
-from worldmodel.serving import media, realtime
 from worldmodel.serving.auth import KeyLimits, Keys, Limiter
 from worldmodel.serving.errors import ApiError
-from worldmodel.serving.held import HeldWorlds
-from worldmodel.serving.jobs import Jobs
+from worldmodel.serving.media import transcoding
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.protocol import ErrorBody, ErrorObject, ResetRequest, VideoRequest, WorldRequest
-from worldmodel.serving.routes import body, chat, health, images, videos, worlds
+from worldmodel.serving.routes import chat, health, images, parsing, realtime, videos, worlds
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.videos.jobs import Jobs
+from worldmodel.serving.worlds.registry import HeldWorlds
+from worldmodel.serving.worlds.service import WorldService
 
 LOG = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await sweeper
         await app.state.jobs.close()
         await app.state.service.close()
-        await asyncio.to_thread(media.close_decoder)
+        await asyncio.to_thread(transcoding.close_decoder)
 
 
 async def _sweep(app: FastAPI) -> None:
@@ -174,7 +174,7 @@ def _schema(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
         )
         parts = schema.setdefault("components", {}).setdefault("schemas", {})
-        parts |= body.schemas(VideoRequest, WorldRequest, ResetRequest)
+        parts |= parsing.schemas(VideoRequest, WorldRequest, ResetRequest)
         for operations in schema["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)  # answered 400

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from worldmodel.serving.actions import ActionBody, ActionSchema
-from worldmodel.serving.worlds import MAX_STEPS
+from worldmodel.serving.worlds.service import MAX_STEPS
 
 MAX_ACTIONS = 256
 MAX_MEDIA_CHARACTERS = 96 * 2**20

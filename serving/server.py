@@ -22,10 +22,10 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app, drain
 from worldmodel.serving.auth import Keys, check_bind
 from worldmodel.serving.command import limits_of
-from worldmodel.serving.compute import Compute
-from worldmodel.serving.engine import Engine, LocalEngine
+from worldmodel.serving.engine.batching import Compute
+from worldmodel.serving.engine.local import Engine, LocalEngine
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.worlds.service import WorldService
 
 MAX_CONNECTIONS = 1024
 BYE_S = 2
@@ -77,7 +77,7 @@ async def _engine(
     wanted: str, folder: Path, model: WorldModel, compute: Compute, adapters: Mapping[str, Path]
 ) -> Engine:
     if wanted == "vllm" or (wanted == "auto" and importlib.util.find_spec("vllm") is not None):
-        from worldmodel.serving.vllm_engine import VllmEngine
+        from worldmodel.serving.engine.vllm_engine import VllmEngine
 
         return await VllmEngine.start(folder / "backbone", adapters=adapters)
     return LocalEngine(model.backbone, compute, adapters)

@@ -10,7 +10,7 @@ from jaxtyping import install_import_hook
 
 # Where tensors pass. Not hooked: the procedural world, which is called a million times, and the doors where
 # users' values come in (types, rollout, media, cli), whose own errors are under test.
-HOOKED = ["models", "diffusion", "parallel", "data.transforms", "hub", "train"]
+HOOKED = ["models", "diffusion", "parallel", "media.tensors", "hub", "train"]
 install_import_hook(
     [f"worldmodel.{name}" for name in HOOKED],
     # Numeric tower: an int is welcome wherever a float is.
@@ -43,7 +43,7 @@ from worldmodel.config import (
     WorldModelConfig,
 )
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import language
+from worldmodel.train import tokenizer as tokenizers
 
 
 def tiny_config(image_size: ImageSize = 32) -> WorldModelConfig:
@@ -75,8 +75,8 @@ def tiny_config(image_size: ImageSize = 32) -> WorldModelConfig:
 def tokenizer() -> PreTrainedTokenizerBase:
     """The shapes world's tokenizer, learned once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(language, "NUM_DOCUMENTS", 400)
-        made = language.build_tokenizer(TrainConfig(model=tiny_config()))
+        patch.setattr(tokenizers, "NUM_DOCUMENTS", 400)
+        made = tokenizers.build_tokenizer(TrainConfig(model=tiny_config()))
     assert made is not None
     return made
 

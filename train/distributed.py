@@ -16,11 +16,11 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from worldmodel.config import TrainConfig
 from worldmodel.errors import ConfigError
-from worldmodel.models import unread
+from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train.guards import meet
-from worldmodel.train.objectives import Objective
+from worldmodel.train.objectives.states import Objective
+from worldmodel.train.watchdog import meet
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
             layer.compile()
         fully_shard(layer, mesh=mesh.fsdp, reshard_after_forward=mesh.fsdp.size(-1) > 1)
     fully_shard(root, mesh=mesh.fsdp, reshard_after_forward=False)
-    unread.make(root, mesh.device)
+    deferred.make(root, mesh.device)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from worldmodel.data.loader import Batch
-from worldmodel.data.transforms import to_tensor
-from worldmodel.models.codec import newest
-from worldmodel.models.vision import Observation
+from worldmodel.media.tensors import to_tensor
+from worldmodel.models.codec.autoencoder import newest
+from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.layout import Layout
-from worldmodel.train.terms import Rounds
+from worldmodel.train.objectives.base import Rounds
 
 
 def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:

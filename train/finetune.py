@@ -23,17 +23,18 @@ from worldmodel import config as configs
 from worldmodel import hub
 from worldmodel.config import TrainConfig, WorldModelConfig
 from worldmodel.data import loader
-from worldmodel.data.transforms import to_frames
 from worldmodel.errors import ConfigError, WorldModelError
-from worldmodel.models import attention
+from worldmodel.media.tensors import to_frames
+from worldmodel.models.layers import attention
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.report import RunLog
-from worldmodel.train import distributed, export, facts
-from worldmodel.train.checkpoint import Checkpoints
-from worldmodel.train.guards import Stragglers, Watchdog
-from worldmodel.train.learner import Learner, Progress
-from worldmodel.train.stages import OBJECTIVES
-from worldmodel.train.terms import Prepared
+from worldmodel.train import distributed, summary
+from worldmodel.train.checkpoint import export
+from worldmodel.train.checkpoint.checkpointer import Checkpoints
+from worldmodel.train.objectives.base import Prepared
+from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.trainer import Learner, Progress
+from worldmodel.train.watchdog import Stragglers, Watchdog
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -111,7 +112,7 @@ def run_stage(
     learner, at = Learner.start(config, name, mesh, newest)
     done = at.step
     log = RunLog(run, name, stage.steps, done, mesh.first, config.log_every)
-    for line in facts.describe(learner.root, stage, mesh):
+    for line in summary.describe(learner.root, stage, mesh):
         log.say(line)
     prepared: list[Prepared] = []
     stream = loader.batches(
@@ -140,7 +141,7 @@ def run_stage(
                 return False
     learner.finish(prepared)
     learner.save(checkpoints, stage.steps, stream.bad, ended=True)
-    log.say(f"  at most {facts.peak_memory(mesh.device)} of memory were needed")
+    log.say(f"  at most {summary.peak_memory(mesh.device)} of memory were needed")
     log.close()
     return not stop.asked
 

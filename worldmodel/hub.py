@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from worldmodel import config as configs
 from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.errors import ModelError, OutputError
-from worldmodel.models import lora, unread
-from worldmodel.models.backbone import Backbone
-from worldmodel.models.pretrained import locate
+from worldmodel.models import lora
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.loading import deferred
+from worldmodel.models.loading.pretrained import locate
 from worldmodel.models.world_model import WorldModel
 
 FORMAT = 1
@@ -100,9 +101,9 @@ def from_pretrained(
 def load_weights(model: WorldModel, name: str | Path) -> None:
     """Give `model` the weights of a saved model of the same shape.
 
-    Those of parts of other libraries are left in its files, for `unread.read`.
+    Those of parts of other libraries are left in its files, for `deferred.read`.
     """
-    with unread.weights():
+    with deferred.weights():
         other = from_pretrained(name)
     own, theirs = model.state_dict(), other.state_dict()
     kept = {key for key, x in theirs.items() if x.is_meta and key in own and own[key].shape == x.shape}
@@ -111,8 +112,8 @@ def load_weights(model: WorldModel, name: str | Path) -> None:
     except RuntimeError as error:
         raise ModelError(f"{name} does not fit this config: {str(error).splitlines()[1].strip()}") from None
     for place, module in other.named_modules():
-        if slices := unread.left(module):
-            unread.leave(model.get_submodule(place), slices)
+        if slices := deferred.left(module):
+            deferred.leave(model.get_submodule(place), slices)
 
 
 def read_config(folder: Path) -> WorldModelConfig:

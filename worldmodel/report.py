@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from worldmodel.data.media import atomic_path
-from worldmodel.data.sheet import contact_sheet, write_image
+from worldmodel.media.contact_sheet import contact_sheet, write_image
+from worldmodel.media.files import atomic_path
 
 METRICS = "metrics.jsonl"
 PICTURES = 4

@@ -226,7 +226,7 @@ class Action:
         return " ".join(part for part in parts if part) or "(wait)"
 
 
-def steered(actions: Sequence[Action]) -> list[Action]:
+def resolve_camera_targets(actions: Sequence[Action]) -> list[Action]:
     """Return the actions of a world's rounds, from the first on, with the camera's targets as motions."""
     seen, camera = [], Pose()
     for action in actions:

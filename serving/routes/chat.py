@@ -16,9 +16,15 @@ from worldmodel.serving.protocol import (
     TextPart,
     VideoPart,
 )
-from worldmodel.serving.routes.body import adapter, decode, from_data_url
-from worldmodel.serving.routes.guard import ERRORS, Caller, GuardedRoute, MediaInJsonRoute, while_connected
-from worldmodel.serving.worlds import Settings
+from worldmodel.serving.routes.parsing import adapter, decode, from_data_url
+from worldmodel.serving.routes.route_class import (
+    ERRORS,
+    Caller,
+    GuardedRoute,
+    MediaInJsonRoute,
+    while_connected,
+)
+from worldmodel.serving.worlds.service import Settings
 
 router = APIRouter(tags=["text"], route_class=MediaInJsonRoute, responses=ERRORS)
 models = APIRouter(tags=["models"], route_class=GuardedRoute, responses=ERRORS)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from worldmodel.serving.metrics import CONTENT_TYPE
 from worldmodel.serving.protocol import Health
-from worldmodel.serving.routes.guard import ERRORS, Caller, GuardedRoute
+from worldmodel.serving.routes.route_class import ERRORS, Caller, GuardedRoute
 
 router = APIRouter(tags=["health"])
 numbers = APIRouter(tags=["health"], route_class=GuardedRoute, responses=ERRORS)

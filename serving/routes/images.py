@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Request
 
-from worldmodel.serving import media
+from worldmodel.serving.media import transcoding
 from worldmodel.serving.protocol import ImageList, ImageObject, ImageRequest
-from worldmodel.serving.routes.body import adapter, check_size
-from worldmodel.serving.routes.guard import ERRORS, Caller, GuardedRoute, while_connected
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.routes.parsing import adapter, check_size
+from worldmodel.serving.routes.route_class import ERRORS, Caller, GuardedRoute, while_connected
+from worldmodel.serving.worlds.service import WorldService
 
 router = APIRouter(tags=["images"], route_class=GuardedRoute, responses=ERRORS)
 
@@ -26,7 +26,7 @@ async def generate(request: Request, caller: Caller, asked: ImageRequest) -> Ima
     settings = service.settings(asked.seed, asked.num_inference_steps, asked.guidance_scale, chosen)
     each = [replace(settings, seed=(asked.seed + index) % 2**63) for index in range(asked.n)]
     made = await while_connected(request, state.worlds.imagine(caller, asked.prompt, each))
-    pictures = [await asyncio.to_thread(media.encode_png, frame) for frame in made]
+    pictures = [await asyncio.to_thread(transcoding.encode_png, frame) for frame in made]
     return ImageList(
         created=int(time.time()),
         data=[ImageObject(b64_json=base64.b64encode(picture).decode("ascii")) for picture in pictures],

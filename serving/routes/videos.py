@@ -9,7 +9,6 @@ from fastapi.responses import FileResponse
 from worldmodel.errors import InputError
 from worldmodel.serving.actions import plain
 from worldmodel.serving.errors import Conflict, NotFound
-from worldmodel.serving.jobs import Job, Jobs, Order, Record, fingerprint, idempotency, new_record
 from worldmodel.serving.protocol import (
     Deleted,
     Variant,
@@ -18,9 +17,10 @@ from worldmodel.serving.protocol import (
     VideoObject,
     VideoRequest,
 )
-from worldmodel.serving.routes.body import adapter, check_size, decode, described, read_body
-from worldmodel.serving.routes.guard import ERRORS, Caller, GuardedRoute
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.routes.parsing import adapter, check_size, decode, described, read_body
+from worldmodel.serving.routes.route_class import ERRORS, Caller, GuardedRoute
+from worldmodel.serving.videos.jobs import Job, Jobs, Order, Record, fingerprint, idempotency, new_record
+from worldmodel.serving.worlds.service import WorldService
 from worldmodel.types import Action
 
 router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=GuardedRoute, responses=ERRORS)

@@ -6,9 +6,8 @@ from typing import Annotated, TypeAlias
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from worldmodel.errors import InputError
-from worldmodel.serving import media
 from worldmodel.serving.actions import ActionSchema, plain
-from worldmodel.serving.held import HeldWorld, HeldWorlds, Origin
+from worldmodel.serving.media import transcoding
 from worldmodel.serving.protocol import (
     Deleted,
     DescribeRequest,
@@ -21,10 +20,11 @@ from worldmodel.serving.protocol import (
     WorldObject,
     WorldRequest,
 )
-from worldmodel.serving.routes.body import adapter, decode, described, frame_size, read_body
 from worldmodel.serving.routes.frames import FRAMES, answer_frames, chosen_format
-from worldmodel.serving.routes.guard import ERRORS, Caller, GuardedRoute, while_connected
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.routes.parsing import adapter, decode, described, frame_size, read_body
+from worldmodel.serving.routes.route_class import ERRORS, Caller, GuardedRoute, while_connected
+from worldmodel.serving.worlds.registry import HeldWorld, HeldWorlds, Origin
+from worldmodel.serving.worlds.service import WorldService
 
 router = APIRouter(prefix="/v1/worlds", tags=["worlds"], route_class=GuardedRoute, responses=ERRORS)
 
@@ -97,7 +97,7 @@ async def newest(request: Request, held: Mine) -> Response:
 )
 async def picture(held: Mine) -> Response:
     """Return the newest frame as a PNG."""
-    data = await asyncio.to_thread(media.encode_png, held.world.last_frames[-1])
+    data = await asyncio.to_thread(transcoding.encode_png, held.world.last_frames[-1])
     return Response(data, media_type="image/png", headers={"cache-control": "no-store"})
 
 

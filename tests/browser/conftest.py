@@ -39,7 +39,7 @@ def server(
     """A server of a tiny model with the frames of the shapes world; its address."""
     from worldmodel.serving.app import create_app
     from worldmodel.serving.settings import ServerConfig
-    from worldmodel.serving.worlds import WorldService
+    from worldmodel.serving.worlds.service import WorldService
 
     config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), requests_per_minute=60_000)
     with listening(create_app(WorldService(make_model(image_size=64)), config)) as address:

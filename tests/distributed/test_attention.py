@@ -19,11 +19,11 @@ from torch.distributed.run import main as torchrun
 
 from worldmodel.config import MeshConfig
 from worldmodel.errors import ConfigError
-from worldmodel.models import attention
-from worldmodel.models.attention import attend
-from worldmodel.parallel import context, traffic, ulysses
-from worldmodel.parallel.kinds import Kind
+from worldmodel.models.layers import attention
+from worldmodel.models.layers.attention import attend
+from worldmodel.parallel import collectives, context, ulysses
 from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.mask_rules import Kind
 from worldmodel.parallel.mesh import Mesh
 
 SELF = Path(__file__)
@@ -127,7 +127,7 @@ def measure(case: Case) -> Measured:
     measured = Measured(expected=expected_bytes(case, layout, dtype))
     with attention.using(case.kernel):
         one = alone(parts, weight, whole)
-        with traffic.counted() as sent:
+        with collectives.counted() as sent:
             many = together(parts, weight, layout)
     measured.sent = dict(sent)
     measured.same_out = torch.equal(many[0], one[0])

@@ -17,7 +17,7 @@ from torch.distributed.run import main as torchrun
 from torch.distributed.tensor import DTensor
 
 from worldmodel.errors import OutputError
-from worldmodel.train.checkpoint import (
+from worldmodel.train.checkpoint.checkpointer import (
     Checkpoints,
     State,
     load,
@@ -25,7 +25,7 @@ from worldmodel.train.checkpoint import (
     module_state,
     optimizer_state,
 )
-from worldmodel.train.manifest import Manifest
+from worldmodel.train.checkpoint.manifest import Manifest
 
 SELF = Path(__file__)
 MESHES = {"replicated shards": (2, 2), "shards": (1, 4), "plain": None}

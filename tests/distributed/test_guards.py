@@ -15,7 +15,7 @@ from worldmodel.config import MeshConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train.guards import Stragglers, check_finite, meet
+from worldmodel.train.watchdog import Stragglers, check_finite, meet
 
 SELF = Path(__file__)
 NUM_PROCESSES = 4

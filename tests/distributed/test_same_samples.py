@@ -35,8 +35,8 @@ from worldmodel.data.procedural import KEYS
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import finetune, language
-from worldmodel.train.guards import check_same
+from worldmodel.train import finetune, tokenizer
+from worldmodel.train.watchdog import check_same
 from worldmodel.types import Episode
 from worldmodel.worlds import recorder
 
@@ -166,7 +166,7 @@ def test_a_clip_that_one_of_them_cannot_read_ends_the_run(
 
 def train(folder: Path) -> None:
     """One run of training after the other, on a disk that is this process's own."""
-    language.NUM_DOCUMENTS = 400
+    tokenizer.NUM_DOCUMENTS = 400
     rank = os.environ["RANK"]
     for num_workers in (0, 2):
         told = io.StringIO()

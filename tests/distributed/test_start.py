@@ -24,12 +24,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBa
 from worldmodel import config as configs
 from worldmodel.config import BackboneConfig, MeshConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.errors import ModelError
-from worldmodel.models import lora, unread
+from worldmodel.models import lora
+from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed
-from worldmodel.train.checkpoint import Checkpoints, State, load, module_state
+from worldmodel.train.checkpoint.checkpointer import Checkpoints, State, load, module_state
 from worldmodel.train.distributed import whole
-from worldmodel.train.learner import Learner
+from worldmodel.train.trainer import Learner
 
 SELF = Path(__file__)
 VOCABULARY, WIDTH = 4096, 64
@@ -97,13 +98,13 @@ class Counted:
 @contextmanager
 def watched() -> Iterator[Largest]:
     """Count what is read from now on, and see the largest tensor."""
-    leave, Counted.numbers = unread.leave, 0
-    unread.leave = lambda module, slices: leave(module, {name: Counted(x) for name, x in slices.items()})
+    leave, Counted.numbers = deferred.leave, 0
+    deferred.leave = lambda module, slices: leave(module, {name: Counted(x) for name, x in slices.items()})
     try:
         with Largest() as largest:
             yield largest
     finally:
-        unread.leave = leave
+        deferred.leave = leave
 
 
 def run_config(folder: Path, run: str, mesh: MeshConfig | None = None, backbone: str = "") -> TrainConfig:
@@ -237,7 +238,7 @@ def test_a_stage_starts_with_the_weights_of_the_one_before(started: Path, mesh: 
     added = {name: x for name, x in found.items() if ".lora_" in name}
     assert added
     assert not any(x.any() for name, x in added.items() if ".lora_B." in name)
-    same({unread.plain(name): x for name, x in found.items() if name not in added}, weights_of(wanted))
+    same({deferred.plain(name): x for name, x in found.items() if name not in added}, weights_of(wanted))
 
 
 @pytest.mark.parametrize(("run", "mesh"), CASES)

@@ -18,13 +18,14 @@ from torch.distributed.run import main as torchrun
 
 from worldmodel.config import MeshConfig, StageConfig, TrainConfig, TrainedConfig, WorldModelConfig, build
 from worldmodel.data import loader
-from worldmodel.models import attention, lora
-from worldmodel.models.norm import RMSNorm
+from worldmodel.models import lora
+from worldmodel.models.layers import attention
+from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import distributed, language
+from worldmodel.train import distributed, tokenizer
 from worldmodel.train.distributed import Root, whole
-from worldmodel.train.learner import Learner, freeze
-from worldmodel.train.stages import OBJECTIVES
+from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.trainer import Learner, freeze
 
 SELF = Path(__file__)
 COMPONENTS = ("backbone", "vision", "action", "queries", "unseen", "ask", "answer", "adapter", "generator")
@@ -80,7 +81,7 @@ def gradients(config: TrainConfig, name: str) -> dict[str, torch.Tensor]:
     stage = config.stages[name]
     mesh = distributed.Mesh.build(config.mesh, torch.device("cpu"))
     torch.manual_seed(0)
-    model = WorldModel.from_config(config.model, language.build_tokenizer(config))
+    model = WorldModel.from_config(config.model, tokenizer.build_tokenizer(config))
     for parameter in model.parameters():
         if not parameter.any():  # zeros that training starts from would hide what lies behind them
             torch.nn.init.normal_(parameter, std=0.1)
@@ -109,7 +110,7 @@ def gradients(config: TrainConfig, name: str) -> dict[str, torch.Tensor]:
 
 def work(folder: Path, config_file: Path) -> None:
     """Runs in each process: every stage on every mesh of this many processes."""
-    language.NUM_DOCUMENTS = 400
+    tokenizer.NUM_DOCUMENTS = 400
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = build(WorldModelConfig, json.loads(config_file.read_text()))

@@ -39,7 +39,7 @@ CALLS = {
     *("yaml.load", "yaml.unsafe_load", "os.system", "os.popen", "pickle.load", "pickle.loads"),
     *("urllib.request.urlopen", "requests.get", "requests.post", "gr.load", "gradio.load"),
 }
-CLIENTS = ("serving/client.py", "serving/link.py", "serving/remote.py", "demo/", "worldmodel/env.py")
+CLIENTS = ("serving/client/", "demo/", "worldmodel/env.py")
 """What runs on the user's side: it speaks HTTP to the server that the user names, and reads its answers."""
 FETCHERS = {"httpx", "requests", "urllib3", "aiohttp", "urllib.request", "http.client", "ftplib"}
 READERS = {"read_image", "read_video", "read_observation"}
@@ -95,7 +95,7 @@ def breaches(nodes: list[ast.AST]) -> set[str]:
 
 ALLOWED = {
     # It asks only which process is its parent; vLLM made both.
-    "serving/vllm_plugin.py": {"multiprocessing"},
+    "serving/engine/vllm_plugin.py": {"multiprocessing"},
     # A training and its data workers speak over a line that nobody else holds an end of.
     "worldmodel/data/worker.py": {"pickle", "pickle.loads"},
 }
@@ -136,10 +136,7 @@ def test_no_server_module_fetches_addresses(path: Path) -> None:
     imported = imports_of(nodes_of(path))
     assert touches(imported, FETCHERS) == set()
     if path.is_relative_to(ROOT / "serving"):
-        assert (
-            touches(imported, {f"worldmodel.serving.{name}" for name in ("client", "link", "remote")})
-            == set()
-        )
+        assert touches(imported, {"worldmodel.serving.client"}) == set()
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving import media, protocol
+from worldmodel.serving import protocol
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
+from worldmodel.serving.media import transcoding
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.worlds.service import WorldService
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
 MINE = {"authorization": f"Bearer {KEYS[0]}"}
@@ -30,7 +31,7 @@ LIMIT = 100_000
 
 @pytest.fixture(scope="module")
 def png(picture: np.ndarray) -> bytes:
-    return media.encode_png(picture)
+    return transcoding.encode_png(picture)
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from worldmodel.errors import InputError
-from worldmodel.serving import media
-from worldmodel.serving.decode_child import Order
 from worldmodel.serving.errors import ApiError, TooLarge, TooManyRequests, UnsupportedFormat
-from worldmodel.serving.media import MediaLimits, close_decoder, decode_upload
+from worldmodel.serving.media import transcoding
+from worldmodel.serving.media.decode_child import Order
+from worldmodel.serving.media.transcoding import MediaLimits, close_decoder, decode_upload
 
 LEAKS = re.compile(
     r"/|\\|0x[0-9a-f]{6}|Traceback|Error|object at|libav|ffmpeg|PIL|Errno|\bline \d", re.IGNORECASE
@@ -161,7 +161,7 @@ def test_other_formats_reach_no_decoder(data: bytes) -> None:
     with pytest.raises(UnsupportedFormat, match="use a PNG, JPEG or WebP picture or an MP4") as caught:
         decode(data)
     assert not LEAKS.search(str(caught.value))
-    assert media._FORKER._process is None
+    assert transcoding._FORKER._process is None
 
 
 def test_archives_and_tensors_are_refused() -> None:
@@ -198,7 +198,7 @@ def test_too_many_bytes_are_refused_before_a_process_starts() -> None:
     ):
         with pytest.raises(TooLarge, match="may have at most 100"):
             decode(data, **limits)
-    assert media._FORKER._process is None
+    assert transcoding._FORKER._process is None
 
 
 @pytest.mark.parametrize(("width", "height"), [(50_000, 50_000), (2**31 - 1, 2**31 - 1), (30_000, 1000)])
@@ -325,8 +325,8 @@ def test_mutated_files_are_decoded_or_refused(film: bytes, draw: st.DataObject) 
 
 def children() -> list[int]:
     """Processes forked by the decoder that still run."""
-    assert media._FORKER._process is not None
-    forker, found = str(media._FORKER._process.pid), []
+    assert transcoding._FORKER._process is not None
+    forker, found = str(transcoding._FORKER._process.pid), []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
@@ -376,8 +376,8 @@ def test_a_caller_who_leaves_ends_the_decoder(slow_film: bytes) -> None:
 def test_a_child_ends_by_itself_when_its_server_is_gone(slow_film: bytes) -> None:
     async def begin() -> int:
         loop = asyncio.get_running_loop()
-        with media._FORKER.open_child() as child:
-            pidfd = await media._meet(child)
+        with transcoding._FORKER.open_child() as child:
+            pidfd = await transcoding._meet(child)
             order = Order(16, 16, 1.0, 8, 10**8, 10**8, 60.0, 3600, 2**30, 60, 0.2, len(slow_film))
             await loop.sock_sendall(child, order.to_bytes() + slow_film)
         return pidfd
@@ -415,7 +415,7 @@ def test_more_uploads_than_decoders_wait_and_too_many_are_told_to_come_again(slo
 def test_the_child_can_open_nothing() -> None:
     code = """
 import os, socket
-from worldmodel.serving.decode_child import Order, restrict
+from worldmodel.serving.media.decode_child import Order, restrict
 restrict(Order(16, 16, 8.0, 8, 1, 1, 1.0, 1, 2**28, 5, 5.0, 0))
 def tried(action):
     try:
@@ -436,8 +436,8 @@ def test_the_decoder_knows_no_secret_and_loads_no_model(monkeypatch: pytest.Monk
     secret, inside = os.pipe()
     os.set_inheritable(inside, True)
     decode(png(16, 16))
-    assert media._FORKER._process is not None
-    process = Path("/proc") / str(media._FORKER._process.pid)
+    assert transcoding._FORKER._process is not None
+    process = Path("/proc") / str(transcoding._FORKER._process.pid)
     assert b"secret" not in (process / "environ").read_bytes()
     assert "torch" not in (process / "maps").read_text()
     assert len(list((process / "task").iterdir())) == 1  # a fork copies only one thread
@@ -453,24 +453,24 @@ def test_a_decoder_that_answers_lies_is_not_believed() -> None:
     answers = [
         b"",
         bytes(21),
-        media.ANSWER.pack(b"wma1", 0, 2**32 - 1, 16, 32, 2**63),
-        media.ANSWER.pack(b"wma1", 0, 5, 16, 32, 5 * 1536),
-        media.ANSWER.pack(b"wma1", 0, 1, 32, 16, 1536) + bytes(1536),
-        media.ANSWER.pack(b"wma1", 0, 1, 8, 8, 192) + bytes(192),
-        media.ANSWER.pack(b"wma1", 0, 1, 16, 32, 1536) + bytes(100),
-        media.ANSWER.pack(b"wma1", 0, 0, 16, 32, 0),
-        media.ANSWER.pack(b"wma1", 1, 0, 0, 0, 2**60),
-        media.ANSWER.pack(b"wma1", 1, 0, 0, 0, 20) + b"\x1b[2J\r\nSet-Cookie: a=b",
-        media.ANSWER.pack(b"wma1", 7, 0, 0, 0, 0),
+        transcoding.ANSWER.pack(b"wma1", 0, 2**32 - 1, 16, 32, 2**63),
+        transcoding.ANSWER.pack(b"wma1", 0, 5, 16, 32, 5 * 1536),
+        transcoding.ANSWER.pack(b"wma1", 0, 1, 32, 16, 1536) + bytes(1536),
+        transcoding.ANSWER.pack(b"wma1", 0, 1, 8, 8, 192) + bytes(192),
+        transcoding.ANSWER.pack(b"wma1", 0, 1, 16, 32, 1536) + bytes(100),
+        transcoding.ANSWER.pack(b"wma1", 0, 0, 16, 32, 0),
+        transcoding.ANSWER.pack(b"wma1", 1, 0, 0, 0, 2**60),
+        transcoding.ANSWER.pack(b"wma1", 1, 0, 0, 0, 20) + b"\x1b[2J\r\nSet-Cookie: a=b",
+        transcoding.ANSWER.pack(b"wma1", 7, 0, 0, 0, 0),
     ]
     for answer in answers:
-        ours, theirs = media.socket.socketpair()
+        ours, theirs = transcoding.socket.socketpair()
         ours.setblocking(False)
         with ours, theirs:
             theirs.sendall(answer)
-            theirs.shutdown(media.socket.SHUT_WR)
+            theirs.shutdown(transcoding.socket.SHUT_WR)
             with pytest.raises((InputError, EOFError)) as caught:
-                asyncio.run(media._converse(ours, order, b""))
+                asyncio.run(transcoding._converse(ours, order, b""))
             assert "Cookie" not in str(caught.value)
 
 

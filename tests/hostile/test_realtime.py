@@ -20,13 +20,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving import events, media
 from worldmodel.serving.auth import KeyLimits, Keys, Limiter
-from worldmodel.serving.connection import ROUTE
+from worldmodel.serving.media import transcoding
 from worldmodel.serving.metrics import Metrics
-from worldmodel.serving.realtime import router
+from worldmodel.serving.realtime import events
+from worldmodel.serving.realtime.connection import ROUTE
+from worldmodel.serving.routes.realtime import router
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.worlds.service import WorldService
 
 KINDS = [kind.model_fields["type"].annotation.__args__[0] for kind in events.client_events()]
 LEAKS = ("Traceback", "site-packages", "/work", "/home", "/root", "/tmp", ".py", "0x", "pydantic", "torch")
@@ -95,7 +96,7 @@ def server(model: WorldModel) -> Iterator[Server]:
     made = Server(model)
     yield made
     made.close()
-    media.close_decoder()
+    transcoding.close_decoder()
 
 
 @pytest.fixture(scope="module")

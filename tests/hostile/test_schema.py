@@ -13,7 +13,7 @@ from hypothesis.errors import Unsatisfiable
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.worlds.service import WorldService
 
 schemathesis = pytest.importorskip("schemathesis")
 checks = pytest.importorskip("schemathesis.specs.openapi.checks")

@@ -18,10 +18,10 @@ from worldmodel.serving.actions import ActionBody, ActionSchema, body, plain
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.client import Client, Refused
-from worldmodel.serving.connection import ROUTE
-from worldmodel.serving.link import as_json
+from worldmodel.serving.client.transport import as_json
+from worldmodel.serving.realtime.connection import ROUTE
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.worlds.service import WorldService
 from worldmodel.types import Action
 
 THERE = {"mode": "target", "data": {"translation": [0, 1, 1], "rotation": [0, 0.6, 0, 0.8]}}

@@ -17,11 +17,18 @@ from worldmodel.errors import ConfigError, InputError, WorldModelError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
-from worldmodel.serving.client import AsyncClient, Client, ConnectionFailed, Refused, ServerFailed, Video
+from worldmodel.serving.client import (
+    AsyncClient,
+    Client,
+    ConnectionFailed,
+    Refused,
+    ServerFailed,
+    Video,
+)
+from worldmodel.serving.client.transport import BlockingTransport
 from worldmodel.serving.errors import Conflict, NotFound, TooManyRequests, Unauthorized, UnsupportedFormat
-from worldmodel.serving.link import BlockingWire
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.worlds.service import WorldService
 from worldmodel.types import Action
 
 ACTIONS = ("the red ball moves left", {"keys": ["left"]}, None, Action(text="wait", vector=(0.0, 1.0, 0.5)))
@@ -105,7 +112,7 @@ def test_every_kind_of_observation_starts_a_world(
         assert near(world.frames(), model.session(seed=5).reset(text="a red ball"))
 
 
-class Lossy(BlockingWire):
+class Lossy(BlockingTransport):
     """Loses answers: the server has done its work, and the client does not learn of it."""
 
     def __init__(self, http: httpx.Client, lost: int) -> None:
@@ -155,7 +162,7 @@ def test_a_step_whose_answer_is_lost_is_played_once(
 def test_a_full_server_is_asked_again(address: str, picture: np.ndarray) -> None:
     waits: list[float] = []
 
-    class Patient(BlockingWire):
+    class Patient(BlockingTransport):
         async def sleep(self, seconds: float) -> None:
             waits.append(seconds)
             if len(waits) == 2:

@@ -15,11 +15,11 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving import media
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
+from worldmodel.serving.media import transcoding
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.worlds.service import WorldService
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
 NPY = {"accept": "application/x-npy"}
@@ -46,7 +46,7 @@ def keyed(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def png(picture: np.ndarray) -> bytes:
-    return media.encode_png(picture)
+    return transcoding.encode_png(picture)
 
 
 def start(api: TestClient, png: bytes, **fields: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from worldmodel.data.media import read_observation
 from worldmodel.errors import InputError, OutputError
-from worldmodel.serving import media
-from worldmodel.serving.media import FragmentedMp4, MediaLimits, decode_upload
+from worldmodel.media.files import read_observation
+from worldmodel.serving.media import transcoding
+from worldmodel.serving.media.transcoding import FragmentedMp4, MediaLimits, decode_upload
 
 FPS = 8
 
@@ -54,7 +54,7 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_stays() -> Iterator[None]:
     yield
-    media.close_decoder()
+    transcoding.close_decoder()
 
 
 # Decoding
@@ -75,7 +75,7 @@ def test_a_picture_is_decoded_as_the_library_reads_it(kind: str) -> None:
     ("fps", "max_frames", "expected"), [(8, 64, 12), (4, 64, 6), (16, 64, 24), (8, 5, 5)]
 )
 def test_a_film_is_resampled_and_cut_as_the_library_does(fps: float, max_frames: int, expected: int) -> None:
-    data = media.encode_mp4(film(), FPS)
+    data = transcoding.encode_mp4(film(), FPS)
     frames = decode(data, 64, fps, max_frames)
     assert frames.shape == (expected, 64, 64, 3)
     assert np.array_equal(frames, read_observation(data, 64, fps, max_frames))
@@ -113,15 +113,15 @@ def test_many_at_once_each_get_their_own() -> None:
 )
 def test_impossible_wishes_are_refused(options: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        decode(media.encode_mp4(film(2), FPS), **options)
+        decode(transcoding.encode_mp4(film(2), FPS), **options)
 
 
 def test_a_decoder_that_died_is_replaced() -> None:
     data = encoded("PNG", film(1)[0])
     decode(data)
-    assert media._FORKER._process is not None
-    media._FORKER._process.kill()
-    media._FORKER._process.wait()
+    assert transcoding._FORKER._process is not None
+    transcoding._FORKER._process.kill()
+    transcoding._FORKER._process.wait()
     assert decode(data).shape == (1, 32, 32, 3)
 
 
@@ -129,14 +129,14 @@ def test_a_decoder_that_died_is_replaced() -> None:
 
 
 def test_an_mp4_plays() -> None:
-    frames = read_back(media.encode_mp4(film(), FPS))
+    frames = read_back(transcoding.encode_mp4(film(), FPS))
     assert len(frames) == 12
     assert psnr(np.stack([f.to_ndarray(format="rgb24")[2::4, 2::4] for f in frames]), film()) > 30
 
 
 def test_pngs_in_a_zip_are_the_frames() -> None:
-    data = media.encode_png_frames(film(3))
-    assert data == media.encode_png_frames(film(3))
+    data = transcoding.encode_png_frames(film(3))
+    assert data == transcoding.encode_png_frames(film(3))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert archive.namelist() == ["00000.png", "00001.png", "00002.png"]
         assert archive.testzip() is None
@@ -146,12 +146,12 @@ def test_pngs_in_a_zip_are_the_frames() -> None:
 
 def test_npy_is_the_frames_without_pickle() -> None:
     view = film(4)[::2, ::-1]
-    assert np.array_equal(np.load(io.BytesIO(media.encode_npy(view)), allow_pickle=False), view)
+    assert np.array_equal(np.load(io.BytesIO(transcoding.encode_npy(view)), allow_pickle=False), view)
 
 
 def test_a_jpeg_looks_like_the_frame_and_obeys_quality() -> None:
     frame = film(1)[0]
-    fine, coarse = media.encode_jpeg(frame, 95), media.encode_jpeg(frame, 20)
+    fine, coarse = transcoding.encode_jpeg(frame, 95), transcoding.encode_jpeg(frame, 20)
     assert psnr(np.array(Image.open(io.BytesIO(fine))), frame) > 25
     assert len(coarse) < len(fine)
 

@@ -19,15 +19,16 @@ from PIL import Image
 from websockets.asyncio.client import ClientConnection, connect
 
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving import events, media
 from worldmodel.serving.auth import KeyLimits, Keys, Limiter
-from worldmodel.serving.connection import ROUTE, limits_of
-from worldmodel.serving.live import JPEG_QUALITY
+from worldmodel.serving.media import transcoding
 from worldmodel.serving.metrics import Metrics
-from worldmodel.serving.outbox import Outbox, SlowClientError
-from worldmodel.serving.realtime import router
+from worldmodel.serving.realtime import events
+from worldmodel.serving.realtime.connection import ROUTE, limits_of
+from worldmodel.serving.realtime.pacing import JPEG_QUALITY
+from worldmodel.serving.realtime.sender import Outbox, SlowClientError
+from worldmodel.serving.routes.realtime import router
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.worlds.service import WorldService
 
 ACTIONS = ("the red ball moves left", {"keys": ["left"]}, {"vector": [0.5, 0.0, -1.0]}, None)
 
@@ -137,7 +138,7 @@ def shown(chunk: dict[str, Any]) -> np.ndarray:
 
 def close(made: np.ndarray, expected: np.ndarray) -> bool:
     """Whether a client sees these frames: what JPEG loses is lost on both sides."""
-    sent = shown({"media": [media.encode_jpeg(frame, JPEG_QUALITY) for frame in expected]})
+    sent = shown({"media": [transcoding.encode_jpeg(frame, JPEG_QUALITY) for frame in expected]})
     return made.shape == sent.shape and float(np.abs(made.astype(int) - sent).mean()) < 1
 
 
@@ -204,14 +205,14 @@ def test_a_session_starts_from_an_upload(model: WorldModel, picture: np.ndarray)
         async with server.client() as client:
             await client.send("session.start", upload=True, pace="on_action")
             await client.send("session.ping")
-            await client.socket.send(media.encode_png(picture))
+            await client.socket.send(transcoding.encode_png(picture))
             chunk = await client.until("video.chunk_metadata")
             assert close(shown(chunk), picture[None])
 
     try:
         serve(model, body)
     finally:
-        media.close_decoder()
+        transcoding.close_decoder()
 
 
 def test_segments_join_to_a_film(model: WorldModel) -> None:

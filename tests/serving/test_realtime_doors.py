@@ -17,13 +17,13 @@ from starlette.testclient import WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving import events
 from worldmodel.serving.auth import KeyLimits, Keys, Limiter
-from worldmodel.serving.connection import ROUTE
 from worldmodel.serving.metrics import Metrics
-from worldmodel.serving.realtime import router
+from worldmodel.serving.realtime import events
+from worldmodel.serving.realtime.connection import ROUTE
+from worldmodel.serving.routes.realtime import router
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.worlds.service import WorldService
 
 KEY = "a-key-for-these-tests"
 
@@ -87,7 +87,7 @@ def test_other_sites_and_a_stopping_server_are_no_door(open_door: Callable[..., 
 def test_sockets_are_counted_and_so_are_handshakes(
     open_door: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worldmodel.serving.realtime.MAX_SOCKETS_PER_CALLER", 2)
+    monkeypatch.setattr("worldmodel.serving.routes.realtime.MAX_SOCKETS_PER_CALLER", 2)
     client = open_door()
     with client.websocket_connect(ROUTE) as one, client.websocket_connect(ROUTE) as two:
         assert one.receive_json()["type"] == two.receive_json()["type"] == "session.created"

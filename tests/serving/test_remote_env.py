@@ -16,7 +16,7 @@ from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.client import Client
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.worlds.service import WorldService
 
 KEY = "a-key-that-is-long-enough"
 

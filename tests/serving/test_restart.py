@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from worldmodel.cli import main
-from worldmodel.serving.storage import Storage, new_id
+from worldmodel.serving.videos.storage import Storage, new_id
 
 # Long enough to be under way when it is looked at, short enough to show progress at once.
 LONG = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}

@@ -22,13 +22,13 @@ from transformers import PreTrainedTokenizerBase
 
 from worldmodel.config import BackboneConfig
 from worldmodel.errors import InputError, ModelError
-from worldmodel.models.backbone import Backbone
-from worldmodel.models.prefix import History, PrefixCache
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.backbone.prefix_cache import History, PrefixCache
 from worldmodel.serving.errors import Unavailable
 
 pytest.importorskip("vllm")
 
-from worldmodel.serving.vllm_engine import BLOCK, VllmEngine
+from worldmodel.serving.engine.vllm_engine import BLOCK, VllmEngine
 
 WIDTH, NUM_QUERIES, ROUND, MAX_LENGTH = 64, 40, 90, 1024
 """Queries span more than a block, and rounds end anywhere within one."""
@@ -37,7 +37,7 @@ TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
 
 SERVER = """
 import multiprocessing, os, time
-from worldmodel.serving import vllm_plugin
+from worldmodel.serving.engine import vllm_plugin
 
 def engine():
     vllm_plugin.register()

@@ -8,11 +8,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from worldmodel.config import BackboneConfig
-from worldmodel.models.backbone import Backbone
+from worldmodel.models.backbone.causal_lm import Backbone
 
 pytest.importorskip("vllm")
 
-from worldmodel.serving.vllm_engine import VllmEngine
+from worldmodel.serving.engine.vllm_engine import VllmEngine
 
 WIDTH, NUM_QUERIES, ROUND = 64, 20, 60
 FAMILIES = ("qwen2", "llama", "mistral", "gemma")

@@ -10,9 +10,9 @@ import torch
 
 from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.compute import Compute
-from worldmodel.serving.denoiser import Denoiser
-from worldmodel.serving.worlds import WorldService
+from worldmodel.serving.engine.batching import Compute
+from worldmodel.serving.engine.denoiser import Denoiser
+from worldmodel.serving.worlds.service import WorldService
 
 ACTIONS = ("the red ball moves left", "the blue box jumps", None, "wait", "the red ball explodes")
 

@@ -18,7 +18,7 @@ from worldmodel.config import ActionConfig
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.action import SLOT, ActionAdapter, pose_features
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action, Camera, Pose, steered
+from worldmodel.types import Action, Camera, Pose, resolve_camera_targets
 
 NUMBERS = st.floats(-100, 100, allow_subnormal=False)
 ROTATIONS = (
@@ -222,7 +222,7 @@ def test_motions_are_those_of_matrices(here: Pose, there: Pose, motion: Pose) ->
 @given(cameras=st.lists(st.none() | CAMERAS, max_size=6))
 def test_targets_become_the_motions_that_lead_there(cameras: list[Camera | None]) -> None:
     here = np.eye(4)
-    seen = steered([Action(camera=each) for each in cameras])
+    seen = resolve_camera_targets([Action(camera=each) for each in cameras])
     for camera, action in zip(cameras, seen, strict=True):
         if camera is None:
             assert action == Action()
@@ -236,7 +236,7 @@ def test_targets_become_the_motions_that_lead_there(cameras: list[Camera | None]
         else:
             assert action.camera == camera
         here = expected if camera.mode == "target" else here @ expected
-    assert steered(seen) == seen
+    assert resolve_camera_targets(seen) == seen
 
 
 def test_a_camera_that_looks_left_walks_left() -> None:

@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from worldmodel.errors import ConfigError
-from worldmodel.models import attention
-from worldmodel.models.attention import attend
-from worldmodel.models.backbone import MODEL_TYPES
-from worldmodel.parallel.kinds import Kind
+from worldmodel.models.backbone.causal_lm import MODEL_TYPES
+from worldmodel.models.layers import attention
+from worldmodel.models.layers.attention import attend
 from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.mask_rules import Kind
 
 MIXED = Layout.rows(
     [

@@ -22,8 +22,8 @@ from transformers import (
 
 from worldmodel.config import BackboneConfig
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.models import unread
-from worldmodel.models.backbone import MODEL_TYPES, Backbone
+from worldmodel.models.backbone.causal_lm import MODEL_TYPES, Backbone
+from worldmodel.models.loading import deferred
 from worldmodel.parallel.layout import Layout
 
 SMALL = {
@@ -223,11 +223,11 @@ def test_weights_left_in_their_files_are_read_later(
     made.model.save_pretrained(tmp_path, max_shard_size="20KB")
     tokenizer.save_pretrained(tmp_path)
     dtype, chance = "bf16" if tie else "fp32", torch.get_rng_state()
-    with unread.weights():
+    with deferred.weights():
         left = Backbone.from_pretrained(tmp_path, dtype=dtype)
     assert all(parameter.is_meta for parameter in left.parameters())
-    unread.make(left, torch.device("cpu"))
-    unread.read(left)
+    deferred.make(left, torch.device("cpu"))
+    deferred.read(left)
     assert torch.equal(torch.get_rng_state(), chance)
     same(left, Backbone.from_pretrained(tmp_path, dtype=dtype))
 
@@ -242,10 +242,10 @@ def test_ends_that_could_be_tied_are_if_their_files_say_the_same(
     state = load_file(tmp_path / "model.safetensors")
     head = state["model.embed_tokens.weight"] + (0 if equal else 1)
     save_file({**state, "lm_head.weight": head}, tmp_path / "model.safetensors", {"format": "pt"})
-    with unread.weights():
+    with deferred.weights():
         left = Backbone.from_pretrained(tmp_path)
-    unread.make(left, torch.device("cpu"))
-    unread.read(left)
+    deferred.make(left, torch.device("cpu"))
+    deferred.read(left)
     assert (left.model.get_output_embeddings().weight is left.model.get_input_embeddings().weight) == equal
     same(left, Backbone.from_pretrained(tmp_path))
 
@@ -310,7 +310,7 @@ def test_only_safetensors_that_fit_are_read(folder: Path) -> None:
 MEASURE = """
 import sys
 from pathlib import Path
-from worldmodel.models.backbone import Backbone
+from worldmodel.models.backbone.causal_lm import Backbone
 def kib(name):
     return next(int(row.split()[1]) for row in open("/proc/self/status") if row.startswith(name))
 for folder, dtype in zip(sys.argv[1::2], sys.argv[2::2]):

@@ -16,9 +16,15 @@ from safetensors import safe_open
 from torch import nn
 
 from worldmodel.errors import ModelError, OutputError
-from worldmodel.train import checkpoint
-from worldmodel.train.checkpoint import Checkpoints, load, load_optimizer_state, module_state, optimizer_state
-from worldmodel.train.manifest import Manifest, verify
+from worldmodel.train.checkpoint import checkpointer
+from worldmodel.train.checkpoint.checkpointer import (
+    Checkpoints,
+    load,
+    load_optimizer_state,
+    module_state,
+    optimizer_state,
+)
+from worldmodel.train.checkpoint.manifest import Manifest, verify
 
 PROGRESS = {"stage": "state", "step": 3, "data": {"epoch": 0}}
 
@@ -68,7 +74,7 @@ def train(net: Net, optimizers: dict[str, torch.optim.Optimizer], steps: int, se
     return losses
 
 
-def state_of(net: Net, optimizers: dict[str, torch.optim.Optimizer]) -> checkpoint.State:
+def state_of(net: Net, optimizers: dict[str, torch.optim.Optimizer]) -> checkpointer.State:
     return module_state(net) | optimizer_state(optimizers, net)
 
 
@@ -94,7 +100,7 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
     again = Net(2)
     anew = optimizers_of(again)
-    newest = checkpoint.latest(tmp_path)
+    newest = checkpointer.latest(tmp_path)
     assert newest is not None and newest.name == "00001-state-3"
     assert load(newest, module_state(again)) == PROGRESS
     load_optimizer_state(newest, anew, again)
@@ -150,13 +156,13 @@ def test_what_a_killed_run_left_is_no_checkpoint(tmp_path: Path) -> None:
     left = folder.with_name(".writing")
     shutil.copytree(folder, left)
     (left / "manifest.json").unlink()
-    assert checkpoint.latest(tmp_path) == folder
+    assert checkpointer.latest(tmp_path) == folder
     saved(tmp_path)
     assert folders(tmp_path) == ["00001-state-3", "00002-state-3"]
 
 
 def test_there_may_be_none(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path) is None
+    assert checkpointer.latest(tmp_path) is None
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest() is None
     assert not any(tmp_path.iterdir())
@@ -183,7 +189,7 @@ def test_a_process_killed_at_any_time_leaves_a_whole_one(tmp_path: Path) -> None
         process.join()
         assert process.exitcode == -signal.SIGKILL
         with warnings.catch_warnings(action="error"):  # as would a damaged one that is skipped
-            newest = checkpoint.latest(tmp_path)
+            newest = checkpointer.latest(tmp_path)
         if newest:
             net = Net()
             reached.append(load(newest, module_state(net))["step"])
@@ -258,7 +264,7 @@ def test_a_damaged_one_is_skipped_and_named(tmp_path: Path, damage: Any) -> None
     with pytest.raises(ModelError):
         verify(broken)
     with pytest.warns(UserWarning, match="00002-state-6"):
-        assert checkpoint.latest(tmp_path) == whole
+        assert checkpointer.latest(tmp_path) == whole
     assert saved(tmp_path, "state-6").name == "00003-state-6"
     assert broken.is_dir()
 

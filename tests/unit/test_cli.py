@@ -15,8 +15,8 @@ from worldmodel import config as configs
 from worldmodel.cli import VERBS, main
 from worldmodel.cli.info import read_card
 from worldmodel.cli.rollout import output_folder, parse_action
-from worldmodel.data import media
 from worldmodel.errors import InputError, OutputError
+from worldmodel.media import files as media
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldmodel.config import StageConfig
-from worldmodel.data.order import BLOCK, Mixture, Order, Plan, share
+from worldmodel.data.sampler import BLOCK, Mixture, Order, Plan, share
 from worldmodel.data.sources import Recipe
 from worldmodel.errors import ConfigError
 

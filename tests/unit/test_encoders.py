@@ -19,12 +19,12 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2Imag
 
 from worldmodel.config import ImageSize, VisionConfig, height_width
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.models import unread
-from worldmodel.models.encoders import EncoderVision, build
-from worldmodel.models.pixels import SETTINGS, frames_wanted
-from worldmodel.models.resampler import Resampler
-from worldmodel.models.towers import Tower, fitting_size
-from worldmodel.models.vision import Observation
+from worldmodel.models.layers.resampler import Resampler
+from worldmodel.models.loading import deferred
+from worldmodel.models.vision.adapter import Observation
+from worldmodel.models.vision.encoders import EncoderVision, build
+from worldmodel.models.vision.preprocessing import SETTINGS, frames_wanted
+from worldmodel.models.vision.qwen_vl import Tower, fitting_size
 
 VIT = {
     "hidden_size": 32,
@@ -100,11 +100,11 @@ def as_frames(pictures: np.ndarray) -> Tensor:
 def test_weights_left_in_their_files_are_read_later(name: str, tmp_path: Path) -> None:
     AutoModel.from_config(AutoConfig.for_model(**ARCHITECTURES[name])).save_pretrained(tmp_path)
     whole = build(VisionConfig(encoder=str(tmp_path)), 16)
-    with unread.weights():
+    with deferred.weights():
         left = build(VisionConfig(encoder=str(tmp_path)), 16)
     assert all(parameter.is_meta for parameter in left.parameters())
-    unread.make(left, torch.device("cpu"))
-    unread.read(left)
+    deferred.make(left, torch.device("cpu"))
+    deferred.read(left)
     held = dict(left.named_parameters()) | dict(left.named_buffers())
     for key, tensor in [*whole.named_parameters(), *whole.named_buffers()]:
         assert torch.equal(held.pop(key), tensor), key

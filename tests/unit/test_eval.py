@@ -14,14 +14,14 @@ from worldmodel import config as configs
 from worldmodel import hub
 from worldmodel.config import SMALL_DECODER
 from worldmodel.errors import InputError, OutputError
-from worldmodel.eval import command, following, goals, language, pictures
+from worldmodel.eval import action_following, command, goals, language, pictures
 from worldmodel.eval.card import model_card
 from worldmodel.eval.metrics import MAX_PSNR, Rate, mean_figure, psnr, ssim
 from worldmodel.eval.report import write_report
-from worldmodel.eval.subject import ModelSubject, Worlds
+from worldmodel.eval.runner import ModelSubject, Worlds
 from worldmodel.eval.suite import SPLITS, evaluate
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train.language import build_tokenizer
+from worldmodel.train.tokenizer import build_tokenizer
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Act, Clip, Plan, Scene
@@ -274,9 +274,9 @@ def test_questions_have_kinds() -> None:
 
 
 def test_control_texts_mean_something_else() -> None:
-    samples = following.samples_of("val", SEED, 12)
+    samples = action_following.samples_of("val", SEED, 12)
     for index, sample in enumerate(samples):
-        other = shapes.parse(following.other_text(samples, index))
+        other = shapes.parse(action_following.other_text(samples, index))
         assert shapes.canonical_text(other) != shapes.canonical_text(sample.clip.plan)
 
 

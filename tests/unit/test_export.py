@@ -16,8 +16,8 @@ from worldmodel.config import TrainConfig, TrainedConfig
 from worldmodel.errors import ModelError
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import export
-from worldmodel.train.checkpoint import Checkpoints, module_state
+from worldmodel.train.checkpoint import export
+from worldmodel.train.checkpoint.checkpointer import Checkpoints, module_state
 
 MakeModel = Callable[..., WorldModel]
 

@@ -18,15 +18,15 @@ from worldmodel import config as configs
 from worldmodel import hub
 from worldmodel.config import CodecConfig, StageConfig, TrainedConfig, VisionConfig, WorldModelConfig
 from worldmodel.data.loader import Batch
-from worldmodel.data.media import read_image
 from worldmodel.env import WorldEnv
 from worldmodel.errors import ConfigError
-from worldmodel.models.spatial import LocalFeedForward, rope_table
-from worldmodel.models.vision import LatentVision, Observation
+from worldmodel.media.files import read_image
+from worldmodel.models.layers.spatial import LocalFeedForward, rope_table
+from worldmodel.models.vision.adapter import LatentVision, Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train.learner import freeze
-from worldmodel.train.stages import OBJECTIVES
-from worldmodel.train.terms import Chance
+from worldmodel.train.objectives.base import SampleRng
+from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.trainer import freeze
 from worldmodel.types import Action, Episode
 
 HEIGHT, WIDTH = 32, 48
@@ -192,7 +192,7 @@ def loss_of(model: WorldModel, scene: np.ndarray) -> Tensor:
     batch = Batch(step=0, task="rounds", indices=(0,), episodes=episodes, own=False)
     objective = OBJECTIVES["generator"](model)
     with torch.no_grad():
-        prepared = objective.prepare(model, batch, Chance([(0,)]))
+        prepared = objective.prepare(model, batch, SampleRng([(0,)]))
     sums = objective(model, prepared)
     terms = [
         weight / prepared.counts[name] * sums[name]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import ALONE
-from worldmodel.train.guards import HUNG, Stragglers, Watchdog, check_finite, slowdowns
+from worldmodel.train.watchdog import HUNG, Stragglers, Watchdog, check_finite, slowdowns
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +22,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 def test_a_step_that_never_ends_ends_the_process() -> None:
     ended = run(
         "import threading\n"
-        "from worldmodel.train.guards import Watchdog\n"
+        "from worldmodel.train.watchdog import Watchdog\n"
         "def wait_for_a_peer_that_never_comes():\n"
         "    threading.Event().wait()\n"
         "with Watchdog(0.5) as watchdog:\n"
@@ -37,7 +37,7 @@ def test_a_step_that_never_ends_ends_the_process() -> None:
 def test_a_process_that_moves_on_is_left_alone() -> None:
     ended = run(
         "import time\n"
-        "from worldmodel.train.guards import Watchdog\n"
+        "from worldmodel.train.watchdog import Watchdog\n"
         "with Watchdog(1.0) as watchdog:\n"
         "    for step in range(8):\n"
         "        time.sleep(0.3)\n"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from worldmodel import config as configs
 from worldmodel import hub
 from worldmodel.errors import ConfigError, ModelError, OutputError
-from worldmodel.models import unread
+from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 
 PARTS = ("backbone", *hub.COMPONENTS)
@@ -84,7 +84,7 @@ def test_load_weights_copies_a_saved_model(
 ) -> None:
     other = make_model(seed=5)
     hub.load_weights(other, model_folder)
-    unread.read(other)
+    deferred.read(other)
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other.state_dict().items())
     with pytest.raises(ModelError, match="does not fit"):
         hub.load_weights(make_model(image_size=64), model_folder)

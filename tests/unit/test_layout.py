@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from worldmodel.errors import ConfigError
-from worldmodel.parallel import blocks
-from worldmodel.parallel.kinds import Kind, mask_area
+from worldmodel.parallel import flex_mask
 from worldmodel.parallel.layout import Layout, pack
+from worldmodel.parallel.mask_rules import Kind, mask_area
 from worldmodel.parallel.mesh import SequenceGroup
 
 segments = st.tuples(st.sampled_from([Kind.TEXT, Kind.FRAME, Kind.FULL, Kind.PAD]), st.integers(1, 9))
@@ -125,10 +125,10 @@ LONG = [
 def test_blocks_hide_no_pair_and_show_none(group: SequenceGroup) -> None:
     layout = Layout.rows(LONG).shard(group, balance=True)
     visible = layout.visible()
-    missing = [-size % blocks.SIZE for size in visible.shape[1:]]
+    missing = [-size % flex_mask.SIZE for size in visible.shape[1:]]
     padded = torch.cat([visible, visible[:, -1:].expand(-1, missing[0], -1)], dim=1)
     padded = torch.nn.functional.pad(padded, (0, missing[1]))
-    tiles = padded.unflatten(2, (-1, blocks.SIZE)).unflatten(1, (-1, blocks.SIZE)).transpose(2, 3)
+    tiles = padded.unflatten(2, (-1, flex_mask.SIZE)).unflatten(1, (-1, flex_mask.SIZE)).transpose(2, 3)
     mask = layout.block_mask("cpu")
     found = mask.to_dense()[:, 0].bool()
     assert not (tiles.flatten(3).any(dim=3) & ~found).any()

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from worldmodel.data import media
-from worldmodel.data.media import atomic_path, read_image, read_observation, read_video, write_video
 from worldmodel.errors import InputError, OutputError
+from worldmodel.media import files as media
+from worldmodel.media.files import atomic_path, read_image, read_observation, read_video, write_video
 
 FPS = 8
 

@@ -9,10 +9,10 @@ from einops import rearrange, repeat
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from worldmodel.models import attention
-from worldmodel.models.attention import attend, causal_mask
-from worldmodel.models.condition import Condition, choose
-from worldmodel.models.vision import Observation
+from worldmodel.models.conditioning import Condition, choose
+from worldmodel.models.layers import attention
+from worldmodel.models.layers.attention import attend, causal_mask
+from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
 

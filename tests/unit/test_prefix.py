@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldmodel.models.backbone import Backbone
-from worldmodel.models.prefix import History, PrefixCache
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.backbone.prefix_cache import History, PrefixCache
 from worldmodel.models.world_model import WorldModel
 
 NUM_QUERIES = 5

@@ -7,7 +7,7 @@ import pytest
 
 from worldmodel import WorldModel
 from worldmodel.eval.language import describe, inverse_dynamics
-from worldmodel.eval.subject import ModelSubject
+from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.suite import evaluate
 from worldmodel.hub import resolve
 from worldmodel.worlds import shapes

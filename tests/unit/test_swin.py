@@ -19,13 +19,13 @@ from worldmodel.diffusion.schedule import sampling_sigmas
 from worldmodel.diffusion.swin import Trail, advance, middle, renoise, window_places
 from worldmodel.env.vector import play_round
 from worldmodel.errors import ConfigError
-from worldmodel.models.condition import Condition, take
-from worldmodel.models.dit import DiT
-from worldmodel.models.generator import Taught
+from worldmodel.models.conditioning import Condition, take
+from worldmodel.models.generator.base import LossOutput
+from worldmodel.models.generator.dit import DiT
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
-from worldmodel.train.generation import GeneratorObjective
-from worldmodel.train.terms import Chance
+from worldmodel.train.objectives.base import SampleRng
+from worldmodel.train.objectives.generator import GeneratorObjective
 from worldmodel.types import Action, Episode
 
 FRAMES, CHANNELS, GRID, WIDTH = 3, 4, (4, 6), 48
@@ -254,7 +254,7 @@ def test_a_window_is_taught_as_the_sampler_shows_it(generator: DiT) -> None:
     places, behind = window_places(torch.tensor([[0.7, 0.1, 0.4], [0.2, 0.8, 0.9]]))
     assert behind.tolist() == [[False, True, False], [False, False, True]]
     sigma = generator.sigma_at(places).flatten()[:, None].expand(-1, FRAMES)
-    taught = generator.teach(clean, drawn, sigma, known, context, behind.flatten())
+    taught = generator.training_loss(clean, drawn, sigma, known, context, behind.flatten())
     noisy = (1 - sigma[:, :, None, None, None]) * clean + sigma[:, :, None, None, None] * drawn
     assert known.forecast is not None
     for front, back in ((0, 1), (4, 5)):
@@ -272,7 +272,7 @@ def test_a_window_is_taught_as_the_sampler_shows_it(generator: DiT) -> None:
         _, *chunks = velocity[0].split([1, FRAMES, FRAMES])
         for row, chunk in zip((front, back), chunks, strict=True):
             close(taught.clean[row], noisy[row] - sigma[row, 0] * chunk)
-    plain = generator.teach(clean, drawn, sigma, known, context)
+    plain = generator.training_loss(clean, drawn, sigma, known, context)
     for row in (0, 2, 3, 4):
         close(taught.error[row], plain.error[row])
     assert float((taught.error[1] - plain.error[1]).abs().max()) > 1e-3
@@ -284,10 +284,10 @@ def test_rounds_without_a_window_are_taught_alone(generator: DiT) -> None:
     sigma = torch.full((2, FRAMES), 0.8)
     calls = []
     hook = generator.layers[0].register_forward_hook(lambda *_: calls.append(1))
-    alone = generator.teach(clean, drawn, sigma, known, context, torch.zeros(2, dtype=torch.bool))
+    alone = generator.training_loss(clean, drawn, sigma, known, context, torch.zeros(2, dtype=torch.bool))
     hook.remove()
     assert len(calls) == 2
-    plain = generator.teach(clean, drawn, sigma, known, context)
+    plain = generator.training_loss(clean, drawn, sigma, known, context)
     gradients = []
     for taught in (alone, plain):
         generator.zero_grad()
@@ -308,17 +308,17 @@ def test_a_step_is_learned_from_windows(
     objective = GeneratorObjective(model)
     batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=clips(), own=False)
     asked: list[tuple[Any, ...]] = []
-    teach = DiT.teach
+    training_loss = DiT.training_loss
 
-    def spied(self: DiT, *args: Any) -> Taught:
+    def spied(self: DiT, *args: Any) -> LossOutput:
         asked.append(args)
-        return teach(self, *args)
+        return training_loss(self, *args)
 
-    monkeypatch.setattr(DiT, "teach", spied)
+    monkeypatch.setattr(DiT, "training_loss", spied)
     optimizer = torch.optim.Adam(model.generator.parameters(), lr=3e-3)
     losses = []
     for step in range(40):
-        chance = Chance([(step % 4, row) for row in range(2)])
+        chance = SampleRng([(step % 4, row) for row in range(2)])
         with torch.no_grad():
             prepared = objective.prepare(model, batch, chance)
         loss = objective(model, prepared)["flow"] / prepared.counts["flow"]
@@ -329,7 +329,7 @@ def test_a_step_is_learned_from_windows(
         losses.append(float(loss.detach()))
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4]), losses
     _, _, sigma, _, context, behind = asked[0]
-    known = objective.prepare(model, batch, Chance([(0, 0), (0, 1)])).content.context.flatten(0, 1)
+    known = objective.prepare(model, batch, SampleRng([(0, 0), (0, 1)])).content.context.flatten(0, 1)
     assert behind is not None and sigma.shape == (4, model.config.chunk_latents)
     added = (context - 0.945 * known) / 0.055
     assert abs(float(added.mean())) < 0.2 and abs(float(added.std()) - 1) < 0.2

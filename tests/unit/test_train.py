@@ -23,9 +23,11 @@ from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
 from worldmodel.report import read_metrics
-from worldmodel.train import checkpoint, distributed, export, facts, finetune, learner, optim, publish, terms
-from worldmodel.train.learner import Learner, Outcome, freeze
-from worldmodel.train.terms import Chance
+from worldmodel.train import distributed, finetune, optim, publish, summary, trainer
+from worldmodel.train.checkpoint import checkpointer, export
+from worldmodel.train.objectives import base
+from worldmodel.train.objectives.base import SampleRng
+from worldmodel.train.trainer import Learner, Outcome, freeze
 from worldmodel.types import Action, Episode
 
 
@@ -76,7 +78,7 @@ def run_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> TrainConfig:
     """A run of six steps of state alignment, with text among them."""
-    monkeypatch.setattr(learner, "build_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr(trainer, "build_tokenizer", lambda config: tokenizer)
     stage = StageConfig(
         "state",
         steps=6,
@@ -133,9 +135,9 @@ def test_every_objective_moves_the_parts_it_names(run_config: TrainConfig, name:
 
 
 def final_weights(run: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoint.latest(run)
+    newest = checkpointer.latest(run)
     assert newest is not None
-    progress = checkpoint.load(newest, {})
+    progress = checkpointer.load(newest, {})
     assert (progress["stage"], progress["step"], progress["ended"]) == ("state", 6, True)
     return load_file(next(newest.glob("*.safetensors")))
 
@@ -158,9 +160,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "step", asked)
         assert finetune.train(halves) == tmp_path / "halves"
-    newest = checkpoint.latest(tmp_path / "halves")
+    newest = checkpointer.latest(tmp_path / "halves")
     assert newest is not None
-    progress = checkpoint.load(newest, {})
+    progress = checkpointer.load(newest, {})
     assert (progress["stage"], progress["step"], progress["ended"]) == ("state", 3, False)
     assert not (tmp_path / "halves" / "model").exists()
 
@@ -220,7 +222,7 @@ def test_the_average_lags_and_is_what_the_stage_ends_with(run_config: TrainConfi
     for decay in (0.0, 0.9):
         config = changed(run_config, ema_decay=decay, steps=3, tasks={"rounds": 1.0})
         finetune.train(dataclasses.replace(config, run_dir=str(tmp_path / str(decay))))
-        newest = checkpoint.latest(tmp_path / str(decay))
+        newest = checkpointer.latest(tmp_path / str(decay))
         assert newest is not None
         ends.append(load_file(next(newest.glob("*.safetensors"))))
     name = "model.vision.merge.weight"
@@ -241,7 +243,7 @@ def test_what_lora_learned_is_in_the_exported_weights(run_config: TrainConfig, t
     run = finetune.train(changed(run_config, train=how, ema_decay=0.0, tasks={"rounds": 1.0})).parent
     model = WorldModel.from_pretrained(run / "model")
     assert not any("lora" in name for name in model.state_dict())
-    start = learner.start_model(run_config)
+    start = trainer.start_model(run_config)
     moved = {
         name
         for name, tensor in model.state_dict().items()
@@ -314,11 +316,11 @@ def test_a_run_of_another_model_is_refused(run_config: TrainConfig) -> None:
 
 
 def test_chance_belongs_to_the_sample() -> None:
-    together = Chance([(5, 1), (5, 2), (5, 3)])
-    alone = Chance([(5, 2)])
+    together = SampleRng([(5, 1), (5, 2), (5, 3)])
+    alone = SampleRng([(5, 2)])
     for draw in (lambda c: c.normal(2, 3), lambda c: c.uniform(4), lambda c: c.below(7, 5)):
         assert torch.equal(draw(together)[1:2], draw(alone))
-    assert not torch.equal(Chance([(5, 1)]).normal(8), Chance([(6, 1)]).normal(8))
+    assert not torch.equal(SampleRng([(5, 1)]).normal(8), SampleRng([(6, 1)]).normal(8))
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing(
@@ -465,7 +467,7 @@ def test_the_work_of_a_step_is_what_torch_counts(model: WorldModel) -> None:
         for name, found in counter.get_flop_counts().items()
         if re.fullmatch(r"WorldModel\.backbone\.model\.model\.layers\.\d+", name)
     )
-    backbone, generator = facts.step_flops(model, stage)
+    backbone, generator = summary.step_flops(model, stage)
     # Forward alone, a third of the whole; torch counts attention as a square, of which the mask leaves half.
     assert counted / (backbone / 3) == pytest.approx(1, abs=0.3)
     assert generator > 0
@@ -479,12 +481,12 @@ def test_a_share_of_the_actions_is_dropped() -> None:
     def kept(batch: Batch) -> list[tuple[Action, ...]]:
         return [episode.actions for episode in batch.episodes]
 
-    def chance(rows: range) -> Chance:
-        return Chance([(7, index) for index in rows])
+    def chance(rows: range) -> SampleRng:
+        return SampleRng([(7, index) for index in rows])
 
-    assert terms.drop_actions(batch, chance(range(200)), 0.0) is batch
-    dropped = kept(terms.drop_actions(batch, chance(range(200)), 0.3))
+    assert base.drop_actions(batch, chance(range(200)), 0.0) is batch
+    dropped = kept(base.drop_actions(batch, chance(range(200)), 0.3))
     share = sum(act == Action() for row in dropped for act in row) / 1000
     assert share == pytest.approx(0.3, abs=0.05)
     alone = dataclasses.replace(batch, episodes=episodes[9:11], indices=(9, 10))
-    assert kept(terms.drop_actions(alone, chance(range(9, 11)), 0.3)) == dropped[9:11]
+    assert kept(base.drop_actions(alone, chance(range(9, 11)), 0.3)) == dropped[9:11]

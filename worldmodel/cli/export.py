@@ -5,4 +5,4 @@ import importlib
 
 def main(argv: list[str]) -> int:
     """Turn a checkpoint of a training run into a model folder, or what LoRA learned into adapters."""
-    return importlib.import_module("worldmodel.train.export").main(argv)
+    return importlib.import_module("worldmodel.train.checkpoint.export").main(argv)

@@ -33,7 +33,9 @@ def main(argv: list[str]) -> int:
     )
     args = parser.parse_args(argv)
     if args.plan:
-        return importlib.import_module("worldmodel.train.plan").report(args.model, args.overrides, args.json)
+        return importlib.import_module("worldmodel.train.memory_estimate").report(
+            args.model, args.overrides, args.json
+        )
     if args.overrides:
         raise InputError(f"{args.overrides[0]!r} is a setting, which only --plan takes; leave it out.")
     facts = model_facts(args.model)

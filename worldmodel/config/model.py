@@ -50,7 +50,7 @@ class CodecConfig:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the autoencoder is the one of models/codec.py."""
+        """Whether the autoencoder is the one of models/codec/autoencoder.py."""
         return not (self.pretrained or self.architecture)
 
     def __post_init__(self) -> None:
@@ -245,7 +245,7 @@ class GeneratorConfig:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the generator is the one of models/dit.py."""
+        """Whether the generator is the one of models/generator/dit.py."""
         return not (self.pretrained or self.architecture)
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ class StageConfig:
     """One stage of training: what is learned, on what, for how long."""
 
     objective: str = "state"
-    """language | codec | alignment | state | prompt | prompt_kl | generator | joint: train/objectives.py."""
+    """language | codec | alignment | state | prompt | prompt_kl | generator | joint: train/objectives."""
     steps: int = 1000
     batch_size: int = 48
     """Episodes a step, over all processes."""
@@ -163,7 +163,7 @@ class TrainConfig:
     precision: str = "bf16"
     """bf16 (autocast) | fp32."""
     attention: str = "auto"
-    """auto | reference | sdpa | flex | flash (see models/attention.py)."""
+    """auto | reference | sdpa | flex | flash (see models/layers/attention.py)."""
     activations: str = "keep"
     """What the backward pass needs of a layer: keep | recompute | offload (to the CPU's memory)."""
     compile: bool = False

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from worldmodel.config import ImageSize, WorldModelConfig
-from worldmodel.data import media
 from worldmodel.errors import InputError
+from worldmodel.media import files as media
 from worldmodel.types import DESCRIBE, Action, Camera, Episode, Pose
 
 WITH_TEXT = ("rounds", "imagine", "describe")

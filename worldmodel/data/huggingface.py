@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.data import media
 from worldmodel.data.clips import WITH_TEXT, Broken, Cut, Files, Stills
 from worldmodel.data.columns import RowReader, inside
 from worldmodel.data.sources import Recipe
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.media import files as media
 from worldmodel.types import DESCRIBE, Action, Episode
 
 VIDEO_NAMES = ("video", "mp4", "webm", "clip", "image", "images", "frames", "png", "jpg", "jpeg", "webp")

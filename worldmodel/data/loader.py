@@ -20,7 +20,7 @@ from typing import Any
 from torchdata.nodes import BaseNode, IterableWrapper, Mapper, ParallelMapper, Prefetcher
 
 from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
-from worldmodel.data.order import Plan, Sample, share
+from worldmodel.data.sampler import Plan, Sample, share
 from worldmodel.data.sources import Source, open_sources
 from worldmodel.data.worker import Answer, Bad, Failure, Request, Worker, answer, patient
 from worldmodel.errors import ConfigError

@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium import spaces
 
 from worldmodel.config import ActionConfig, ImageSize, height_width
-from worldmodel.data.media import Frames
 from worldmodel.env.actions import Kind, Kinds, action_space, choose_kind, read_action, read_schema
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.models.prefix import PrefixCache
+from worldmodel.media.files import Frames
+from worldmodel.models.backbone.prefix_cache import PrefixCache
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
 from worldmodel.types import Action

@@ -10,15 +10,15 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from worldmodel.data.media import Frames
-from worldmodel.data.transforms import to_frames
 from worldmodel.env.actions import each_action, tell
 from worldmodel.env.single import Steps, WorldEnv, check
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.models.condition import unstack
-from worldmodel.models.prefix import PrefixCache
+from worldmodel.media.files import Frames
+from worldmodel.media.tensors import to_frames
+from worldmodel.models.backbone.prefix_cache import PrefixCache
+from worldmodel.models.conditioning import unstack
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout import Session, advance, generate, look
+from worldmodel.rollout.session import Session, advance, generate, look
 from worldmodel.types import Action
 
 

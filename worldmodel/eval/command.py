@@ -26,10 +26,10 @@ def main(argv: list[str]) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from worldmodel.data.media import atomic_path
     from worldmodel.eval.report import check_folder, json_values, table_rows, write_report
     from worldmodel.eval.suite import check_settings, evaluate
     from worldmodel.eval.tables import goals_table
+    from worldmodel.media.files import atomic_path
     from worldmodel.models.world_model import WorldModel
 
     check_settings(args.split, args.num_samples, args.rounds, args.num_inference_steps)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from worldmodel.eval.action_following import BATCH
 from worldmodel.eval.examples import Album, Example
-from worldmodel.eval.following import BATCH
 from worldmodel.eval.metrics import Figure, Tally, psnr
-from worldmodel.eval.subject import Subject
+from worldmodel.eval.runner import Subject
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Sample, judge

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
-from worldmodel.data.media import Frames
+from worldmodel.media.files import Frames
 
 GAP = 4
 """Pixels between the frames of a strip."""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from worldmodel.eval.action_following import BATCH, chosen, samples_of, single
 from worldmodel.eval.examples import Album, Example
-from worldmodel.eval.following import BATCH, chosen, samples_of, single
 from worldmodel.eval.metrics import Figure, Tally
-from worldmodel.eval.subject import Shown, Subject
+from worldmodel.eval.runner import Shown, Subject
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Act, Plan, Sample, Scene, Thing

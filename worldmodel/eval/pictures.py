@@ -3,10 +3,10 @@
 import numpy as np
 from jaxtyping import UInt8
 
+from worldmodel.eval.action_following import BATCH, right_throughout, samples_of
 from worldmodel.eval.examples import Album, Example
-from worldmodel.eval.following import BATCH, right_throughout, samples_of
 from worldmodel.eval.metrics import Figure, Tally, psnr, ssim
-from worldmodel.eval.subject import Subject
+from worldmodel.eval.runner import Subject
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import judge
 

@@ -9,9 +9,7 @@ from tqdm import tqdm
 
 from worldmodel.data.procedural import KEYS
 from worldmodel.errors import InputError
-from worldmodel.eval.drift import rollouts
-from worldmodel.eval.examples import Album
-from worldmodel.eval.following import (
+from worldmodel.eval.action_following import (
     STEPS,
     action_following,
     control,
@@ -19,10 +17,12 @@ from worldmodel.eval.following import (
     null_action,
     steps_against_quality,
 )
+from worldmodel.eval.drift import rollouts
+from worldmodel.eval.examples import Album
 from worldmodel.eval.language import INVERSE_SPLITS, describe, inverse_dynamics, questions
 from worldmodel.eval.pictures import codec, text_to_image
+from worldmodel.eval.runner import ModelSubject, Subject
 from worldmodel.eval.speed import machine, speed
-from worldmodel.eval.subject import ModelSubject, Subject
 from worldmodel.models.world_model import WorldModel
 
 FORMAT = 1

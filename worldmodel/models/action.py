@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from worldmodel.config import ActionConfig
 from worldmodel.errors import InputError
-from worldmodel.models.backbone import Backbone
+from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.types import Action, Pose, turned
 
 SLOT = 32

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from worldmodel.config import TrainedConfig
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.models import unread
+from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 
 NAME = "stage"
@@ -70,7 +70,7 @@ def beside(name: str, other: str) -> str:
 @torch.no_grad()
 def apply(weight: Tensor, up: Tensor, down: Tensor, how: TrainedConfig) -> None:
     """Add what two whole factors say to a weight, in place; of a sharded one, to this process's part."""
-    mine, place = unread.part(weight)
+    mine, place = deferred.part(weight)
     change = (up @ down) * (how.lora_alpha / how.lora_rank)
     mine += change[place].to(mine.device)
 

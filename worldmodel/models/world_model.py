@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from worldmodel.config import WorldModelConfig, height_width
-from worldmodel.models import parts
+from worldmodel.models import factory
 from worldmodel.models.action import SLOT, ActionAdapter
-from worldmodel.models.backbone import Backbone
-from worldmodel.models.codec import newest
-from worldmodel.models.condition import Condition
-from worldmodel.models.pixels import frames_wanted
-from worldmodel.models.vision import Observation, Vision
-from worldmodel.types import Action, steered
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.codec.autoencoder import newest
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.vision.adapter import Observation, Vision
+from worldmodel.models.vision.preprocessing import frames_wanted
+from worldmodel.types import Action, resolve_camera_targets
 
 if TYPE_CHECKING:
     from worldmodel.rollout import Session
@@ -55,16 +55,16 @@ class WorldModel(nn.Module):
         self.config = config
         width = backbone.width
         scale = width**-0.5
-        self.codec = parts.codec(config, folder)
+        self.codec = factory.codec(config, folder)
         self.backbone = backbone
-        self.vision = parts.vision(config, width, folder)
+        self.vision = factory.vision(config, width, folder)
         self.action = ActionAdapter(config.action, width)
         self.queries = nn.Parameter(torch.randn(config.num_queries, width) * scale)
         self.unseen = nn.Parameter(torch.randn(config.codec.latent_channels, *config.codec.grid) * 0.1)
         self.ask = nn.Parameter(torch.randn(width) * scale)
         self.answer = nn.Parameter(torch.randn(width) * scale)
-        self.generator = parts.generator(config, self.codec, folder)
-        self.adapter = parts.adapter(config, width, self.generator)
+        self.generator = factory.generator(config, self.codec, folder)
+        self.adapter = factory.adapter(config, width, self.generator)
 
     @classmethod
     def from_config(
@@ -266,7 +266,7 @@ class WorldModel(nn.Module):
         it (for an encoder that wants them); `actions[j][i]` is episode j's action in round i.
         """
         batch, rounds = context.shape[:2]
-        flat = [action for episode in actions for action in steered(episode)]
+        flat = [action for episode in actions for action in resolve_camera_targets(episode)]
         pixels = None if frames is None else frames.flatten(0, 1)
         embeds = self.round_embeds(Observation(context.flatten(0, 1), pixels), flat)
         rows = [torch.cat(embeds[first : first + rounds]) for first in range(0, len(embeds), rounds)]

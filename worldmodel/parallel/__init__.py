@@ -6,5 +6,5 @@
     blocks    the mask of flex attention; traffic: the messages, with gradients and a count of bytes
     planner   who computes what, from lengths alone
 
-Only `worldmodel.models.attention` and the trainer need to know that a sequence is shared.
+Only `worldmodel.models.layers.attention` and the trainer need to know that a sequence is shared.
 """

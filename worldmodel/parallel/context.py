@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from worldmodel.parallel import traffic
+from worldmodel.parallel import collectives
 
 NAME = "context"
-"""Name of the messages in `traffic.sent`."""
+"""Name of the messages in `collectives.sent`."""
 
 
 def all_gather_kv(
@@ -29,7 +29,7 @@ def all_gather_kv(
 
     The adjoint adds the gradients of all ranks' queries and hands each rank its own tokens'. Bytes: `volume`.
     """
-    key, value = traffic.all_gather(torch.stack([key, value]), sizes, 3, group, NAME).unbind()
+    key, value = collectives.all_gather(torch.stack([key, value]), sizes, 3, group, NAME).unbind()
     return key, value
 
 

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from worldmodel.errors import ConfigError
-from worldmodel.parallel import blocks, planner, traffic
-from worldmodel.parallel.kinds import Kind, Segment
+from worldmodel.parallel import collectives, flex_mask, planner
+from worldmodel.parallel.mask_rules import Kind, Segment
 from worldmodel.parallel.mesh import SequenceGroup
 from worldmodel.parallel.shards import Shards, evenly
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 NAME = "gather"
-"""Name of the messages in `traffic.sent`."""
+"""Name of the messages in `collectives.sent`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ class Layout:
         queries, keys = self.tokens
         of_queries = torch.stack([self.label[:, queries], self.reach[:, queries]])
         of_keys = torch.stack([self.label[:, keys], self.position[:, keys]])
-        return blocks.block_mask(of_queries.to(device), of_keys.to(device))
+        return flex_mask.block_mask(of_queries.to(device), of_keys.to(device))
 
     def cu_seqlens(self) -> Int[Tensor, " documents"] | None:
         """Return where documents start in the flattened batch, and its end, as flash attention reads it.
@@ -252,7 +252,7 @@ class Layout:
             return x
         group = self.shards.group.group
         assert group is not None, "a sequence is shared by processes of a group"
-        whole = traffic.all_gather(x, self.shards.sizes, dim, group, NAME)
+        whole = collectives.all_gather(x, self.shards.sizes, dim, group, NAME)
         inverse = self.shards.inverse
         return whole if inverse is None else whole.index_select(dim, inverse.to(x.device))
 

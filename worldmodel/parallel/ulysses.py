@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from worldmodel.errors import ConfigError
-from worldmodel.parallel import traffic
+from worldmodel.parallel import collectives
 
 NAME = "ulysses"
-"""Name of the messages in `traffic.sent`."""
+"""Name of the messages in `collectives.sent`."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _trade(
     """Send `pieces[r]` to every rank r; return what came from each, in the given shapes."""
     flat = torch.cat([piece.flatten() for to in pieces for piece in to])
     counts = [[prod(shape) for shape in source] for source in shapes]
-    out = traffic.all_to_all(
+    out = collectives.all_to_all(
         flat,
         [sum(piece.numel() for piece in to) for to in pieces],
         [sum(source) for source in counts],

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from worldmodel.data import media
 from worldmodel.data.procedural import ShapesSource
 from worldmodel.errors import OutputError, WorldModelError
+from worldmodel.media import files as media
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
 

@@ -15,14 +15,14 @@ import diffusers
 from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from worldmodel.models.codec import VideoCodec
-from worldmodel.models.condition import Condition, stack
-from worldmodel.models.diffusers import images
-from worldmodel.models.diffusers.cogvideox import CogVideoXGenerator
-from worldmodel.models.diffusers.generator import Clip, DiffusersGenerator
-from worldmodel.models.diffusers.ltx import LTXGenerator
-from worldmodel.models.diffusers.wan import WanGenerator
-from worldmodel.models.patches import PatchEncoder
+from worldmodel.models.codec.autoencoder import VideoCodec
+from worldmodel.models.conditioning import Condition, stack
+from worldmodel.models.generator.diffusers import clip_encoder
+from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
+from worldmodel.models.generator.diffusers.cogvideox import CogVideoXGenerator
+from worldmodel.models.generator.diffusers.ltx import LTXGenerator
+from worldmodel.models.generator.diffusers.wan import WanGenerator
+from worldmodel.models.vision.vit import PatchEncoder
 from worldmodel.models.world_model import WorldModel
 
 TEXT = 32
@@ -143,7 +143,7 @@ def image_encoder(kind: str) -> PatchEncoder | None:
     torch.manual_seed(2)
     described = TRANSFORMERS[kind].get("image_encoder")
     frame = tuple(side * FACTORS[family(kind)][1] for side in GRID)
-    return described and images.describe(described, frame)
+    return described and clip_encoder.describe(described, frame)
 
 
 def vae(kind: str, **more: Any) -> Any:

@@ -8,7 +8,7 @@ from diffusers import AutoencoderKLWan
 
 from worldmodel.config import CodecConfig
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.models.diffusers.codec import DiffusersCodec
+from worldmodel.models.codec.diffusers import DiffusersCodec
 
 SIZE = 32
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from worldmodel.config import CodecConfig, ConditionConfig, GeneratorConfig, VisionConfig, WorldModelConfig
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.models.condition import Condition
-from worldmodel.models.diffusers.codec import DiffusersCodec
-from worldmodel.models.diffusers.generator import DiffusersGenerator
+from worldmodel.models.codec.diffusers import DiffusersCodec
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.diffusers.base import DiffusersGenerator
 
 CHANNELS = {"wan": 16, "ltx": 8, "cog": 4}
 FAMILIES = {"wan": "wan", "wan-i2v": "wan", "wan-clip": "wan", "ltx": "ltx", "cog": "cog", "cog-i2v": "cog"}

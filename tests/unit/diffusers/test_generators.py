@@ -6,9 +6,9 @@ from diffusers import WanPipeline
 from torch import nn
 
 from worldmodel.diffusion.swin import window_places
-from worldmodel.models.condition import Condition, take
-from worldmodel.models.diffusers.codec import DiffusersCodec
-from worldmodel.models.diffusers.solver import FlowPath, VariancePath
+from worldmodel.models.codec.diffusers import DiffusersCodec
+from worldmodel.models.conditioning import Condition, take
+from worldmodel.models.generator.diffusers.scheduler import FlowPath, VariancePath
 from worldmodel.train.distributed import recompute
 
 KINDS = ["wan", "wan-i2v", "wan-clip", "ltx", "cog-i2v", "cog1.5-i2v"]
@@ -60,7 +60,7 @@ def test_teaching_reaches_the_states_the_transformer_and_the_stream(tiny, kind, 
             rouse(generator)
         generator.zero_grad()
         given.tokens.grad = None
-        taught = generator.teach(clean, noise, sigma, given, context)
+        taught = generator.training_loss(clean, noise, sigma, given, context)
         assert taught.error.shape == (BATCH, CHUNK, *tiny.GRID)
         assert taught.clean.shape == clean.shape
         taught.error.mean().backward()
@@ -80,7 +80,7 @@ def test_error_and_implied_latents_are_those_of_the_prediction(tiny, kind):
     given, context = condition(tiny, generator), latents(tiny, kind, 3, 1)
     clean, noise = latents(tiny, kind, 1), latents(tiny, kind, 2)
     sigma = torch.full((BATCH, CHUNK), 0.7)
-    taught = generator.teach(clean, noise, sigma, given, context)
+    taught = generator.training_loss(clean, noise, sigma, given, context)
     level = generator.path.nearest(sigma)
     noisy = generator.path.add_noise(clean, noise, level)
     prediction = generator(noisy, level, given, generator.start(context, given))
@@ -174,7 +174,7 @@ def test_computing_blocks_again_changes_no_gradient(tiny, kind):
         sigma = torch.full((BATCH, CHUNK), 0.5)
         given = condition(tiny, generator)
         clean, noise, context = latents(tiny, kind, 1), latents(tiny, kind, 2), latents(tiny, kind, 3, 1)
-        generator.teach(clean, noise, sigma, given, context).error.mean().backward()
+        generator.training_loss(clean, noise, sigma, given, context).error.mean().backward()
         grads.append([p.grad for p in generator.network.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True) if a is not None)
 
@@ -253,7 +253,7 @@ def test_a_window_is_taught_as_the_sampler_shows_it(tiny, again):
     if again:
         for layer in generator.layers:
             recompute(layer, offload=False)
-    taught = generator.teach(clean, noise, sigma, alike, context, behind.flatten())
+    taught = generator.training_loss(clean, noise, sigma, alike, context, behind.flatten())
     torch.testing.assert_close(taught.error, error)
     taught.error.mean().backward()
     made = [p.grad for p in generator.network.parameters()]

@@ -23,9 +23,9 @@ from worldmodel.config import (
 )
 from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models import lora
-from worldmodel.models.condition import Condition
-from worldmodel.models.diffusers.codec import DiffusersCodec
-from worldmodel.models.diffusers.generator import DiffusersGenerator
+from worldmodel.models.codec.diffusers import DiffusersCodec
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.diffusers.base import DiffusersGenerator
 
 STEPS, PLACES = 4, 512
 

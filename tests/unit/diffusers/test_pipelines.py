@@ -15,7 +15,7 @@ from diffusers import (
 from einops import rearrange
 from torch import Tensor
 
-from worldmodel.models.diffusers.codec import DiffusersCodec
+from worldmodel.models.codec.diffusers import DiffusersCodec
 
 STEPS, BATCH, TOKENS = 5, 2, 16
 EULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}

@@ -10,7 +10,7 @@ from worldmodel import config as configs
 from worldmodel.cli import main
 from worldmodel.config import TrainConfig
 from worldmodel.errors import ConfigError
-from worldmodel.train import plan
+from worldmodel.train import memory_estimate
 
 WAN_1B = ["num_attention_heads=12", "num_layers=30", "ffn_dim=8960"]
 
@@ -39,10 +39,10 @@ def small(tiny: SimpleNamespace) -> TrainConfig:
 
 
 def test_the_count_is_that_of_the_weights(small: TrainConfig) -> None:
-    model = plan.on_meta(small.model)
-    kept = plan.activations(small)
+    model = memory_estimate.on_meta(small.model)
+    kept = memory_estimate.activations(small)
     held = sum(parameter.nbytes for parameter in model.parameters())
-    alone, shared = (plan.plan(small, "full", number, kept) for number in (1, 8))
+    alone, shared = (memory_estimate.plan(small, "full", number, kept) for number in (1, 8))
     assert alone.weights == held
     assert (alone.gathered, shared.weights) == (0, held / 8)
     assert alone.optimizer == 2 * alone.gradients
@@ -64,10 +64,10 @@ def test_weights_in_bf16_need_half(small: TrainConfig) -> None:
     for dtype in ("fp32", "bf16"):
         generator = replace(small.model.generator, architecture=wide, dtype=dtype)
         codec = replace(small.model.codec, dtype=dtype)
-        model = plan.on_meta(replace(small.model, generator=generator, codec=codec))
+        model = memory_estimate.on_meta(replace(small.model, generator=generator, codec=codec))
         needs.append([sum(p.nbytes for p in part.parameters()) for part in (model.generator, model.codec)])
         config = replace(small, model=model.config)
-        assert plan.plan(config, "lora", 1, 0).weights > needs[-1][0]
+        assert memory_estimate.plan(config, "lora", 1, 0).weights > needs[-1][0]
     (full, full_codec), (half, half_codec) = needs
     assert half / full == pytest.approx(0.5, rel=0.06)  # of two layers; the embedding of times is one more
     assert half_codec * 2 == full_codec
@@ -80,28 +80,31 @@ def test_an_encoder_of_pictures_is_held_and_keeps_nothing(small: TrainConfig, ti
         architecture = tiny.TRANSFORMERS["wan-clip"] | {"image_encoder": encoder}
         generator = replace(small.model.generator, architecture=architecture)
         config = replace(small, model=replace(small.model, generator=generator, sampler="chunk"))
-        kept.append(plan.activations(config))
-        held.append(plan.plan(config, "full", 1, 0).weights)
+        kept.append(memory_estimate.activations(config))
+        held.append(memory_estimate.plan(config, "full", 1, 0).weights)
     assert kept[0] == kept[1] > 0
     assert held[0] < held[1]
 
 
 def test_low_rank_learns_less(small: TrainConfig) -> None:
-    low, full = plan.plan(small, "lora", 1, 0, lora_rank=1), plan.plan(small, "full", 1, 0)
+    low, full = (
+        memory_estimate.plan(small, "lora", 1, 0, lora_rank=1),
+        memory_estimate.plan(small, "full", 1, 0),
+    )
     assert low.gradients < full.gradients / 2  # in large layers far less
     assert low.total < full.total
     with pytest.raises(ConfigError, match="use one of lora, full"):
-        plan.plan(small, "half", 1, 0)
+        memory_estimate.plan(small, "half", 1, 0)
 
 
 def test_recomputing_keeps_less(small: TrainConfig) -> None:
-    kept = plan.activations(replace(small, activations="keep"))
-    assert plan.activations(small) < kept
+    kept = memory_estimate.activations(replace(small, activations="keep"))
+    assert memory_estimate.activations(small) < kept
 
 
 def test_of_a_layer_as_much_is_kept_as_torch_keeps(small: TrainConfig) -> None:
     """Two more layers of the language model keep twice what one more keeps, as measured with fake tensors."""
-    counts = [plan._kept(plan._backbone(small.model, 1, count)) for count in (1, 2, 3)]
+    counts = [memory_estimate._kept(memory_estimate._backbone(small.model, 1, count)) for count in (1, 2, 3)]
     assert counts[2] - counts[1] == pytest.approx(counts[1] - counts[0], rel=0.02)
 
 

@@ -26,15 +26,16 @@ from worldmodel.config import (
     WorldModelConfig,
 )
 from worldmodel.data.loader import Batch
-from worldmodel.data.transforms import to_tensor
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.media.tensors import to_tensor
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import export, finetune, language
+from worldmodel.train import finetune, tokenizer
+from worldmodel.train.checkpoint import export
 from worldmodel.train.episodes import encode_rounds
-from worldmodel.train.learner import freeze
-from worldmodel.train.stages import OBJECTIVES
-from worldmodel.train.terms import Chance
+from worldmodel.train.objectives.base import SampleRng
+from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.trainer import freeze
 from worldmodel.types import Action, Episode
 
 SIZE, CHUNK = (16, 32), 8
@@ -173,7 +174,7 @@ def standardise(model: WorldModel, batch: Batch) -> None:
 
 def loss_of(model: WorldModel, objective: Any, batch: Batch, seed: int = 0) -> torch.Tensor:
     """Return the loss of one step, as the trainer adds it up; all episodes meet the same noise."""
-    chance = Chance([(seed,)] * len(batch.episodes))
+    chance = SampleRng([(seed,)] * len(batch.episodes))
     with torch.no_grad():
         prepared = objective.prepare(model, batch, chance)
     sums = objective(model, prepared)
@@ -448,7 +449,7 @@ def test_a_run_trains_exports_and_plays_real_parts(
     generator: str,
     sampler: str,
 ) -> None:
-    monkeypatch.setattr(language, "NUM_DOCUMENTS", 400)
+    monkeypatch.setattr(tokenizer, "NUM_DOCUMENTS", 400)
     model = make("qwen2", "siglip", generator, "stream", sampler=sampler, num_inference_steps=2).config
     model = replace(model, codec=replace(model.codec, image_size=64))  # the shapes world's
     train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "adapter")}

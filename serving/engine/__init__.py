@@ -1,0 +1,1 @@
+"""Engines that run the backbone, request batching and the denoising loop."""

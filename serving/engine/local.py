@@ -1,0 +1,160 @@
+"""Engines: who runs the backbone. One gives states and text; the in-process one needs nothing else."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from worldmodel.errors import InputError, ModelError
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.backbone.prefix_cache import History, PrefixCache
+from worldmodel.serving.engine.batching import Batcher, Compute
+
+
+class Engine(Protocol):
+    """Runs the backbone for many worlds at once, each round computing only its new positions."""
+
+    name: str
+    """What users see: `in-process` or `vllm`."""
+    adapters: tuple[str, ...]
+    """LoRA adapters that a request may name."""
+
+    async def states(
+        self, history: History, num_queries: int, adapter: str | None = None
+    ) -> Float[Tensor, "n d"]:
+        """Return the hidden states at the last `num_queries` positions of a history."""
+        ...
+
+    async def text(self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None) -> str:
+        """Greedily continue a prefix with text."""
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Return numbers worth watching, such as `kv_bytes`."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what it holds."""
+        ...
+
+
+class LocalEngine:
+    """The backbone in this process, with its own prefix cache; requests that wait together run together."""
+
+    name = "in-process"
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        compute: Compute,
+        adapters: Mapping[str, Path] | None = None,
+        max_cache_bytes: int = 2**29,
+    ) -> None:
+        self.backbone, self._compute = backbone, compute
+        self.adapters = tuple(adapters or ())
+        self._lora = load_adapters(backbone, adapters) if adapters else None
+        # Keys and values depend on the weights, so every adapter has its own.
+        share = max_cache_bytes // (1 + len(self.adapters))
+        self._caches = {name: PrefixCache(backbone, share) for name in (None, *self.adapters)}
+        self._states = Batcher(compute, self._predict)
+
+    async def states(
+        self, history: History, num_queries: int, adapter: str | None = None
+    ) -> Float[Tensor, "n d"]:
+        """Return the hidden states at the last `num_queries` positions of a history."""
+        return await self._states((history, num_queries, known(adapter, self.adapters)))
+
+    async def text(self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None) -> str:
+        """Greedily continue a prefix; other work goes on between two tokens."""
+        known(adapter, self.adapters)
+        tokens: list[int] = []
+        cache, embeds = self.backbone.new_cache(), prefix[None]
+        while len(tokens) < max_tokens:
+            token = await self._compute.run(self._next_token, embeds, cache, adapter)
+            if token == self.backbone.end:
+                break
+            tokens.append(token)
+            embeds = self.backbone.embed(torch.tensor([[token]], device=prefix.device))
+        return self.backbone.text(tokens)
+
+    def stats(self) -> Mapping[str, float]:
+        """Return the bytes of keys and values held."""
+        return {"kv_bytes": sum(cache.num_bytes for cache in self._caches.values())}
+
+    async def close(self) -> None:
+        """Hold nothing beyond the model."""
+
+    def _predict(self, requests: Sequence[tuple[History, int, str | None]]) -> list[Tensor]:
+        results: dict[int, Tensor] = {}
+        groups: dict[tuple[int, str | None], list[int]] = {}
+        for row, (_, num_queries, adapter) in enumerate(requests):
+            groups.setdefault((num_queries, adapter), []).append(row)
+        for (num_queries, adapter), rows in groups.items():
+            with self._using(adapter):
+                states = self._caches[adapter].states([requests[row][0] for row in rows], num_queries)
+            results.update(zip(rows, states, strict=True))
+        return [results[row] for row in range(len(requests))]
+
+    def _next_token(self, embeds: Tensor, cache: Any, adapter: str | None) -> int:
+        with self._using(adapter):
+            return int(self.backbone.logits(self.backbone(embeds, cache)[:, -1]).argmax())
+
+    def _using(self, adapter: str | None) -> AbstractContextManager[None]:
+        return nullcontext() if self._lora is None else _switched(self._lora, adapter)
+
+
+def known(adapter: str | None, adapters: Sequence[str]) -> str | None:
+    """Return the adapter's name.
+
+    Raises:
+        InputError: no adapter has this name.
+    """
+    if adapter is not None and adapter not in adapters:
+        raise InputError(
+            f"There is no adapter {adapter!r}; use one of {', '.join(adapters)}."
+            if adapters
+            else f"There is no adapter {adapter!r}: this server has none."
+        )
+    return adapter
+
+
+def load_adapters(backbone: Backbone, adapters: Mapping[str, Path]) -> Any:
+    """Put LoRA adapters that peft saved into a backbone; returns the handle that switches them.
+
+    Raises:
+        ModelError: a folder holds no safetensors adapter for this backbone.
+    """
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    lora: Any = None
+    for name, folder in adapters.items():
+        if not (Path(folder) / "adapter_model.safetensors").is_file():
+            raise ModelError(
+                f"The adapter {name!r} has no adapter_model.safetensors in {str(folder)!r}; "
+                "pass a folder that peft's save_pretrained wrote."
+            )
+        try:
+            if lora is None:
+                lora = PeftModel.from_pretrained(backbone.model, str(folder), adapter_name=name)
+            else:
+                lora.load_adapter(str(folder), adapter_name=name)
+        except (OSError, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ModelError(f"The adapter {name!r} does not fit this backbone: {reason}") from None
+    lora.eval()
+    return lora
+
+
+@contextmanager
+def _switched(lora: Any, adapter: str | None) -> Iterator[None]:
+    if adapter is None:
+        with lora.disable_adapter():
+            yield
+    else:
+        lora.set_adapter(adapter)
+        yield

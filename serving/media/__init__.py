@@ -1,0 +1,1 @@
+"""Decoding of uploads in child processes, and encoding of responses."""

@@ -1,0 +1,1 @@
+"""Live worlds over a WebSocket: events, pacing, connections."""

@@ -1,0 +1,1 @@
+"""Videos as jobs, and their files."""

@@ -1,0 +1,1 @@
+"""Checkpoints: writing, reading, resharding and export."""

@@ -1,0 +1,1 @@
+"""Training objectives: one small class per stage objective."""

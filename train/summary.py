@@ -1,0 +1,89 @@
+"""What a stage is, in numbers, told once at its start."""
+
+import resource
+from collections import Counter
+
+import torch
+from torch import nn
+
+from worldmodel.config import StageConfig
+from worldmodel.models.world_model import WorldModel
+from worldmodel.parallel.mask_rules import Kind, mask_area
+from worldmodel.parallel.mesh import Mesh
+from worldmodel.parallel.planner import CostModel
+from worldmodel.train.distributed import Root, local
+
+GIB = 2**30
+
+
+def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
+    """Say how large every component is, what of it learns, and what the mesh and the memory come to."""
+    total: Counter[str] = Counter()
+    trained: Counter[str] = Counter()
+    held = learned = 0
+    for name, parameter in root.named_parameters():
+        component = name.split(".")[1] if name.startswith("model.") else "objective"
+        total[component] += parameter.numel()
+        held += _bytes(parameter)
+        if parameter.requires_grad:
+            trained[component] += parameter.numel()
+            learned += _bytes(parameter)
+    lines = [
+        f"  {name:10s} {total[name] / 1e6:9.2f} M parameters, {trained[name] / 1e6:9.2f} M trained"
+        for name in total
+    ]
+    config = root.model.config
+    frames = 1 + stage.rounds * config.chunk_frames
+    round_tokens = root.model.round_tokens
+    cells = config.codec.cells // root.model.generator.cells_per_token
+    generator_tokens = (config.context_latents + config.chunk_latents) * cells
+    backbone, generator = step_flops(root.model, stage)
+    lines += [
+        f"  mesh       dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard} x cp {mesh.cp} x sp "
+        f"{mesh.sp} = {mesh.world_size} processes on {mesh.device.type}",
+        f"  sample     {frames} frames, {stage.rounds} rounds of {round_tokens} backbone tokens and "
+        f"{generator_tokens} generator tokens; "
+        f"{stage.batch_size} samples a step",
+        f"  work       {backbone / 1e12:.3g} TFLOP a step of rounds in the backbone's layers and "
+        f"{generator / 1e12:.3g} in the generator's, forward and backward, if both run",
+        f"  memory     {(held + 3 * learned) / GIB:.3f} GiB a process for weights, gradients and optimizers, "
+        "activations not counted",
+    ]
+    return lines
+
+
+def step_flops(model: WorldModel, stage: StageConfig) -> tuple[float, float]:
+    """Count the FLOPs of a step of rounds in the layers of the backbone and of the generator.
+
+    Matrices and attention only; nothing is counted for computing activations again.
+    """
+    text, config = model.backbone.model.config.get_text_config(), model.config
+    heads = text.num_attention_heads
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
+    tokens = stage.rounds * model.round_tokens
+    layers = model.backbone.model.base_model.layers
+    assert isinstance(layers, nn.ModuleList), "decoder families keep their layers in a list"
+    backbone = CostModel(_matrices(layers), len(layers), width, width)
+    cells = config.codec.cells // model.generator.cells_per_token
+    frames = [(Kind.FRAME, config.context_latents * cells), (Kind.FRAME, config.chunk_latents * cells)]
+    layers, width = model.generator.layers, model.generator.width
+    generator = CostModel(_matrices(layers), len(layers), width, width)
+    return (
+        stage.batch_size * backbone.work(tokens, mask_area([(Kind.TEXT, tokens)])),
+        stage.batch_size * stage.rounds * generator.work(sum(size for _, size in frames), mask_area(frames)),
+    )
+
+
+def peak_memory(device: torch.device) -> str:
+    """Say how much memory this process has needed at most."""
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(device) / GIB:.2f} GiB of the device"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB:.2f} GiB"
+
+
+def _matrices(layers: nn.Module) -> float:
+    return float(sum(parameter.numel() for parameter in layers.parameters() if parameter.dim() > 1))
+
+
+def _bytes(parameter: nn.Parameter) -> int:
+    return local(parameter).nbytes

@@ -1,0 +1,1 @@
+"""Image and video files, contact sheets, and conversion between frames and tensors."""

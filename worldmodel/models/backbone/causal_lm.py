@@ -1,0 +1,281 @@
+"""The backbone: an unmodified causal language model of transformers, fed with embeddings."""
+
+from collections.abc import Container
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+
+from worldmodel.config import SMALL_DECODER, BackboneConfig
+from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models.layers import attention
+from worldmodel.models.loading import pretrained
+from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.mesh import SequenceGroup
+
+MODEL_TYPES = (
+    "arcee",
+    "cohere",
+    "cohere2",
+    "ernie4_5",
+    "exaone4",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm",
+    "glm4",
+    "granite",
+    "hunyuan_v1_dense",
+    "llama",
+    "ministral3",
+    "mistral",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "seed_oss",
+    "smollm3",
+)
+"""Decoder families that may be loaded: known code, no remote code, served by vLLM as they are."""
+
+VISION_LANGUAGE = {"qwen2_5_vl": Qwen2ForCausalLM, "qwen3_vl": Qwen3ForCausalLM}
+"""Models that see, and what their language model is by itself."""
+
+LANGUAGE_WEIGHTS = {
+    "model.language_model.": "model.",
+    "model.visual.": None,
+    "model.": "model.",
+    "lm_head.": "lm_head.",
+}
+
+
+class Backbone(nn.Module):
+    """A decoder language model and its tokenizer.
+
+    The model sees one plain causal sequence of embeddings, so any engine that serves such models (and
+    caches their keys and values) can stand in for it.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.sequence = SequenceGroup()
+        """Processes that share a sequence in training: each takes a piece."""
+
+    @classmethod
+    def from_config(
+        cls, config: BackboneConfig, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> "Backbone":
+        """Load `config.pretrained`, or build `config.architecture` with random weights.
+
+        Raises:
+            ConfigError: the architecture is not one of `MODEL_TYPES`, or a tokenizer is missing.
+        """
+        if config.pretrained:
+            return cls.from_pretrained(config.pretrained, config.revision, config.dtype)
+        architecture, tokenizer = _architecture(config, tokenizer)
+        return cls(_random(architecture, config.dtype), tokenizer)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, revision: str | None = None, dtype: str = "fp32"
+    ) -> "Backbone":
+        """Load model and tokenizer from a folder that transformers wrote, or a commit of a model on the Hub.
+
+        Of a model in `VISION_LANGUAGE` the language model is loaded, alone. Its multimodal rotary positions
+        have equal parts where all is one sequence, and so are plain ones.
+
+        Raises:
+            ModelError: the folder holds no readable safetensors checkpoint of an allowed family.
+        """
+        held = pretrained.dtype_of(dtype)
+        folder = pretrained.locate(name, revision, "backbone")
+        model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
+        if model_type in VISION_LANGUAGE:
+            kind, config = VISION_LANGUAGE[model_type], _language_config(folder)
+            model = pretrained.load(kind, folder, held, attention.NAME, config, LANGUAGE_WEIGHTS)
+        else:
+            model = pretrained.load(AutoModelForCausalLM, folder, held, attention.NAME)
+        return cls(model, _tokenizer(folder))
+
+    @classmethod
+    def on_meta(cls, config: BackboneConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> "Backbone":
+        """Build the backbone that `config` describes without weights or memory for them: to count and plan.
+
+        Raises:
+            ConfigError, ModelError: as `from_config`.
+        """
+        if config.pretrained:
+            folder = pretrained.locate(config.pretrained, config.revision, "backbone")
+            model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
+            seen = model_type in VISION_LANGUAGE
+            architecture = _language_config(folder) if seen else pretrained.read_config(folder)
+            tokenizer = _tokenizer(folder)
+        else:
+            architecture, tokenizer = _architecture(config, tokenizer)
+        with torch.device("meta"):
+            return cls(_random(architecture, config.dtype), tokenizer)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write model and tokenizer as transformers reads them."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    @property
+    def width(self) -> int:
+        """Width of hidden states and embeddings."""
+        return self.model.config.hidden_size
+
+    def token_ids(self, text: str) -> list[int]:
+        """Tokenize a text without special tokens."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    @property
+    def end(self) -> int:
+        """Token that ends a text."""
+        return int(self.tokenizer.eos_token_id)  # type: ignore[arg-type]
+
+    def text(self, ids: list[int]) -> str:
+        """Put tokens back into words."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
+    def embed(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d"]:
+        """Look up word embeddings."""
+        return self.model.get_input_embeddings()(ids)
+
+    def new_cache(self) -> DynamicCache:
+        """Return an empty key-value cache for `forward`."""
+        return DynamicCache(config=self.model.config)
+
+    def forward(
+        self,
+        embeds: Float[Tensor, "b n d"],
+        cache: DynamicCache | None = None,
+        layout: Layout | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """Return the hidden states (after the last norm) of new positions.
+
+        `cache` grows by them. Without one, `layout` says which texts lie side by side in a row; None is one
+        text a row. The states have the type of the embeddings.
+        """
+        given, embeds = embeds.dtype, self._narrowed(embeds)
+        if cache is not None:
+            output = self.model.base_model(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
+            return self._widened(output.last_hidden_state, given)
+        layout = layout or Layout.causal(embeds.shape[1])
+        layout = layout.shard(self.sequence, balance=True)
+        output = self.model.base_model(
+            inputs_embeds=layout.take(embeds),
+            position_ids=layout.take(layout.position).to(embeds.device),
+            use_cache=False,
+            layout=layout,
+        )
+        return layout.gather(self._widened(output.last_hidden_state, given))
+
+    def logits(self, hidden: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape v"]:
+        """Score the vocabulary."""
+        head, config = self.model.get_output_embeddings(), self.model.config
+        assert head is not None, "a causal language model has an output layer"
+        scores = head(self._narrowed(hidden))
+        # What some families do to their scores: Cohere, Granite, Gemma 2.
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            scores = scores * scale
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:
+            scores = scores / divisor
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            scores = cap * torch.tanh(scores / cap)
+        return scores
+
+    def _narrowed(self, x: Tensor) -> Tensor:
+        """Return `x` in bf16 where the weights are held in that; elsewhere autocast has its say."""
+        return x.to(torch.bfloat16) if self.model.dtype == torch.bfloat16 else x
+
+    def _widened(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype) if self.model.dtype == torch.bfloat16 else x
+
+    @torch.no_grad()
+    def decode_text(self, prefix: Float[Tensor, "b n d"], cache: DynamicCache, max_tokens: int) -> list[str]:
+        """Greedily continue a prefix with text; `cache` is consumed."""
+        embeds, tokens = prefix, []
+        finished = torch.zeros(prefix.shape[0], dtype=torch.bool, device=prefix.device)
+        for _ in range(max_tokens):
+            token = self.logits(self(embeds, cache)[:, -1]).argmax(dim=-1).masked_fill(finished, self.end)
+            finished = finished | (token == self.end)
+            if finished.all():
+                break
+            tokens.append(token)
+            embeds = self.embed(token[:, None])
+        rows = torch.stack(tokens, dim=1).tolist() if tokens else [[] for _ in range(prefix.shape[0])]
+        return [self.text(row) for row in rows]
+
+
+def _check_model_type(model_type: object, further: Container[str] = ()) -> str:
+    if not isinstance(model_type, str) or (model_type not in MODEL_TYPES and model_type not in further):
+        raise ConfigError(
+            f"Backbone type {model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}."
+        )
+    return model_type
+
+
+def _architecture(
+    config: BackboneConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """Return the configuration of a backbone with random weights, and the tokenizer it is made for."""
+    if tokenizer is None:
+        raise ConfigError(
+            "A backbone with random weights needs a tokenizer; set backbone.pretrained instead."
+        )
+    chosen = config.architecture or SMALL_DECODER
+    _check_model_type(chosen.get("model_type"))
+    # Token vectors then have unit norm, and logits through tied embeddings unit variance.
+    scale = chosen.get("hidden_size", 256) ** -0.5
+    made = pretrained.describe(
+        {"initializer_range": scale, **chosen},
+        "backbone",
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    return made, tokenizer
+
+
+def _random(architecture: PreTrainedConfig, dtype: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(
+        architecture, attn_implementation=attention.NAME, dtype=pretrained.dtype_of(dtype)
+    )
+
+
+def _language_config(folder: Path) -> PreTrainedConfig:
+    """Return the configuration of the plain language model inside a model that sees."""
+    whole = pretrained.read_config(folder)
+    text = whole.get_text_config()
+    values = text.to_dict()
+    for name in ("model_type", "architectures", "dtype"):
+        values.pop(name, None)
+    rope = text.rope_parameters or {}
+    values["rope_parameters"] = {name: x for name, x in rope.items() if not name.startswith("mrope")}
+    values["tie_word_embeddings"] = whole.tie_word_embeddings
+    return VISION_LANGUAGE[whole.model_type].config_class(**values)
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except pretrained.UNREADABLE as error:
+        reason = pretrained.reason(error)
+        raise ModelError(f"The tokenizer in {str(folder)!r} cannot be loaded: {reason}") from None

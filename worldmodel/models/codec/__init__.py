@@ -1,0 +1,1 @@
+"""Video codecs: our autoencoder and those of diffusers."""

@@ -1,0 +1,171 @@
+"""The codec: a small video autoencoder, pixels to latents and back.
+
+Every group of `temporal_factor` frames is coded alone, so encoding is causal and streams for free,
+and an image is a clip whose frame is repeated.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from worldmodel.config import CodecConfig
+from worldmodel.models.layers.norm import upcast
+
+PATCH = 4
+"""Pixels folded into channels before the first convolution; the second halving is learned."""
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut; starts as the identity."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        nn.init.zeros_(self.conv2.weight)
+
+    def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d h w"]:
+        return x + self.conv2(F.silu(self.conv1(F.silu(x))))
+
+
+def residual_blocks(width: int, count: int) -> nn.Sequential:
+    """Return `count` residual blocks of one width."""
+    return nn.Sequential(*(ResidualBlock(width) for _ in range(count)))
+
+
+class VideoCodec(nn.Module, ABC):
+    """Pixels to latents and back; pixels are in [-1, 1], latents have unit variance in every channel.
+
+    A causal codec codes the first frame of a clip alone, so what follows earlier frames is coded with them
+    in front; others code every group of `temporal_factor` frames alone and need to know nothing of before.
+    """
+
+    latent_channels: int
+    temporal_factor: int
+    """Frames that become one latent frame (after the first one, where the codec is causal)."""
+    spatial_factor: int
+    """Pixels along one side of a latent cell."""
+    causal: bool
+
+    @abstractmethod
+    def encode(
+        self, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
+    ) -> Float[Tensor, "b t2 c h2 w2"]:
+        """Encode frames; `before` is what was seen just before them."""
+
+    @abstractmethod
+    def decode(
+        self, latents: Float[Tensor, "b t2 c h2 w2"], context: Float[Tensor, "b s c h2 w2"] | None = None
+    ) -> Float[Tensor, "b t 3 h w"]:
+        """Decode latents that follow those of `context`; values can leave [-1, 1] by a little."""
+
+    def frames_before(self, count: int) -> int:
+        """Return how many frames `count` latent frames at the start of a clip cover."""
+        return 1 + (count - 1) * self.temporal_factor if self.causal else count * self.temporal_factor
+
+    def context(self, frames: Float[Tensor, "b t 3 h w"], count: int) -> Float[Tensor, "b s c h2 w2"]:
+        """Encode the newest frames as the `count` latents that the next round goes on from.
+
+        A clip that is too short repeats its first frame.
+        """
+        return self.encode(newest(frames, self.frames_before(count)))
+
+
+def newest(frames: Float[Tensor, "b t 3 h w"], count: int) -> Float[Tensor, "b u 3 h w"]:
+    """Return the last `count` frames; a clip that is too short repeats its first frame."""
+    missing = max(0, count - frames.shape[1])
+    return torch.cat([frames[:, :1].expand(-1, missing, -1, -1, -1), frames[:, -count:]], dim=1)
+
+
+class Codec(VideoCodec):
+    """Video autoencoder with 8x spatial and `temporal_factor` x temporal compression.
+
+    Every group of frames is coded alone.
+    """
+
+    spatial_factor = 8
+    causal = False
+    latent_mean: Tensor
+    latent_std: Tensor
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.latent_channels, self.temporal_factor = config.latent_channels, config.temporal_factor
+        fine, coarse = config.widths
+        pixels = 3 * config.temporal_factor * PATCH**2
+        z = config.latent_channels
+        self.encoder = nn.Sequential(
+            nn.Conv2d(pixels, fine, 3, padding=1),
+            residual_blocks(fine, config.num_blocks - 1),
+            nn.PixelUnshuffle(2),
+            nn.Conv2d(4 * fine, coarse, 1),
+            residual_blocks(coarse, config.num_blocks - 1),
+            nn.Conv2d(coarse, 2 * z, 1),
+        )
+        self.decoder = nn.Sequential(
+            nn.Conv2d(z, coarse, 3, padding=1),
+            residual_blocks(coarse, config.num_blocks),
+            nn.Conv2d(coarse, 4 * fine, 1),
+            nn.PixelShuffle(2),
+            residual_blocks(fine, config.num_blocks),
+            nn.Conv2d(fine, pixels, 3, padding=1),
+        )
+        self.register_buffer("latent_mean", torch.zeros(z, 1, 1))
+        self.register_buffer("latent_std", torch.ones(z, 1, 1))
+
+    def posterior(
+        self, frames: Float[Tensor, "b t 3 h w"]
+    ) -> tuple[Float[Tensor, "b t2 c h2 w2"], Float[Tensor, "b t2 c h2 w2"]]:
+        """Return mean and log-variance of the unstandardised latents.
+
+        A clip whose length is not a multiple of the temporal factor repeats its last frame.
+        """
+        group = self.config.temporal_factor
+        missing = -frames.shape[1] % group
+        if missing:
+            frames = torch.cat([frames, frames[:, -1:].expand(-1, missing, -1, -1, -1)], dim=1)
+        x = rearrange(frames, "b (t g) c (h p) (w q) -> (b t) (g c p q) h w", g=group, p=PATCH, q=PATCH)
+        x = self.encoder(x.contiguous(memory_format=torch.channels_last))
+        mean, log_variance = upcast(rearrange(x, "(b t) c h w -> b t c h w", b=frames.shape[0])).chunk(
+            2, dim=2
+        )
+        return mean, log_variance.clamp(-10, 4)
+
+    def encode(
+        self, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
+    ) -> Float[Tensor, "b t2 c h2 w2"]:
+        """Encode pixels in [-1, 1] to standardised latents (the posterior's mean)."""
+        mean, _ = self.posterior(frames)
+        return (mean - self.latent_mean) / self.latent_std
+
+    def decode(
+        self, latents: Float[Tensor, "b t2 c h2 w2"], context: Float[Tensor, "b s c h2 w2"] | None = None
+    ) -> Float[Tensor, "b t 3 h w"]:
+        """Decode standardised latents to pixels; values can leave [-1, 1] by a little."""
+        return self.reconstruct(latents * self.latent_std + self.latent_mean)
+
+    def reconstruct(self, latents: Float[Tensor, "b t2 c h2 w2"]) -> Float[Tensor, "b t 3 h w"]:
+        """Decode unstandardised latents (a posterior's mean or sample)."""
+        x = rearrange(latents, "b t c h w -> (b t) c h w").contiguous(memory_format=torch.channels_last)
+        x = upcast(self.decoder(x))
+        group = self.config.temporal_factor
+        return rearrange(
+            x,
+            "(b t) (g c p q) h w -> b (t g) c (h p) (w q)",
+            b=latents.shape[0],
+            g=group,
+            c=3,
+            p=PATCH,
+            q=PATCH,
+        )
+
+    @torch.no_grad()
+    def set_scale(self, mean: Float[Tensor, " c"], std: Float[Tensor, " c"]) -> None:
+        """Fix the standardisation: mean and deviation of unstandardised latents, channel by channel."""
+        self.latent_mean.copy_(mean[:, None, None])
+        self.latent_std.copy_(std[:, None, None])

@@ -1,0 +1,1 @@
+"""Video generators: our diffusion transformer and those of diffusers."""

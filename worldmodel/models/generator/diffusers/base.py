@@ -1,0 +1,340 @@
+"""Video generators of diffusers: what Wan, LTX-Video and CogVideoX have in common.
+
+Nothing is reparametrised: the transformer is told its own timesteps, its prediction goes to its own
+scheduler, and a chunk without states is what the untouched pipeline makes.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.modeling_utils import ModelMixin
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from worldmodel.config import WorldModelConfig
+from worldmodel.errors import ConfigError, InputError, ModelError
+from worldmodel.models.codec.autoencoder import VideoCodec
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.base import LossOutput, VideoGenerator
+from worldmodel.models.generator.diffusers import clip_encoder
+from worldmodel.models.generator.diffusers.network import Network
+from worldmodel.models.generator.diffusers.scheduler import DiffusersSolver, NoisePath, Scheduler
+from worldmodel.models.generator.diffusers.state_cross_attention import StateStream
+from worldmodel.models.loading import pipeline_folder, pretrained
+from worldmodel.models.loading.pretrained import dtype_of
+from worldmodel.models.vision.vit import PatchEncoder
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What a generator makes in one go: context and chunk, in latent frames."""
+
+    context_latents: int
+    chunk_latents: int
+    grid: tuple[int, int]
+    """Rows and columns of latent cells in a frame."""
+    temporal_factor: int
+    spatial_factor: int
+    fps: int
+
+    @classmethod
+    def of(cls, config: WorldModelConfig) -> "Clip":
+        """Return the clip of a world model."""
+        codec = config.codec
+        return cls(
+            context_latents=config.context_latents,
+            chunk_latents=config.chunk_latents,
+            grid=codec.grid,
+            temporal_factor=codec.temporal_factor,
+            spatial_factor=codec.spatial_factor,
+            fps=config.fps,
+        )
+
+    @property
+    def latents(self) -> int:
+        """Latent frames of context and chunk."""
+        return self.context_latents + self.chunk_latents
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of a frame, in pixels."""
+        return self.grid[0] * self.spatial_factor, self.grid[1] * self.spatial_factor
+
+
+class DiffusersGenerator(VideoGenerator):
+    """A transformer and a scheduler of diffusers, and their text encoder where words are read.
+
+    States enter as a prompt (`Condition.tokens` behind, or in place of, the embedded text) or as a stream.
+    """
+
+    transformer_class: ClassVar[type[ModelMixin]]
+    scheduler_classes: ClassVar[tuple[type, ...]]
+    scheduler_default: ClassVar[dict[str, Any]]
+    """The scheduler, by `_class_name`, with which the family is published."""
+
+    path: NoisePath
+    level_per_frame: bool
+    """Whether frames may have noise levels of their own; else the first frame's is everyone's."""
+    text_length: int | None = None
+    """Places that the transformer has for text; None: as many as there is text."""
+
+    def __init__(
+        self,
+        transformer: ModelMixin,
+        scheduler: Scheduler,
+        clip: Clip,
+        streamed: bool = False,
+        text: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None,
+        codec: VideoCodec | None = None,
+        image_encoder: PatchEncoder | None = None,
+    ) -> None:
+        """Build a generator around a transformer.
+
+        Args:
+            transformer: of the family's class.
+            scheduler: of one of the family's classes.
+            clip: what is made in one go.
+            streamed: whether states enter as a stream; else as a prompt.
+            text: text encoder and tokenizer.
+            codec: the model's codec, for generators that look at pixels of their context.
+            image_encoder: for transformers that also read its features of a picture.
+
+        Raises:
+            ConfigError: the transformer reads no such features, or others.
+        """
+        super().__init__()
+        wanted, given = _image_width(transformer), None if image_encoder is None else image_encoder.width
+        if wanted != given:
+            raise ConfigError(
+                f"The transformer reads features of a picture of width {wanted} (image_dim), and the image "
+                f"encoder's have width {given}; describe the CLIP vision model that it needs in "
+                "generator.architecture.image_encoder, or set generator.pretrained to a pipeline folder."
+            )
+        self.clip = clip
+        self.scheduler: Any = scheduler
+        heads: Any = transformer.config
+        self.width = heads.num_attention_heads * heads.attention_head_dim
+        self.network = Network(transformer)
+        if streamed:
+            self.network.stream = self.new_stream(transformer).to(transformer.dtype)
+        self.token_width = self.width if streamed else self.text_width
+        self.text_encoder, self.tokenizer = text or (None, None)
+        self.image_encoder = image_encoder
+        self.source: pipeline_folder.Source | None = None
+        """Where the pieces were read from: its text encoder is read when first asked for."""
+        self._codec = (codec,)  # not a part of this module: the world model has it already
+
+    @classmethod
+    def from_config(
+        cls, config: WorldModelConfig, folder: Path | None = None, codec: VideoCodec | None = None
+    ) -> "DiffusersGenerator":
+        """Read the generator in `folder`, else in `generator.pretrained`, or build `generator.architecture`.
+
+        Raises:
+            ConfigError: the architecture cannot be built, or this generator cannot do what the config asks.
+            ModelError: a folder is not readable, or holds something else.
+        """
+        chosen = config.generator
+        streamed, clip, dtype = config.condition.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
+        if folder is None and not chosen.pretrained:
+            arguments = dict(chosen.architecture)
+            described = arguments.pop("image_encoder", None)
+            try:
+                family = _family(arguments.pop("_class_name", None), "generator.architecture")
+                transformer = family.transformer_class(**arguments)
+                image = None if described is None else clip_encoder.describe(described, clip.image_size)
+            except (ModelError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+                raise ConfigError(f"generator.architecture cannot be built: {error}") from None
+            if config.condition.text:
+                raise ConfigError(
+                    "condition.text needs a text encoder, which generator.architecture does not bring; set "
+                    "generator.pretrained to a pipeline folder, or condition.text to false."
+                )
+            pipeline_folder.hold(transformer, dtype)
+            scheduler = family.read_scheduler(chosen.scheduler)
+            return family(transformer, scheduler, clip, streamed, None, codec, image)
+        source = pipeline_folder.Source.of(folder or str(chosen.pretrained))
+        place = source.transformer
+        family = _family(pretrained.read_json(place).get("_class_name"), str(place))
+        transformer = pipeline_folder.load_model(place, [family.transformer_class], dtype)
+        scheduler = family.read_scheduler(chosen.scheduler, source.scheduler)
+        text = pipeline_folder.load_text_encoder(source) if config.condition.text else None
+        image = clip_encoder.load(source, clip.image_size) if _image_width(transformer) else None
+        made = family(transformer, scheduler, clip, streamed, text, codec, image)
+        made.source = source
+        made.network.load_stream(place)
+        made.add_second(source)
+        return made
+
+    @classmethod
+    def read_scheduler(cls, values: dict[str, Any], folder: Path | None = None) -> Scheduler:
+        """Build the scheduler that `values` describe, else the one in a folder, else the family's.
+
+        Raises:
+            ModelError: it is of another class, or its arguments are wrong.
+        """
+        if not values and folder is not None:
+            values = pretrained.read_json(folder, "scheduler_config.json")
+        values = dict(values or cls.scheduler_default)
+        scheduler_class = pipeline_folder.chosen(
+            values.get("_class_name"), cls.scheduler_classes, "The scheduler"
+        )
+        try:
+            with torch.device("cpu"):  # a schedule is real even where weights are not yet
+                return scheduler_class.from_config(values)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ModelError(f"The scheduler cannot be built: {error}") from None
+
+    def add_second(self, source: pipeline_folder.Source) -> None:
+        """Read the second transformer of a folder, where the family knows what to do with one."""
+        if source.transformer_2 is not None:
+            raise ModelError(
+                f"{source.transformer_2} is a second transformer, which only Wan pipelines have."
+            )
+
+    @property
+    def transformer(self) -> Any:
+        """The transformer."""
+        return self.network.transformer
+
+    @property
+    @abstractmethod
+    def text_width(self) -> int:
+        """Width of the text embeddings that the transformer reads."""
+
+    @abstractmethod
+    def new_stream(self, transformer: Any) -> StateStream:
+        """Return a state stream, attached to the transformer."""
+
+    def solver(self, num_inference_steps: int) -> DiffusersSolver:
+        """Return the scheduler, set for one chunk.
+
+        Raises:
+            ConfigError: the scheduler cannot take so many steps.
+        """
+        try:
+            return DiffusersSolver(self.scheduler, **self.timesteps(num_inference_steps))
+        except ValueError as error:
+            raise ConfigError(f"num_inference_steps is {num_inference_steps}: {error}") from None
+
+    def timesteps(self, num_inference_steps: int) -> dict[str, Any]:
+        """Return what the family's pipeline tells `set_timesteps`."""
+        return {"num_inference_steps": num_inference_steps}
+
+    def training_loss(
+        self,
+        clean: Float[Tensor, "b t c h w"],
+        noise: Float[Tensor, "b t c h w"],
+        sigma: Float[Tensor, "b t"],
+        condition: Condition,
+        context: Float[Tensor, "b s c h w"],
+        behind: Bool[Tensor, " b"] | None = None,
+    ) -> LossOutput:
+        """Compare the prediction with the target that the model was trained with.
+
+        `sigma` is the deviation of the noise; the scheduler's nearest timestep is taken.
+        """
+        timestep = self.path.nearest(sigma if self.level_per_frame else sigma[:, :1].expand_as(sigma))
+        noisy = self.path.add_noise(clean, noise, timestep)
+        if behind is None:
+            prediction = self(noisy, timestep, condition, self.start(context, condition))
+        else:
+            prediction = self.windows(context, noisy, timestep, condition, behind)
+        prediction = prediction.to(clean.dtype)
+        error = (prediction - self.path.target(clean, noise, timestep)).pow(2).mean(dim=2)
+        return LossOutput(error, self.path.clean(noisy, prediction, timestep))
+
+    def must_see(self, context: Float[Tensor, "b s c h w"]) -> None:
+        """Refuse to begin a clip, for models that go on from a picture.
+
+        Raises:
+            InputError: there is no context.
+        """
+        if not context.shape[1]:
+            raise InputError(
+                "This world's generator goes on from a picture and cannot begin with words alone; start from "
+                "an image or a video, and train it without the task imagine."
+            )
+
+    def states(self, condition: Condition) -> Tensor | None:
+        """Return what the stream reads, if there is one."""
+        return condition.tokens if self.network.stream is not None else None
+
+    def prompt(self, condition: Condition) -> Float[Tensor, "b l e"]:
+        """Return what stands where the embedded text does: text, tokens, or text and tokens behind it.
+
+        Where places are counted, tokens take those at the end, and zeros what is left.
+
+        Raises:
+            ConfigError: there are more tokens than places.
+        """
+        tokens, text, most = condition.tokens, condition.text, self.text_length
+        if self.network.stream is None:
+            kept = None if most is None else max(0, most - tokens.shape[1])
+            made = tokens if text is None else torch.cat([text[:, :kept].to(tokens.dtype), tokens], dim=1)
+        elif text is not None:
+            made = text
+        else:  # one embedding of nothing: attention needs a key
+            made = tokens.new_zeros(len(tokens), 1, self.text_width)
+        if most is None:
+            return made
+        if made.shape[1] > most:
+            raise ConfigError(
+                f"condition.num_tokens is more than the {most} places that this transformer has for text; "
+                "lower it."
+            )
+        return F.pad(made, (0, 0, 0, most - made.shape[1]))
+
+    def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b m e"]:
+        """Embed texts exactly as the family's pipeline does."""
+        if self.text_encoder is None:
+            if self.source is None or self.source.text_encoder is None:
+                raise ConfigError(
+                    "This generator has no text encoder beside it; set generator.pretrained to the folder of "
+                    "a whole pipeline."
+                )
+            encoder, self.tokenizer = pipeline_folder.load_text_encoder(self.source)
+            torch.nn.Module.to(encoder, next(self.network.parameters()).device)
+            # No part of the module: it is not trained, sharded or saved with it.
+            object.__setattr__(self, "text_encoder", encoder)
+        return self.embed_text(list(texts)).float()
+
+    @abstractmethod
+    def embed_text(self, texts: list[str]) -> Float[Tensor, "b m e"]:
+        """Embed texts with the family's pipeline."""
+
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+        """Write the generator: its folder is that of a diffusers transformer, and more beside.
+
+        Encoders of text and of pictures, which nobody trains, keep their precision.
+        """
+        folder = Path(folder)
+        self.network.save_pretrained(folder, dtype)
+        self.scheduler.save_pretrained(folder / "scheduler")
+        if self.text_encoder is not None and self.tokenizer is not None:
+            self.text_encoder.save_pretrained(folder / "text_encoder")
+            self.tokenizer.save_pretrained(folder / "tokenizer")
+        if self.image_encoder is not None:
+            self.image_encoder.save_pretrained(folder / "image_encoder")
+
+
+def _image_width(transformer: ModelMixin) -> int | None:
+    """Return the width of the features of a picture that a transformer reads, if it reads any."""
+    config: Any = transformer.config
+    return config.get("image_dim")
+
+
+def _family(name: Any, place: str) -> type[DiffusersGenerator]:
+    """Return the generator around transformers of that class."""
+    from worldmodel.models.generator.diffusers.cogvideox import CogVideoXGenerator
+    from worldmodel.models.generator.diffusers.ltx import LTXGenerator
+    from worldmodel.models.generator.diffusers.wan import WanGenerator
+
+    families = {each.transformer_class: each for each in (WanGenerator, LTXGenerator, CogVideoXGenerator)}
+    return families[pipeline_folder.chosen(name, families, place)]

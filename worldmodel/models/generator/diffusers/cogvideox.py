@@ -1,0 +1,176 @@
+"""CogVideoX image-to-video as a video generator; context enters in added channels.
+
+Its text-to-video models have no place for an image, so a world model cannot go on from what was seen.
+
+Source: CogVideoX (arXiv:2408.06072).
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_cogvideox import AutoencoderKLCogVideoX
+from diffusers.models.embeddings import get_3d_rotary_pos_embed
+from diffusers.models.transformers.cogvideox_transformer_3d import CogVideoXTransformer3DModel
+from diffusers.pipelines.cogvideo.pipeline_cogvideox import (
+    CogVideoXPipeline,
+    get_resize_crop_region_for_grid,
+)
+from diffusers.schedulers.scheduling_ddim_cogvideox import CogVideoXDDIMScheduler
+from diffusers.schedulers.scheduling_dpm_cogvideox import CogVideoXDPMScheduler
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from worldmodel.errors import ConfigError
+from worldmodel.models.codec.diffusers import DiffusersCodec
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.base import Past
+from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
+from worldmodel.models.generator.diffusers.scheduler import Scheduler, VariancePath, fixed_noise
+from worldmodel.models.generator.diffusers.state_cross_attention import FreshStream, StateStream
+
+
+class CogVideoXGenerator(DiffusersGenerator):
+    """CogVideoX 1.0 and 1.5."""
+
+    transformer_class = CogVideoXTransformer3DModel
+    scheduler_classes = (CogVideoXDDIMScheduler, CogVideoXDPMScheduler)
+    scheduler_default: ClassVar[dict[str, Any]] = {
+        "_class_name": "CogVideoXDDIMScheduler",
+        "beta_schedule": "scaled_linear",
+        "clip_sample": False,
+        "prediction_type": "v_prediction",
+        "rescale_betas_zero_snr": True,
+        "snr_shift_scale": 1.0,
+        "timestep_spacing": "trailing",
+    }
+    level_per_frame = False
+
+    def __init__(
+        self,
+        transformer: CogVideoXTransformer3DModel,
+        scheduler: Scheduler,
+        clip: Clip,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        config: Any = transformer.config
+        self._check(config, clip)
+        super().__init__(transformer, scheduler, clip, *args, **kwargs)
+        self.cells_per_token = config.patch_size**2 * (config.patch_size_t or 1)
+        assert isinstance(scheduler, CogVideoXDDIMScheduler | CogVideoXDPMScheduler)
+        self.path = VariancePath(scheduler)
+        self.text_length = config.max_text_seq_length
+        (codec,) = self._codec
+        self.context_scale = 1.0
+        """What makes latents of the context as long as those that the transformer was shown."""
+        if isinstance(codec, DiffusersCodec) and isinstance(codec.vae, AutoencoderKLCogVideoX):
+            vae: Any = codec.vae.config
+            if vae.invert_scale_latents:  # CogVideoX 1.5 was shown images divided by the factor
+                self.context_scale = vae.scaling_factor**-2
+
+    @staticmethod
+    def _check(config: Any, clip: Clip) -> None:
+        if clip.context_latents and config.in_channels != 2 * config.out_channels:
+            raise ConfigError(
+                "This CogVideoX transformer makes video from text alone and cannot go on from what was seen; "
+                "use an image-to-video one (CogVideoX-5b-I2V, CogVideoX1.5-5B-I2V)."
+            )
+        patch = config.patch_size_t or 1
+        if clip.latents % patch:
+            raise ConfigError(
+                f"Context and chunk are {clip.latents} latent frames, and this transformer takes them by "
+                f"{patch}; change chunk_frames or context_latents."
+            )
+        rows, columns = clip.grid
+        if rows % config.patch_size or columns % config.patch_size:
+            raise ConfigError(
+                f"A frame has {rows} x {columns} latent cells, and this transformer takes them by "
+                f"{config.patch_size}; change codec.image_size."
+            )
+        known = (config.sample_height, config.sample_width)
+        if config.use_learned_positional_embeddings and known != clip.grid:
+            raise ConfigError(
+                f"This transformer knows frames of {known[0]} x {known[1]} latent cells only (learned "
+                f"positions), and the config's have {rows} x {columns}; change codec.image_size or use a "
+                "CogVideoX 1.5 model."
+            )
+
+    @property
+    def layers(self) -> nn.ModuleList:  # type: ignore[override]
+        """Blocks of the transformer."""
+        return self.transformer.transformer_blocks
+
+    @property
+    def text_width(self) -> int:
+        """Width of the text embeddings."""
+        return self.transformer.config.text_embed_dim
+
+    def new_stream(self, transformer: Any) -> StateStream:
+        """Return new attentions: text and video share one here, so that there is none to copy."""
+        return FreshStream([block.attn1 for block in transformer.transformer_blocks], self.width)
+
+    def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
+        """Prepare the added channels, and noise for the noisy places of the context."""
+        if self.transformer.config.in_channels != self.transformer.config.out_channels:
+            self.must_see(context)
+        # Those places hold what is known of them, at the level of each step.
+        return [(self.added_channels(context), context, fixed_noise(context))]
+
+    def added_channels(self, context: Float[Tensor, "b s c h w"]) -> Float[Tensor, "b n c h w"]:
+        """Return the channels beside the noisy ones: latents of the known frames, then zeros."""
+        unknown = context.new_zeros(len(context), self.clip.chunk_latents, *context.shape[2:])
+        return torch.cat([self.context_scale * context, unknown], dim=1)
+
+    def forward(
+        self,
+        latents: Float[Tensor, "b t c h w"],
+        level: Float[Tensor, "b t"],
+        condition: Condition,
+        past: Past,
+    ) -> Float[Tensor, "b t c h w"]:
+        """Predict v at the first frame's timestep."""
+        added, context, noise = past[0]
+        config, count = self.transformer.config, context.shape[1]
+        x = latents
+        if count:
+            seen = self.path.add_noise(context, noise, level[:, :1].expand(-1, count))
+            x = torch.cat([seen, latents], dim=1)
+        if config.in_channels != config.out_channels:
+            x = torch.cat([x, added], dim=2)
+        dtype, states = self.transformer.dtype, self.states(condition)
+        prediction = self.network(
+            None if states is None else states.to(dtype),
+            hidden_states=x.to(dtype),
+            encoder_hidden_states=self.prompt(condition).to(dtype),
+            timestep=level[:, 0].long(),
+            ofs=None if config.ofs_embed_dim is None else x.new_full((1,), 2.0),
+            image_rotary_emb=self._rotary(x),
+        )
+        return prediction.float()[:, count:]
+
+    def _rotary(self, x: Float[Tensor, "b n c h w"]) -> Any:
+        """Return cosines and sines of the places of all patches, where the transformer turns by places."""
+        config = self.transformer.config
+        if not config.use_rotary_positional_embeddings:
+            return None
+        frames, _, height, width = x.shape[1:]
+        patch, heads = config.patch_size, config.attention_head_dim
+        grid = (height // patch, width // patch)
+        base = (config.sample_height // patch, config.sample_width // patch)
+        if config.patch_size_t is None:  # 1.0 stretches the grid to the one it was trained with
+            region = get_resize_crop_region_for_grid(grid, base[1], base[0])
+            return get_3d_rotary_pos_embed(heads, region, grid, frames, device=x.device)
+        count = frames // config.patch_size_t  # 1.5 cuts a piece out of it
+        return get_3d_rotary_pos_embed(
+            heads, None, grid, count, grid_type="slice", max_size=base, device=x.device
+        )
+
+    def embed_text(self, texts: list[str]) -> Float[Tensor, "b m e"]:
+        """Embed texts as CogVideoXPipeline does."""
+        pipeline = CogVideoXPipeline(self.tokenizer, self.text_encoder, None, None, self.scheduler)  # type: ignore[arg-type]
+        return pipeline.encode_prompt(
+            texts,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.transformer.config.max_text_seq_length,
+            device=self.text_encoder.device,  # type: ignore[union-attr]
+        )[0]

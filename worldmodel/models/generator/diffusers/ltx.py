@@ -1,0 +1,146 @@
+"""LTX-Video as a video generator; context frames stand in front of the chunk at timestep 0.
+
+Source: LTX-Video (arXiv:2501.00103).
+"""
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from diffusers.models.transformers.transformer_ltx import LTXVideoTransformer3DModel
+from diffusers.pipelines.ltx.pipeline_ltx import LTXPipeline, calculate_shift
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from worldmodel.errors import ConfigError
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.base import Past
+from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
+from worldmodel.models.generator.diffusers.scheduler import FlowPath, Scheduler
+from worldmodel.models.generator.diffusers.state_cross_attention import CopiedStream, StateStream
+
+TEXT_LENGTH = 128
+"""Tokens that the pipeline gives its transformer."""
+
+
+class LTXGenerator(DiffusersGenerator):
+    """LTX-Video 0.9."""
+
+    transformer_class = LTXVideoTransformer3DModel
+    scheduler_classes = (FlowMatchEulerDiscreteScheduler,)
+    scheduler_default: ClassVar[dict[str, Any]] = {
+        "_class_name": "FlowMatchEulerDiscreteScheduler",
+        "use_dynamic_shifting": True,
+        "base_shift": 0.95,
+        "max_shift": 2.05,
+        "base_image_seq_len": 1024,
+        "max_image_seq_len": 4096,
+        "shift_terminal": 0.1,
+    }
+    level_per_frame = True
+
+    def __init__(
+        self,
+        transformer: LTXVideoTransformer3DModel,
+        scheduler: Scheduler,
+        clip: Clip,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        config: Any = transformer.config
+        if (config.patch_size, config.patch_size_t) != (1, 1):
+            raise ConfigError(
+                f"The transformer's patches are {config.patch_size_t} x {config.patch_size}; only LTX models "
+                "whose patches are single latent cells are known."
+            )
+        super().__init__(transformer, scheduler, clip, *args, **kwargs)
+        assert isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
+        self.path = FlowPath(scheduler)
+
+    @property
+    def layers(self) -> nn.ModuleList:  # type: ignore[override]
+        """Blocks of the transformer."""
+        return self.transformer.transformer_blocks
+
+    @property
+    def text_width(self) -> int:
+        """Width of the text embeddings."""
+        return self.transformer.config.caption_channels
+
+    def new_stream(self, transformer: Any) -> StateStream:
+        """Return copies of the blocks' attentions to the text."""
+        attentions = [block.attn2 for block in transformer.transformer_blocks]
+        return CopiedStream(attentions, transformer.caption_projection, self.width)
+
+    def timesteps(self, num_inference_steps: int) -> dict[str, Any]:
+        """Return sigmas that are shifted towards noise by the number of tokens, as LTXPipeline does."""
+        config: Any = self.scheduler.config
+        shift = calculate_shift(
+            self.clip.latents * math.prod(self.clip.grid),
+            config.get("base_image_seq_len", 256),
+            config.get("max_image_seq_len", 4096),
+            config.get("base_shift", 0.5),
+            config.get("max_shift", 1.15),
+        )
+        return {"sigmas": np.linspace(1.0, 1 / num_inference_steps, num_inference_steps), "mu": shift}
+
+    def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
+        """Keep the context."""
+        return [(context,)]
+
+    def forward(
+        self,
+        latents: Float[Tensor, "b t c h w"],
+        level: Float[Tensor, "b t"],
+        condition: Condition,
+        past: Past,
+    ) -> Float[Tensor, "b t c h w"]:
+        """Predict the velocity at the timesteps `level`."""
+        (context,) = past[0]
+        x, count = torch.cat([context, latents], dim=1), context.shape[1]
+        frames, height, width = x.shape[1], x.shape[3], x.shape[4]
+        timestep = level[:, 0]
+        if count:
+            each = torch.cat([level.new_zeros(len(level), count), level], dim=1)
+            timestep = each.repeat_interleave(height * width, dim=1)
+        text, mask = self._masked(condition)
+        dtype, states = self.transformer.dtype, self.states(condition)
+        prediction = self.network(
+            None if states is None else states.to(dtype),
+            hidden_states=rearrange(x, "b t c h w -> b (t h w) c").to(dtype),
+            encoder_hidden_states=text.to(dtype),
+            timestep=timestep,
+            encoder_attention_mask=mask,
+            num_frames=frames,
+            height=height,
+            width=width,
+            rope_interpolation_scale=(
+                self.clip.temporal_factor / self.clip.fps,
+                self.clip.spatial_factor,
+                self.clip.spatial_factor,
+            ),
+        )
+        return rearrange(prediction.float(), "b (t h w) c -> b t c h w", h=height, w=width)[:, count:]
+
+    def _masked(self, condition: Condition) -> tuple[Float[Tensor, "b l e"], Float[Tensor, "b l"]]:
+        """Return the prompt, and which of its places are read: padding of texts is not (`embed_text`)."""
+        prompt, text = self.prompt(condition), condition.text
+        mask = torch.ones_like(prompt[..., 0])
+        if text is not None:
+            mask[:, : text.shape[1]] = (text != 0).any(dim=-1).to(mask.dtype)
+        return prompt, mask
+
+    def embed_text(self, texts: list[str]) -> Float[Tensor, "b m e"]:
+        """Embed texts as LTXPipeline does; padding, which its transformer is told to skip, becomes zeros."""
+        pipeline = LTXPipeline(self.scheduler, None, self.text_encoder, self.tokenizer, None)  # type: ignore[arg-type]
+        encoded: Any = pipeline.encode_prompt(
+            texts,
+            do_classifier_free_guidance=False,
+            max_sequence_length=TEXT_LENGTH,
+            device=self.text_encoder.device,  # type: ignore[union-attr]
+        )
+        embeds, mask, *_ = encoded
+        return embeds * mask[..., None].to(embeds.dtype)

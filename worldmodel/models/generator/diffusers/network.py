@@ -1,0 +1,60 @@
+"""A transformer of diffusers with what a world model adds to it, in memory and on disk."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.modeling_utils import ModelMixin
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from worldmodel.errors import ModelError
+from worldmodel.models.generator.diffusers.state_cross_attention import StateStream
+from worldmodel.models.loading import pipeline_folder
+
+STREAM = "stream.safetensors"
+
+
+class Network(nn.Module):
+    """A transformer of diffusers, and the stream of states added to it, if any."""
+
+    stream: StateStream | None
+
+    def __init__(self, transformer: ModelMixin, stream: StateStream | None = None) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.stream = stream
+
+    def forward(self, states: Float[Tensor, "b n d"] | None, **inputs: Any) -> Tensor:
+        """Call the transformer with its native arguments."""
+        if self.stream is None:
+            return self.transformer(**inputs, return_dict=False)[0]
+        assert states is not None, "a stream needs states"
+        return self.stream.run(self.transformer, states, **inputs)
+
+    def save_pretrained(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write the transformer as diffusers reads it, and the stream beside it."""
+        pipeline_folder.save_model(self.transformer, folder, dtype)
+        if self.stream is not None:
+            save_file(pipeline_folder.cast(self.stream.state_dict(), dtype), folder / STREAM)
+
+    def load_stream(self, folder: Path) -> None:
+        """Fill the stream from the file beside the transformer, if there is one.
+
+        Raises:
+            ModelError: the file is damaged, or of another shape, or of a model that has a stream where this
+                one has none.
+        """
+        file = folder / STREAM
+        if not file.is_file():
+            return
+        if self.stream is None:
+            raise ModelError(f"{file} is a stream of states; set condition.kind to stream.")
+        try:
+            self.stream.load_state_dict(load_file(file))
+        except (OSError, SafetensorError, RuntimeError):
+            raise ModelError(
+                f"{file} is damaged or does not fit the transformer beside it; fetch the model again."
+            ) from None

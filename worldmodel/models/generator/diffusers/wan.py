@@ -1,0 +1,286 @@
+"""Wan as a video generator: text-to-video, TI2V and image-to-video models.
+
+Models whose transformer takes as many channels as it gives (T2V, TI2V) see context frames as frames at
+timestep 0 in front of the chunk, every token told the timestep of its frame. Image-to-video models see
+context in added channels: a mask of the frames that are known, and the latents of the clip in which all
+others are grey. Those of Wan 2.1 also read what CLIP sees in the picture that the clip begins with: the
+first frame of the context, as the codec shows it.
+
+Source: Wan (arXiv:2503.20314).
+"""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+from diffusers.pipelines.wan.pipeline_wan import WanPipeline
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.base import Past
+from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
+from worldmodel.models.generator.diffusers.causal_attention import Sight, seeing
+from worldmodel.models.generator.diffusers.network import Network
+from worldmodel.models.generator.diffusers.scheduler import FlowPath, Scheduler, fixed_noise
+from worldmodel.models.generator.diffusers.state_cross_attention import CopiedStream, StateStream
+from worldmodel.models.loading import pipeline_folder
+
+TEXT_LENGTH = 512
+"""Tokens that the pipeline gives its transformer."""
+
+
+class WanGenerator(DiffusersGenerator):
+    """Wan 2.1 and 2.2."""
+
+    transformer_class = WanTransformer3DModel
+    scheduler_classes = (UniPCMultistepScheduler, FlowMatchEulerDiscreteScheduler)
+    scheduler_default: ClassVar[dict[str, Any]] = {
+        "_class_name": "UniPCMultistepScheduler",
+        "prediction_type": "flow_prediction",
+        "use_flow_sigmas": True,
+        "flow_shift": 3.0,
+    }
+
+    def __init__(
+        self, transformer: WanTransformer3DModel, scheduler: Scheduler, clip: Clip, *args: Any, **kwargs: Any
+    ) -> None:
+        config: Any = transformer.config
+        if config.pos_embed_seq_len is not None:
+            raise ConfigError(
+                "This Wan transformer reads a clip's first and last picture (pos_embed_seq_len), and a world "
+                "does not know its last; use an image-to-video model."
+            )
+        if config.patch_size[0] != 1 or any(
+            count % side for count, side in zip(clip.grid, config.patch_size[1:], strict=True)
+        ):
+            raise ConfigError(
+                f"The transformer's patch_size is {list(config.patch_size)} and a frame has {clip.grid[0]} x "
+                f"{clip.grid[1]} latent cells; use patches of one latent frame and a codec.image_size that "
+                "they divide."
+            )
+        super().__init__(transformer, scheduler, clip, *args, **kwargs)
+        self.cells_per_token = config.patch_size[1] * config.patch_size[2]
+        self.concatenates = config.in_channels != config.out_channels
+        """Whether context enters as channels."""
+        self.level_per_frame = not self.concatenates
+        if self.image_encoder is not None:
+            self.text_length = TEXT_LENGTH  # its attentions count places to tell text from picture
+            if not self.concatenates:
+                raise ConfigError(
+                    "This Wan transformer reads features of a picture (image_dim) and has no channels for "
+                    "the picture itself; use an image-to-video model."
+                )
+        expected = clip.temporal_factor + 2 * config.out_channels
+        if self.concatenates and config.in_channels != expected:
+            raise ConfigError(
+                f"The transformer takes {config.in_channels} channels; an image-to-video model of "
+                f"{config.out_channels} latent channels takes {expected}."
+            )
+        assert isinstance(scheduler, UniPCMultistepScheduler | FlowMatchEulerDiscreteScheduler)
+        self.path = FlowPath(scheduler)
+        self.network_2: Network | None = None
+        self.boundary_ratio = 0.0
+        """Share of the schedule below which `network_2` predicts (Wan 2.2 A14B)."""
+
+    @property
+    def layers(self) -> nn.ModuleList:  # type: ignore[override]
+        """Blocks of the transformer."""
+        return self.transformer.blocks
+
+    @property
+    def text_width(self) -> int:
+        """Width of the text embeddings."""
+        return self.transformer.config.text_dim
+
+    def new_stream(self, transformer: Any) -> StateStream:
+        """Return copies of the blocks' attentions to the text."""
+        attentions = [block.attn2 for block in transformer.blocks]
+        return CopiedStream(attentions, transformer.condition_embedder.text_embedder, self.width)
+
+    def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
+        """Prepare the context: itself, or the added channels."""
+        if not self.concatenates:
+            return [(context,)]
+        self.must_see(context)
+        grey, *features = self._looked_at(context)
+        # The noisy places of context frames hold what is known of them, at the level of each step.
+        return [(self.added_channels(context, grey), context, fixed_noise(context), *features)]
+
+    def forward(
+        self,
+        latents: Float[Tensor, "b t c h w"],
+        level: Float[Tensor, "b t"],
+        condition: Condition,
+        past: Past,
+        blocks: Int[Tensor, " t"] | None = None,
+    ) -> Float[Tensor, "b t c h w"]:
+        """Predict the velocity at the timesteps `level`.
+
+        With `blocks`, a frame sees frames whose number is not above its own, and context frames stand in the
+        first frame's block. `past` may also be what `lead` leaves.
+        """
+        if self.concatenates:
+            added, context, noise, *features = past[0]
+            seen = self.path.add_noise(context, noise, level[:, :1].expand(-1, context.shape[1]))
+            x = torch.cat([torch.cat([seen, latents], dim=1), added], dim=2)
+            predicted = self._predict(x, level[:, 0], level[:, 0], condition, None, *features)
+            return predicted[:, context.shape[1] :]
+        context, *values = past[0]
+        if values:  # keys and values, of `lead`
+            return self._predict(
+                latents, self._each(level, latents), level[:, 0], condition, Sight(past=past)
+            )
+        count = context.shape[1]
+        sight = None if blocks is None else Sight(torch.cat([blocks[:1].expand(count), blocks]))
+        x = torch.cat([context, latents], dim=1)
+        timestep = level[:, 0]
+        if count or blocks is not None:
+            timestep = self._each(torch.cat([level.new_zeros(len(level), count), level], dim=1), latents)
+        return self._predict(x, timestep, level[:, 0], condition, sight)[:, count:]
+
+    @property
+    def chunkwise(self) -> bool:  # type: ignore[override]
+        """Whether one transformer sees all frames, each at a noise level of its own."""
+        return not self.concatenates and self.network_2 is None
+
+    def lead(
+        self,
+        context: Float[Tensor, "b s c h w"],
+        latents: Float[Tensor, "b t c h w"],
+        level: Float[Tensor, "b t"],
+        condition: Condition,
+    ) -> tuple[Float[Tensor, "b t c h w"], Past]:
+        """Return the velocity of a chunk, and keys and values of it and its context, block by block."""
+        sight, x = Sight(kept=[]), torch.cat([context, latents], dim=1)
+        levels = torch.cat([level.new_zeros(context.shape[:2]), level], dim=1)
+        velocity = self._predict(x, self._each(levels, x), level[:, 0], condition, sight)
+        kept, sight.kept = sight.kept, None
+        assert kept is not None, "the pass was asked to keep them"
+        return velocity[:, context.shape[1] :], kept
+
+    def sigma_at(self, place: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
+        """Return the sigma at a place of the scheduler's own schedule."""
+        assert isinstance(self.path, FlowPath)
+        count = self.path.count
+        return self.path.sigmas.to(place)[((1 - place) * count).long().clamp(max=count - 1)]
+
+    def added_channels(
+        self, context: Float[Tensor, "b s c h w"], grey: Float[Tensor, "b t c h w"]
+    ) -> Float[Tensor, "b n m h w"]:
+        """Return the channels beside the noisy ones: which frames are known, and the clip's known latents.
+
+        Args:
+            context: latents of the known frames.
+            grey: latents of grey frames that follow them.
+        """
+        group, count = self.clip.temporal_factor, context.shape[1]
+        known = context.new_zeros(len(context), count + grey.shape[1], group, *context.shape[3:])
+        known[:, :count] = 1  # the first latent frame is one frame, which stands for a whole group
+        return torch.cat([known, torch.cat([context, grey], dim=1)], dim=2)
+
+    @torch.no_grad()
+    def _looked_at(self, context: Float[Tensor, "b s c h w"]) -> list[Tensor]:
+        """Return what is made of the context's pixels: latents of grey frames that follow, and features.
+
+        Features, where they are read, are those of the first frame, with which the clip begins.
+        """
+        (codec,) = self._codec
+        assert codec is not None, "an image-to-video model needs the codec"
+        frames = codec.decode(context)
+        after = frames.new_zeros(
+            len(frames), self.clip.chunk_latents * codec.temporal_factor, *frames.shape[2:]
+        )
+        grey = codec.encode(after, before=frames)
+        if self.image_encoder is None:
+            return [grey]
+        return [grey, self.image_encoder.everything(frames[:, :1].clamp(-1, 1)).flatten(1, 2)]
+
+    def _each(self, level: Float[Tensor, "b n"], x: Tensor) -> Float[Tensor, "b m"]:
+        """Give every token the level of its frame."""
+        patch = self.transformer.config.patch_size
+        return level.repeat_interleave((x.shape[3] // patch[1]) * (x.shape[4] // patch[2]), dim=1)
+
+    def _predict(
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        level: Tensor,
+        condition: Condition,
+        sight: Sight | None,
+        *features: Tensor,
+    ) -> Tensor:
+        """Call the transformer that is in charge at each sample's level."""
+        x = rearrange(x, "b t c h w -> b c t h w").contiguous()
+        inputs, states = [x, timestep, self.prompt(condition), *features], self.states(condition)
+        if self.network_2 is None:
+            out = self._call(self.network, inputs, states, sight)
+        else:
+            high = level >= self.boundary_ratio * self.scheduler.config.num_train_timesteps
+            out = torch.empty_like(x[:, : self.transformer.config.out_channels])
+            for network, rows in ((self.network, high), (self.network_2, ~high)):
+                if rows.any():
+                    chosen = None if states is None else states[rows]
+                    out[rows] = self._call(network, [each[rows] for each in inputs], chosen, sight)
+        return rearrange(out, "b c t h w -> b t c h w")
+
+    def _call(
+        self, network: Network, inputs: list[Tensor], states: Tensor | None, sight: Sight | None
+    ) -> Tensor:
+        x, timestep, text, *features = inputs
+        dtype = network.transformer.dtype
+        with seeing(network.transformer, sight):
+            made = network(
+                None if states is None else states.to(dtype),
+                hidden_states=x.to(dtype),
+                timestep=timestep,
+                encoder_hidden_states=text.to(dtype),
+                encoder_hidden_states_image=features[0].to(dtype) if features else None,
+            )
+        return made.to(x.dtype)
+
+    def embed_text(self, texts: list[str]) -> Float[Tensor, "b m e"]:
+        """Embed texts as WanPipeline does."""
+        pipeline = WanPipeline(self.tokenizer, self.text_encoder, None, self.scheduler)  # type: ignore[arg-type]
+        return pipeline.encode_prompt(
+            texts,
+            do_classifier_free_guidance=False,
+            max_sequence_length=TEXT_LENGTH,
+            device=self.text_encoder.device,  # type: ignore[union-attr]
+        )[0]
+
+    # ---- two transformers ----------------------------------------------------------------------------
+
+    def add_second(self, source: pipeline_folder.Source) -> None:
+        """Read the transformer for low noise levels, if the folder has one."""
+        if source.transformer_2 is None:
+            return
+        if not isinstance(source.boundary_ratio, float):
+            raise ModelError(
+                f"{source.transformer_2} has no boundary_ratio beside it; fetch the model again."
+            )
+        dtype = self.transformer.dtype
+        transformer = pipeline_folder.load_model(source.transformer_2, [WanTransformer3DModel], dtype)
+        self.set_second(transformer, source.boundary_ratio)  # type: ignore[arg-type]
+        assert self.network_2 is not None
+        self.network_2.load_stream(source.transformer_2)
+
+    def set_second(self, transformer: WanTransformer3DModel, boundary_ratio: float) -> None:
+        """Let another transformer predict below a share of the schedule."""
+        stream = None if self.network.stream is None else self.new_stream(transformer).to(transformer.dtype)
+        self.network_2, self.boundary_ratio = Network(transformer, stream), boundary_ratio
+
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+        """Write the generator, its second transformer in `transformer_2`."""
+        super().save_pretrained(folder, dtype)
+        if self.network_2 is not None:
+            second = Path(folder) / "transformer_2"
+            self.network_2.save_pretrained(second, dtype)
+            values = {"boundary_ratio": self.boundary_ratio}
+            (second / pipeline_folder.BOUNDARY).write_text(json.dumps(values) + "\n", encoding="utf-8")

@@ -1,0 +1,209 @@
+"""The video generator: a flow-matching diffusion transformer over latent frames.
+
+Source: Peebles & Xie 2023 (arXiv:2212.09748) for adaLN-zero; Chen et al. 2024 (arXiv:2307.15818 and
+PixArt, arXiv:2310.00426) for one modulation shared by the layers; Chen et al. 2024 (arXiv:2407.01392)
+for a noise level per frame.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from worldmodel.config import GeneratorConfig
+from worldmodel.diffusion.loss import add_noise, velocity_error
+from worldmodel.diffusion.sampler import EulerSolver
+from worldmodel.diffusion.schedule import shifted
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.base import LossOutput, Past, VideoGenerator
+from worldmodel.models.layers import attention
+from worldmodel.models.layers.norm import RMSNorm, upcast
+from worldmodel.models.layers.spatial import KeyValue, LocalFeedForward, SelfAttention, rope_table
+from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.mesh import SequenceGroup
+
+
+def sigma_embedding(sigma: Float[Tensor, "b t"], width: int) -> Float[Tensor, "b t d"]:
+    """Sinusoidal features of the noise level."""
+    frequencies = torch.exp(-math.log(1000) * torch.arange(width // 2, device=sigma.device) / (width // 2))
+    angle = 1000 * upcast(sigma)[..., None] * frequencies
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+class Block(nn.Module):
+    """Self-attention over space and time, attention to the condition, a feed-forward mixing neighbours."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention = SelfAttention(width, num_heads)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.cross_out = nn.Linear(width, width, bias=False)
+        self.cross_norm = RMSNorm(width)
+        self.feed_forward = LocalFeedForward(width)
+        self.modulation = nn.Parameter(torch.zeros(6, width))
+        nn.init.zeros_(self.cross_out.weight)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n d"],
+        modulation: Float[Tensor, "b t 6 d"],
+        tokens: Float[Tensor, "b m d"],
+        rope: Float[Tensor, "2 n e"],
+        layout: Layout | None,
+        past: KeyValue | None,
+        grid: tuple[int, int],
+    ) -> tuple[Float[Tensor, "b n d"], KeyValue]:
+        parts = (modulation + self.modulation).repeat_interleave(x.shape[1] // modulation.shape[1], dim=1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts.unbind(dim=2)
+        mixed, present = self.attention(normalise(x) * (1 + scale1) + shift1, rope, layout, past)
+        x = x + gate1 * mixed
+        q = rearrange(self.query(self.cross_norm(x)), "b n (k d) -> b k n d", k=self.num_heads)
+        k, v = rearrange(self.key_value(tokens), "b n (p k d) -> p b k n d", p=2, k=self.num_heads)
+        x = x + self.cross_out(rearrange(attention.attend(q, k, v), "b k n d -> b n (k d)"))
+        return x + gate2 * self.feed_forward(normalise(x) * (1 + scale2) + shift2, grid), present
+
+
+def normalise(x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    """Layer norm without learned scale; the modulation brings its own."""
+    return F.layer_norm(x, x.shape[-1:], eps=1e-6)
+
+
+class DiT(VideoGenerator):
+    """Predicts the flow-matching velocity of latent frames, each at its own noise level.
+
+    Context frames are simply frames at noise 0 in front of the chunk. Attention is causal over blocks of
+    frames and full inside a block, so keys and values of context frames are computed once per chunk
+    (`start`) and reused by every denoising step.
+    """
+
+    chunkwise = True
+
+    def __init__(self, config: GeneratorConfig, latent_channels: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.config, self.grid = config, grid
+        self.sequence = SequenceGroup()
+        """Processes that share a clip in training: each takes some of its frames."""
+        self.width = self.token_width = width = config.width
+        self.embed = nn.Linear(2 * latent_channels, width)
+        self.embed_sigma = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+        self.modulation = nn.Linear(width, 6 * width)
+        self.layers = nn.ModuleList(Block(width, config.num_heads) for _ in range(config.num_layers))
+        self.project = nn.Linear(width, latent_channels)
+        nn.init.zeros_(self.modulation.weight)
+        with torch.no_grad():  # gates start at 1/2: residual branches are alive, yet the sum stays tame
+            bias = self.modulation.bias.zero_().view(6, width)
+            bias[2].fill_(0.5)
+            bias[5].fill_(0.5)
+        nn.init.zeros_(self.project.weight)
+
+    def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
+        """Return keys and values of the context frames, layer by layer."""
+        sigma = context.new_zeros(context.shape[:2])
+        return [*self.velocity(context, sigma, context, condition, first_frame=-context.shape[1])[1]]
+
+    def lead(
+        self,
+        context: Float[Tensor, "b s c h w"],
+        latents: Float[Tensor, "b t c h w"],
+        level: Float[Tensor, "b t"],
+        condition: Condition,
+    ) -> tuple[Float[Tensor, "b t c h w"], Past]:
+        """Return the velocity of a chunk, and keys and values of it and of its context frames.
+
+        They pass together, each frame at its own noise level.
+        """
+        assert condition.forecast is not None, "the forecast adapter makes one"
+        seen, frames = context.shape[1], latents.shape[1]
+        velocity, kept = self.velocity(
+            torch.cat([context, latents], dim=1),
+            torch.cat([level.new_zeros(len(level), seen), level], dim=1),
+            torch.cat([context, condition.forecast], dim=1),
+            condition,
+            blocks=torch.tensor([0] * seen + [1] * frames),
+            first_frame=-(seen + frames),
+        )
+        return velocity[:, seen:], [*kept]
+
+    def sigma_at(self, place: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
+        """Return the sigma at a place of the shifted schedule."""
+        return shifted(place)
+
+    def forward(
+        self,
+        latents: Float[Tensor, "b t c h w"],
+        level: Float[Tensor, "b t"],
+        condition: Condition,
+        past: Past,
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return the velocity of a chunk's frames at the given sigmas."""
+        assert condition.forecast is not None, "the forecast adapter makes one"
+        return self.velocity(latents, level, condition.forecast, condition, past=past)[0]
+
+    def solver(self, num_inference_steps: int) -> EulerSolver:
+        """Return Euler's method on the shifted schedule."""
+        return EulerSolver.of(num_inference_steps)
+
+    def training_loss(
+        self,
+        clean: Float[Tensor, "b t c h w"],
+        noise: Float[Tensor, "b t c h w"],
+        sigma: Float[Tensor, "b t"],
+        condition: Condition,
+        context: Float[Tensor, "b s c h w"],
+        behind: Bool[Tensor, " b"] | None = None,
+    ) -> LossOutput:
+        """Compare velocities."""
+        noisy = add_noise(clean, noise, sigma)
+        if behind is None:
+            velocity, _ = self.lead(context, noisy, sigma, condition)
+        else:
+            velocity = self.windows(context, noisy, sigma, condition, behind)
+        error = velocity_error(velocity, noisy, clean, sigma)
+        return LossOutput(error, noisy - sigma[:, :, None, None, None] * velocity)
+
+    def velocity(
+        self,
+        latents: Float[Tensor, "b t c h w"],
+        sigma: Float[Tensor, "b t"],
+        forecast: Float[Tensor, "b t c h w"],
+        condition: Condition,
+        blocks: Int[Tensor, " t"] | None = None,
+        first_frame: int = 0,
+        past: Past | None = None,
+    ) -> tuple[Float[Tensor, "b t c h w"], list[KeyValue]]:
+        """Return the velocity of every frame, and the keys and values of every layer.
+
+        `forecast` is the regressed clean frame (for a context frame, the frame itself); the network's
+        output is a correction to it. A frame sees frames whose number in `blocks` is not above its own
+        (None: every frame given). `past` holds keys and values of earlier frames; `first_frame` is
+        the index of the first frame given here (context frames are negative).
+        """
+        assert condition.cells is not None and condition.pooled is not None, "the forecast adapter makes both"
+        frames = latents.shape[1]
+        places = torch.arange(first_frame, first_frame + frames, device=latents.device)
+        given, sigma_here, layout = torch.cat([latents, forecast], dim=2), sigma, None
+        if blocks is not None:
+            cells = math.prod(self.grid)
+            layout = Layout.frames(blocks, cells).shard(self.sequence, unit=cells, balance=True)
+            mine = layout.take(torch.arange(frames).repeat_interleave(cells), dim=0)[::cells]
+            given, sigma_here, places = given[:, mine], sigma[:, mine], places[mine]
+        x = self.embed(rearrange(given, "b t c h w -> b (t h w) c"))
+        x = x + condition.cells.repeat(1, len(places), 1)
+        level = self.embed_sigma(sigma_embedding(sigma_here, self.config.width)) + condition.pooled[:, None]
+        modulation = rearrange(self.modulation(F.silu(level)), "b t (m d) -> b t m d", m=6)
+        rope = rope_table(places, self.grid, self.config.width // self.config.num_heads)
+        presents = []
+        for index, layer in enumerate(self.layers):
+            earlier = (past[index][0], past[index][1]) if past is not None else None
+            x, present = layer(x, modulation, condition.tokens, rope, layout, earlier, self.grid)
+            presents.append(present)
+        change = self.project(normalise(x))
+        change = layout.gather(change) if layout else change
+        correction = rearrange(change, "b (t h w) c -> b t c h w", t=frames, h=self.grid[0])
+        clean = forecast + upcast(correction)
+        return (latents - clean) / sigma.clamp(min=1e-3)[:, :, None, None, None], presents

@@ -1,0 +1,82 @@
+"""What the generator and its adapter share: attention with rotary places, and local mixing, on latent cells.
+
+Without either, things dissolve instead of moving: a linear layer cannot say "what was two cells to the left".
+"""
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from worldmodel.models.layers.attention import attend
+from worldmodel.models.layers.norm import RMSNorm
+from worldmodel.parallel.layout import Layout
+
+KeyValue = tuple[Tensor, Tensor]
+
+
+def rope_table(frames: Int[Tensor, " t"], grid: tuple[int, int], head_width: int) -> Float[Tensor, "2 n d"]:
+    """Return cosines and sines of the rotary angles of every (frame, row, column).
+
+    `grid` is rows and columns. A quarter of the head turns with time, the rest with the two axes of space.
+    """
+    share = head_width // 16
+    sizes = (4 * share, 6 * share, head_width - 10 * share)
+    rows, columns = (torch.arange(count, device=frames.device) for count in grid)
+    places = torch.cartesian_prod(frames, rows, columns).float()
+    angles = []
+    for place, size in zip(places.unbind(dim=1), sizes, strict=True):
+        frequencies = 100.0 ** (-torch.arange(0, size, 2, device=frames.device) / size)
+        angles.append(place[:, None] * frequencies)
+    angle = torch.cat(angles, dim=1).repeat(1, 2)
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def rotate(x: Float[Tensor, "b k n d"], table: Float[Tensor, "2 n d"]) -> Float[Tensor, "b k n d"]:
+    """Apply rotary positions (Su et al. 2021, arXiv:2104.09864)."""
+    left, right = x.chunk(2, dim=-1)
+    cos, sin = table.to(x.dtype)
+    return x * cos + torch.cat([-right, left], dim=-1) * sin
+
+
+class SelfAttention(nn.Module):
+    """Attention among cells; earlier keys and values may be given, and all are handed back."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.query_norm = RMSNorm(width // num_heads)
+        self.key_norm = RMSNorm(width // num_heads)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n d"],
+        rope: Float[Tensor, "2 n e"],
+        layout: Layout | None = None,
+        past: KeyValue | None = None,
+    ) -> tuple[Float[Tensor, "b n d"], KeyValue]:
+        q, k, v = rearrange(self.qkv(x), "b n (p k d) -> p b k n d", p=3, k=self.num_heads)
+        q = rotate(self.query_norm(q), rope).to(v.dtype)
+        k = rotate(self.key_norm(k), rope).to(v.dtype)
+        present = (k, v)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        return self.out(rearrange(attend(q, k, v, layout), "b k n d -> b n (k d)")), present
+
+
+class LocalFeedForward(nn.Module):
+    """A feed-forward whose hidden units each see a 3x3 neighbourhood of their frame."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 3 * width)
+        self.local = nn.Conv2d(3 * width, 3 * width, 3, padding=1, groups=3 * width)
+        self.down = nn.Linear(3 * width, width)
+
+    def forward(self, x: Float[Tensor, "b n d"], grid: tuple[int, int]) -> Float[Tensor, "b n d"]:
+        rows, columns = grid
+        y = rearrange(self.up(x), "b (t h w) d -> (b t) d h w", h=rows, w=columns)
+        return self.down(rearrange(F.silu(self.local(y)), "(b t) d h w -> b (t h w) d", b=x.shape[0]))

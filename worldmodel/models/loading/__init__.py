@@ -1,0 +1,1 @@
+"""Reading weights from files of transformers and diffusers, at once or deferred."""

@@ -1,0 +1,202 @@
+"""Folders that diffusers writes: known classes only, safetensors only, nothing from the network."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from diffusers.models.modeling_utils import ModelMixin
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    T5EncoderModel,
+    UMT5EncoderModel,
+)
+
+from worldmodel.errors import ModelError
+from worldmodel.models.loading import pretrained
+
+PIPELINES = (
+    "WanPipeline",
+    "WanImageToVideoPipeline",
+    "LTXPipeline",
+    "LTXImageToVideoPipeline",
+    "CogVideoXPipeline",
+    "CogVideoXImageToVideoPipeline",
+)
+"""Pipelines whose folders may be read."""
+
+TEXT_ENCODERS = {"t5": T5EncoderModel, "umt5": UMT5EncoderModel}
+"""Text encoders that may be loaded, by model type."""
+
+T = TypeVar("T", bound=type)
+
+INDEX = "model_index.json"
+BOUNDARY = "boundary.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the pieces of a generator lie; those that are not there are None."""
+
+    transformer: Path
+    scheduler: Path | None = None
+    text_encoder: Path | None = None
+    tokenizer: Path | None = None
+    image_encoder: Path | None = None
+    image_processor: Path | None = None
+    transformer_2: Path | None = None
+    boundary_ratio: float | None = None
+
+    @classmethod
+    def of(cls, folder: str | Path) -> "Source":
+        """Find the pieces in a pipeline's folder, or around a transformer's own.
+
+        Raises:
+            ModelError: there is no such folder, or it is of another pipeline.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ModelError(f"There is no generator folder {str(folder)!r}; pass one that diffusers wrote.")
+        index: dict[str, Any] = {}
+        transformer = folder
+        if (folder / INDEX).is_file():
+            index = pipeline_index(folder)
+            transformer = folder / "transformer"
+        second = folder / "transformer_2"
+        if (second / BOUNDARY).is_file():
+            index |= pretrained.read_json(second, BOUNDARY)
+        return cls(
+            transformer,
+            scheduler=_present(folder / "scheduler"),
+            text_encoder=_present(folder / "text_encoder"),
+            tokenizer=_present(folder / "tokenizer"),
+            image_encoder=_present(folder / "image_encoder"),
+            image_processor=_present(folder / "image_processor"),
+            transformer_2=_present(second),
+            boundary_ratio=index.get("boundary_ratio"),
+        )
+
+
+def pipeline_index(folder: Path) -> dict[str, Any]:
+    """Read the index of a pipeline's folder.
+
+    Raises:
+        ModelError: it is unreadable, or of a pipeline that is not in `PIPELINES`.
+    """
+    index = pretrained.read_json(folder, INDEX)
+    if index.get("_class_name") not in PIPELINES:
+        raise ModelError(
+            f"{folder} is a pipeline of class {index.get('_class_name')!r}; use one of "
+            f"{', '.join(PIPELINES)}."
+        )
+    return index
+
+
+def _present(folder: Path) -> Path | None:
+    return folder if folder.is_dir() else None
+
+
+def chosen(name: Any, allowed: Iterable[T], place: str) -> T:
+    """Return the class of that name.
+
+    Raises:
+        ModelError: the name is not one of the allowed classes'.
+    """
+    classes = {each.__name__: each for each in allowed}
+    if name not in classes:
+        raise ModelError(f"{place} is of class {name!r}; use one of {', '.join(classes)}.")
+    return classes[name]
+
+
+def load_model(
+    folder: Path, allowed: Iterable[type[ModelMixin]], dtype: torch.dtype = torch.float32
+) -> ModelMixin:
+    """Load a transformer or autoencoder; in bf16 all but what diffusers keeps in fp32.
+
+    Raises:
+        ModelError: it is of another class, not readable, or its weights do not fit its config.json.
+    """
+    model_class = chosen(pretrained.read_json(folder).get("_class_name"), allowed, str(folder))
+    try:
+        loaded: Any = model_class.from_pretrained(
+            str(folder),
+            torch_dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except pretrained.UNREADABLE as error:
+        raise ModelError(f"{folder} cannot be loaded: {pretrained.reason(error)}") from None
+    # diffusers fills gaps with random weights and only warns.
+    model, report = loaded
+    gaps = sorted({*report["missing_keys"], *report["unexpected_keys"]})
+    if gaps:
+        raise ModelError(f"The weights in {folder} do not fit its config.json at {gaps[0]!r}.")
+    # They are mapped from the file, at addresses for which a CPU may round otherwise, and more slowly.
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
+
+
+def save_model(model: ModelMixin, folder: Path, dtype: torch.dtype) -> None:
+    """Write a transformer or autoencoder as diffusers reads it; the model itself keeps its precision.
+
+    What diffusers keeps in fp32 is written in that.
+    """
+    model_class: Any = type(model)
+    with torch.device("meta"):
+        twin = model_class.from_config(dict(model.config))
+    state = model.state_dict()
+    exact = {name: tensor for name, tensor in state.items() if stays(model, name)}
+    twin.load_state_dict(cast(state, dtype) | cast(exact, torch.float32), assign=True)
+    twin.save_pretrained(str(folder))
+
+
+def hold(model: ModelMixin, dtype: torch.dtype) -> None:
+    """Hold a model's parameters in a type, in place, but for those that diffusers keeps in fp32."""
+    for name, parameter in model.named_parameters():
+        if not stays(model, name):
+            parameter.data = parameter.data.to(dtype)
+
+
+def stays(model: ModelMixin, name: str) -> bool:
+    """Tell whether diffusers keeps a parameter in fp32, as it does with some families' norms and times."""
+    kept: Any = model._keep_in_fp32_modules or []
+    return any(part in kept for part in name.split("."))
+
+
+def cast(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return weights in another precision."""
+    return {name: tensor.detach().to(dtype).contiguous() for name, tensor in state.items()}
+
+
+def load_text_encoder(source: Source) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the text encoder, in the precision that it is stored in, and its tokenizer.
+
+    Raises:
+        ModelError: there is none, or it is of another family, not readable or incomplete.
+    """
+    if source.text_encoder is None or source.tokenizer is None:
+        raise ModelError(
+            f"condition.text is true, but there are no text_encoder and tokenizer folders beside "
+            f"{source.transformer}; pass a whole pipeline folder or set condition.text to false."
+        )
+    folder = source.text_encoder
+    values = pretrained.read_json(folder)
+    encoder_class = TEXT_ENCODERS.get(str(values.get("model_type")))
+    if encoder_class is None:
+        raise ModelError(f"{folder} holds no text encoder of type {' or '.join(TEXT_ENCODERS)}.")
+    stored = values.get("dtype") or values.get("torch_dtype")
+    dtype = torch.bfloat16 if stored == "bfloat16" else torch.float32
+    model = pretrained.load(encoder_class, folder, dtype, "sdpa")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(source.tokenizer), local_files_only=True, trust_remote_code=False
+        )
+    except pretrained.UNREADABLE as error:
+        raise ModelError(f"{source.tokenizer} cannot be loaded: {pretrained.reason(error)}") from None
+    return model.eval().requires_grad_(False), tokenizer

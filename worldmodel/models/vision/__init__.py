@@ -1,0 +1,1 @@
+"""Vision adapters and the encoders behind them."""

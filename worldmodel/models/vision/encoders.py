@@ -1,0 +1,209 @@
+"""Vision through an encoder of transformers: pixels of an observation become backbone tokens.
+
+SigLIP, SigLIP 2, CLIP and DINO look at single frames; the towers of Qwen's models that see, at pairs (see
+`models.vision.qwen_vl`). An adapter brings their features to the backbone: a two-layer perceptron after
+pooling (LLaVA 1.5, arXiv:2310.03744), or learned queries (`models.layers.resampler`).
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+from worldmodel.config import ImageSize, VisionConfig, height_width
+from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models.layers.norm import RMSNorm
+from worldmodel.models.layers.resampler import Resampler
+from worldmodel.models.loading import pretrained
+from worldmodel.models.vision import qwen_vl, vit
+from worldmodel.models.vision.adapter import Observation, Vision, VisionAdapter
+from worldmodel.models.vision.preprocessing import Encoder, Family, frames_wanted, read_settings
+from worldmodel.models.vision.qwen_vl import Tower
+from worldmodel.models.vision.vit import PatchEncoder
+
+ADAPTER = "adapter.safetensors"
+
+FAMILIES = {**vit.FAMILIES, **qwen_vl.FAMILIES}
+"""Encoders that may be loaded, by `model_type`."""
+
+WHOLE = {
+    "clip": "clip_vision_model",
+    "siglip": "siglip_vision_model",
+    "siglip2": "siglip2_vision_model",
+    "qwen2_5_vl": "qwen2_5_vl_vision",
+    "qwen3_vl": "qwen3_vl_vision",
+}
+"""Models that also read, and the encoder inside; only that is loaded."""
+
+WEIGHTS = {"vision_model.": "", "model.visual.": "", "visual.": ""}
+"""How names of an encoder's weights begin in a whole model."""
+
+
+def build(config: VisionConfig, image_size: ImageSize, folder: Path | None = None) -> Encoder:
+    """Load the encoder from `folder` or `config.encoder`, or build `config.architecture` with random weights.
+
+    Raises:
+        ConfigError: the architecture is none of `CLASSES`, or has no layer `config.select_layer`.
+        ModelError: the folder holds no readable safetensors checkpoint of an allowed family.
+    """
+    if folder is None and not config.encoder:
+        _family(config.architecture.get("model_type"))
+        made = pretrained.describe(config.architecture, "vision")
+        return _wrapped(AutoModel.from_config(made, attn_implementation="sdpa"), {}, config, image_size)
+    folder = folder or pretrained.locate(str(config.encoder), config.revision, "vision encoder")
+    model_type = pretrained.read_json(folder).get("model_type")
+    inside = WHOLE.get(model_type) if isinstance(model_type, str) else None
+    kind = _family(inside or model_type).kind
+    if inside is None:
+        model = pretrained.load(kind, folder, torch.float32, "sdpa")
+    else:
+        part = pretrained.read_config(folder).vision_config
+        model = pretrained.load(kind, folder, torch.float32, "sdpa", part, WEIGHTS)
+    return _wrapped(model, read_settings(folder), config, image_size)
+
+
+def _wrapped(
+    model: PreTrainedModel, settings: Mapping[str, Any], config: VisionConfig, image_size: ImageSize
+) -> Encoder:
+    if model.config.model_type in vit.FAMILIES:
+        return PatchEncoder(model, settings, config.select_layer, height_width(image_size))
+    if config.select_layer != -1:
+        raise ConfigError(
+            f"vision.select_layer is {config.select_layer}; the tower of a model that sees gives out its "
+            "last features, -1."
+        )
+    return Tower(model, settings, height_width(image_size))
+
+
+def _family(model_type: object) -> Family:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = ", ".join([*FAMILIES, *WHOLE])
+        raise ConfigError(f"Vision encoder type {model_type!r} is not supported; use one of {known}.")
+    return FAMILIES[model_type]
+
+
+class Projection(nn.Module):
+    """Averages `pool` x `pool` features of a frame, then two layers.
+
+    Features that a language model of this width already reads pass as they are, and what the layers say is
+    added to them: nothing at first.
+    """
+
+    def __init__(self, encoder: Encoder, out_width: int, pool: int) -> None:
+        super().__init__()
+        in_width, self.rows = encoder.width, encoder.grid[0]
+        self.pool, self.adds = pool, encoder.aligned and in_width == out_width
+        self.up, self.down = nn.Linear(in_width, out_width), nn.Linear(out_width, out_width)
+        if self.adds:
+            nn.init.zeros_(self.down.weight)
+            nn.init.zeros_(self.down.bias)
+
+    def forward(self, features: Float[Tensor, "b u m e"]) -> Float[Tensor, "b n d"]:
+        x = rearrange(features, "b u (h w) e -> (b u) e h w", h=self.rows)
+        x = F.avg_pool2d(x, self.pool, ceil_mode=True)  # at the edge: of as many as there are
+        x = rearrange(x, "(b u) e h w -> b (u h w) e", b=features.shape[0])
+        change = self.down(F.gelu(self.up(x)))
+        return x + change if self.adds else change
+
+
+class Adapter(nn.Module):
+    """Brings features of an encoder to the backbone; all that is learned beside the encoder."""
+
+    def __init__(self, config: VisionConfig, encoder: Encoder, width: int) -> None:
+        super().__init__()
+        steps = -(-config.max_frames // encoder.stride)
+        self.frame_position = nn.Parameter(torch.zeros(steps, 1, encoder.width))
+        """Added to features, the newest frames last; zeros at first, and the encoder is as it was."""
+        self.resamples = config.adapter == "resampler"
+        if self.resamples:
+            self.num_tokens = config.num_tokens
+            self.read: nn.Module = Resampler(
+                encoder.width,
+                config.width,
+                width,
+                config.num_tokens,
+                config.num_blocks,
+                max(1, config.width // 64),
+            )
+        else:
+            self.num_tokens = steps * math.prod(math.ceil(side / config.pool) for side in encoder.grid)
+            self.read = Projection(encoder, width, config.pool)
+        self.token_norm = None
+        if not (isinstance(self.read, Projection) and self.read.adds):
+            self.token_norm = RMSNorm(width)
+            nn.init.constant_(self.token_norm.weight, 2 * width**-0.5)  # twice the scale of word embeddings
+
+    def forward(self, features: Float[Tensor, "b u m e"]) -> Float[Tensor, "b n d"]:
+        """Return `num_tokens` tokens; fewer from the perceptron, where there are fewer frames."""
+        features = features + self.frame_position[-features.shape[1] :].to(features.dtype)
+        tokens = self.read(features.flatten(1, 2) if self.resamples else features)
+        return tokens if self.token_norm is None else self.token_norm(tokens)
+
+
+class EncoderVision(VisionAdapter):
+    """An encoder of transformers, and the adapter that brings its features to the backbone."""
+
+    needs_frames = True
+
+    def __init__(self, config: VisionConfig, encoder: Encoder, width: int) -> None:
+        super().__init__()
+        self.config, self.encoder = config, encoder
+        self.adapter = Adapter(config, encoder, width)
+        self.round_tokens = self.adapter.num_tokens
+
+    @classmethod
+    def from_config(
+        cls, config: VisionConfig, width: int, folder: Path | None = None, image_size: ImageSize = 224
+    ) -> "EncoderVision":
+        """Build with the config's encoder and a new adapter, or load what `save_pretrained` wrote.
+
+        Args:
+            config: names or describes the encoder.
+            width: of the backbone's tokens.
+            folder: what `save_pretrained` wrote.
+            image_size: of the world's frames.
+
+        Raises:
+            ConfigError: the config describes no encoder that is known.
+            ModelError: the encoder or the adapter cannot be loaded.
+        """
+        made = cls(config, build(config, image_size, folder and folder / "encoder"), width)
+        if folder is not None:
+            _fill(made.adapter, folder / ADAPTER)
+        return made
+
+    def forward(self, observation: Observation) -> Vision:
+        """Return `round_tokens` tokens for `max_frames` frames; of more frames, as many are looked at."""
+        frames = observation.frames
+        assert frames is not None, "an encoder looks at pixels"
+        if frames.shape[1] > self.config.max_frames:
+            frames = frames[:, frames_wanted(frames.shape[1], self.config.max_frames)]
+        return Vision(self.adapter(self.encoder(frames)))
+
+    def save_pretrained(self, folder: Path, dtype: torch.dtype | None = None) -> None:
+        """Write the encoder as transformers reads it, in `encoder/`, and the adapter beside it.
+
+        Weights are written in `dtype`; None: as they are held.
+        """
+        self.encoder.save_pretrained(folder / "encoder", dtype)
+        state = self.adapter.state_dict()
+        save_file({name: x.detach().to(dtype).contiguous() for name, x in state.items()}, folder / ADAPTER)
+
+
+def _fill(adapter: Adapter, file: Path) -> None:
+    try:
+        adapter.load_state_dict(load_file(file))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ModelError(
+            f"{file} is missing, damaged or of another shape ({' '.join(str(error).split())}); "
+            "fetch the model again."
+        ) from None
