@@ -10,8 +10,9 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from worldmodel.cli.model import load_model
-from worldmodel.cli.rollout import output_folder, parse_action, play, read_lines
+from worldmodel.cli.rollout import parse_action, play, read_lines
 from worldmodel.errors import WorldModelError
+from worldmodel.io import staged_files
 from worldmodel.media import contact_sheet
 from worldmodel.rollout import Session
 
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", default="outputs/first-steps", help="where files go (%(default)s)")
     args = parser.parse_args(argv)
     try:
-        with output_folder(args.out) as staged:
+        with staged_files(args.out) as staged:
             written = first_steps(args.model, staged)
     except WorldModelError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -9,8 +9,6 @@ README.md            the model card
 
 import importlib.resources
 import json
-import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from torch import Tensor, nn
 from worldmodel import config as configs
 from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.errors import ModelError, OutputError
+from worldmodel.io import atomic_folder
 from worldmodel.models import lora
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.loading import deferred
@@ -152,43 +151,32 @@ def save_pretrained(
         raise OutputError(
             f"{folder} holds other files than a model, which saving would remove; choose a new folder."
         )
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
-    replaced = temporary.with_suffix(".old")
     try:
-        temporary.mkdir(parents=True)
-        model.backbone.model.save_pretrained(
-            temporary / "backbone", state_dict=_cast(model.backbone.model.state_dict(), dtype)
-        )
-        model.backbone.tokenizer.save_pretrained(temporary / "backbone")
-        for component in COMPONENTS:
-            part = getattr(model, component)
-            if hasattr(part, "save_pretrained"):
-                part.save_pretrained(temporary / component, dtype)
-                continue
-            (temporary / component).mkdir()
-            save_file(_cast(part.state_dict(), dtype), temporary / component / WEIGHTS)
-        save_file(_cast(dict(model.named_parameters(recurse=False)), dtype), temporary / "tokens.safetensors")
-        values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
-        (temporary / "config.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-        (temporary / "README.md").write_text(
-            card or plain_card(model, folder.name, training), encoding="utf-8"
-        )
-        if folder.exists():
-            folder.rename(replaced)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if replaced.exists():
-                replaced.rename(folder)
-            raise
-        shutil.rmtree(replaced, ignore_errors=True)
+        with atomic_folder(folder) as temporary:
+            model.backbone.model.save_pretrained(
+                temporary / "backbone", state_dict=_cast(model.backbone.model.state_dict(), dtype)
+            )
+            model.backbone.tokenizer.save_pretrained(temporary / "backbone")
+            for component in COMPONENTS:
+                part = getattr(model, component)
+                if hasattr(part, "save_pretrained"):
+                    part.save_pretrained(temporary / component, dtype)
+                    continue
+                (temporary / component).mkdir()
+                save_file(_cast(part.state_dict(), dtype), temporary / component / WEIGHTS)
+            save_file(
+                _cast(dict(model.named_parameters(recurse=False)), dtype), temporary / "tokens.safetensors"
+            )
+            values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
+            (temporary / "config.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+            (temporary / "README.md").write_text(
+                card or plain_card(model, folder.name, training), encoding="utf-8"
+            )
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OutputError(
             f"The model cannot be written to {folder}: {reason}; choose another folder."
         ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 

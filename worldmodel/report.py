@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from worldmodel.io import atomic_file
 from worldmodel.media.contact_sheet import contact_sheet, write_image
-from worldmodel.media.files import atomic_path
 
 METRICS = "metrics.jsonl"
 PICTURES = 4
@@ -153,5 +153,5 @@ def draw_losses(run: Path) -> None:
         axis.set(title=stage, xlabel="step", ylabel="loss", yscale="log")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-    with atomic_path(run / "losses.png") as temporary:
+    with atomic_file(run / "losses.png") as temporary:
         figure.savefig(temporary, format="png", dpi=110)

@@ -19,7 +19,8 @@ import numpy as np
 from PIL import Image
 
 from worldmodel.errors import InputError
-from worldmodel.media.files import Frames, Picture, atomic_path
+from worldmodel.io import atomic_file
+from worldmodel.media.files import Frames, Picture
 from worldmodel.serving.client.transport import (
     AnyAction,
     AsyncWire,
@@ -326,7 +327,7 @@ class AsyncVideos:
     async def download(self, identity: str, path: str | Path) -> Path:
         """Write a finished video as .mp4, whole or not at all; returns the path."""
         data = await self.content(identity)
-        with atomic_path(path) as temporary:
+        with atomic_file(path) as temporary:
             temporary.write_bytes(data)
         return Path(path)
 

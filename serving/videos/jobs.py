@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from worldmodel.errors import InputError
+from worldmodel.errors import InputError, OutputError
 from worldmodel.serving.errors import Conflict, NotFound, TooManyRequests, Unavailable
 from worldmodel.serving.media import transcoding
 from worldmodel.serving.metrics import Metrics
@@ -141,7 +141,7 @@ class Jobs:
             self._admit(record.owner)
             try:
                 await asyncio.to_thread(self.storage.write_record, asdict(record))
-            except OSError:
+            except (OSError, OutputError):
                 LOG.exception("A record cannot be written.")
                 raise Unavailable(FULL_DISK) from None
             job = Job(record, order)
@@ -338,7 +338,7 @@ class Jobs:
         self.metrics.jobs.labels(outcome="cancelled" if stopped else "failed").inc()
         try:
             await asyncio.to_thread(self.storage.write_record, asdict(record))
-        except OSError:  # the next server will find it unfinished, and fail it too
+        except (OSError, OutputError):  # the next server will find it unfinished, and fail it too
             LOG.exception("The record %s cannot be written.", record.id)
         finally:
             job.ended.set()

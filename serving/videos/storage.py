@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worldmodel.errors import OutputError
+from worldmodel.io import TEMPORARY_PREFIX, atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -18,7 +19,6 @@ SUFFIXES = {"video": ".mp4", "thumbnail": ".thumbnail.jpg", "spritesheet": ".spr
 """Files of a finished video, by variant."""
 RECORD = ".json"
 _ID = re.compile(r"video_[A-Za-z0-9_-]{22}")
-_TEMPORARY = ".writing-"
 
 
 def new_id() -> str:
@@ -82,7 +82,7 @@ class Storage:
             orphan = (
                 _ID.fullmatch(identity) and f"{dot}{suffix}" in SUFFIXES.values() and identity not in kept
             )
-            if path.name.startswith(_TEMPORARY) or orphan:
+            if path.name.startswith(TEMPORARY_PREFIX) or orphan:
                 path.unlink(missing_ok=True)
 
     def path(self, identity: str, variant: str) -> Path:
@@ -97,30 +97,16 @@ class Storage:
     def write_record(self, record: dict[str, Any]) -> None:
         """Write a video's record; it is on the disk when this returns."""
         text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-        self._write(self.folder / f"{record['id']}{RECORD}", text.encode("utf-8"))
+        with atomic_file(self.folder / f"{record['id']}{RECORD}", durable=True, mode=0o600) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
     def write(self, identity: str, variant: str, data: bytes) -> None:
         """Write a file of a video; it is on the disk when this returns."""
-        self._write(self.path(identity, variant), data)
+        with atomic_file(self.path(identity, variant), durable=True, mode=0o600) as temporary:
+            temporary.write_bytes(data)
 
     def remove(self, identity: str) -> None:
         """Remove all that is kept of a video: its record first, for files without one are tidied away."""
         (self.folder / f"{identity}{RECORD}").unlink(missing_ok=True)
         for variant in SUFFIXES:
             self.path(identity, variant).unlink(missing_ok=True)
-
-    def _write(self, path: Path, data: bytes) -> None:
-        temporary = self.folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -14,8 +14,7 @@ import worldmodel
 from worldmodel import config as configs
 from worldmodel.cli import VERBS, main
 from worldmodel.cli.info import read_card
-from worldmodel.cli.rollout import output_folder, parse_action
-from worldmodel.errors import InputError, OutputError
+from worldmodel.cli.rollout import parse_action
 from worldmodel.media import files as media
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
@@ -288,24 +287,6 @@ def test_ctrl_c_leaves_nothing(
     assert code == 130
     assert "Traceback" not in err
     assert everything() == before
-
-
-def test_output_folder_moves_all_or_nothing(tmp_path: Path) -> None:
-    with output_folder("a/b") as staged:
-        (staged / "one").write_text("1")
-        assert not Path("a/b/one").exists()
-    assert [path.name for path in Path("a/b").iterdir()] == ["one"]
-
-    def fail() -> None:
-        with output_folder("a/c") as staged:
-            (staged / "two").write_text("2")
-            raise InputError("no")
-
-    with pytest.raises(InputError):
-        fail()
-    assert [path.name for path in Path("a").iterdir()] == ["b"]
-    with pytest.raises(OutputError), output_folder("a/b/one"):
-        pass
 
 
 @pytest.mark.parametrize(

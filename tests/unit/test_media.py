@@ -18,7 +18,7 @@ from PIL import Image
 
 from worldmodel.errors import InputError, OutputError
 from worldmodel.media import files as media
-from worldmodel.media.files import atomic_path, read_image, read_observation, read_video, write_video
+from worldmodel.media.files import read_image, read_observation, read_video, write_video
 
 FPS = 8
 
@@ -409,34 +409,4 @@ def test_places_that_cannot_be_written_say_so(
 def test_no_frames_are_no_film(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="no frames"):
         write_video(film(2)[:0], tmp_path / "film.mp4", fps=FPS)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("stop", [RuntimeError, KeyboardInterrupt])
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, stop: type[BaseException]
-) -> None:
-    path = tmp_path / "result.txt"
-    path.write_text("old")
-    with pytest.raises(stop), atomic_path(path) as temporary:  # noqa: PT012
-        temporary.write_text("half of the new")
-        raise stop
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_write_makes_folders_and_keeps_the_users_file_mode(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "folder" / "result.txt"
-    with atomic_path(path) as temporary:
-        temporary.write_text("new")
-        assert not path.exists()
-    (tmp_path / "plain").touch()
-    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
-    assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="make room"), atomic_path(tmp_path / "big.txt"):
-        Path("/dev/full").write_text("more than fits")
     assert not list(tmp_path.iterdir())

@@ -1,7 +1,6 @@
 """How checkpoints reach the disk and come back: safetensors, planned by torch.distributed.checkpoint."""
 
 import json
-import os
 import re
 import shutil
 import warnings
@@ -23,6 +22,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from worldmodel.errors import ModelError, OutputError
+from worldmodel.io import fsync, move
 from worldmodel.train.checkpoint.manifest import File, Manifest
 
 State = dict[str, Tensor]
@@ -61,7 +61,7 @@ class Writer(HuggingFaceStorageWriter):
             path = self.folder / f"{plan.storage_data['shard_index']:05d}.safetensors"
             # The key under which HuggingFaceStorageReader looks for where a shard begins.
             save_file(tensors, path, metadata={"format": "pt", "DCP_SHARDING_INFO": json.dumps(offsets)})
-            _sync(path)
+            fsync(path)
             file = File.of(path)
             results = [WriteResult(item.index, 0, file) for item in plan.items]
         done: Future[list[WriteResult]] = Future()
@@ -77,11 +77,10 @@ class Writer(HuggingFaceStorageWriter):
         }
         manifest = Manifest(self.progress, self.lasting, tensors, sorted(files, key=lambda file: file.name))
         manifest.write(self.folder)
-        _sync(self.folder)
+        fsync(self.folder)
         serial = 1 + max((int(folder.name.split("-")[0]) for folder in folders(self.root)), default=0)
         final = self.root / f"{serial:05d}-{self.name}"
-        self.folder.rename(final)
-        _sync(self.root)
+        move(self.folder, final, durable=True)
         self._remove_old()
         metadata.storage_meta = StorageMeta(checkpoint_id=final)  # tells the other processes
 
@@ -143,12 +142,3 @@ def dtype_name(dtype: torch.dtype) -> str:
 def _expect_no_group() -> None:
     # Said of every save by a single process and of every load that needs no other; both are meant.
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or the names in a folder are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,17 +1,14 @@
 """`worldmodel rollout`: play a list of actions and write what happens."""
 
 import json
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldmodel.cli.model import load_model
 from worldmodel.cli.parser import Parser
-from worldmodel.errors import InputError, OutputError
+from worldmodel.errors import InputError
+from worldmodel.io import staged_files
 from worldmodel.types import Action
 
 if TYPE_CHECKING:
@@ -28,7 +25,7 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_intermixed_args(argv)
     observation, words = (None, args.given) if args.text is not None else _split(args.given)
     actions = _actions(words, args.actions, args.rounds)
-    with output_folder(args.out) as staged:
+    with staged_files(args.out) as staged:
         model = load_model(args.model)
         for action in actions:
             model.action.validate(action, model.backbone)
@@ -171,45 +168,3 @@ def play(session: "Session", actions: list[Action]) -> None:
         frames = session.step(action)
         rate = len(frames) / (time.perf_counter() - began)
         print(f"round {index:{len(count)}d}/{count}  {action!s:{width}s}  {rate:5.0f} frames/s")
-
-
-@contextmanager
-def output_folder(path: str | Path) -> Iterator[Path]:
-    """Give an empty folder whose files move to `path`, all together, when the block ends well.
-
-    `path` is made, and shown to be writable, before the block begins; where the block fails, what was made
-    is taken away again and files of an earlier run stay as they were.
-
-    Raises:
-        OutputError: the place cannot be written.
-    """
-    path = Path(path)
-    made: list[Path] = []
-    try:
-        for folder in (*reversed(path.parents), path):
-            if not folder.exists():
-                folder.mkdir()
-                made.append(folder)
-        staged = Path(tempfile.mkdtemp(prefix=".writing-", dir=path))
-    except OSError as error:
-        _remove_empty(made)
-        raise OutputError(
-            f"The folder {str(path)!r} cannot be written ({error.strerror}); choose another."
-        ) from None
-    try:
-        yield staged
-        for file in sorted(staged.iterdir()):
-            file.replace(path / file.name)
-        made.clear()
-    except OSError as error:
-        raise OutputError(
-            f"A file in {str(path)!r} cannot be written ({error.strerror}); make room there."
-        ) from None
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-        _remove_empty(made)
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in reversed(folders):
-        folder.rmdir()

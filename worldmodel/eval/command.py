@@ -29,7 +29,7 @@ def _run(args: argparse.Namespace) -> int:
     from worldmodel.eval.report import check_folder, json_values, table_rows, write_report
     from worldmodel.eval.suite import check_settings, evaluate
     from worldmodel.eval.tables import goals_table
-    from worldmodel.media.files import atomic_path
+    from worldmodel.io import atomic_file
     from worldmodel.models.world_model import WorldModel
 
     check_settings(args.split, args.num_samples, args.rounds, args.num_inference_steps)
@@ -49,7 +49,7 @@ def _run(args: argparse.Namespace) -> int:
     results["model"] = Path(args.model).resolve().name
     page = write_report(results, folder)
     if args.json:
-        with atomic_path(args.json) as temporary:
+        with atomic_file(args.json) as temporary:
             temporary.write_text(json.dumps(json_values(results), indent=1) + "\n", encoding="utf-8")
     print(goals_table(table_rows(results)))
     print(f"\nreport: {page}")

@@ -4,8 +4,7 @@ import base64
 import errno
 import importlib.resources
 import json
-import secrets
-import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import groupby
@@ -17,6 +16,7 @@ from worldmodel.errors import OutputError
 from worldmodel.eval import plots
 from worldmodel.eval.goals import GOALS, Goal, interval, show
 from worldmodel.eval.tables import flat, unit_of
+from worldmodel.io import TEMPORARY_PREFIX, atomic_folder
 
 PAGE = "index.html"
 DATA = "results.json"
@@ -37,22 +37,11 @@ def write_report(results: Mapping[str, Any], folder: str | Path) -> Path:
         OutputError: The folder cannot be written, or holds something else than a report.
     """
     folder = check_folder(folder)
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    old = temporary.with_suffix(".old")
     try:
-        temporary.mkdir(parents=True)
-        _write(results, temporary)
-        if folder.exists():
-            folder.rename(old)
-        temporary.rename(folder)
+        with atomic_folder(folder) as temporary:
+            _write(results, temporary)
     except OSError as error:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
         raise _unwritable(folder, error) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
     return folder / PAGE
 
 
@@ -73,9 +62,7 @@ def check_folder(folder: str | Path) -> Path:
         ):
             raise OutputError(f"{str(path)!r} holds something else than a report; name a new folder.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-        probe.mkdir()
-        probe.rmdir()
+        tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=path.parent).cleanup()
     except OSError as error:
         raise _unwritable(path, error) from None
     return path

@@ -8,7 +8,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from worldmodel.errors import OutputError
-from worldmodel.media.files import Frames, atomic_path
+from worldmodel.io import atomic_file
+from worldmodel.media.files import Frames
 
 PAPER, INK = (24, 26, 32), (226, 228, 234)
 GAP = 6
@@ -46,5 +47,5 @@ def write_image(image: Image.Image, path: str | Path) -> None:
     """
     if Path(path).suffix.lower() != ".png":
         raise OutputError(f"{str(path)!r} does not end in .png; name it so.")
-    with atomic_path(path) as temporary:
+    with atomic_file(path) as temporary:
         image.save(temporary, "PNG")

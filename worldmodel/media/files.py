@@ -6,12 +6,9 @@ centred part of the wanted shape, resized. Decoders run in this process: a serve
 strangers runs these functions in a child process with limits of its own.
 """
 
-import errno
 import io
 import itertools
 import math
-import os
-import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +25,7 @@ from PIL import Image, ImageOps
 
 from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError, OutputError
+from worldmodel.io import atomic_file
 from worldmodel.media import sniff
 
 Frames = UInt8[np.ndarray, "t h w 3"]
@@ -56,8 +54,6 @@ MAX_REORDERED = 16
 VIDEO_CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "av1", "mjpeg", "gif"}
 MIN_SHORT_SIDE = 256
 """Smaller frames are enlarged when they are written: players blur or shrink tiny videos."""
-
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
 # Reading
@@ -378,39 +374,6 @@ def _picture(frame: av.VideoFrame, convert: VideoReformatter) -> Image.Image:
 # Writing
 
 
-@contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` that takes its place when the block ends well, and goes if not.
-
-    Missing folders are made. A reader of `path` sees the old file or the whole new one, never a part.
-
-    Raises:
-        OutputError: the place cannot be written, or the disk is full.
-    """
-    path = Path(path).expanduser()
-    if path.is_dir():
-        raise OutputError(f"{str(path)!r} is a folder; name a file in it.")
-    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.open("xb").close()  # before minutes of work, not after
-    except OSError as error:
-        raise OutputError(
-            f"{str(path)!r} cannot be written ({error.strerror}); choose another folder."
-        ) from None
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        raise OutputError(
-            f"{str(path)!r} cannot be written ({error.strerror}); make room or move it."
-        ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_video(frames: Frames, path: str | Path, fps: float, scale: int | None = None) -> None:
     """Write a clip as .mp4 (H.264) or .gif, whole or not at all.
 
@@ -428,7 +391,7 @@ def write_video(frames: Frames, path: str | Path, fps: float, scale: int | None 
     if not 0 < fps <= (50 if suffix == ".gif" else 240):
         raise OutputError(f"fps is {fps}; use 1 to {50 if suffix == '.gif' else 240} for {suffix}.")
     scale = scale or max(1, -(-MIN_SHORT_SIDE // min(frames.shape[1:3])))
-    with atomic_path(path) as temporary:
+    with atomic_file(path) as temporary:
         (_write_gif if suffix == ".gif" else _write_mp4)(frames, temporary, fps, scale)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from worldmodel.data.procedural import ShapesSource
 from worldmodel.errors import OutputError, WorldModelError
+from worldmodel.io import atomic_file
 from worldmodel.media import files as media
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
@@ -49,7 +50,7 @@ def record(folder: str | Path, num_clips: int, rounds: int = 3, seed: int = 0, s
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows([["path", "text", "keys"], *rows])
     table = Path(folder) / "clips.csv"
-    with media.atomic_path(table) as temporary:
+    with atomic_file(table) as temporary:
         temporary.write_text(written.getvalue(), encoding="utf-8")
     return table
 
