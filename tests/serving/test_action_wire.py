@@ -112,7 +112,7 @@ def test_a_remote_world_is_an_environment_of_all_kinds(
     with client.worlds.create(picture, seed=4) as there:
         kinds: Any = ("keys", "mouse", "camera")
         envs = [WorldEnv(each, start="shapes", actions=kinds) for each in (there, world.session(4))]
-        assert envs[0].interface == envs[1].interface
+        assert envs[0].world_spec == envs[1].world_spec
         assert envs[0].action_space == envs[1].action_space
         assert near(*(env.reset(seed=1)[0] for env in envs))
         action = envs[0].action_space.sample()

@@ -40,8 +40,8 @@ def near(made: np.ndarray, expected: np.ndarray) -> bool:
 
 def test_a_world_there_is_an_environment(client: Client, model: WorldModel, picture: np.ndarray) -> None:
     with client.worlds.create(picture, seed=4) as world:
-        there, here = (WorldEnv(each, start="shapes", observe="clip") for each in (world, model.session(4)))
-        assert there.interface == here.interface
+        there, here = (WorldEnv(each, start="shapes", obs_type="clip") for each in (world, model.session(4)))
+        assert there.world_spec == here.world_spec
         for episode in range(2):
             assert near(there.reset(seed=episode)[0], here.reset(seed=episode)[0])
             for action in ([1, 0], [0, 0]):

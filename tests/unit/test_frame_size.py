@@ -247,13 +247,13 @@ def test_a_model_of_wide_frames_trains_saves_loads_and_plays(
 
 
 def test_an_environment_shows_wide_frames(wide: WorldModel, scene: np.ndarray) -> None:
-    for observe, shape in (("frame", (HEIGHT, WIDTH, 3)), ("clip", (8, HEIGHT, WIDTH, 3))):
-        env = WorldEnv(wide, start={"observation": scene}, observe=observe, render_mode="rgb_array")
+    for obs_type, shape in (("frame", (HEIGHT, WIDTH, 3)), ("clip", (8, HEIGHT, WIDTH, 3))):
+        env = WorldEnv(wide, start={"observation": scene}, obs_type=obs_type, render_mode="rgb_array")
         seen, _ = env.reset(seed=0)
         assert env.observation_space.shape == seen.shape == shape
-        assert np.array_equal(seen if observe == "frame" else seen[-1], scene)
+        assert np.array_equal(seen if obs_type == "frame" else seen[-1], scene)
         assert env.step(env.action_space.sample())[0] in env.observation_space
-    turned = replace(env.interface, image_size=(WIDTH, HEIGHT))
-    env = WorldEnv(wide.session(), start={"observation": scene}, interface=turned)
+    turned = replace(env.world_spec, image_size=(WIDTH, HEIGHT))
+    env = WorldEnv(wide.session(), start={"observation": scene}, world_spec=turned)
     with pytest.raises(ConfigError, match=r"image_size is \(48, 32\)"):
         env.reset(seed=0)

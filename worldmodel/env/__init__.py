@@ -1,14 +1,14 @@
-"""Gymnasium environments: worlds that an agent resets and steps, one alone or many in one batch.
+"""Gymnasium environments: single worlds, and vector environments whose worlds run in one batch.
 
 env = WorldEnv("shapes-tiny", start="shapes")
 observation, info = env.reset(seed=0)
 observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
 
-Importing this module registers `worldmodel/ShapesTiny-v0`. Gymnasium 1 loads no plugins by itself, so where
-the module is not imported, name it: `gymnasium.make("worldmodel.env:worldmodel/ShapesTiny-v0")`.
+Importing this module registers `worldmodel/ShapesTiny-v0`. Gymnasium 1 does not load plugins, so without the
+import, prefix the id with the module: `gymnasium.make("worldmodel.env:worldmodel/ShapesTiny-v0")`.
 
-Rewards and endings are the task's, not the world's: `reward_fn` and `done_fn` bring them, and
-`max_episode_steps` of `gymnasium.make` the horizon. Without them every reward is 0 and no episode ends.
+A world has no task of its own. `reward_fn` and `termination_fn` define one, and `max_episode_steps` of
+`gymnasium.make` sets the horizon; without them every reward is 0 and no episode ends.
 """
 
 try:
@@ -22,17 +22,25 @@ except ImportError as error:
         name="gymnasium",
     ) from None
 
-from worldmodel.env.single import DoneFn, Interface, RewardFn, Start, Steps, WorldEnv, shapes_scene
+from worldmodel.env.single import (
+    RewardFn,
+    SessionLike,
+    StartFn,
+    TerminationFn,
+    WorldEnv,
+    WorldSpec,
+    shapes_scene,
+)
 from worldmodel.env.vector import WorldVectorEnv
 
 __all__ = [
     "AutoresetMode",
-    "DoneFn",
-    "Interface",
     "RewardFn",
-    "Start",
-    "Steps",
+    "SessionLike",
+    "StartFn",
+    "TerminationFn",
     "WorldEnv",
+    "WorldSpec",
     "WorldVectorEnv",
     "shapes_scene",
 ]

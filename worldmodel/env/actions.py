@@ -1,4 +1,4 @@
-"""What an agent does: elements of a gymnasium space, read as actions of a world."""
+"""Action spaces, and the conversion of their elements to actions of a world."""
 
 import string
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,103 +13,108 @@ from worldmodel.config import build as build_config
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import Action, Camera, Pose
 
-Kind = Literal["keys", "vector", "mouse", "camera", "text"]
-"""What an action of an environment is made of; the first that the model takes is the default."""
-Kinds = Kind | tuple[Kind, ...]
-"""One kind, or several that are done together."""
+ActionType = Literal["keys", "vector", "mouse", "camera", "text"]
+"""Types of action; the first that the model supports is the default."""
+ActionTypes = ActionType | tuple[ActionType, ...]
+"""One type, or several whose actions are combined."""
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 CAMERA_SIZE = 6
-"""Numbers of a camera's action: translation x, y, z, and rotation as axis times angle (radians)."""
+"""Size of a camera action: translation x, y, z, and rotation as axis times angle (radians)."""
 
 
-def choose_kind(kind: Kind | Sequence[Kind] | None, config: ActionConfig) -> Kinds:
-    """Return the kind or kinds that are asked for, or the first that the model takes.
+def resolve_action_types(
+    requested: ActionType | Sequence[ActionType] | None, config: ActionConfig
+) -> ActionTypes:
+    """Return the requested type or types, or the first that the model supports.
 
     Raises:
-        ConfigError: the model does not take actions of this kind.
+        ConfigError: the model does not support a requested type.
     """
-    taken: list[Kind] = [name for name in get_args(Kind) if config.takes[name]]
-    if not taken:
+    supported: list[ActionType] = [name for name in get_args(ActionType) if config.takes[name]]
+    if not supported:
         raise ConfigError(
-            "This world takes no actions; give its model keys, a vector, a mouse, a camera or text in "
+            "This world takes no actions; enable keys, vector, mouse, camera or text in the model's "
             "config.action."
         )
-    several = isinstance(kind, tuple | list)
-    asked: list[Kind] = list(kind) if several else taken[:1] if kind is None else [kind]  # type: ignore[list-item]
-    for each in asked:
-        if each not in taken:
-            raise ConfigError(
-                f"actions is {each!r}, which this world does not take; use {' or '.join(taken)}."
-            )
-    if not asked or len(set(asked)) < len(asked):
-        raise ConfigError(f"actions is {asked}; name each kind once, of {', '.join(taken)}.")
-    return tuple(asked) if several else asked[0]
+    if requested is None:
+        return supported[0]
+    several = isinstance(requested, tuple | list)
+    types: list[ActionType] = list(requested) if several else [requested]  # type: ignore[list-item]
+    for each in types:
+        if each not in supported:
+            raise ConfigError(f"actions is {each!r}, but this world takes {' or '.join(supported)}.")
+    if not types or len(set(types)) < len(types):
+        raise ConfigError(f"actions is {types}; name each type once, of {', '.join(supported)}.")
+    return tuple(types) if several else types[0]
 
 
-def action_space(kind: Kinds, config: ActionConfig) -> spaces.Space:
-    """Return the space of a kind of action, or of several; the model takes whatever is sampled from it."""
-    if isinstance(kind, tuple):
-        return spaces.Dict({each: action_space(each, config) for each in kind})
-    if kind == "keys":
+def action_space(action_types: ActionTypes, config: ActionConfig) -> spaces.Space:
+    """Return the space of one or several action types; the model accepts every sample."""
+    if isinstance(action_types, tuple):
+        return spaces.Dict({each: action_space(each, config) for each in action_types})
+    if action_types == "keys":
         return spaces.MultiBinary(len(config.keys))
-    if kind == "vector":
+    if action_types == "vector":
         shape = (config.vector_size,)
         low, high = (
             np.float32(np.broadcast_to(bound, shape))
             for bound in (config.vector_low or -1, config.vector_high or 1)
         )
         return spaces.Box(low, high, shape, np.float32)
-    if kind in ("mouse", "camera"):
-        return spaces.Box(-1, 1, (2 if kind == "mouse" else CAMERA_SIZE,), np.float32)
-    # One character is at most one token, and some tokenizers put a blank in front.
+    if action_types in ("mouse", "camera"):
+        return spaces.Box(-1, 1, (2 if action_types == "mouse" else CAMERA_SIZE,), np.float32)
+    # One character is at most one token, and some tokenizers prepend a space.
     length = max(1, config.max_text_tokens - 1)
     return spaces.Text(max_length=length, min_length=0, charset=CHARACTERS)
 
 
-def read_action(kind: Kinds, value: Any, config: ActionConfig) -> Action:
-    """Turn an element of the action space into an action.
+def to_action(action_types: ActionTypes, value: Any, config: ActionConfig) -> Action:
+    """Convert an element of the action space.
 
-    A blank text and an array without a pressed key let time pass. Sentences longer than the space's are
-    welcome as long as the model takes them.
+    A blank text, and keys of which none is pressed, are the null action. Texts may be longer than the space
+    allows, up to the model's own limit.
 
     Raises:
-        InputError: the value is no such element.
+        InputError: the value is not in the action space.
     """
-    if not isinstance(kind, tuple):
-        return Action(**_read(kind, value, config))
-    if not isinstance(value, Mapping) or set(value) != set(kind):
+    if not isinstance(action_types, tuple):
+        return Action(**_fields(action_types, value, config))
+    if not isinstance(value, Mapping) or set(value) != set(action_types):
         raise InputError(
-            f"An action of this environment is a mapping of {', '.join(kind)}, not {tell(value)}."
+            f"An action of this environment is a mapping of {', '.join(action_types)}, not "
+            f"{describe_value(value)}."
         )
     parts: dict[str, Any] = {}
-    for each in kind:
-        parts |= _read(each, value[each], config)
+    for each in action_types:
+        parts |= _fields(each, value[each], config)
     return Action(**parts)
 
 
-def _read(kind: Kind, value: Any, config: ActionConfig) -> dict[str, Any]:
-    """Return the fields of an action that one kind fills."""
-    if kind == "text":
+def _fields(action_type: ActionType, value: Any, config: ActionConfig) -> dict[str, Any]:
+    """Return the fields of `Action` that one type sets."""
+    if action_type == "text":
         if not isinstance(value, str):
-            raise InputError(f"An action of this environment is a sentence, not {tell(value)}.")
+            raise InputError(f"An action of this environment is a sentence, not {describe_value(value)}.")
         return {"text": value.strip() or None}
     try:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
         numbers = np.empty((0, 0))
-    if kind == "keys":
+    if action_type == "keys":
         if numbers.shape != (len(config.keys),) or not np.isin(numbers, (0, 1)).all():
             raise InputError(
                 f"An action of this environment is {len(config.keys)} zeros and ones, one for each key "
-                f"({', '.join(config.keys)}), not {tell(value)}."
+                f"({', '.join(config.keys)}), not {describe_value(value)}."
             )
         return {"keys": tuple(key for key, on in zip(config.keys, numbers, strict=True) if on)}
-    size = {"vector": config.vector_size, "mouse": 2, "camera": CAMERA_SIZE}[kind]
+    size = {"vector": config.vector_size, "mouse": 2, "camera": CAMERA_SIZE}[action_type]
     if numbers.shape != (size,) or not np.isfinite(numbers).all():
-        raise InputError(f"An action of this environment is {size} finite numbers, not {tell(value)}.")
-    if kind == "camera":
+        raise InputError(
+            f"An action of this environment is {size} finite numbers, not {describe_value(value)}."
+        )
+    if action_type == "camera":
         return {"camera": Camera("velocity", _motion(numbers))}
-    return {kind: tuple(numbers.tolist())}
+    return {action_type: tuple(numbers.tolist())}
 
 
 def _motion(numbers: np.ndarray) -> Pose:
@@ -121,10 +126,10 @@ def _motion(numbers: np.ndarray) -> Pose:
     return Pose(tuple(numbers[:3].tolist()), (*axis.tolist(), float(np.cos(angle))))
 
 
-def each_action(actions: Any) -> list[Any]:
-    """Return every world's action: from a list, or from a mapping of lists where several kinds go together.
+def split_actions(actions: Any) -> list[Any]:
+    """Split a batch of actions (a sequence, or a mapping of sequences) into one action per world.
 
-    What is neither has no actions.
+    Values of any other type give an empty list.
     """
     if isinstance(actions, Mapping):
         try:
@@ -135,18 +140,18 @@ def each_action(actions: Any) -> list[Any]:
     return [] if isinstance(actions, str) or not isinstance(actions, Iterable) else list(actions)
 
 
-def read_schema(schema: Mapping[str, Any]) -> ActionConfig:
-    """Read which actions a model takes from what a server says of it.
+def parse_action_schema(schema: Mapping[str, Any]) -> ActionConfig:
+    """Parse the action schema that a server publishes for a model; unknown fields are ignored.
 
     Raises:
-        ConfigError: it is no such schema.
+        ConfigError: a field has an invalid value.
     """
     known = {field.name for field in fields(ActionConfig)}
     return build_config(ActionConfig, {name: value for name, value in schema.items() if name in known})
 
 
-def tell(value: Any) -> str:
-    """Say in an error what was passed."""
+def describe_value(value: Any) -> str:
+    """Return a short form of a value for an error message."""
     if isinstance(value, np.ndarray) and value.size > 32:
         return f"an array of shape {value.shape}"
     text = repr(value)

@@ -10,8 +10,8 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from worldmodel.env.actions import each_action, tell
-from worldmodel.env.single import Steps, WorldEnv, check
+from worldmodel.env.actions import describe_value, split_actions
+from worldmodel.env.single import SessionLike, WorldEnv, check_choice
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media.files import Frames
 from worldmodel.media.tensors import to_frames
@@ -60,8 +60,8 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
     Sub-environment `i` is a `WorldEnv` with seed `seed + i`, frame for frame up to float rounding.
 
     Args:
-        world: A model, the name of a shipped one, a model folder; or one live world (`Steps`) for every
-            sub-environment, which are stepped at the same time from threads, so that a server can batch them.
+        world: A model, the name of a shipped one, a model folder; or one open session (`SessionLike`) for
+            every sub-environment, stepped concurrently from threads, so that a server can batch them.
         num_envs: How many worlds.
         max_episode_steps: Rounds after which an episode is truncated; None or -1 for no end.
         autoreset_mode: When a finished world starts anew: in the next step, whose action it ignores
@@ -78,7 +78,7 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
 
     def __init__(
         self,
-        world: WorldModel | str | Path | Sequence[Steps],
+        world: WorldModel | str | Path | Sequence[SessionLike],
         num_envs: int = 1,
         *,
         max_episode_steps: int | None = None,
@@ -91,7 +91,7 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
                 f"num_envs is {num_envs} and max_episode_steps {max_episode_steps}; each must be 1 or more."
             )
         if not isinstance(autoreset_mode, AutoresetMode):
-            check("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
+            check_choice("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
         self.envs = _sub_environments(world, num_envs, settings)
         self.num_envs, self.max_episode_steps = num_envs, limit
         self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -154,7 +154,7 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
             if row not in played:
                 infos = self._add_info(infos, self._begin(row), row)
                 continue
-            self._observations[row], rewards[row], terminations[row], _, info = env.judge(*played[row])
+            self._observations[row], rewards[row], terminations[row], _, info = env.transition(*played[row])
             self._rounds[row] += 1
             truncations[row] = limit is not None and self._rounds[row] >= limit
             self._finished[row] = terminations[row] or truncations[row]
@@ -182,16 +182,18 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
 
     def _play(self, actions: Any) -> dict[int, tuple[Action, Frames]]:
         """Play the worlds whose episodes go on; return their actions and frames by row."""
-        given = each_action(actions)
+        given = split_actions(actions)
         if len(given) != self.num_envs:
-            raise InputError(f"The actions are {tell(actions)}; pass {self.num_envs}, one for each world.")
+            raise InputError(
+                f"The actions are {describe_value(actions)}; pass {self.num_envs}, one for each world."
+            )
         if self.autoreset_mode is AutoresetMode.DISABLED and self._finished.any():
             row = int(self._finished.argmax())
             raise InputError(
                 f"The episode of world {row} has ended; reset it with options['reset_mask'] first."
             )
         rows = np.flatnonzero(~self._finished).tolist()
-        acts = [self.envs[row].read(given[row]) for row in rows]
+        acts = [self.envs[row].to_action(given[row]) for row in rows]
         worlds = [self.envs[row].world for row in rows]
         if not rows:
             return {}
@@ -205,7 +207,7 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
 
 
 def _sub_environments(
-    world: WorldModel | str | Path | Sequence[Steps], num_envs: int, settings: dict[str, Any]
+    world: WorldModel | str | Path | Sequence[SessionLike], num_envs: int, settings: dict[str, Any]
 ) -> list[WorldEnv]:
     if isinstance(world, str | Path):
         world = WorldModel.from_pretrained(world)

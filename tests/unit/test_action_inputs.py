@@ -1,8 +1,9 @@
-"""Every way in for an action takes the same ones: sessions, environments, training data, the command line."""
+"""Actions in sessions, environments, training data and on the command line."""
 
 import io
 import json
 import math
+import re
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +31,11 @@ def target(*translation: float, rotation: tuple[float, ...] = (0.0, 0.0, 0.0, 1.
     return {"mode": "target", "data": {"translation": list(translation), "rotation": list(rotation)}}
 
 
-# ---- sessions --------------------------------------------------------------------------------------------
+# ---- sessions ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FULL)
-def test_every_kind_steers_a_session(world: WorldModel, picture: np.ndarray, kind: str) -> None:
+def test_every_action_type_steers_a_session(world: WorldModel, picture: np.ndarray, kind: str) -> None:
     session = world.session(seed=1)
     session.reset(picture)
     still = session.fork().step(None)
@@ -44,7 +45,7 @@ def test_every_kind_steers_a_session(world: WorldModel, picture: np.ndarray, kin
     assert session.actions == (Action.of({kind: FULL[kind]}),)
 
 
-def test_a_target_is_the_motion_that_leads_there(world: WorldModel, picture: np.ndarray) -> None:
+def test_camera_target_equals_the_motion_to_it(world: WorldModel, picture: np.ndarray) -> None:
     by_target, by_motion = world.session(seed=1), world.session(seed=1)
     for session in (by_target, by_motion):
         session.reset(picture)
@@ -54,7 +55,7 @@ def test_a_target_is_the_motion_that_leads_there(world: WorldModel, picture: np.
     way = {"mode": "velocity", "data": {"translation": [-1, 0, 0], "rotation": QUARTER}}
     expected = by_motion.step({"camera": way})
     assert np.array_equal(by_target.step({"camera": target(-1, 0, 1, rotation=QUARTER)}), expected)
-    # Turned right, the world's forward lies to the left; a restored world knows where it was.
+    # After the turn to the right, the z axis of the world points left. Snapshots hold the pose of the camera.
     back = {"mode": "velocity", "data": {"translation": [-1, 0, 0]}}
     assert np.array_equal(
         by_target.step({"camera": target(-1, 0, 2, rotation=QUARTER)}), by_motion.step({"camera": back})
@@ -63,7 +64,7 @@ def test_a_target_is_the_motion_that_leads_there(world: WorldModel, picture: np.
     assert np.array_equal(by_target.step({"camera": target(-1, 0, 1, rotation=QUARTER)}), expected)
 
 
-def test_training_sees_the_motions_that_a_session_sees(world: WorldModel) -> None:
+def test_training_resolves_camera_targets(world: WorldModel) -> None:
     poses = [target(0, 0, 1), target(0, 0, 3), target(0, 0, 3)]
     steps = [
         FORWARD,
@@ -72,11 +73,11 @@ def test_training_sees_the_motions_that_a_session_sees(world: WorldModel) -> Non
     ]
     latents = (world.config.codec.latent_channels, *world.config.codec.grid)
     context = torch.randn(1, 3, world.config.context_latents, *latents, generator=torch.manual_seed(0))
-    told, seen = ([[Action.of({"camera": each}) for each in cameras]] for cameras in (poses, steps))
-    assert torch.equal(world(context, told).states, world(context, seen).states)
+    targets, motions = ([[Action.of({"camera": each}) for each in cameras]] for cameras in (poses, steps))
+    assert torch.equal(world(context, targets).states, world(context, motions).states)
 
 
-def test_a_model_folder_keeps_what_steers_it(world: WorldModel, tmp_path: Path) -> None:
+def test_model_folder_keeps_the_action_config(world: WorldModel, tmp_path: Path) -> None:
     folder = hub.save_pretrained(world, tmp_path / "steerable", dtype=torch.float32)
     again = WorldModel.from_pretrained(folder)
     assert again.config.action == ALL
@@ -87,20 +88,20 @@ def test_a_model_folder_keeps_what_steers_it(world: WorldModel, tmp_path: Path) 
     assert facts["actions"] == action_facts(ALL)
 
 
-# ---- environments ----------------------------------------------------------------------------------------
+# ---- environments --------------------------------------------------------------------------------------
 
 
-def test_an_agent_may_do_anything_that_the_space_holds(world: WorldModel) -> None:
+def test_samples_of_every_action_space_are_valid(world: WorldModel) -> None:
     gymnasium = pytest.importorskip("gymnasium")
     from worldmodel.env import WorldEnv
-    from worldmodel.env.actions import action_space, read_action
+    from worldmodel.env.actions import action_space, to_action
 
     kinds: tuple[Any, ...] = ("keys", "vector", "mouse", "camera", "text")
     for kind in (*kinds, kinds, kinds[::2]):
         space = action_space(kind, ALL)
         space.seed(0)
         for _ in range(20):
-            world.action.validate(read_action(kind, space.sample(), ALL), world.backbone)
+            world.action.validate(to_action(kind, space.sample(), ALL), world.backbone)
     env = WorldEnv(world, start="shapes", actions=("mouse", "keys"))
     assert env.action_space == gymnasium.spaces.Dict(
         {"mouse": gymnasium.spaces.Box(-1, 1, (2,)), "keys": gymnasium.spaces.MultiBinary(4)}
@@ -112,75 +113,77 @@ def test_an_agent_may_do_anything_that_the_space_holds(world: WorldModel) -> Non
     assert np.array_equal(action_space("vector", ALL).high, np.float32([2, 1]))  # type: ignore[attr-defined]
 
 
-def test_an_agent_turns_the_camera_about_an_axis() -> None:
+def test_camera_action_is_a_rotation_vector() -> None:
     pytest.importorskip("gymnasium")
-    from worldmodel.env.actions import read_action
+    from worldmodel.env.actions import to_action
 
-    turned = read_action("camera", [0, 0, 1, 0, math.pi / 2, 0], ALL).camera
+    turned = to_action("camera", [0, 0, 1, 0, math.pi / 2, 0], ALL).camera
     assert turned is not None
     assert (turned.mode, turned.pose.translation) == ("velocity", (0.0, 0.0, 1.0))
     assert turned.pose.rotation == pytest.approx(QUARTER)
-    assert read_action("camera", np.zeros(6), ALL) == Action(camera=Camera("velocity", Pose()))
+    assert to_action("camera", np.zeros(6), ALL) == Action(camera=Camera("velocity", Pose()))
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "told"),
+    ("kind", "value", "named"),
     [
-        ("mouse", [0.5], "2 finite numbers, not [0.5]"),
-        ("camera", [0] * 7, "6 finite numbers"),
-        ("camera", [0, 0, math.inf, 0, 0, 0], "6 finite numbers"),
-        ("camera", [0, 0, 1e9, 0, 0, 0], "beyond"),
-        (("keys", "mouse"), [[0, 0, 0, 0], [0, 0]], "a mapping of keys, mouse, not"),
-        (("keys", "mouse"), {"keys": [0, 0, 0, 0]}, "a mapping of keys, mouse, not"),
-        (("keys", "mouse"), {"keys": [0, 0, 0, 2], "mouse": [0, 0]}, "4 zeros and ones"),
+        ("mouse", [0.5], "[0.5]"),
+        ("camera", [0] * 7, "[0, 0, 0, 0, 0, 0, 0]"),
+        ("camera", [0, 0, math.inf, 0, 0, 0], "inf"),
+        ("camera", [0, 0, 1e9, 0, 0, 0], "1000000000.0"),
+        (("keys", "mouse"), [[0, 0, 0, 0], [0, 0]], "[[0, 0, 0, 0], [0, 0]]"),
+        (("keys", "mouse"), {"keys": [0, 0, 0, 0]}, "{'keys': [0, 0, 0, 0]}"),
+        (("keys", "mouse"), {"keys": [0, 0, 0, 2], "mouse": [0, 0]}, "[0, 0, 0, 2]"),
     ],
     ids=str,
 )
-def test_what_is_no_element_of_the_space(kind: Any, value: Any, told: str) -> None:
+def test_value_outside_the_action_space(kind: Any, value: Any, named: str) -> None:
     pytest.importorskip("gymnasium")
-    from worldmodel.env.actions import read_action
+    from worldmodel.env.actions import to_action
 
-    with pytest.raises(InputError) as refused:
-        read_action(kind, value, ALL)
-    assert told in str(refused.value)
+    with pytest.raises(InputError, match=re.escape(named)):
+        to_action(kind, value, ALL)
 
 
-def test_kinds_that_a_world_does_not_take() -> None:
+def test_action_types_of_a_model() -> None:
     pytest.importorskip("gymnasium")
-    from worldmodel.env.actions import choose_kind, read_schema
+    from worldmodel.env.actions import parse_action_schema, resolve_action_types
 
-    assert choose_kind(None, ALL) == "keys"
-    assert choose_kind(["camera", "text"], ALL) == ("camera", "text")  # type: ignore[list-item]
-    for kind, told in ((("keys", "mice"), "'mice', which"), ((), "name each kind once"), (3, "is 3, which")):
-        with pytest.raises(ConfigError, match=told):
-            choose_kind(kind, ALL)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="name each kind once"):
-        choose_kind(("keys", "keys"), ALL)
-    with pytest.raises(ConfigError, match="takes no actions"):
-        choose_kind(None, ActionConfig(text=False))
-    assert read_schema({"mouse": True, "newer": 1}) == ActionConfig(mouse=True)
+    assert resolve_action_types(None, ALL) == "keys"
+    assert resolve_action_types(["camera", "text"], ALL) == ("camera", "text")  # type: ignore[list-item]
+    for requested, named in (
+        (("keys", "mice"), "'mice'"),
+        ((), "[]"),
+        (3, "3"),
+        (("keys", "keys"), "'keys'"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(named)):
+            resolve_action_types(requested, ALL)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no actions"):
+        resolve_action_types(None, ActionConfig(text=False))
+    assert parse_action_schema({"mouse": True, "newer": 1}) == ActionConfig(mouse=True)
     with pytest.raises(ConfigError):
-        read_schema({"vector_size": "many"})
+        parse_action_schema({"vector_size": "many"})
 
 
-def test_actions_of_many_worlds_come_as_a_batch_or_a_list() -> None:
+def test_batched_actions_are_split_by_world() -> None:
     pytest.importorskip("gymnasium")
     from gymnasium.vector.utils import batch_space
 
-    from worldmodel.env.actions import action_space, each_action
+    from worldmodel.env.actions import action_space, split_actions
 
     space = batch_space(action_space(("text", "mouse"), ALL), 3)
     space.seed(0)
     drawn = space.sample()
-    split = each_action(drawn)
+    split = split_actions(drawn)
     assert [each["text"] for each in split] == list(drawn["text"])
     assert np.array_equal([each["mouse"] for each in split], drawn["mouse"])
-    assert each_action(split) == split
+    assert split_actions(split) == split
     for bad in (3, None, "go", {"text": ["a"], "mouse": [1, 2]}, {"text": 3}, {}):
-        assert each_action(bad) == []
+        assert split_actions(bad) == []
 
 
-# ---- training data ---------------------------------------------------------------------------------------
+# ---- training data -------------------------------------------------------------------------------------
 
 
 MODEL = WorldModelConfig(codec=CodecConfig(image_size=32), action=ALL, fps=8, chunk_frames=8)
@@ -201,7 +204,7 @@ def played(source: Source, index: int, rounds: int = 2) -> tuple[int, list[Actio
     return round((float(episode.observations[0].mean()) - 20) / 3), list(episode.actions)
 
 
-def test_a_row_says_what_mouse_and_camera_did(counting: Path, tmp_path: Path) -> None:
+def test_mouse_and_camera_columns(counting: Path, tmp_path: Path) -> None:
     source = clips(counting, tmp_path, **{**FULL, "mouse": [[0.5, 0], None, [-0.5, 1]]})
     for index in range(10):
         first, actions = played(source, index)
@@ -211,17 +214,17 @@ def test_a_row_says_what_mouse_and_camera_did(counting: Path, tmp_path: Path) ->
         assert actions == [replace(whole, mouse=mouse) for mouse in mice[first // 8 :][:2]]
 
 
-def test_targets_of_a_clip_become_motions_from_wherever_it_begins(counting: Path, tmp_path: Path) -> None:
-    places = [0.0, 1.0, 3.0, 6.0, 6.0, 4.0, 4.5]
-    by_round = clips(counting, tmp_path, camera=[target(0, 0, z) for z in places])
-    timed = [{"start": i, "end": i + 1, "camera": target(0, 0, z)} for i, z in enumerate(places)]
+def test_camera_targets_of_a_clip_become_motions(counting: Path, tmp_path: Path) -> None:
+    positions = [0.0, 1.0, 3.0, 6.0, 6.0, 4.0, 4.5]
+    by_round = clips(counting, tmp_path, camera=[target(0, 0, z) for z in positions])
+    timed = [{"start": i, "end": i + 1, "camera": target(0, 0, z)} for i, z in enumerate(positions)]
     by_time = clips(counting, tmp_path, camera=timed)
-    # A pose for each frame is a path, too: the pose that holds at a round's end counts.
+    # One pose per frame: the last pose of a round is its target.
     per_frame = [
         {
             "start": i / 8,
             "end": (i + 1) / 8,
-            "camera": target(0, 0, np.interp((i + 1) / 8, range(8), [0, *places])),
+            "camera": target(0, 0, np.interp((i + 1) / 8, range(8), [0, *positions])),
         }
         for i in range(56)
     ]
@@ -231,7 +234,7 @@ def test_targets_of_a_clip_become_motions_from_wherever_it_begins(counting: Path
         for index in range(8):
             first, actions = played(source, index, 3)
             firsts.add(first)
-            ends = np.interp(first / 8 + np.arange(4), range(8), [0, *places])
+            ends = np.interp(first / 8 + np.arange(4), range(8), [0, *positions])
             for action, way in zip(actions, np.diff(ends), strict=True):
                 assert action.camera is not None
                 assert action.camera.mode == "velocity"
@@ -240,37 +243,35 @@ def test_targets_of_a_clip_become_motions_from_wherever_it_begins(counting: Path
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "named"),
     [
-        ({"mouse": [2, 0]}, "shares of the picture, -1 to 1"),
-        ({"mouse": [[0, 0], [0, 0, 0]]}, "has 3 numbers; pass 2"),
-        ({"mouse": "left"}, "pass a list of numbers"),
-        ({"vector": [3, 0]}, "reach is 3; use -2 to 2"),
-        ({"camera": "forward"}, "pass mode"),
-        ({"camera": "{forward}"}, "no JSON"),
-        ({"camera": [1, 2, 3]}, "pass mode"),
-        ({"camera": [{"data": {"rotation": [0, 0, 0, 2]}}]}, "no unit quaternion"),
-        ({"camera": [target(0, 0, 1), FORWARD]}, "target without a time"),
-        ({"camera": target(0, 0, 1)}, "target without a time"),
-        ({"camera": [{"camera": FORWARD}]}, "without start and end"),
+        ({"mouse": [2, 0]}, "[2.0, 0.0]"),
+        ({"mouse": [[0, 0], [0, 0, 0]]}, "3 numbers"),
+        ({"mouse": "left"}, "'left'"),
+        ({"vector": [3, 0]}, "reach is 3"),
+        ({"camera": "forward"}, "'forward'"),
+        ({"camera": "{forward}"}, "JSON"),
+        ({"camera": [1, 2, 3]}, "mode"),
+        ({"camera": [{"data": {"rotation": [0, 0, 0, 2]}}]}, "unit quaternion"),
+        ({"camera": [target(0, 0, 1), FORWARD]}, "target"),
+        ({"camera": target(0, 0, 1)}, "target"),
+        ({"camera": [{"camera": FORWARD}]}, "start and end"),
     ],
     ids=lambda each: str(each)[:60],
 )
-def test_a_row_that_cannot_be(counting: Path, tmp_path: Path, row: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_invalid_row(counting: Path, tmp_path: Path, row: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.sources\.mine: 0\.jsonl row 1.*{re.escape(named)}"):
         clips(counting, tmp_path, **row)
-    assert "data.sources.mine: 0.jsonl row 1: " in str(refused.value)
-    assert told in str(refused.value)
 
 
-def test_columns_are_for_models_that_take_them(counting: Path, tmp_path: Path) -> None:
+def test_column_that_the_model_does_not_support(counting: Path, tmp_path: Path) -> None:
     plain = replace(MODEL, action=ActionConfig())
     for field in ("keys", "mouse", "vector", "camera"):
-        with pytest.raises(ConfigError, match=f"names {field}, but the model takes no {field}"):
+        with pytest.raises(ConfigError, match=field):
             clips(counting, tmp_path, plain, **{field: FULL[field]})
 
 
-def test_a_tar_needs_no_columns_for_fields_of_these_names(counting: Path, tmp_path: Path) -> None:
+def test_tar_records_need_no_column_mapping(counting: Path, tmp_path: Path) -> None:
     record = json.dumps({"mouse": [0.5, -1], "camera": FORWARD}).encode()
     with tarfile.open(tmp_path / "one.tar", "w") as tar:
         tar.add(counting, "clip.mp4")
@@ -286,7 +287,7 @@ def test_a_tar_needs_no_columns_for_fields_of_these_names(counting: Path, tmp_pa
         assert played(opened, 0)[1] == [action] * 2
 
 
-# ---- on the command line ---------------------------------------------------------------------------------
+# ---- command line --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -298,14 +299,14 @@ def test_a_tar_needs_no_columns_for_fields_of_these_names(counting: Path, tmp_pa
         ("{}", Action()),
     ],
 )
-def test_actions_as_words(word: str, action: Action) -> None:
+def test_actions_of_the_command_line(word: str, action: Action) -> None:
     assert parse_action(word) == action
 
 
 @pytest.mark.parametrize(
     "word", ["mouse:", "mouse:left", "{", '{"keys": 3}', '{"a": 1}', "{" * 100_000, "[1"]
 )
-def test_words_that_are_no_actions(word: str) -> None:
+def test_invalid_actions_of_the_command_line(word: str) -> None:
     if word == "[1":
         assert parse_action(word) == Action("[1")  # a sentence may begin with a bracket
         return
@@ -313,7 +314,7 @@ def test_words_that_are_no_actions(word: str) -> None:
         parse_action(word)
 
 
-def test_info_tells_what_steers_a_model() -> None:
+def test_info_lists_the_actions_of_a_model() -> None:
     assert action_facts(ALL) == {
         "text": "up to 64 tokens",
         "keys": ["w", "a", "s", "d"],
