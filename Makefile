@@ -22,7 +22,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format train-tiny eval bench vllm-cpu clean
+.PHONY: help demo test test-all check format train-tiny eval bench vllm-cpu clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -41,10 +41,14 @@ demo: .venv/ready ## steer the shipped world by words; films and sheets land in 
 
 # `pytest`, not `python -m pytest`: with the clone first on the path, a package installed as a wheel (.ci/run)
 # would be hidden by the folder worldmodel/, in which train, serving and demo are missing.
-test: .venv/ready-dev ## run the tests
-	$(BIN)/pytest -q
+PYTEST := $(BIN)/pytest -q --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+test: .venv/ready-dev ## run the fast tests; `.venv/bin/pytest -k NAME` runs those of one feature
+	$(PYTEST) -m "not slow"
 
-check: .venv/ready-dev ## everything CI runs: format, lint, spelling, types, import directions, tests
+test-all: .venv/ready-dev ## run every test, with more examples, and print the coverage
+	$(PYTEST) --hypothesis-profile thorough --cov --cov-report term
+
+check: .venv/ready-dev ## everything CI runs: format, lint, spelling, types, import directions, all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
@@ -52,7 +56,7 @@ check: .venv/ready-dev ## everything CI runs: format, lint, spelling, types, imp
 	@rm -rf build $(CACHE)/installed
 	@$(PIP) --no-deps --upgrade --target $(CACHE)/installed .
 	cd $(CACHE)/installed && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
-	$(BIN)/pytest -q
+	$(MAKE) test-all
 
 format: .venv/ready-dev ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from steering import ALL
 from transformers import PreTrainedTokenizerBase
 
@@ -44,6 +45,17 @@ from worldmodel.config import (
 )
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import tokenizer as tokenizers
+
+settings.register_profile("fast", max_examples=20, deadline=None)
+settings.register_profile("thorough", max_examples=150, deadline=None)
+settings.load_profile("fast")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep each file in one process of pytest-xdist: module fixtures are made once, tests run in order."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
 
 
 def tiny_config(image_size: ImageSize = 32) -> WorldModelConfig:

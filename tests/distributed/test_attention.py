@@ -26,6 +26,7 @@ from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mask_rules import Kind
 from worldmodel.parallel.mesh import Mesh
 
+pytestmark = pytest.mark.slow
 SELF = Path(__file__)
 WIDTH = 8
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
@@ -27,6 +28,7 @@ from worldmodel.train.checkpoint.checkpointer import (
 )
 from worldmodel.train.checkpoint.manifest import Manifest
 
+pytestmark = pytest.mark.slow
 SELF = Path(__file__)
 MESHES = {"replicated shards": (2, 2), "shards": (1, 4), "plain": None}
 

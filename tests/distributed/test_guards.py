@@ -17,6 +17,7 @@ from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.watchdog import Stragglers, check_finite, meet
 
+pytestmark = pytest.mark.slow
 SELF = Path(__file__)
 NUM_PROCESSES = 4
 

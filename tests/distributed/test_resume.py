@@ -10,6 +10,7 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "resume.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes to kill in /proc")
 def test_killed_processes_leave_no_trace_in_the_numbers() -> None:
     """Two kills of the benchmark's twenty: one while a checkpoint is written, one at any time."""

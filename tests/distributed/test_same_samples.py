@@ -40,6 +40,7 @@ from worldmodel.train.watchdog import check_same
 from worldmodel.types import Episode
 from worldmodel.worlds import recorder
 
+pytestmark = pytest.mark.slow
 SELF = Path(__file__)
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
 LOST = 2

@@ -32,6 +32,7 @@ from worldmodel.train.checkpoint.checkpointer import Checkpoints, State, load, m
 from worldmodel.train.distributed import whole
 from worldmodel.train.trainer import Learner
 
+pytestmark = pytest.mark.slow
 SELF = Path(__file__)
 VOCABULARY, WIDTH = 4096, 64
 ARCHITECTURE = {

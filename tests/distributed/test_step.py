@@ -27,6 +27,7 @@ from worldmodel.train.distributed import Root, whole
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.trainer import Learner, freeze
 
+pytestmark = pytest.mark.slow
 SELF = Path(__file__)
 COMPONENTS = ("backbone", "vision", "action", "queries", "unseen", "ask", "answer", "adapter", "generator")
 WHOLE = {name: TrainedConfig() for name in COMPONENTS}
