@@ -32,9 +32,9 @@ import numpy as np
 
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
-from worldmodel.data.procedural import KEYS
 from worldmodel.media import files as media
 from worldmodel.worlds import recorder
+from worldmodel.worlds.shapes.source import KEYS
 
 BATCH, SIZE, FPS, FRAMES, NUM_SHARDS, WINDOW = 8, 64, 8, 17, 4, 32
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))

@@ -74,7 +74,7 @@ class FarSource:
 def stream(table: Path, latency_s: float, num_steps: int, num_workers: int) -> "Stream":
     """Open the clips for `num_steps` batches."""
     from worldmodel.data.loader import Stream  # not at the top, which workers read to find `Fetched`: torch
-    from worldmodel.data.procedural import KEYS
+    from worldmodel.worlds.shapes.source import KEYS
 
     model = WorldModelConfig(action=ActionConfig(keys=KEYS))
     config = SourceConfig(kind="clips", path=str(table), columns=COLUMNS)

@@ -1,5 +1,6 @@
 """The tokenizer of a backbone that starts from nothing."""
 
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -8,16 +9,17 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from worldmodel import hub
 from worldmodel.config import TrainConfig
-from worldmodel.worlds import shapes
+from worldmodel.worlds import get_world, world_names
 
 NUM_DOCUMENTS = 8000
 SPECIAL = {"pad_token": "<|pad|>", "eos_token": "<|end|>"}
 
 
 def build_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase | None:
-    """Learn a byte-level BPE on the world's own text, or take that of the model to start from.
+    """Learn a byte-level BPE from the worlds of the config, or take that of the model to start from.
 
-    None where the backbone brings a tokenizer.
+    Where no world has documents, the vocabulary is the 256 bytes alone. None where the backbone brings a
+    tokenizer.
     """
     if config.init_from:
         return AutoTokenizer.from_pretrained(
@@ -34,6 +36,13 @@ def build_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase | None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    documents = islice(shapes.documents(np.random.default_rng(config.seed)), NUM_DOCUMENTS)
-    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.train_from_iterator(documents(config, NUM_DOCUMENTS), trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
+
+
+def documents(config: TrainConfig, count: int) -> Iterator[str]:
+    """Yield `count` texts, divided among the model's world and the worlds among the sources."""
+    kinds = (config.model.world, *(source.kind for source in config.data.sources.values()))
+    names = dict.fromkeys(kind for kind in kinds if kind in world_names())
+    for name in names:
+        yield from islice(get_world(name).documents(np.random.default_rng(config.seed)), count // len(names))

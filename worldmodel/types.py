@@ -289,7 +289,7 @@ class Episode:
 
     `observations` are uint8 clips `[t, h, w, 3]`; `actions[i]` leads from observation i to i + 1. An empty
     first clip (t = 0) stands for "nothing seen yet". `prompt` and `answer` ask for text about the
-    observations. `labels` holds extra per-cell truth a source may know (see data/procedural.py).
+    observations. `labels` holds extra per-cell truth of a source (`World.label_words`).
     """
 
     name: str

@@ -31,7 +31,6 @@ from worldmodel.config import (
 )
 from worldmodel.data import loader
 from worldmodel.data.loader import Batch
-from worldmodel.data.procedural import KEYS
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
@@ -39,6 +38,7 @@ from worldmodel.train import finetune, tokenizer
 from worldmodel.train.watchdog import check_same
 from worldmodel.types import Episode
 from worldmodel.worlds import recorder
+from worldmodel.worlds.shapes.source import KEYS
 
 pytestmark = pytest.mark.slow
 SELF = Path(__file__)

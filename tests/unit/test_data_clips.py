@@ -15,13 +15,13 @@ import pytest
 from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.clips import Broken, Clip
 from worldmodel.data.columns import track_of
-from worldmodel.data.procedural import KEYS
 from worldmodel.data.sources import Source, open_source
 from worldmodel.data.tables import open_table as open_file
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media import files as media
 from worldmodel.types import DESCRIBE, Action, Episode
 from worldmodel.worlds import recorder
+from worldmodel.worlds.shapes.source import KEYS
 
 MODEL = WorldModelConfig(
     codec=CodecConfig(image_size=32),

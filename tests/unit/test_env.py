@@ -21,12 +21,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
 import worldmodel
-from worldmodel.env import SessionLike, WorldEnv, WorldSpec, WorldVectorEnv, shapes_scene
+from worldmodel.env import SessionLike, WorldEnv, WorldSpec, WorldVectorEnv
 from worldmodel.env.actions import action_space, to_action
 from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
 from worldmodel.types import Action
+from worldmodel.worlds import get_world
 
 KINDS = ("keys", "vector", "text")
 NAME = "worldmodel/Tiny-v0"
@@ -359,7 +360,7 @@ def test_shipped_environment_is_registered() -> None:
     assert gymnasium.envs.registration.load_env_creator(spec.entry_point) is WorldEnv
     assert gymnasium.envs.registration.load_env_creator(spec.vector_entry_point) is WorldVectorEnv
     assert gymnasium.envs.registration.EnvSpec.from_json(spec.to_json()) == spec
-    frame = shapes_scene(np.random.default_rng(0))["observation"]
+    frame = get_world("shapes").start(np.random.default_rng(0))["observation"]
     assert frame.shape == (64, 64, 3)
 
 

@@ -27,11 +27,11 @@ from hypothesis import strategies as st
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
 from worldmodel.data.loader import Batch, Stream
-from worldmodel.data.procedural import KEYS, ShapesSource
 from worldmodel.data.sources import Recipe
 from worldmodel.data.worker import Worker
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import Action, Episode
+from worldmodel.worlds.shapes.source import KEYS, ShapesSource
 
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
 STAGE = StageConfig(steps=5, batch_size=4, rounds=1, tasks={"rounds": 0.5, "describe": 0.5})

@@ -91,7 +91,7 @@ def run_config(
         self_rollout=(0.5, 0.5),
     )
     return TrainConfig(
-        model=make_model(image_size=64).config,
+        model=make_model(image_size=64, world="shapes").config,
         stages={"state": stage},
         run_dir=str(tmp_path / "run"),
         precision="fp32",

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from worldmodel.data.loader import Batch
-from worldmodel.data.procedural import KINDS, WORDS
 from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.codec.autoencoder import Codec
@@ -33,6 +32,7 @@ from worldmodel.train.objectives.base import (
     reconstruction_error,
 )
 from worldmodel.types import Action
+from worldmodel.worlds import get_world
 
 Reduce = Callable[[Tensor], Tensor]
 """Adds up a tensor over the processes that see different episodes."""
@@ -45,7 +45,7 @@ class Objective(nn.Module, ABC):
     reported only.
     """
 
-    weights: ClassVar[Mapping[str, float]]
+    weights: Mapping[str, float]
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__()
@@ -170,51 +170,70 @@ def text_loss(
 
 
 class AlignmentObjective(Objective):
-    """Vision alignment: a cell's feature points at the words for what lies on it.
+    """Vision alignment: classify a latent cell's feature by the embeddings of the words that hold there.
 
-    Of every kind of word (colours, shapes, …) the right one must score best. Words are told by what sets
-    their embeddings apart from the others of their kind: those are nearly parallel, and by their differences
-    the logits of tied embeddings tell them apart.
+    The world of the model names the words by kind (for example colours and shapes); each kind is one
+    classification. Embeddings of a kind are centred first: they are nearly parallel, and the logits of tied
+    embeddings depend on their differences.
     """
 
-    kinds = ("colour", "shape", "size", "background")
-    weights: ClassVar[Mapping[str, float]] = {f"words_{kind}": 0.25 for kind in kinds}
+    weights: ClassVar[Mapping[str, float]] = {}
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
         self.scale = nn.Parameter(torch.full((1,), 8.0))
-        self.words = [[model.backbone.token_ids(word) for word in kind] for kind in KINDS]
+        kinds = get_world(model.config.world).label_words() if model.config.world else {}
+        self.words = {
+            kind: [model.backbone.token_ids(word) for word in words] for kind, words in kinds.items()
+        }
+        self.weights = self.kind_weights(1.0)
+
+    def kind_weights(self, total: float) -> dict[str, float]:
+        """Divide a weight equally among the kinds."""
+        return {f"words_{kind}": total / len(self.words) for kind in self.words}
 
     def prepare(self, model: WorldModel, batch: Batch, chance: SampleRng) -> Prepared:
+        if not self.words:
+            raise ConfigError(
+                f"model.world is {model.config.world}, which has no words for cells; set it to one that has "
+                "(shapes), or leave out the objective alignment."
+            )
         latents = encode(model, to_tensor([episode.observations[0] for episode in batch.episodes]))
         return Prepared(batch, chance, self.counts(model, batch), latents)
 
     def counts(self, model: WorldModel, batch: Batch) -> dict[str, float]:
         """Count the labelled cells of every kind."""
         counts = {}
-        for name, truth in zip(self.kinds, self.truths(model, batch), strict=True):
+        for name, truth in self.truths(model, batch).items():
             counts[f"words_{name}"] = counts[f"right_{name}"] = float((truth.sum(dim=-1) > 0).sum())
         return counts
 
-    def truths(self, model: WorldModel, batch: Batch) -> tuple[Tensor, ...]:
-        """Say which words of each kind hold on each cell."""
-        shape = (*model.config.codec.grid, len(WORDS))
-        truth, _ = label(batch, "words", shape, model.unseen.device)
-        return truth.flatten(1, 2).split([len(kind) for kind in KINDS], dim=-1)
+    def truths(self, model: WorldModel, batch: Batch) -> dict[str, Tensor]:
+        """Return for each kind which of its words hold on each cell, `[b, cells, words]`."""
+        if not self.words:
+            return {}
+        sizes = [len(words) for words in self.words.values()]
+        truth, _ = label(batch, "words", (*model.config.codec.grid, sum(sizes)), model.unseen.device)
+        return dict(zip(self.words, truth.flatten(1, 2).split(sizes, dim=-1), strict=True))
 
     def forward(self, model: WorldModel, prepared: Prepared) -> Losses:
         return self.alignment(model, prepared.content, prepared.batch)
 
     def alignment(self, model: WorldModel, latents: Float[Tensor, "b 1 c h w"], batch: Batch) -> Losses:
         """Score the features of first frames against the words that hold there."""
+        if not self.words:
+            return {}
         cells = model.encode_observation(Observation(latents)).cells
         assert cells is not None, "only the latents' own adapter makes cells"
         cells = upcast(cells[:, 0])
         sums: Losses = {}
-        for name, kind, truth in zip(self.kinds, self.words, self.truths(model, batch), strict=True):
+        for name, truth in self.truths(model, batch).items():
             with torch.no_grad():
                 words = torch.stack(
-                    [model.backbone.embed(torch.tensor(ids, device=cells.device)).mean(dim=0) for ids in kind]
+                    [
+                        model.backbone.embed(torch.tensor(ids, device=cells.device)).mean(dim=0)
+                        for ids in self.words[name]
+                    ]
                 )
             labelled = truth.sum(dim=-1) > 0
             logits = self.scale * cells[labelled] @ upcast(words - words.mean(dim=0)).T.to(cells)
@@ -239,7 +258,6 @@ class StateObjective(Objective):
         "unchanged": 1.0,
         "nll": 0.5,
         "named": 0.2,
-        **{f"words_{kind}": 0.125 for kind in AlignmentObjective.kinds},
     }
 
     def __init__(self, model: WorldModel) -> None:
@@ -247,6 +265,7 @@ class StateObjective(Objective):
         self.forecasts = model.config.condition.kind == "forecast"
         self.named = nn.Linear(model.backbone.width, 1)
         self.alignment = AlignmentObjective(model)
+        self.weights = {**type(self).weights, **self.alignment.kind_weights(0.5)}
         self.language = LanguageObjective(model)
         self.check(model)
 

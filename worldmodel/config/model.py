@@ -277,6 +277,8 @@ class WorldModelConfig:
     """Latent frames that a round goes on from."""
     num_inference_steps: int = 1
     guidance_scale: float = 1.0
+    world: str | None = None
+    """Name of the world (worldmodel/worlds) that the model learned, which can judge its frames."""
     sampler: str = "chunk"
     """chunk (one after the other) | swin (each joins the one before while that is still noisy)."""
 

@@ -54,7 +54,7 @@ class StageConfig:
     self_rollout: tuple[float, float] = (0.0, 0.0)
     """Share of steps, at the stage's start and end, that continue from the model's own predictions."""
     tasks: dict[str, float] = field(default_factory=dict)
-    """Sampling weights of the kinds of episode (see data/procedural.py)."""
+    """Sampling weights of the kinds of episode (see `ShapesSource` for an example)."""
     sources: dict[str, float] = field(default_factory=dict)
     """Weights of `data.sources` in this stage alone: what is easy can come first. Empty takes their own."""
     train: dict[str, TrainedConfig] = field(default_factory=dict)

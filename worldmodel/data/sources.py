@@ -7,14 +7,14 @@ from typing import Protocol
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.errors import ConfigError
 from worldmodel.types import Episode
+from worldmodel.worlds.registry import get_world, world_names
 
 HOMES = {
-    "shapes": ("worldmodel.data.procedural", "open_shapes"),
     "clips": ("worldmodel.data.tables", "TableSource"),
     "webdataset": ("worldmodel.data.tar", "TarSource"),
     "huggingface": ("worldmodel.data.huggingface", "HuggingFaceSource"),
 }
-"""What opens each kind of source; imported when it is first used."""
+"""Module and function that open each kind of source; imported on first use. Worlds are kinds, too."""
 
 
 class Recipe(Protocol):
@@ -93,7 +93,10 @@ def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> Sourc
         ConfigError: a setting or something in the source's index is wrong; the sentence names the source.
     """
     source = config.sources[name]
+    if source.kind in world_names():
+        return get_world(source.kind).open_source(name, config, model)
     if source.kind not in HOMES:
-        raise ConfigError(f"data.sources.{name}.kind is {source.kind!r}; use one of {', '.join(HOMES)}.")
+        kinds = ", ".join([*world_names(), *HOMES])
+        raise ConfigError(f"data.sources.{name}.kind is {source.kind!r}; use one of {kinds}.")
     module, opener = HOMES[source.kind]
     return getattr(import_module(module), opener)(name, config, model)

@@ -29,7 +29,6 @@ from worldmodel.env.single import (
     TerminationFn,
     WorldEnv,
     WorldSpec,
-    shapes_scene,
 )
 from worldmodel.env.vector import WorldVectorEnv
 
@@ -42,7 +41,6 @@ __all__ = [
     "WorldEnv",
     "WorldSpec",
     "WorldVectorEnv",
-    "shapes_scene",
 ]
 
 gymnasium.register(

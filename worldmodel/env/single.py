@@ -23,7 +23,7 @@ from worldmodel.models.backbone.prefix_cache import PrefixCache
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
 from worldmodel.types import Action
-from worldmodel.worlds import shapes
+from worldmodel.worlds import get_world, world_names
 
 ObsType = Literal["frame", "clip"]
 """Observations: the last frame of a round, or all its frames."""
@@ -86,15 +86,6 @@ class SessionLike(Protocol):
         ...
 
 
-def shapes_scene(rng: np.random.Generator) -> Mapping[str, Any]:
-    """Start from a random scene of the procedural shapes world."""
-    return {"observation": shapes.render(shapes.random_scene(rng))}
-
-
-STARTS: dict[str, StartFn] = {"shapes": shapes_scene}
-"""Named starts, so that an environment spec that uses one can be written as JSON."""
-
-
 class WorldEnv(gymnasium.Env[np.ndarray, Any]):
     """An environment of one world; a step is one round.
 
@@ -106,7 +97,7 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
         world: A model, the name of a shipped model, or a model folder; or an open session (`SessionLike`),
             which keeps its seed and settings and is not closed with the environment.
         start: Start of episodes: a function from the environment's random generator to options of `reset`,
-            fixed options for all episodes, or the name of a start (`"shapes"`).
+            fixed options for all episodes, or the name of a world with random starts (`"shapes"`).
         actions: `"keys"` (`MultiBinary`, in the order of the model's keys), `"vector"`, `"mouse"` or
             `"camera"` (`Box`), `"text"` (`Text`), or several of them (`Dict`). By default the first type that
             the model supports.
@@ -259,8 +250,8 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
 
 def _start_fn(start: StartFn | Mapping[str, Any] | str | None) -> StartFn | None:
     if isinstance(start, str):
-        check_choice("start", start, list(STARTS))
-        return STARTS[start]
+        check_choice("start", start, world_names())
+        return get_world(start).start
     if isinstance(start, Mapping):
         options = _read_options(start)
         return lambda rng: options

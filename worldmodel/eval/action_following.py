@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from worldmodel.data.procedural import KEYS
 from worldmodel.eval.examples import Album, Example
 from worldmodel.eval.metrics import Figure, Tally, psnr, ssim
 from worldmodel.eval.runner import Subject
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Clip, Sample, Verdict, judge
+from worldmodel.worlds.shapes.source import KEYS
 
 BATCH = 32
 STEPS = (0, 1, 2, 4, 8)

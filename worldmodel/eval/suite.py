@@ -7,7 +7,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from worldmodel.data.procedural import KEYS
 from worldmodel.errors import InputError
 from worldmodel.eval.action_following import (
     STEPS,
@@ -24,6 +23,7 @@ from worldmodel.eval.pictures import codec, text_to_image
 from worldmodel.eval.runner import ModelSubject, Subject
 from worldmodel.eval.speed import machine, speed
 from worldmodel.models.world_model import WorldModel
+from worldmodel.worlds.shapes.source import KEYS
 
 FORMAT = 1
 SPLITS = ("val", "held-out", "compositions")

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from worldmodel.data.procedural import ShapesSource
 from worldmodel.errors import OutputError, WorldModelError
 from worldmodel.io import atomic_file
 from worldmodel.media import files as media
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
+from worldmodel.worlds.shapes.source import ShapesSource
 
 FPS = 8
 """Frames per second of the recordings."""

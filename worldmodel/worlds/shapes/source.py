@@ -1,4 +1,4 @@
-"""The procedural world as a source of episodes: drawn where they are asked for, never stored."""
+"""Training episodes of the shapes world, generated when they are requested and never stored."""
 
 import math
 from collections.abc import Collection
@@ -13,18 +13,22 @@ from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.scene import half_side_of
 
 KEYS = (*shapes.COLOURS, *shapes.DIRECTIONS, "jump", "fall", "grow", "shrink", "vanish", "explode")
-"""Keys of the shapes world: hold a colour and press a verb, and the thing of that colour obeys."""
+"""Keys of the shapes world: a colour's and a verb's together act on the object of that colour."""
 
-KINDS = (shapes.COLOURS, shapes.SHAPES, shapes.SIZES, shapes.BACKGROUNDS)
-"""Words that the alignment labels speak of, by kind."""
-WORDS = tuple(word for kind in KINDS for word in kind)
-"""All of them, in the order of the labels."""
+LABEL_WORDS = {
+    "colour": shapes.COLOURS,
+    "shape": shapes.SHAPES,
+    "size": shapes.SIZES,
+    "background": shapes.BACKGROUNDS,
+}
+"""Words that can hold on a latent cell, by kind, in the order of the label's last axis."""
+_WORDS = tuple(word for words in LABEL_WORDS.values() for word in words)
 
 
 class ShapesSource:
-    """The procedural world's training episodes, without end.
+    """An endless source of episodes.
 
-    Tasks: `rounds` (actions and what they lead to), `imagine` (a caption leads from nothing to a scene),
+    Tasks: `rounds` (actions and the clips they lead to), `imagine` (a caption and the scene it describes),
     `describe` and `ask` (text about one image or clip), `inverse` (the action between two observations),
     `document` (text alone).
     """
@@ -34,22 +38,27 @@ class ShapesSource:
     seekable = True
 
     def __init__(self, split: str = "train", keys: Collection[str] | None = None) -> None:
-        """Open a split; where a model knows only some keys (`keys`), the others are said in words."""
+        """Open a split.
+
+        Args:
+            split: One of `shapes.SPLITS`.
+            keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
+        """
         if split not in shapes.SPLITS:
             raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(shapes.SPLITS)}.")
         self.name = self.split = split
         self.keys = keys
 
     def at(self, index: int) -> "ShapesSource":
-        """Return itself: the index says it all."""
+        """Return itself: an episode depends on the index alone."""
         return self
 
     def cost(self, index: int, rounds: int) -> float:
-        """Return the same for all."""
+        """Return the number of rounds, the same for every index."""
         return rounds
 
     def close(self) -> None:
-        """Do nothing: there is nothing open."""
+        """Do nothing; no files are open."""
 
     def episode(self, task: str, seed: int, index: int, rounds: int = 1) -> Episode:
         """Return one episode; see the class for the tasks."""
@@ -82,10 +91,10 @@ class ShapesSource:
 
 
 def open_shapes(name: str, config: DataConfig, model: WorldModelConfig) -> ShapesSource:
-    """Open the world for a model, whose frames must be as large as the world's.
+    """Open the source for a model.
 
     Raises:
-        ConfigError: they are not, or there is no such split.
+        ConfigError: The model's frames have another size than the world's, or there is no such split.
     """
     if model.codec.image_size != shapes.FRAME_SIZE:
         raise ConfigError(
@@ -96,7 +105,7 @@ def open_shapes(name: str, config: DataConfig, model: WorldModelConfig) -> Shape
 
 
 def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[str] | None) -> Action:
-    """Say the action in words, or (one time in ten, where keys can say it) with keys."""
+    """Return the action as text, or for one in ten of those that have keys, as keys."""
     acts = [act for stage in sample.clip.plan.stages for act in stage]
     if len(acts) == 1 and rng.random() < 0.1:
         act = acts[0]
@@ -109,22 +118,22 @@ def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[s
 
 
 def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
-    """Say which words and which named things lie on each latent cell of the first frame."""
+    """Return the labels of the first frame; see `World.label_words`."""
     grid = shapes.FRAME_SIZE // 8
-    words = np.zeros((grid, grid, len(WORDS)), dtype=np.float32)
-    words[..., WORDS.index(sample.clip.before.background)] = 1
+    words = np.zeros((grid, grid, len(_WORDS)), dtype=np.float32)
+    words[..., _WORDS.index(sample.clip.before.background)] = 1
     named = np.zeros((grid, grid), dtype=np.float32)
     targets = {act.target_colour for stage in sample.clip.plan.stages for act in stage}
     for thing in sample.clip.before.things:
         rows, columns = _covered(thing.y, half_side_of(thing)), _covered(thing.x, half_side_of(thing))
         for word in (thing.colour, thing.shape, thing.size):
-            words[rows, columns, WORDS.index(word)] = 1
+            words[rows, columns, _WORDS.index(word)] = 1
         if thing.colour in targets:
             named[rows, columns] = 1
     return {"words": words, "named": named}
 
 
 def _covered(middle: int, half: float) -> slice:
-    """Return the cells along one axis whose centre the thing covers."""
+    """Return the latent cells along one axis whose centre an object covers."""
     first, last = math.ceil((middle - half - 3.5) / 8), math.floor((middle + half - 3.5) / 8)
     return slice(max(first, 0), last + 1)
