@@ -6,10 +6,11 @@ import time
 
 import torch
 
+from worldmodel.diffusion.sampler import Chunk
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.engine.batching import Compute
-from worldmodel.serving.engine.denoiser import Denoiser
+from worldmodel.serving.engine.denoiser import DenoisingLoop
 
 Job = tuple[Condition, torch.Tensor, torch.Tensor, int]
 
@@ -21,7 +22,7 @@ def jobs(model: WorldModel, count: int, steps: int, seed: int) -> list[Job]:
     made: list[Job] = []
     for _ in range(count):
         states = torch.randn(1, config.num_queries, model.backbone.width, generator=generator)
-        context = torch.randn(1, config.context_latents, *model.unseen.shape, generator=generator)
+        context = torch.randn(1, config.context_latents, *model.blank_latents.shape, generator=generator)
         condition = model.condition(states, context)
         noise = torch.randn(1, *model.latent_shape, generator=generator)
         made.append((condition, context, noise, steps))
@@ -31,11 +32,14 @@ def jobs(model: WorldModel, count: int, steps: int, seed: int) -> list[Job]:
 async def chunks_per_second(model: WorldModel, work: list[Job], max_batch: int, repeats: int) -> float:
     """Denoise all jobs at once with batches of at most `max_batch`; the best of some repeats."""
     compute = Compute()
-    denoiser = Denoiser(model, compute, max_batch)
+    loop = DenoisingLoop(model.generator, compute, max_batch)
     best = float("inf")
     for _ in range(1 + repeats):
         began = time.perf_counter()
-        await asyncio.gather(*(denoiser.denoise(*job) for job in work))
+        chunks = [
+            Chunk(noise, model.generator.solver(n), (known,), context) for known, context, noise, n in work
+        ]
+        await asyncio.gather(*(loop.run(chunk) for chunk in chunks))
         best = min(best, time.perf_counter() - began)
     compute.close()
     return len(work) / best

@@ -21,7 +21,7 @@ from worldmodel.eval.speed import machine
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.serving.engine.batching import Compute
-from worldmodel.serving.engine.local import Engine, LocalEngine
+from worldmodel.serving.engine.local import Engine, InProcessEngine
 
 SESSIONS = (1, 4, 16)
 
@@ -79,12 +79,12 @@ async def compare(args: argparse.Namespace) -> dict[str, Way]:
     async def uncached(history: History, num_queries: int) -> torch.Tensor:
         return await compute.run(lambda: backbone(torch.cat(history)[None])[0, -num_queries:])
 
-    engines: list[Engine] = [LocalEngine(backbone, compute)]
+    engines: list[Engine] = [InProcessEngine(backbone, compute)]
     if importlib.util.find_spec("vllm"):
         from worldmodel.serving.engine.vllm_engine import VllmEngine
 
         engines.append(await VllmEngine.start(folder))
-    ways = {engine.name: Way(engine.states, engine.name == "vllm") for engine in engines}
+    ways = {engine.name: Way(engine.predict_states, engine.name == "vllm") for engine in engines}
     ways["no cache, batch 1"] = Way(uncached)
     for repeat in range(args.num_samples + 1):
         for sessions in SESSIONS:
@@ -96,7 +96,7 @@ async def compare(args: argparse.Namespace) -> dict[str, Way]:
     history = tuple(torch.randn(args.num_positions, backbone.width) * backbone.width**-0.5 for _ in range(3))
     expected = await uncached(history, args.num_queries)
     for engine in engines:
-        apart = (await engine.states(history, args.num_queries) - expected).abs().max()
+        apart = (await engine.predict_states(history, args.num_queries) - expected).abs().max()
         print(f"{engine.name}: states within {apart:.1e} of those without caches")
         await engine.close()
     compute.close()

@@ -43,7 +43,16 @@ from worldmodel.data import loader
 from worldmodel.models.world_model import WorldModel
 
 NUM_PROCESSES = 2
-PARTS = ("backbone", "vision", "action", "queries", "unseen", "ask", "answer", "adapter")
+PARTS = (
+    "backbone",
+    "vision",
+    "action",
+    "queries",
+    "blank_latents",
+    "prompt_marker",
+    "answer_marker",
+    "condition_adapter",
+)
 SMALL = WorldModelConfig(
     codec=CodecConfig(latent_channels=4, widths=(8, 16), num_blocks=2),
     backbone=BackboneConfig(

@@ -23,7 +23,7 @@ from worldmodel.serving.app import create_app, drain
 from worldmodel.serving.auth import Keys, check_bind
 from worldmodel.serving.command import limits_of
 from worldmodel.serving.engine.batching import Compute
-from worldmodel.serving.engine.local import Engine, LocalEngine
+from worldmodel.serving.engine.local import Engine, InProcessEngine
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -65,7 +65,7 @@ async def serve(args: argparse.Namespace, adapters: Mapping[str, Path]) -> int:
         server = Server(app, config.drain_timeout_s)
         server.greeting = (
             f"serving {config.model_name} on {address} "
-            f"(engine: {engine.name}, device: {model.unseen.device.type}, "
+            f"(engine: {engine.name}, device: {model.device.type}, "
             f"{f'keys: {len(keys)}' if len(keys) else 'no key: this machine only'})\n"
             f"play: {address}/play   schema: {address}/openapi.json   stop: Ctrl-C"
         )
@@ -80,7 +80,7 @@ async def _engine(
         from worldmodel.serving.engine.vllm_engine import VllmEngine
 
         return await VllmEngine.start(folder / "backbone", adapters=adapters)
-    return LocalEngine(model.backbone, compute, adapters)
+    return InProcessEngine(model.backbone, compute, adapters)
 
 
 def _device(wanted: str | None) -> torch.device:

@@ -20,16 +20,18 @@ from worldmodel.train.objectives.base import Rounds
 def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
     """Encode the observations of a batch whose episodes have actions."""
     columns = zip(*(episode.observations for episode in batch.episodes), strict=True)
-    first, *clips = [to_tensor(list(column)).to(model.unseen) for column in columns]
+    first, *clips = [to_tensor(list(column)).to(model.device, model.dtype) for column in columns]
     contexts, targets, pixels = [], [], []
-    latents = encode(model, first) if first.shape[1] else model.nothing(len(first)).latents
+    latents = encode(model, first) if first.shape[1] else model.blank_observation(len(first)).latents
     if model.codec.causal and not first.shape[1]:  # a world that begins has fewer frames in as many latents
         clips[0] = clips[0][:, : model.codec.frames_before(model.config.chunk_latents)]
     for before, clip in zip([first, *clips[:-1]], clips, strict=True):
-        contexts.append(model.context(latents, before) if before.shape[1] else latents)
+        contexts.append(
+            model.codec.context(latents, before, model.config.context_latents) if before.shape[1] else latents
+        )
         latents = encode(model, clip, before)
         targets.append(latents)
-        pixels.append(model.look(before))
+        pixels.append(model.vision.select_frames(before))
     context, target = torch.stack(contexts, dim=1), torch.stack(targets, dim=1)
     changed = (
         (target - context[:, :, -1:]).pow(2).mean(dim=3) > 0.1
@@ -50,7 +52,9 @@ def encode_shown(model: WorldModel, batch: Batch) -> list[Observation]:
     for episode, latents in zip(batch.episodes, zip(*columns, strict=True), strict=True):
         pixels = None
         if model.vision.needs_frames:
-            pixels = model.look(to_tensor([np.concatenate(episode.observations)]).to(model.unseen))
+            pixels = model.vision.select_frames(
+                to_tensor([np.concatenate(episode.observations)]).to(model.device, model.dtype)
+            )
         rows.append(Observation(torch.cat(latents)[None], pixels))
     return rows
 
@@ -68,7 +72,7 @@ def encode(
     model: WorldModel, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
 ) -> Float[Tensor, "b t2 c h2 w2"]:
     """Encode with the frozen codec; processes that share a sequence share the work."""
-    codec, frames = model.codec, frames.to(model.unseen)
+    codec, frames = model.codec, frames.to(model.device, model.dtype)
     if codec.causal:
         if before is None or not before.shape[1]:
             return model.observe(frames).latents

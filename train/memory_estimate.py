@@ -105,7 +105,7 @@ def plan(config: TrainConfig, way: str, num_gpus: int, kept: float, lora_rank: i
     model = on_meta(config.model)
     rank = lora_rank if way == "lora" else 0
     by_rank, whole = TrainedConfig(lora_rank=rank), TrainedConfig()
-    train = {name: whole for name in ("action", "queries", "adapter")}
+    train = {name: whole for name in ("action", "queries", "condition_adapter")}
     train |= {"backbone": by_rank, generator_part(model): by_rank}
     stage = replace(_last(config), train=train)
     with torch.device("meta"):
@@ -218,7 +218,7 @@ def _generator(config: WorldModelConfig, rounds: int, count: int) -> Callable[[]
             text=None,
         )
         level = torch.ones(rounds, config.chunk_latents)
-        return fake(clean, level, condition, fake.start(context, condition)).float().sum()
+        return fake(clean, level, condition, fake.prefill(context, condition)).float().sum()
 
     return run
 

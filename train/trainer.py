@@ -175,7 +175,7 @@ class Learner:
 
         def work() -> list[Prepared]:
             keys = [[(seed, index) for index in batch.indices] for batch in batches]
-            chances = [SampleRng(each, device, model.unseen.dtype) for each in keys]
+            chances = [SampleRng(each, device, model.dtype) for each in keys]
             return [objective.prepare(model, *each) for each in zip(batches, chances, strict=True)]
 
         with torch.no_grad(), self._autocast():

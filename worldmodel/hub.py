@@ -28,7 +28,7 @@ from worldmodel.models.loading.pretrained import locate
 from worldmodel.models.world_model import WorldModel
 
 FORMAT = 1
-COMPONENTS = ("codec", "vision", "action", "adapter", "generator")
+COMPONENTS = ("codec", "vision", "action", "condition_adapter", "generator")
 WEIGHTS = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 

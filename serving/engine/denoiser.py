@@ -1,45 +1,25 @@
-"""One denoising loop for all live worlds: new work joins at the next step, finished work leaves."""
+"""The denoising loop of a server: chunks of all worlds join and leave between steps."""
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from worldmodel.diffusion.sampler import Solver
-from worldmodel.models.conditioning import Condition, stack
-from worldmodel.models.generator.base import Past
-from worldmodel.models.world_model import WorldModel
+from worldmodel.diffusion.sampler import Chunk, Denoiser
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.serving.engine.batching import Compute
 
 Progress = Callable[[int, int], None]
-"""Told (steps done, steps in all) after every step."""
+"""Called with (finished steps, all steps) after every step."""
 
 
 @dataclass(eq=False)
-class Work:
-    """One chunk on its way from noise to data, at its own noise level and step."""
+class Job:
+    """A chunk in the loop, and who waits for it."""
 
-    latents: Float[Tensor, "1 t c h w"]
-    solver: Solver
-    conditions: tuple[Condition, ...]
-    """What is conditioned on; with guidance the empty condition comes second."""
-    guidance_scale: float
-    starts: tuple[Past, ...]
-    """What the generator keeps of the context frames, under each condition."""
-    done: asyncio.Future[Tensor]
+    chunk: Chunk[Condition]
+    done: asyncio.Future[None]
     on_progress: Progress | None = None
-    step: int = 0
-    serial: int = field(default_factory=itertools.count().__next__)
-    """Tells works apart for ever, as addresses do not."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Works of one shape can share a batch."""
-        return (*self.latents.shape, *self.starts[0][0][0].shape[1:])
 
 
 @dataclass
@@ -52,109 +32,65 @@ class Occupancy:
     cancelled: int = 0
 
 
-class Denoiser:
+class DenoisingLoop:
     """Denoises chunks of many worlds together, step by step.
 
-    Seeds, numbers of steps, guidance and lengths may all differ; every chunk comes out as it would alone, up
-    to rounding. A cancelled chunk leaves before the next step. Above `max_batch` live chunks take turns.
+    Seeds, numbers of steps, guidance and lengths may differ; every chunk comes out as it would alone, up
+    to rounding. A cancelled chunk leaves before the next step. Above `max_batch` chunks take turns.
     """
 
-    def __init__(self, model: WorldModel, compute: Compute, max_batch: int = 16) -> None:
-        self.model, self._compute, self.max_batch = model, compute, max_batch
+    def __init__(self, generator: VideoGenerator, compute: Compute, max_batch: int = 16) -> None:
+        self._denoiser: Denoiser[Condition] = Denoiser(generator)
+        self._compute, self.max_batch = compute, max_batch
         self.occupancy = Occupancy()
-        self._live: list[Work] = []
+        self._jobs: list[Job] = []
         self._loop: asyncio.Task[None] | None = None
-        self._stacked: tuple[tuple[int, ...], Past] | None = None
 
-    async def denoise(
-        self,
-        condition: Condition,
-        context: Float[Tensor, "1 s c h w"],
-        noise: Float[Tensor, "1 t c h w"],
-        num_inference_steps: int,
-        guidance_scale: float = 1.0,
-        on_progress: Progress | None = None,
-    ) -> Float[Tensor, "1 t c h w"]:
-        """Generate one chunk's latents from noise, as `WorldModel.denoise` does."""
-        conditions, starts = await self._compute.run(self._prepare, condition, context, guidance_scale)
-        work = Work(
-            latents=noise,
-            solver=self.model.generator.solver(num_inference_steps),
-            conditions=conditions,
-            guidance_scale=guidance_scale,
-            starts=starts,
-            done=asyncio.get_running_loop().create_future(),
-            on_progress=on_progress,
-        )
-        self._live.append(work)
+    async def run(self, chunk: Chunk[Condition], on_progress: Progress | None = None) -> None:
+        """Denoise a chunk to its end, in place."""
+        if chunk.finished:
+            return
+        job = Job(chunk, asyncio.get_running_loop().create_future(), on_progress)
+        self._jobs.append(job)
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run())
-        return await work.done
-
-    def _prepare(
-        self, condition: Condition, context: Tensor, guidance_scale: float
-    ) -> tuple[tuple[Condition, ...], tuple[Past, ...]]:
-        guided = guidance_scale != 1.0
-        conditions = (condition, self.model.null_condition(context)) if guided else (condition,)
-        return conditions, tuple(self.model.generator.start(context, each) for each in conditions)
+        await job.done
 
     async def _run(self) -> None:
-        while self._leave():
-            batch = self._batch()
+        while self._drop_finished():
+            jobs = self._next_batch()
             try:
-                await self._compute.run(self._advance, batch)
+                await self._compute.run(self._step, jobs)
             except Exception as error:  # belongs to those who wait for these chunks
-                for work in batch:
-                    if not work.done.done():
-                        work.done.set_exception(error)
+                for job in jobs:
+                    if not job.done.done():
+                        job.done.set_exception(error)
                 continue
-            for work in batch:
-                work.step += 1
-                if work.on_progress is not None and not work.done.done():
-                    work.on_progress(work.step, work.solver.num_steps)
-                if work.step == work.solver.num_steps and not work.done.done():
-                    work.done.set_result(work.latents)
+            for job in jobs:
+                if job.done.done():
+                    continue
+                if job.on_progress is not None:
+                    job.on_progress(job.chunk.step, job.chunk.solver.num_steps)
+                if job.chunk.finished:
+                    job.done.set_result(None)
 
-    def _leave(self) -> bool:
-        """Let go of finished and cancelled work; tell whether any is left."""
-        self.occupancy.cancelled += sum(work.done.cancelled() for work in self._live)
-        self._live = [work for work in self._live if not work.done.done()]
-        return bool(self._live)
+    def _drop_finished(self) -> bool:
+        """Drop finished and cancelled jobs; return whether any are left."""
+        self.occupancy.cancelled += sum(job.done.cancelled() for job in self._jobs)
+        self._jobs = [job for job in self._jobs if not job.done.done()]
+        return bool(self._jobs)
 
-    def _batch(self) -> list[Work]:
-        """Take works of the oldest one's shape, and put them behind those that had no turn."""
-        shape = self._live[0].shape
-        batch = [work for work in self._live if work.shape == shape][: self.max_batch]
-        if len(batch) < len(self._live):
-            chosen = {work.serial for work in batch}
-            self._live = [work for work in self._live if work.serial not in chosen] + batch
-        return batch
+    def _next_batch(self) -> list[Job]:
+        """Take jobs of the oldest one's shape, and move them behind those that had no turn."""
+        shape = self._jobs[0].chunk.shape
+        jobs = [job for job in self._jobs if job.chunk.shape == shape][: self.max_batch]
+        if len(jobs) < len(self._jobs):
+            chosen = {job.chunk.serial for job in jobs}
+            self._jobs = [job for job in self._jobs if job.chunk.serial not in chosen] + jobs
+        return jobs
 
-    def _advance(self, batch: Sequence[Work]) -> None:
-        """Take one step of every work, in one pass of the generator."""
-        owners = [work for work in batch for _ in work.conditions]
-        latents = torch.cat([work.latents for work in owners])
-        levels = [work.solver.level(work.step) for work in owners]
-        level = latents.new_tensor(levels)[:, None].expand(-1, latents.shape[1])
-        condition = stack([each for work in batch for each in work.conditions])
-        predictions = self.model.generator(latents, level, condition, self._past(batch))
-        first = 0
-        for work in batch:
-            full = predictions[first : first + 1]
-            if len(work.conditions) == 2:
-                empty = predictions[first + 1 : first + 2]
-                full = empty + work.guidance_scale * (full - empty)
-            first += len(work.conditions)
-            work.latents = work.solver.step(work.step, full, work.latents)
+    def _step(self, jobs: Sequence[Job]) -> None:
+        self._denoiser.step([job.chunk for job in jobs])
         self.occupancy.steps += 1
-        self.occupancy.rows += len(batch)
-        self.occupancy.last_rows = len(batch)
-
-    def _past(self, batch: Sequence[Work]) -> Past:
-        """Stack what is kept of the context frames; steps of the same works share the copy."""
-        names = tuple(work.serial for work in batch)
-        if self._stacked is None or self._stacked[0] != names:
-            layers = zip(*(start for work in batch for start in work.starts), strict=True)
-            past = [tuple(torch.cat(tensors) for tensors in zip(*layer, strict=True)) for layer in layers]
-            self._stacked = (names, past)
-        return self._stacked[1]
+        self.occupancy.rows += len(jobs)
+        self.occupancy.last_rows = len(jobs)

@@ -1,4 +1,4 @@
-"""Engines: who runs the backbone. One gives states and text; the in-process one needs nothing else."""
+"""Engines run the backbone for states and text: the protocol, and the engine of this process."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from worldmodel.errors import InputError, ModelError
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.models.backbone.prefix_cache import History, PrefixCache
+from worldmodel.models.backbone.prefix_cache import History
+from worldmodel.rollout import LocalEngine
 from worldmodel.serving.engine.batching import Batcher, Compute
 
 
@@ -23,13 +24,15 @@ class Engine(Protocol):
     adapters: tuple[str, ...]
     """LoRA adapters that a request may name."""
 
-    async def states(
+    async def predict_states(
         self, history: History, num_queries: int, adapter: str | None = None
     ) -> Float[Tensor, "n d"]:
-        """Return the hidden states at the last `num_queries` positions of a history."""
+        """Return the hidden states at the query positions of a history's newest round."""
         ...
 
-    async def text(self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None) -> str:
+    async def generate_text(
+        self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None
+    ) -> str:
         """Greedily continue a prefix with text."""
         ...
 
@@ -42,8 +45,8 @@ class Engine(Protocol):
         ...
 
 
-class LocalEngine:
-    """The backbone in this process, with its own prefix cache; requests that wait together run together."""
+class InProcessEngine:
+    """The backbone in this process; pending requests are batched."""
 
     name = "in-process"
 
@@ -57,19 +60,21 @@ class LocalEngine:
         self.backbone, self._compute = backbone, compute
         self.adapters = tuple(adapters or ())
         self._lora = load_adapters(backbone, adapters) if adapters else None
-        # Keys and values depend on the weights, so every adapter has its own.
+        # Keys and values depend on the weights, so every adapter has its own cache.
         share = max_cache_bytes // (1 + len(self.adapters))
-        self._caches = {name: PrefixCache(backbone, share) for name in (None, *self.adapters)}
+        self._engines = {name: LocalEngine(backbone, share) for name in (None, *self.adapters)}
         self._states = Batcher(compute, self._predict)
 
-    async def states(
+    async def predict_states(
         self, history: History, num_queries: int, adapter: str | None = None
     ) -> Float[Tensor, "n d"]:
-        """Return the hidden states at the last `num_queries` positions of a history."""
+        """Return the hidden states at the query positions of a history's newest round."""
         return await self._states((history, num_queries, known(adapter, self.adapters)))
 
-    async def text(self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None) -> str:
-        """Greedily continue a prefix; other work goes on between two tokens."""
+    async def generate_text(
+        self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None
+    ) -> str:
+        """Greedily continue a prefix; other work runs between two tokens."""
         known(adapter, self.adapters)
         tokens: list[int] = []
         cache, embeds = self.backbone.new_cache(), prefix[None]
@@ -83,7 +88,7 @@ class LocalEngine:
 
     def stats(self) -> Mapping[str, float]:
         """Return the bytes of keys and values held."""
-        return {"kv_bytes": sum(cache.num_bytes for cache in self._caches.values())}
+        return {"kv_bytes": sum(engine.cache.num_bytes for engine in self._engines.values())}
 
     async def close(self) -> None:
         """Hold nothing beyond the model."""
@@ -95,7 +100,9 @@ class LocalEngine:
             groups.setdefault((num_queries, adapter), []).append(row)
         for (num_queries, adapter), rows in groups.items():
             with self._using(adapter):
-                states = self._caches[adapter].states([requests[row][0] for row in rows], num_queries)
+                states = self._engines[adapter].predict_states(
+                    [requests[row][0] for row in rows], num_queries
+                )
             results.update(zip(rows, states, strict=True))
         return [results[row] for row in range(len(requests))]
 

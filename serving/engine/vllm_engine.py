@@ -153,7 +153,7 @@ class VllmEngine:
                 raise ModelError(f"The adapter {name!r} does not fit this backbone: {_line(error)}") from None
         return engine
 
-    async def states(
+    async def predict_states(
         self, history: History, num_queries: int, adapter: str | None = None
     ) -> Float[Tensor, "n d"]:
         """Return the hidden states at the last `num_queries` positions of a history.
@@ -184,7 +184,9 @@ class VllmEngine:
             end, missing = end - len(states[0]), missing - len(states[0])
         return torch.cat(states).to(history[-1])
 
-    async def text(self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None) -> str:
+    async def generate_text(
+        self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None
+    ) -> str:
         """Greedily continue a prefix with text, as `Backbone.decode_text` does.
 
         Raises:

@@ -24,7 +24,7 @@ from worldmodel.serving.routes.route_class import (
     MediaInJsonRoute,
     while_connected,
 )
-from worldmodel.serving.worlds.service import Settings
+from worldmodel.serving.worlds.service import WorldSettings
 
 router = APIRouter(tags=["text"], route_class=MediaInJsonRoute, responses=ERRORS)
 models = APIRouter(tags=["models"], route_class=GuardedRoute, responses=ERRORS)
@@ -41,7 +41,7 @@ async def complete(request: Request, caller: Caller, asked: ChatRequest) -> Chat
         raise InputError("A message shows one picture or film and asks one question at most.")
     part = shown[0]
     url = part.video_url.url if isinstance(part, VideoPart) else part.image_url.url
-    settings: Settings = state.service.settings(
+    settings: WorldSettings = state.service.settings(
         adapter=adapter(state.service, state.config.model_name, asked.model)
     )
     frames = await decode(state.service, from_data_url(url))

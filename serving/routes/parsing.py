@@ -14,7 +14,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from worldmodel.config import height_width
 from worldmodel.errors import InputError
-from worldmodel.rollout.session import memory_frames
+from worldmodel.rollout.state import observed_frames
 from worldmodel.serving.errors import NotFound, UnsupportedFormat
 from worldmodel.serving.media import transcoding
 from worldmodel.serving.settings import MIB
@@ -130,7 +130,7 @@ async def decode(service: WorldService, data: bytes) -> np.ndarray:
         limits=limits,
     )
     # A world goes on from a film's end; a copy lets the rest of it go.
-    return frames[-memory_frames(config) :].copy()
+    return frames[-observed_frames(config) :].copy()
 
 
 def from_data_url(url: str) -> bytes:

@@ -23,7 +23,7 @@ from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.protocol import Status
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.storage import Storage, new_id
-from worldmodel.serving.worlds.service import Settings, WorldService
+from worldmodel.serving.worlds.service import WorldService, WorldSettings
 from worldmodel.types import Action
 
 LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class IdempotencyKeyReused(Conflict):
 class Order:
     """What is to be made: a first observation or a text to imagine one, and an action for every round."""
 
-    settings: Settings
+    settings: WorldSettings
     actions: tuple[Action, ...]
     num_frames: int
     frames: np.ndarray | None = None

@@ -13,7 +13,7 @@ from worldmodel.serving.auth import Limiter, WorldLease
 from worldmodel.serving.errors import Conflict, DeadlineExceeded, NotFound, TooManyRequests
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import Settings, World, WorldService
+from worldmodel.serving.worlds.service import World, WorldService, WorldSettings
 from worldmodel.types import Action
 
 Result = TypeVar("Result")
@@ -97,7 +97,7 @@ class HeldWorlds:
 
     # ---- beginning and ending --------------------------------------------------------------------------
 
-    async def start(self, owner: str, origin: Origin, settings: Settings) -> HeldWorld:
+    async def start(self, owner: str, origin: Origin, settings: WorldSettings) -> HeldWorld:
         """Start a world.
 
         Raises:
@@ -205,7 +205,7 @@ class HeldWorlds:
     # ---- worlds that live for one request ----------------------------------------------------------------
 
     async def answer(
-        self, owner: str, frames: np.ndarray, settings: Settings, question: str | None = None
+        self, owner: str, frames: np.ndarray, settings: WorldSettings, question: str | None = None
     ) -> str:
         """Answer a question about an observation, or describe it."""
         async with self._place(owner) as lease:
@@ -214,7 +214,7 @@ class HeldWorlds:
             finally:
                 lease.release()
 
-    async def imagine(self, owner: str, text: str, each: Sequence[Settings]) -> list[np.ndarray]:
+    async def imagine(self, owner: str, text: str, each: Sequence[WorldSettings]) -> list[np.ndarray]:
         """Return a picture of a described scene for each of the settings, uint8 `[h, w, 3]`."""
         async with self._place(owner) as lease:
             try:
@@ -223,14 +223,14 @@ class HeldWorlds:
             finally:
                 lease.release()
 
-    async def _answer(self, frames: np.ndarray, settings: Settings, question: str | None) -> str:
+    async def _answer(self, frames: np.ndarray, settings: WorldSettings, question: str | None) -> str:
         world = await self.service.start(frames, **asdict(settings))
         try:
             return await world.describe(question)
         finally:
             world.close()
 
-    async def _imagine(self, text: str, settings: Settings) -> np.ndarray:
+    async def _imagine(self, text: str, settings: WorldSettings) -> np.ndarray:
         world = await self.service.start(text=text, **asdict(settings))
         world.close()
         return world.last_frames[-1]

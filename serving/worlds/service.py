@@ -1,6 +1,6 @@
-"""Live worlds of one server: every round passes the engine, the denoising loop and the codec, many at once.
+"""Live worlds of one server, whose rounds share batches of the engine, the denoising loop and the codec.
 
-The round itself is the library's (`worldmodel.rollout`): what a session does alone, worlds here do together.
+The round itself is the library's (`worldmodel.rollout.round`).
 """
 
 import asyncio
@@ -10,53 +10,45 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from worldmodel.diffusion.swin import Trail
+from worldmodel import batch
+from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import InputError
-from worldmodel.media.tensors import to_frames, to_tensor
-from worldmodel.models.backbone.prefix_cache import History
-from worldmodel.models.conditioning import Condition, unstack
+from worldmodel.models import text
+from worldmodel.models.conditioning import Condition
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout.session import (
-    Snapshot,
-    advance,
-    begin,
-    both,
-    generate,
-    imagined,
-    look,
-    memory_frames,
-    newest,
-    noise_of_round,
-    prompt,
-)
+from worldmodel.rollout.round import RoundInputs, SamplingParams, finish, prepare, start_chunks
+from worldmodel.rollout.session import read_question, transition
+from worldmodel.rollout.state import WorldState, newest_observation
 from worldmodel.serving.engine.batching import Batcher, Compute
-from worldmodel.serving.engine.denoiser import Denoiser, Progress
-from worldmodel.serving.engine.local import Engine, LocalEngine, known
+from worldmodel.serving.engine.denoiser import DenoisingLoop, Progress
+from worldmodel.serving.engine.local import Engine, InProcessEngine, known
 from worldmodel.types import WHAT_HAPPENED, Action
 
-MAX_TEXT_TOKENS = 96
-"""Longest text that a world says, as in `WorldModel.read`."""
 MAX_STEPS = 64
 """Most denoising steps that a client may ask for."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How one world is generated."""
+class WorldSettings:
+    """Settings of one world."""
 
     seed: int
     num_inference_steps: int
     guidance_scale: float
     adapter: str | None
+
+    @property
+    def params(self) -> SamplingParams:
+        """Settings of the sampler."""
+        return SamplingParams(self.num_inference_steps, self.guidance_scale)
 
 
 class WorldService:
@@ -74,12 +66,12 @@ class WorldService:
     ) -> None:
         self.model = model.eval()
         self.compute = compute or Compute()
-        self.engine: Engine = engine or LocalEngine(model.backbone, self.compute)
-        self.denoiser = Denoiser(model, self.compute, max_batch)
+        self.engine: Engine = engine or InProcessEngine(model.backbone, self.compute)
+        self.denoising = DenoisingLoop(model.generator, self.compute, max_batch)
         self.worlds: dict[str, World] = {}
         self.max_rounds, self.max_snapshots = max_rounds, max_snapshots
         self._condition = Batcher(self.compute, self._conditions)
-        self._advance = Batcher(self.compute, self._advanced)
+        self._finish = Batcher(self.compute, self._finished)
 
     async def start(
         self,
@@ -107,7 +99,7 @@ class WorldService:
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         adapter: str | None = None,
-    ) -> Settings:
+    ) -> WorldSettings:
         """Fill what was left out from the model's config.
 
         Raises:
@@ -122,7 +114,7 @@ class WorldService:
             raise InputError(f"guidance_scale is {guidance}; use a number up to 100, 1 for no guidance.")
         if not 0 <= seed < 2**63:
             raise InputError(f"seed is {seed}; use 0 to 2^63 - 1.")
-        return Settings(seed, steps, guidance, known(adapter, self.engine.adapters))
+        return WorldSettings(seed, steps, guidance, known(adapter, self.engine.adapters))
 
     def sweep(self, idle_s: float) -> list[str]:
         """Close worlds that nobody has used for so long; returns their names."""
@@ -133,7 +125,7 @@ class WorldService:
 
     def stats(self) -> dict[str, float]:
         """Return numbers worth watching."""
-        occupancy = self.denoiser.occupancy
+        occupancy = self.denoising.occupancy
         return {
             "worlds": len(self.worlds),
             "denoising_steps": occupancy.steps,
@@ -150,83 +142,68 @@ class WorldService:
         await self.engine.close()
         self.compute.close()
 
-    # ---- one round, as `Session` plays it ------------------------------------------------------------
+    # ---- one round, in the steps of `worldmodel.rollout.round` -----------------------------------------
 
-    async def generate(
-        self,
-        settings: Settings,
-        history: History,
-        context: Float[Tensor, "1 s c h w"],
-        action: Action,
-        index: int,
-        on_progress: Progress | None,
-        trail: Trail[Condition] | None = None,
-    ) -> tuple[Float[Tensor, "1 t c h w"], Trail[Condition] | None]:
-        """Predict the state and generate the latents of a round; chunks that overlap are not batched."""
-        states = await self.engine.states(history, self.model.config.num_queries, settings.adapter)
-        condition = await self._condition((states[None].to(context), context, action))
-        how = settings.num_inference_steps, settings.guidance_scale
-        if self.model.config.sampler == "swin":
-            draws = [(settings.seed, index)]
-            return await self.compute.run(generate, self.model, condition, context, draws, *how, trail)
-        noise = noise_of_round(settings.seed, index, self.model.latent_shape)[None].to(context)
-        return await self.denoiser.denoise(condition, context, noise, *how, on_progress), None
+    async def play(
+        self, settings: WorldSettings, state: WorldState, action: Action, on_progress: Progress | None = None
+    ) -> WorldState:
+        """Play one round of a world; every step is batched with those of other worlds.
 
-    async def advance(
-        self,
-        now: Snapshot,
-        action: Action,
-        history: History,
-        latents: Float[Tensor, "1 t c h w"],
-        trail: Trail[Condition] | None,
-    ) -> Snapshot:
-        """Decode the latents of a round and return the moment after it."""
-        return await self._advance((now, action, history, latents, trail))
+        Raises:
+            InputError: the model does not take such an action.
+        """
+        inputs = await self.compute.run(prepare, self.model, [state], [action])
+        num_queries = self.model.config.num_queries
+        states = await self.engine.predict_states(inputs.histories[0], num_queries, settings.adapter)
+        condition = await self._condition((states[None].to(state.context), state.context, action))
+        (chunk,) = await self.compute.run(start_chunks, self.model, inputs, condition, settings.params)
+        await self.denoising.run(chunk, on_progress)
+        return await self._finish((inputs, chunk))
 
-    async def read(self, observation: Observation, asked: str, adapter: str | None) -> str:
-        """Say something about an observation."""
-        ((prefix, _),) = await self.compute.run(self.model.read_rows, [observation], [asked])
-        return await self.engine.text(prefix, MAX_TEXT_TOKENS, adapter)
+    async def read(self, observation: Observation, prompt: str, adapter: str | None) -> str:
+        """Generate text about an observation."""
+        ((prefix, _),) = await self.compute.run(text.sequences, self.model, [observation], [prompt])
+        return await self.engine.generate_text(prefix, text.MAX_TOKENS, adapter)
 
-    async def first(self, settings: Settings, frames: np.ndarray | None, text: str | None) -> Snapshot:
-        """Return the moment a world begins with, seen in frames or imagined from a text."""
-        if (frames is None) == (text is None):
-            raise InputError("A world starts from one thing: give an image, a video, or a text.")
+    async def first(
+        self, settings: WorldSettings, frames: np.ndarray | None, description: str | None
+    ) -> WorldState:
+        """Return the state that a world starts with, observed in frames or imagined from a description."""
+        if (frames is None) == (description is None):
+            raise InputError("Pass either an image or video, or a text.")
+        seeds = (settings.seed,)
         if frames is not None:
-            return await self.compute.run(self._begin, frames[-memory_frames(self.model.config) :])
-        action, nothing = Action.of(text), self.model.nothing(1)
-        embeds = await self.compute.run(self.model.round_embeds, nothing, [action])
-        latents, _ = await self.generate(settings, (embeds[0],), nothing.latents.detach(), action, -1, None)
-        return await self.compute.run(imagined, self.model, latents)
-
-    def _begin(self, frames: np.ndarray) -> Snapshot:
-        pixels = to_tensor([frames]).to(self.model.unseen.device)
-        return begin(self.model, self.model.observe(pixels).latents, frames)
+            return await self.compute.run(WorldState.from_frames, self.model, frames[None], seeds)
+        blank = WorldState.blank(self.model, seeds)
+        return await self.play(settings, blank, Action.of(description))
 
     def _conditions(self, rows: Sequence[tuple[Tensor, Tensor, Action]]) -> list[Condition]:
         states, contexts, actions = zip(*rows, strict=True)
-        return unstack(self.model.condition(torch.cat(states), torch.cat(contexts), actions))
+        condition = self.model.condition(torch.cat(states), torch.cat(contexts), actions)
+        return batch.split(condition, [1] * len(rows))
 
-    def _advanced(
-        self, rows: Sequence[tuple[Snapshot, Action, History, Tensor, Trail[Condition] | None]]
-    ) -> list[Snapshot]:
-        latents, contexts = torch.cat([row[3] for row in rows]), torch.cat([row[0].context for row in rows])
-        clips = [to_frames(clip) for clip in self.model.decode(latents, contexts)]
-        return [
-            advance(self.model, now, action, history, made, frames, trail)
-            for (now, action, history, made, trail), frames in zip(rows, clips, strict=True)
-        ]
+    def _finished(self, rows: Sequence[tuple[RoundInputs, Chunk[Condition]]]) -> list[WorldState]:
+        """Finish rounds together; worlds that start and worlds that go on are decoded apart."""
+        after: dict[int, WorldState] = {}
+        for blank in (False, True):
+            chosen = [row for row, (inputs, _) in enumerate(rows) if inputs.worlds[0].is_blank == blank]
+            if chosen:
+                inputs = RoundInputs.join([rows[row][0] for row in chosen])
+                chunks = [rows[row][1] for row in chosen]
+                latents = [chunk.latents for chunk in chunks]
+                after |= dict(zip(chosen, finish(self.model, inputs, chunks, latents), strict=True))
+        return [after[row] for row in range(len(rows))]
 
 
 class World:
     """One live rollout; its calls wait for each other, and one that fails or is cancelled changes nothing."""
 
-    def __init__(self, service: WorldService, settings: Settings, now: Snapshot) -> None:
+    def __init__(self, service: WorldService, settings: WorldSettings, state: WorldState) -> None:
         self.id = f"world-{secrets.token_urlsafe(16)}"
         self.settings = settings
         self._idle_since, self._users = time.monotonic(), 0
-        self._service, self._now = service, now
-        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+        self._service, self._state = service, state
+        self._snapshots: OrderedDict[str, WorldState] = OrderedDict()
         self._lock = asyncio.Lock()
 
     @property
@@ -237,12 +214,12 @@ class World:
     @property
     def round(self) -> int:
         """Rounds played so far."""
-        return self._now.round
+        return self._state.round
 
     @property
     def last_frames(self) -> np.ndarray:
         """Frames of the newest observation, uint8 `[t, h, w, 3]`."""
-        return self._now.clips[-1]
+        return self._state.frames[0]
 
     @property
     def snapshots(self) -> tuple[str, ...]:
@@ -257,20 +234,13 @@ class World:
         Raises:
             InputError: the model does not take such an action, or the world has reached its last round.
         """
-        act = Action.of(action)
+        taken = Action.of(action)
         async with self._used():
-            service, now = self._service, self._now
-            if now.round >= service.max_rounds:
+            if self.round >= self._service.max_rounds:
                 raise InputError(
-                    f"This world has played {now.round} rounds, the most allowed; reset it or start another."
+                    f"This world has played {self.round} rounds, the most allowed; reset it or start another."
                 )
-            history = await service.compute.run(look, service.model, now, act)
-            latents, trail = await service.generate(
-                self.settings, history, now.context, act, now.round, on_progress, now.trail
-            )
-            after = await service.advance(now, act, history, latents, trail)
-            # What was shown is the client's to keep: a world holds what the model can look back on.
-            self._now = replace(after, clips=after.clips[-2:], actions=())
+            self._state = await self._service.play(self.settings, self._state, taken, on_progress)
             return self.last_frames
 
     async def reset(self, frames: np.ndarray | None = None, *, text: str | None = None) -> np.ndarray:
@@ -280,16 +250,17 @@ class World:
             InputError: neither or both are given.
         """
         async with self._used():
-            self._now = await self._service.first(self.settings, frames, text)
+            self._state = await self._service.first(self.settings, frames, text)
             self._snapshots.clear()
             return self.last_frames
 
     async def describe(self, question: str | None = None) -> str:
         """Say what is seen now, or answer a question about it."""
-        asked = prompt(question)
+        prompt = read_question(question)
         async with self._used():
             service = self._service
-            return await service.read(newest(service.model, self._now), asked, self.settings.adapter)
+            observation = newest_observation(service.model, self._state)
+            return await service.read(observation, prompt, self.settings.adapter)
 
     async def infer_action(self) -> str:
         """Say in words which action led from the observation before to the one seen now.
@@ -299,18 +270,19 @@ class World:
         """
         async with self._used():
             service = self._service
-            return await service.read(both(service.model, self._now), WHAT_HAPPENED, self.settings.adapter)
+            observation = transition(service.model, self._state)
+            return await service.read(observation, WHAT_HAPPENED, self.settings.adapter)
 
     def fork(self) -> "World":
         """Return a second world that goes its own way from here."""
-        other = World(self._service, self.settings, self._now)
+        other = World(self._service, self.settings, self._state)
         self._service.worlds[other.id] = other
         return other
 
     def snapshot(self) -> str:
         """Keep this moment under a name; above the limit the oldest one is forgotten."""
         name = f"snapshot-{secrets.token_urlsafe(8)}"
-        self._snapshots[name] = self._now
+        self._snapshots[name] = self._state
         while len(self._snapshots) > self._service.max_snapshots:
             self._snapshots.popitem(last=False)
         return name
@@ -323,7 +295,7 @@ class World:
         """
         if name not in self._snapshots:
             raise InputError(f"This world keeps no snapshot {name!r}; take one first, or use a newer one.")
-        self._now = self._snapshots[name]
+        self._state = self._snapshots[name]
 
     def close(self) -> None:
         """End the world; what it held is free."""

@@ -29,7 +29,17 @@ from worldmodel.train.trainer import Learner, freeze
 
 pytestmark = pytest.mark.slow
 SELF = Path(__file__)
-COMPONENTS = ("backbone", "vision", "action", "queries", "unseen", "ask", "answer", "adapter", "generator")
+COMPONENTS = (
+    "backbone",
+    "vision",
+    "action",
+    "queries",
+    "blank_latents",
+    "prompt_marker",
+    "answer_marker",
+    "condition_adapter",
+    "generator",
+)
 WHOLE = {name: TrainedConfig() for name in COMPONENTS}
 BY_LORA = WHOLE | {name: TrainedConfig(lora_rank=4) for name in ("backbone", "generator")}
 STAGES = {

@@ -183,7 +183,7 @@ def test_content_has_ranges_and_variants(api: TestClient) -> None:
 
 def test_deleting_stops_the_work_within_a_step(api: TestClient) -> None:
     app: Any = api.app
-    denoiser = app.state.service.denoiser
+    denoiser = app.state.service.denoising
     running, queued = ask(api, FOREVER), ask(api, FOREVER)
     while api.get(f"/v1/videos/{running['id']}").json()["progress"] < 1:
         time.sleep(0.01)

@@ -447,7 +447,7 @@ def test_the_last_round_ends_a_session_politely(model: WorldModel) -> None:
 
 def test_a_client_that_leaves_stops_the_work_within_a_step(make_model: Callable[..., WorldModel]) -> None:
     async def body(server: Server) -> None:
-        occupancy = server.service.denoiser.occupancy
+        occupancy = server.service.denoising.occupancy
         async with server.client() as client:
             await client.send("session.start", text="a ball", num_inference_steps=64, pace="on_action")
             await client.until("video.chunk_metadata")

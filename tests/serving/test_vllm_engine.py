@@ -23,7 +23,8 @@ from transformers import PreTrainedTokenizerBase
 from worldmodel.config import BackboneConfig
 from worldmodel.errors import InputError, ModelError
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.models.backbone.prefix_cache import History, PrefixCache
+from worldmodel.models.backbone.prefix_cache import History
+from worldmodel.rollout import LocalEngine
 from worldmodel.serving.errors import Unavailable
 
 pytest.importorskip("vllm")
@@ -135,12 +136,14 @@ def computed(engine: VllmEngine) -> float:
 def test_states_of_a_growing_history_equal_the_prefix_cache_and_only_new_positions_are_computed(
     engine: VllmEngine, backbone: Backbone, run: Run
 ) -> None:
-    cache, history = PrefixCache(backbone), parts(6)
+    cache, history = LocalEngine(backbone), parts(6)
     for rounds in range(1, 7):
         before = computed(engine)
-        states = run(engine.states(history[:rounds], NUM_QUERIES))
+        states = run(engine.predict_states(history[:rounds], NUM_QUERIES))
         assert states.dtype == torch.float32
-        torch.testing.assert_close(states, cache.states([history[:rounds]], NUM_QUERIES)[0], **TOLERANCE)
+        torch.testing.assert_close(
+            states, cache.predict_states([history[:rounds]], NUM_QUERIES)[0], **TOLERANCE
+        )
         assert computed(engine) - before < ROUND + BLOCK  # at most the block that the last round began
 
 
@@ -152,25 +155,25 @@ def test_an_identical_replay_gives_all_states_and_computes_little(
     expected = reference(backbone, history)
     for replay in range(3):
         before = computed(engine)
-        states = run(engine.states(history, NUM_QUERIES))
+        states = run(engine.predict_states(history, NUM_QUERIES))
         torch.testing.assert_close(states, expected, **TOLERANCE)
         assert not replay or computed(engine) - before <= NUM_QUERIES + 2 * BLOCK
 
 
 def test_forks_share_what_came_before(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
     past = parts(4, seed=2)
-    run(engine.states(past, NUM_QUERIES))
+    run(engine.predict_states(past, NUM_QUERIES))
     for seed in (3, 4):
         fork = (*(part.clone() for part in past), *parts(1, seed=seed))
         before = computed(engine)
-        states = run(engine.states(fork, NUM_QUERIES))
+        states = run(engine.predict_states(fork, NUM_QUERIES))
         torch.testing.assert_close(states, reference(backbone, fork), **TOLERANCE)
         assert computed(engine) - before < ROUND + BLOCK
 
 
 def test_many_sessions_at_once_equal_each_alone(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
     async def at_once(histories: list[History]) -> list[Tensor]:
-        return await asyncio.gather(*(engine.states(history, NUM_QUERIES) for history in histories))
+        return await asyncio.gather(*(engine.predict_states(history, NUM_QUERIES) for history in histories))
 
     # More positions than fit into one step, so that prompts are computed in pieces.
     histories = [parts(1 + seed % 10, seed=10 + seed) for seed in range(8)]
@@ -180,7 +183,7 @@ def test_many_sessions_at_once_equal_each_alone(engine: VllmEngine, backbone: Ba
 
 def test_greedy_text_equals_the_in_process_one(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
     async def at_once(prefixes: list[Tensor]) -> list[str]:
-        return await asyncio.gather(*(engine.text(prefix, 24) for prefix in prefixes))
+        return await asyncio.gather(*(engine.generate_text(prefix, 24) for prefix in prefixes))
 
     prefixes = [parts(1, seed=30 + seed)[0][: 20 + seed] for seed in range(6)]
     expected = [words(backbone, prefix, 24) for prefix in prefixes]
@@ -194,7 +197,9 @@ def test_text_stops_where_the_tokenizer_ends_it(engine: VllmEngine, backbone: Ba
     long = backbone.decode_text(prefixes, backbone.new_cache(), 16)
     ended = [row for row in range(len(prefixes)) if short[row] and short[row] == long[row]]
     assert ended, "no prefix is continued by an early end"
-    assert [run(engine.text(prefixes[row], 16)) for row in ended[:3]] == [long[row] for row in ended[:3]]
+    assert [run(engine.generate_text(prefixes[row], 16)) for row in ended[:3]] == [
+        long[row] for row in ended[:3]
+    ]
 
 
 def test_base_and_adapters_in_one_batch_equal_transformers_and_peft(
@@ -202,8 +207,8 @@ def test_base_and_adapters_in_one_batch_equal_transformers_and_peft(
 ) -> None:
     async def at_once(history: History) -> list[Any]:
         names = (None, *ADAPTERS)
-        states = (engine.states(history, NUM_QUERIES, name) for name in names)
-        texts = (engine.text(history[0], 12, name) for name in names)
+        states = (engine.predict_states(history, NUM_QUERIES, name) for name in names)
+        texts = (engine.generate_text(history[0], 12, name) for name in names)
         return await asyncio.gather(*states, *texts)
 
     assert engine.adapters == ADAPTERS
@@ -223,7 +228,7 @@ def test_base_and_adapters_in_one_batch_equal_transformers_and_peft(
 
 def test_a_cancelled_request_leaves_the_engine(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
     async def cancel() -> None:
-        tasks = [asyncio.create_task(engine.text(part, 900)) for part in parts(3, seed=60)]
+        tasks = [asyncio.create_task(engine.generate_text(part, 900)) for part in parts(3, seed=60)]
         await asyncio.sleep(0.2)
         assert engine.stats()["requests"] == 3
         for task in tasks:
@@ -238,7 +243,7 @@ def test_a_cancelled_request_leaves_the_engine(engine: VllmEngine, backbone: Bac
     assert engine._llm.get_num_unfinished_requests() == 0
     history = parts(2, seed=60)
     torch.testing.assert_close(
-        run(engine.states(history, NUM_QUERIES)), reference(backbone, history), **TOLERANCE
+        run(engine.predict_states(history, NUM_QUERIES)), reference(backbone, history), **TOLERANCE
     )
 
 
@@ -246,9 +251,9 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
     engine: VllmEngine, folder: Path, run: Run, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="max_model_len"):
-        run(engine.states(parts(12), NUM_QUERIES))
+        run(engine.predict_states(parts(12), NUM_QUERIES))
     with pytest.raises(InputError, match="no adapter 'angry'"):
-        run(engine.text(parts(1)[0], 4, "angry"))
+        run(engine.generate_text(parts(1)[0], 4, "angry"))
     with pytest.raises(ModelError, match="no backbone folder"):
         run(VllmEngine.start(tmp_path / "nowhere"))
     with pytest.raises(ModelError, match=r"no adapter_model\.safetensors"):
@@ -271,7 +276,7 @@ def test_an_engine_does_not_outlive_a_killed_server() -> None:
 
 def test_the_death_of_its_process_is_told_to_all_who_wait(engine: VllmEngine, run: Run) -> None:
     async def die() -> None:
-        task = asyncio.create_task(engine.text(parts(1, seed=70)[0], 900))
+        task = asyncio.create_task(engine.generate_text(parts(1, seed=70)[0], 900))
         await asyncio.sleep(0.2)
         for child in psutil.Process().children(recursive=True):
             if "resource_tracker" not in " ".join(child.cmdline()):
@@ -279,9 +284,9 @@ def test_the_death_of_its_process_is_told_to_all_who_wait(engine: VllmEngine, ru
         with pytest.raises(Unavailable, match="stopped working"):
             await asyncio.wait_for(task, 30)
         with pytest.raises(Unavailable, match="stopped working"):
-            await engine.states(parts(1), NUM_QUERIES)
+            await engine.predict_states(parts(1), NUM_QUERIES)
 
     run(die())
     run(engine.close())
     with pytest.raises(Unavailable, match="closed"):
-        run(engine.states(parts(1), NUM_QUERIES))
+        run(engine.predict_states(parts(1), NUM_QUERIES))

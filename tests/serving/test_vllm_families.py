@@ -45,9 +45,9 @@ def test_states_and_words_are_those_of_transformers(
         engine = await VllmEngine.start(tmp_path, max_model_len=512, kv_cache_gib=0.1)
         try:
             for rounds in (2, 3):  # the second time on top of what is cached
-                states = await engine.states(history[:rounds], NUM_QUERIES)
+                states = await engine.predict_states(history[:rounds], NUM_QUERIES)
             torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)
-            assert await engine.text(history[0], 12) == said
+            assert await engine.generate_text(history[0], 12) == said
         finally:
             await engine.close()
 

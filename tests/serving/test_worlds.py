@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import InputError
+from worldmodel.models.conditioning import Condition
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.engine.batching import Compute
-from worldmodel.serving.engine.denoiser import Denoiser
+from worldmodel.serving.engine.denoiser import DenoisingLoop
 from worldmodel.serving.worlds.service import WorldService
 
 ACTIONS = ("the red ball moves left", "the blue box jumps", None, "wait", "the red ball explodes")
@@ -62,21 +64,30 @@ def test_denoising_in_a_batch_equals_denoising_alone(model: WorldModel) -> None:
         with torch.no_grad():
             condition = model.condition(states, context)
         noise = torch.randn(condition.forecast.shape, generator=generator)
-        jobs.append((condition, context, noise, 1 + index, (1.0, 3.0)[index % 2]))
+        guidance = (1.0, 3.0)[index % 2]
+        jobs.append((condition, context, noise, 1 + index, guidance))
 
-    async def body() -> tuple[list[torch.Tensor], Denoiser]:
+    def chunks() -> list[Chunk[Condition]]:
+        made = []
+        for condition, context, noise, steps, guidance in jobs:
+            conditions = (condition,) if guidance == 1 else (condition, model.null_condition(context))
+            made.append(Chunk(noise, model.generator.solver(steps), conditions, context, guidance))
+        return made
+
+    async def body(together: list[Chunk[Condition]]) -> DenoisingLoop:
         compute = Compute()
-        denoiser = Denoiser(model, compute, max_batch=4)
-        made = await asyncio.gather(*(denoiser.denoise(*job) for job in jobs))
+        loop = DenoisingLoop(model.generator, compute, max_batch=4)
+        await asyncio.gather(*(loop.run(chunk) for chunk in together))
         compute.close()
-        return list(made), denoiser
+        return loop
 
-    made, denoiser = asyncio.run(body())
-    assert denoiser.occupancy.steps < sum(job[3] for job in jobs)  # they did share batches
-    for latents, job in zip(made, jobs, strict=True):
+    together = chunks()
+    loop = asyncio.run(body(together))
+    assert loop.occupancy.steps < sum(job[3] for job in jobs)  # they did share batches
+    for chunk, alone in zip(together, chunks(), strict=True):
         with torch.no_grad():
-            alone = model.denoise(*job)
-        torch.testing.assert_close(latents, alone, atol=1e-5, rtol=1e-5)
+            (latents,) = model.denoise([alone])
+        torch.testing.assert_close(chunk.latents, latents, atol=1e-5, rtol=1e-5)
 
 
 def test_cancelling_takes_effect_within_one_step_and_leaves_the_world_as_it_was(
@@ -102,7 +113,7 @@ def test_cancelling_takes_effect_within_one_step_and_leaves_the_world_as_it_was(
         await other.step(ACTIONS[0])
         assert steps[-1] <= 4
         assert world.round == 0
-        assert service.denoiser.occupancy.cancelled == 1
+        assert service.denoising.occupancy.cancelled == 1
         assert (await world.step(None)).shape == (8, 32, 32, 3)
 
     run(body, model)
@@ -156,7 +167,7 @@ def test_mistakes_are_refused_and_change_nothing(model: WorldModel, picture: np.
             ({"guidance_scale": float("nan")}, "guidance_scale"),
             ({"seed": -1}, "seed"),
             ({"adapter": "none"}, "has none"),
-            ({"text": "a ball"}, "one thing"),
+            ({"text": "a ball"}, "text"),
         ):
             with pytest.raises(InputError, match=told):
                 await service.start(picture[None], **settings)

@@ -94,7 +94,7 @@ def test_info_counts_what_the_model_has(run: Callable[..., tuple[int, str, str]]
     facts = json.loads(out)
     assert code == 0
     parts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
-    for name in ("backbone", "vision", "action", "adapter", "generator"):
+    for name in ("backbone", "vision", "action", "condition_adapter", "generator"):
         assert facts["components"][name]["parameters"] == parts[name]
     assert facts["components"]["codec"]["parameters"] == parts["codec"] + 8  # with its scale
     assert facts["actions"] == {

@@ -9,8 +9,8 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from worldmodel.diffusion.loss import add_noise, velocity_error
-from worldmodel.diffusion.sampler import EulerSolver
 from worldmodel.diffusion.schedule import sampling_sigmas, training_sigmas
+from worldmodel.diffusion.solver import EulerSolver
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -27,9 +27,9 @@ def test_euler_is_exact_on_a_constant_flow(steps: int) -> None:
     close(latents, clean)
 
 
-def test_the_solver_says_at_which_level_a_step_begins() -> None:
+def test_timesteps_of_euler_are_the_sigmas() -> None:
     solver = EulerSolver.of(4)
-    levels = [solver.level(step) for step in range(solver.num_steps)]
+    levels = [solver.timestep(step) for step in range(solver.num_steps)]
     assert levels == pytest.approx(sampling_sigmas(4)[:-1].tolist())
 
 

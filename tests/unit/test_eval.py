@@ -141,7 +141,7 @@ def model() -> WorldModel:
     torch.manual_seed(0)
     made = WorldModel.from_config(replace(config.model, **parts), tokenizer)
     with torch.no_grad():  # zero-initialised outputs would hide what the inputs change
-        for layer in (made.generator.project, made.adapter.to_latents):
+        for layer in (made.generator.project, made.condition_adapter.to_latents):
             torch.nn.init.normal_(layer.weight, std=0.1)
     return made.eval().requires_grad_(False)
 

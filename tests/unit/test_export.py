@@ -111,7 +111,7 @@ def test_weights_with_an_average_are_replaced_by_it(run: Path, make_model: MakeM
     filled = make_model(seed=4)
     export.fill(filled, checkpoint)
     assert torch.equal(filled.queries, average)
-    assert torch.equal(filled.unseen, trained.unseen)
+    assert torch.equal(filled.blank_latents, trained.blank_latents)
 
 
 def test_another_model_is_refused(run: Path, model: WorldModel, make_model: MakeModel) -> None:

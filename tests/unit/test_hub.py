@@ -70,7 +70,7 @@ def test_a_folder_holds_what_it_says(model: WorldModel, model_folder: Path) -> N
     )
     assert not [path for path in model_folder.rglob("*") if path.suffix in hub.PICKLES]
     tokens = load_file(model_folder / "tokens.safetensors")
-    assert set(tokens) == {"queries", "unseen", "ask", "answer"}
+    assert set(tokens) == {"queries", "blank_latents", "prompt_marker", "answer_marker"}
 
 
 def test_training_and_card_are_kept(model: WorldModel, tmp_path: Path) -> None:

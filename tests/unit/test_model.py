@@ -5,10 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from denoising import denoise
 from einops import rearrange, repeat
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from worldmodel.models import text
 from worldmodel.models.conditioning import Condition, choose
 from worldmodel.models.layers import attention
 from worldmodel.models.layers.attention import attend, causal_mask
@@ -57,11 +59,11 @@ def test_shapes_of_the_six_verbs(model: WorldModel) -> None:
     actions = model.encode_action([Action("the red ball moves left"), Action()])
     assert [each.shape for each in actions] == [(32, width)] * 2
     embeds = torch.cat([vision.tokens, torch.stack(actions), vision.cells[:, 0]], dim=1)
-    states = model.predict_state(embeds)[:, -16:]
+    states = model.backbone(embeds)[:, -16:]
     condition = model.condition(states, latents[:, -1:])
     assert condition.forecast.shape == latents.shape
     assert condition.tokens.shape == condition.cells.shape == (2, 16, 48)
-    made = model.denoise(condition, latents[:, -1:], torch.randn_like(latents), num_inference_steps=2)
+    made = denoise(model, condition, latents[:, -1:], torch.randn_like(latents), num_inference_steps=2)
     assert made.shape == latents.shape
     pixels = model.decode(made)
     assert pixels.shape == (2, 8, 3, 32, 32)
@@ -87,8 +89,8 @@ def test_one_pass_over_the_rounds_equals_the_rounds_one_by_one(model: WorldModel
     cache = model.backbone.new_cache()
     for index in range(4):
         now = [episode[index] for episode in ACTIONS]
-        embeds = torch.stack(model.round_embeds(Observation(context[:, index]), now))
-        states = model.predict_state(embeds, cache)[:, -model.config.num_queries :]
+        embeds = torch.stack(model.embed_round(Observation(context[:, index]), now))
+        states = model.backbone(embeds, cache)[:, -model.config.num_queries :]
         close(states, together.states[:, index])
         close(model.condition(states, context[:, index]).forecast, forecast[:, index])
     assert not torch.allclose(forecast[:, 0], forecast[:, 1], atol=0.01)
@@ -96,29 +98,29 @@ def test_one_pass_over_the_rounds_equals_the_rounds_one_by_one(model: WorldModel
 
 def test_later_rounds_do_not_reach_back(model: WorldModel, context: Tensor) -> None:
     before = model(context, ACTIONS).states
-    changed = [[*ACTIONS[0][:2], Action("explode"), ACTIONS[0][3]], ACTIONS[1]]
+    changed = [[*ACTIONS[0][:2], Action("explode"), ACTIONS.image_features], ACTIONS[1]]
     after = model(context, changed).states
     assert torch.equal(before[:, :2], after[:, :2])
     assert torch.equal(before[1], after[1])
     assert (before[0, 2:] - after[0, 2:]).abs().amax(dim=(1, 2)).min() > 1e-3
 
 
-def test_read_is_greedy_decoding_of_its_own_prefix(model: WorldModel) -> None:
+def test_text_is_greedy_decoding_of_its_own_prefix(model: WorldModel) -> None:
     seen = Observation(torch.randn(2, 1, CHANNELS, CELLS, CELLS))
-    together = model.read(seen, "describe", max_tokens=12)
-    alone = [model.read(row, "describe", max_tokens=12)[0] for row in seen.unstack()]
+    together = model.generate_text(seen, "describe", max_tokens=12)
+    alone = [model.generate_text(row, "describe", max_tokens=12)[0] for row in seen.unstack()]
     assert together == alone
 
 
-def test_labels_of_read_rows_follow_the_answer(model: WorldModel) -> None:
+def test_labels_of_text_sequences_follow_the_answer(model: WorldModel) -> None:
     seen = [Observation(torch.randn(1, frames, CHANNELS, CELLS, CELLS)) for frames in (1, 3)]
     answers = ["a red ball", "two"]
-    rows = model.read_rows(seen, ["what is it", None], answers)
+    rows = text.sequences(model, seen, ["what is it", None], answers)
     for (embeds, labels), answer in zip(rows, answers, strict=True):
         assert embeds.shape[:1] == labels.shape
         assert labels[labels >= 0].tolist() == [*model.backbone.token_ids(answer), model.backbone.end]
         start = int((labels >= 0).nonzero()[0])
-        assert torch.equal(embeds[start], model.answer)
+        assert torch.equal(embeds[start], model.answer_marker)
 
 
 # The backbone, against transformers' own eager attention
@@ -265,7 +267,7 @@ def test_context_cache_equals_the_pass_over_all_frames(model: WorldModel) -> Non
     context = torch.randn(2, 2, CHANNELS, CELLS, CELLS)
     latents = torch.randn(2, CHUNK, CHANNELS, CELLS, CELLS)
     sigma = torch.rand(2, CHUNK) * 0.8 + 0.2
-    cached = model.generator(latents, sigma, condition, model.generator.start(context, condition))
+    cached = model.generator(latents, sigma, condition, model.generator.prefill(context, condition))
     whole, _ = model.generator.velocity(
         torch.cat([context, latents], dim=1),
         torch.cat([torch.zeros(2, 2), sigma], dim=1),
@@ -334,28 +336,28 @@ def test_guidance_is_the_formula(model: WorldModel) -> None:
     condition, context = some_condition(model)
     noise = torch.randn_like(condition.forecast)
     scale = 2.5
-    empty = model.adapter.null(context)
+    empty = model.condition_adapter.null(context)
 
     def velocity(which: Condition) -> Tensor:
-        past = model.generator.start(context, which)
+        past = model.generator.prefill(context, which)
         return model.generator(noise, torch.ones(2, CHUNK), which, past)
 
     full, without = velocity(condition), velocity(empty)
     by_hand = noise - (without + scale * (full - without))
-    close(model.denoise(condition, context, noise, 1, guidance_scale=scale), by_hand)
+    close(denoise(model, condition, context, noise, 1, guidance_scale=scale), by_hand)
 
 
 def test_guidance_of_one_is_no_guidance(model: WorldModel) -> None:
     condition, context = some_condition(model)
     noise = torch.randn_like(condition.forecast)
-    plain = model.denoise(condition, context, noise, 2)
-    close(model.denoise(condition, context, noise, 2, guidance_scale=1.0 + 1e-7), plain)
-    close(model.denoise(condition, context, noise, 2, guidance_scale=1.0), plain, 0)
+    plain = denoise(model, condition, context, noise, 2)
+    close(denoise(model, condition, context, noise, 2, guidance_scale=1.0 + 1e-7), plain)
+    close(denoise(model, condition, context, noise, 2, guidance_scale=1.0), plain, 0)
 
 
 def test_choose_takes_whole_samples(model: WorldModel) -> None:
     condition, context = some_condition(model)
-    empty = model.adapter.null(context)
+    empty = model.condition_adapter.null(context)
     mixed = choose(torch.tensor([True, False]), condition, empty)
     for name in ("tokens", "pooled", "cells", "forecast"):
         assert torch.equal(getattr(mixed, name)[0], getattr(condition, name)[0])

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.models.backbone.prefix_cache import History, PrefixCache
+from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout import LocalEngine
 
 NUM_QUERIES = 5
 
@@ -44,33 +45,33 @@ class Counted(Backbone):
 def test_batches_of_any_histories_equal_the_uncached_pass(
     model: WorldModel, calls: list[list[tuple[int, int]]]
 ) -> None:
-    cache = PrefixCache(model.backbone)
+    engine = LocalEngine(model.backbone)
     for call in calls:
         histories = [parts(1 + count, seed, 6 + seed) for count, seed in call]
-        for history, states in zip(histories, cache.states(histories, NUM_QUERIES), strict=True):
+        for history, states in zip(histories, engine.predict_states(histories, NUM_QUERIES), strict=True):
             torch.testing.assert_close(states, uncached(model.backbone, history), atol=1e-5, rtol=1e-4)
 
 
 def test_only_new_positions_are_computed_and_forks_share(model: WorldModel) -> None:
     backbone = Counted(model.backbone)
-    cache = PrefixCache(backbone)
+    engine = LocalEngine(backbone)
     history = parts(4)
     for count in range(1, 5):
-        cache.states([history[:count]], NUM_QUERIES)
+        engine.predict_states([history[:count]], NUM_QUERIES)
     assert backbone.positions == 4 * 9
     same_world_of_another = tuple(part.clone() for part in history[:3])
-    cache.states([(*same_world_of_another, parts(1, seed=7)[0])], NUM_QUERIES)
+    engine.predict_states([(*same_world_of_another, parts(1, seed=7)[0])], NUM_QUERIES)
     assert backbone.positions == 5 * 9
 
 
 def test_memory_is_bounded_and_what_was_forgotten_is_computed_again(model: WorldModel) -> None:
-    probe = PrefixCache(model.backbone)
-    probe.states([parts(1)], NUM_QUERIES)
-    limit = 3 * probe.num_bytes
-    cache = PrefixCache(model.backbone, max_bytes=limit)
+    probe = LocalEngine(model.backbone)
+    probe.predict_states([parts(1)], NUM_QUERIES)
+    limit = 3 * probe.cache.num_bytes
+    engine = LocalEngine(model.backbone, max_cache_bytes=limit)
     for seed in range(8):
-        cache.states([parts(1, seed)], NUM_QUERIES)
-        assert cache.num_bytes <= limit
+        engine.predict_states([parts(1, seed)], NUM_QUERIES)
+        assert engine.cache.num_bytes <= limit
     again = (*parts(1, seed=0), *parts(1, seed=99))
-    states = cache.states([again], NUM_QUERIES)[0]
+    states = engine.predict_states([again], NUM_QUERIES)[0]
     torch.testing.assert_close(states, uncached(model.backbone, again), atol=1e-5, rtol=1e-4)

@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from worldmodel.batch import take
 from worldmodel.config import GeneratorConfig, StageConfig, TrainConfig, WorldModelConfig
 from worldmodel.data.loader import Batch
-from worldmodel.diffusion.sampler import EulerSolver
+from worldmodel.diffusion.sampler import Chunk, denoise
 from worldmodel.diffusion.schedule import sampling_sigmas
-from worldmodel.diffusion.swin import Trail, advance, middle, renoise, window_places
-from worldmodel.env.vector import play_round
+from worldmodel.diffusion.solver import EulerSolver
+from worldmodel.diffusion.swin import ChunkTrace, half, renoise, window_places
+from worldmodel.env.vector import play_sessions
 from worldmodel.errors import ConfigError
-from worldmodel.models.conditioning import Condition, take
+from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import LossOutput
 from worldmodel.models.generator.dit import DiT
 from worldmodel.models.world_model import WorldModel
@@ -64,18 +66,34 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 
 
+def advance(
+    generator: Any,
+    solver: EulerSolver,
+    conditions: list[Any],
+    context: Tensor,
+    noise: Tensor,
+    guidance_scale: float = 1.0,
+    trace: ChunkTrace[Any] | None = None,
+) -> tuple[Tensor, ChunkTrace[Any]]:
+    """Denoise one chunk that follows the trace of the one before."""
+    chunk = Chunk(noise, solver, tuple(conditions), context, guidance_scale, True, trace)
+    denoise(generator, [chunk])
+    assert chunk.trace is not None
+    return chunk.latents, chunk.trace
+
+
 def play(
     generator: DiT, rounds: int, steps: int, shared: Condition, contexts: list[Tensor]
-) -> tuple[list[Tensor], list[Trail[Condition]]]:
-    chunks, trails = [], []
+) -> tuple[list[Tensor], list[ChunkTrace[Condition]]]:
+    chunks, traces = [], []
     for index in range(rounds):
         own = replace(shared, forecast=noise(100 * index + 3))
-        before = trails[-1] if trails else None
+        before = traces[-1] if traces else None
         solver = EulerSolver.of(steps)
-        chunk, trail = advance(generator, solver, [own], contexts[index], noise(50 + index), trail=before)
+        chunk, trace = advance(generator, solver, [own], contexts[index], noise(50 + index), trace=before)
         chunks.append(chunk)
-        trails.append(trail)
-    return chunks, trails
+        traces.append(trace)
+    return chunks, traces
 
 
 @torch.no_grad()
@@ -85,31 +103,31 @@ def test_chunks_come_out_as_of_a_window_of_two_chunks_in_one_pass(generator: DiT
     shared, contexts = condition(1), [noise(30 + index, frames=1) for index in range(3)]
     made, _ = play(generator, 3, steps, shared, contexts)
     forecasts = [noise(100 * index + 3) for index in range(3)]
-    sigmas, half = sampling_sigmas(steps), steps // 2
+    sigmas, middle = sampling_sigmas(steps), steps // 2
     blocks = torch.tensor(WINDOW)
 
     def move(front: Tensor, back: Tensor, index: int, first: int) -> tuple[Tensor, Tensor]:
         """One step of the window; `first` is the step of the back chunk."""
-        level = sigmas[[first + half] * FRAMES + [first] * FRAMES].expand(2, -1)
+        level = sigmas[[first + middle] * FRAMES + [first] * FRAMES].expand(2, -1)
         clean = torch.cat([contexts[index], forecasts[index], forecasts[index + 1]], dim=1)
         latents = torch.cat([contexts[index], front, back], dim=1)
         level = torch.cat([level.new_zeros(2, 1), level], dim=1)
         velocity, _ = generator.velocity(latents, level, clean, shared, blocks=blocks, first_frame=-1)
-        down_front = sigmas[first + half + 1] - sigmas[first + half]
+        down_front = sigmas[first + middle + 1] - sigmas[first + middle]
         down_back = sigmas[first + 1] - sigmas[first]
         moved = velocity[:, 1:].split(FRAMES, dim=1)
         return front + down_front * moved[0], back + down_back * moved[1]
 
-    past = generator.start(contexts[0], shared)
+    past = generator.prefill(contexts[0], shared)
     front = noise(50)
-    for step in range(half):  # the first chunk of a world comes to the front alone
+    for step in range(middle):  # the first chunk of a world comes to the front alone
         own = replace(shared, forecast=forecasts[0])
         level = sigmas[step].expand(2, FRAMES)
         front = front + (sigmas[step + 1] - sigmas[step]) * generator(front, level, own, past)
     done = []
     for index in range(2):
         back = noise(51 + index)
-        for step in range(half):
+        for step in range(middle):
             front, back = move(front, back, index, step)
         done.append(front)
         front = back
@@ -120,56 +138,56 @@ def test_chunks_come_out_as_of_a_window_of_two_chunks_in_one_pass(generator: DiT
 @torch.no_grad()
 def test_the_first_chunk_is_sampled_as_without_a_window(generator: DiT) -> None:
     known, context, solver = condition(1), noise(2, frames=1), EulerSolver.of(4)
-    made, trail = advance(generator, solver, [known], context, noise(3))
-    past, latents, on_the_way = generator.start(context, known), noise(3), []
+    made, trace = advance(generator, solver, [known], context, noise(3))
+    past, latents, on_the_way = generator.prefill(context, known), noise(3), []
     for step in range(4):
         on_the_way.append(latents)
-        level = torch.full((2, FRAMES), solver.level(step))
+        level = torch.full((2, FRAMES), solver.timestep(step))
         latents = solver.step(step, generator(latents, level, known, past), latents)
     assert torch.equal(made, latents)
-    assert trail.levels == pytest.approx(sampling_sigmas(4)[2:4].tolist())
-    assert all(torch.equal(a, b) for a, b in zip(trail.latents, on_the_way[2:], strict=True))
-    assert torch.equal(trail.context, context)
+    assert trace.timesteps == pytest.approx(sampling_sigmas(4)[2:4].tolist())
+    assert all(torch.equal(a, b) for a, b in zip(trace.latents, on_the_way[2:], strict=True))
+    assert torch.equal(trace.context, context)
 
 
 @torch.no_grad()
 def test_a_chunk_gives_way_to_what_the_chunk_before_looked_like(generator: DiT) -> None:
     known, context = condition(1), noise(2, frames=1)
-    _, trail = advance(generator, EulerSolver.of(2), [known], context, noise(3))
+    _, trace = advance(generator, EulerSolver.of(2), [known], context, noise(3))
 
-    def after(trail: Trail[Condition] | None) -> Tensor:
-        return advance(generator, EulerSolver.of(2), [condition(7)], context, noise(4), trail=trail)[0]
+    def after(trace: ChunkTrace[Condition] | None) -> Tensor:
+        return advance(generator, EulerSolver.of(2), [condition(7)], context, noise(4), trace=trace)[0]
 
-    plain, behind = after(None), after(trail)
+    plain, behind = after(None), after(trace)
     assert float((plain - behind).abs().max()) > 1e-3
-    shifted = replace(trail, latents=tuple(each + 1 for each in trail.latents))
+    shifted = replace(trace, latents=tuple(each + 1 for each in trace.latents))
     assert float((after(shifted) - behind).abs().max()) > 1e-3
-    assert torch.equal(after(trail), behind), "nothing in a trail changes when it is followed: forks share it"
+    assert torch.equal(after(trace), behind), "nothing in a trace changes when it is followed: forks share it"
 
 
 @torch.no_grad()
 def test_guidance_away_from_the_same_condition_changes_nothing(generator: DiT) -> None:
     known, context = condition(1), noise(2, frames=1)
-    trails, chunks = [], []
+    traces, chunks = [], []
     for conditions in ([known], [known, known]):
-        _, trail = advance(generator, EulerSolver.of(2), conditions, context, noise(3), 4.0)
-        chunk, again = advance(generator, EulerSolver.of(2), conditions, context, noise(4), 4.0, trail)
-        trails.append(again)
+        _, trace = advance(generator, EulerSolver.of(2), conditions, context, noise(3), 4.0)
+        chunk, again = advance(generator, EulerSolver.of(2), conditions, context, noise(4), 4.0, trace)
+        traces.append(again)
         chunks.append(chunk)
     close(chunks[1], chunks[0])
-    assert [len(trail.conditions) for trail in trails] == [1, 2]
+    assert [len(trace.conditions) for trace in traces] == [1, 2]
 
 
 @torch.no_grad()
 def test_a_trail_of_other_settings_is_not_followed(generator: DiT) -> None:
     """A snapshot may be restored into a session with other steps or guidance."""
     known, context = condition(1), noise(2, frames=1)
-    _, trail = advance(generator, EulerSolver.of(6), [known], context, noise(3))
-    made, _ = advance(generator, EulerSolver.of(2), [known], context, noise(4), trail=trail)
+    _, trace = advance(generator, EulerSolver.of(6), [known], context, noise(3))
+    made, _ = advance(generator, EulerSolver.of(2), [known], context, noise(4), trace=trace)
     plain, _ = advance(generator, EulerSolver.of(2), [known], context, noise(4))
     assert torch.equal(made, plain)
     _, guided = advance(generator, EulerSolver.of(2), [known, condition(9)], context, noise(3), 2.0)
-    made, _ = advance(generator, EulerSolver.of(2), [known], context, noise(4), trail=guided)
+    made, _ = advance(generator, EulerSolver.of(2), [known], context, noise(4), trace=guided)
     assert torch.equal(made, plain)
 
 
@@ -182,7 +200,7 @@ def test_the_condition_frame_is_a_little_noisy() -> None:
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_steps_without_a_half_are_refused(steps: int) -> None:
     with pytest.raises(ConfigError, match=f"num_inference_steps is {steps}.*even"):
-        middle(steps)
+        half(steps)
 
 
 # Training
@@ -210,23 +228,25 @@ class Told:
     def __init__(self) -> None:
         self.seen: list[tuple[float, float | None]] = []
 
-    def start(self, context: Tensor, condition: None) -> None:
+    def prefill(self, context: Tensor, condition: None) -> None:
         return None
 
-    def lead(self, context: Tensor, latents: Tensor, level: Tensor, condition: None) -> tuple[Tensor, float]:
-        return latents, float(level[0, 0])
+    def prefill_chunk(
+        self, context: Tensor, latents: Tensor, timestep: Tensor, condition: None
+    ) -> tuple[Tensor, float]:
+        return latents, float(timestep[0, 0])
 
-    def __call__(self, latents: Tensor, level: Tensor, condition: None, past: float | None) -> Tensor:
-        self.seen.append((float(level[0, 0]), past))
+    def __call__(self, latents: Tensor, timestep: Tensor, condition: None, cache: float | None) -> Tensor:
+        self.seen.append((float(timestep[0, 0]), cache))
         return torch.zeros_like(latents)
 
 
 def test_training_meets_the_levels_of_sampling(generator: DiT) -> None:
     """Every level that a chunk or the one ahead of it has in sampling is met in training, and no other."""
     steps, rounds = 10, 3
-    told, trail = Told(), None
+    told, trace = Told(), None
     for _ in range(rounds):
-        _, trail = advance(told, EulerSolver.of(steps), [None], noise(1, 1), noise(2), trail=trail)
+        _, trace = advance(told, EulerSolver.of(steps), [None], noise(1, 1), noise(2), trace=trace)
     draws = torch.cartesian_prod(*[torch.arange(steps) / steps] * rounds).reshape(-1, rounds)
     places, behind = window_places(draws)
     sigmas = generator.sigma_at(places)
@@ -334,8 +354,8 @@ def test_a_step_is_learned_from_windows(
     added = (context - 0.945 * known) / 0.055
     assert abs(float(added.mean())) < 0.2 and abs(float(added.std()) - 1) < 0.2
     for back in behind.nonzero()[:, 0].tolist():
-        half = [float(level / (3 - 2 * level)) for level in sigma[[back - 1, back], 0]]  # unshifted
-        assert half[1] - half[0] == pytest.approx(0.5, abs=1e-5)
+        halves = [float(level / (3 - 2 * level)) for level in sigma[[back - 1, back], 0]]  # unshifted
+        assert halves[1] - halves[0] == pytest.approx(0.5, abs=1e-5)
 
 
 def clips() -> list[Episode]:
@@ -376,16 +396,16 @@ PICTURE = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
 def test_a_session_follows_its_trail(sliding: WorldModel) -> None:
     session = sliding.session(seed=5)
     session.reset(PICTURE)
-    assert session.snapshot().trail is None
+    assert session.state.trace is None
     session.step("the red ball moves left")
     moment = session.snapshot()
-    assert moment.trail is not None
+    assert moment.state.trace is not None
     fork = session.fork()
     frames = session.step("it jumps")
     assert np.array_equal(frames, fork.step("it jumps"))
     alone = sliding.session(seed=5)
-    alone.restore(replace(moment, trail=None))
-    assert not np.array_equal(frames, alone.step("it jumps")), "the trail changes nothing"
+    alone.restore(replace(moment, state=replace(moment.state, trace=None)))
+    assert not np.array_equal(frames, alone.step("it jumps")), "the trace changes nothing"
     session.restore(moment)
     assert np.array_equal(frames, session.step("it jumps"))
 
@@ -400,7 +420,7 @@ def test_worlds_played_together_follow_their_own_trails(sliding: WorldModel) -> 
 
     sessions = [begun(0), begun(2)]
     expected = [session.fork().step("it grows") for session in sessions]
-    for frames, alone in zip(play_round(sessions, [Action("it grows")] * 2), expected, strict=True):
+    for frames, alone in zip(play_sessions(sessions, [Action("it grows")] * 2), expected, strict=True):
         assert np.abs(frames.astype(int) - alone).max() <= 1
 
 

@@ -36,7 +36,16 @@ def parts(*names: str, **how: TrainedConfig) -> dict[str, TrainedConfig]:
     return {name: TrainedConfig() for name in names} | how
 
 
-SPEAKING = parts("backbone", "vision", "action", "queries", "unseen", "ask", "answer", "adapter")
+SPEAKING = parts(
+    "backbone",
+    "vision",
+    "action",
+    "queries",
+    "blank_latents",
+    "prompt_marker",
+    "answer_marker",
+    "condition_adapter",
+)
 STAGES = {
     "codec": StageConfig("codec", tasks={"rounds": 1.0}, train=parts("codec"), muon_lr=0, rounds=1),
     "language": StageConfig("language", tasks={"document": 1.0}, train=parts("backbone")),
@@ -46,7 +55,7 @@ STAGES = {
     "inverse": StageConfig("state", tasks={"inverse": 1.0}, train=SPEAKING),
     "imagine": StageConfig("state", tasks={"imagine": 1.0}, train=SPEAKING, rounds=1),
     "generator": StageConfig(
-        "generator", tasks={"rounds": 1.0}, train=parts("adapter", "generator"), rounds=1
+        "generator", tasks={"rounds": 1.0}, train=parts("condition_adapter", "generator"), rounds=1
     ),
     "joint": StageConfig(
         "joint",
@@ -269,10 +278,10 @@ def test_merging_lora_keeps_what_the_model_computes(make_model: Callable[..., Wo
 def test_a_finished_run_starts_no_work(run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     one_step = changed(run_config, steps=1)
     model = finetune.train(one_step)
-    before = (model / "adapter" / "model.safetensors").read_bytes()
+    before = (model / "condition_adapter" / "model.safetensors").read_bytes()
     monkeypatch.setattr(loader, "batches", None)
     assert finetune.train(one_step) == model
-    assert (model / "adapter" / "model.safetensors").read_bytes() == before
+    assert (model / "condition_adapter" / "model.safetensors").read_bytes() == before
     written = json.loads((model.parent / "config.json").read_text())
     assert written.pop("origin")["num_processes"] == 1
     assert configs.build(TrainConfig, written) == one_step
@@ -459,7 +468,7 @@ def test_a_mesh_that_does_not_fit_is_one_sentence(
 
 def test_the_work_of_a_step_is_what_torch_counts(model: WorldModel) -> None:
     stage = StageConfig(batch_size=2, rounds=2, tasks={"rounds": 1.0})
-    context = torch.randn(2, 2, 1, *model.unseen.shape)
+    context = torch.randn(2, 2, 1, *model.blank_latents.shape)
     with FlopCounterMode(display=False) as counter:
         model(context, [[Action(), Action()]] * 2)
     counted = sum(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from worldmodel.data.loader import Batch
 from worldmodel.diffusion import swin
+from worldmodel.diffusion.sampler import Chunk
 from worldmodel.diffusion.schedule import training_sigmas
 from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import choose
@@ -65,12 +66,12 @@ class GeneratorObjective(StateObjective):
         target, context = rounds.target.flatten(0, 1), prediction.context.flatten(0, 1)
         _, num_rounds, frames = rounds.target.shape[:3]
         keep = chance.uniform(num_rounds) >= model.config.generator.condition_dropout
-        behind = None
+        continues_previous = None
         if model.config.sampler == "swin":
             keep = keep[:, :1].expand_as(keep)  # guidance, too, follows a trail under the empty condition
             place, after = swin.window_places(chance.uniform(num_rounds))
             sigma = model.generator.sigma_at(place).flatten()[:, None].expand(-1, frames)
-            behind = after.flatten() if num_rounds > 1 else None
+            continues_previous = after.flatten() if num_rounds > 1 else None
             if prepared.batch.task == "rounds" and not prepared.batch.own:
                 context = rounds.context.flatten(0, 1)  # only the sampler's own noise is on it
         else:
@@ -80,7 +81,7 @@ class GeneratorObjective(StateObjective):
         condition = choose(keep.flatten(), prediction.condition, model.null_condition(context))
         noise = chance.normal(*rounds.target.shape[1:]).flatten(0, 1)
         context = as_sampled(model, context, chance)
-        return model.generator.training_loss(target, noise, sigma, condition, context, behind)
+        return model.generator.training_loss(target, noise, sigma, condition, context, continues_previous)
 
 
 class JointObjective(GeneratorObjective):
@@ -96,14 +97,15 @@ class JointObjective(GeneratorObjective):
     ) -> Float[Tensor, "b t c h w"]:
         condition = model.condition(states, context, actions)
         noise, context = chance.normal(*model.latent_shape), as_sampled(model, context, chance)
-        return model.denoise(condition, context, noise, num_inference_steps=1)
+        return model.denoise([Chunk(noise, model.generator.solver(1), (condition,), context)])[0]
 
     def made(
         self, model: WorldModel, prediction: Prediction, prepared: Prepared
     ) -> Float[Tensor, "b r t c h w"]:
         noise = prepared.chance.normal(*prepared.content.target.shape[1:]).flatten(0, 1)
         context = as_sampled(model, prediction.context.flatten(0, 1), prepared.chance)
-        latents = model.denoise(prediction.condition, context, noise, model.config.num_inference_steps)
+        solver = model.generator.solver(model.config.num_inference_steps)
+        (latents,) = model.denoise([Chunk(noise, solver, (prediction.condition,), context)])
         return latents.unflatten(0, prediction.context.shape[:2])
 
 

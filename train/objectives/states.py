@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_tensor
+from worldmodel.models import text
 from worldmodel.models.codec.autoencoder import Codec
 from worldmodel.models.layers.norm import upcast
 from worldmodel.models.vision.adapter import Observation
@@ -85,7 +86,7 @@ class CodecObjective(Objective):
         return model.codec
 
     def prepare(self, model: WorldModel, batch: Batch, chance: SampleRng) -> Prepared:
-        frames = self.groups(batch, model.codec.temporal_factor).to(model.unseen)
+        frames = self.groups(batch, model.codec.temporal_factor).to(model.device, model.dtype)
         rows = float(len(frames))
         return Prepared(batch, chance, {"pixel": rows, "kl": rows}, frames)
 
@@ -122,7 +123,7 @@ class CodecObjective(Objective):
         moments = torch.zeros(3, codec.latent_channels, dtype=torch.float64)
         for each in prepared:
             clips = to_tensor([episode.observations[-1] for episode in each.batch.episodes])
-            mean, _ = codec.posterior(clips.to(model.unseen))
+            mean, _ = codec.posterior(clips.to(model.device, model.dtype))
             values = rearrange(mean, "b t c h w -> c (b t h w)").double().cpu()
             moments += torch.stack(
                 [torch.full_like(values[:, 0], values.shape[1]), values.sum(1), values.pow(2).sum(1)]
@@ -143,7 +144,7 @@ class LanguageObjective(Objective):
     def prepare(self, model: WorldModel, batch: Batch, chance: SampleRng) -> Prepared:
         end = model.backbone.end
         rows = [[*model.backbone.token_ids(e.answer or ""), end][: self.max_tokens] for e in batch.episodes]
-        ids = [torch.tensor(row, device=model.unseen.device) for row in rows]
+        ids = [torch.tensor(row, device=model.device) for row in rows]
         tokens = sum(len(row) - 1 for row in rows)
         return Prepared(batch, chance, {"nll": float(tokens)}, ids, tokens)
 
@@ -213,7 +214,7 @@ class AlignmentObjective(Objective):
         if not self.words:
             return {}
         sizes = [len(words) for words in self.words.values()]
-        truth, _ = label(batch, "words", (*model.config.codec.grid, sum(sizes)), model.unseen.device)
+        truth, _ = label(batch, "words", (*model.config.codec.grid, sum(sizes)), model.device)
         return dict(zip(self.words, truth.flatten(1, 2).split(sizes, dim=-1), strict=True))
 
     def forward(self, model: WorldModel, prepared: Prepared) -> Losses:
@@ -291,7 +292,7 @@ class StateObjective(Objective):
         counts = rounds.counts() if self.forecasts else {}
         if self.forecasts and batch.task == "rounds":
             codec = model.config.codec
-            known = label(batch, "named", codec.grid, model.unseen.device)[1]
+            known = label(batch, "named", codec.grid, model.device)[1]
             counts["named"] = float(known.sum() * codec.cells)
             if model.config.vision.sees_latents:
                 counts |= self.alignment.counts(model, batch)
@@ -330,7 +331,7 @@ class StateObjective(Objective):
             )
             for row, each in enumerate(asked.seen)
         ]
-        rows = model.read_rows(seen, asked.prompts, asked.answers)
+        rows = text.sequences(model, seen, asked.prompts, asked.answers)
         return {"nll": text_loss(model, [row for row, _ in rows], [labels for _, labels in rows])}
 
     def predict(self, model: WorldModel, prepared: Prepared) -> Prediction:
@@ -342,7 +343,7 @@ class StateObjective(Objective):
         rounds, chance = prepared.content, prepared.chance
         actions = [list(episode.actions) for episode in prepared.batch.episodes]
         if prepared.batch.task == "imagine":
-            nothing = model.nothing(len(actions))
+            nothing = model.blank_observation(len(actions))
             return model(nothing.latents[:, None], actions, rounds.frames)
         shape = rounds.context.shape
         seen = noisy(
@@ -373,8 +374,9 @@ class StateObjective(Objective):
             clip = None
             if model.codec.causal or pixels is not None:
                 clip = model.decode(latents, made[:, -1])
-            made = torch.cat([made, model.context(latents, clip)[:, None]], dim=1)
-            looked = None if clip is None else model.look(clip)
+            seen = model.codec.context(latents, clip, model.config.context_latents)
+            made = torch.cat([made, seen[:, None]], dim=1)
+            looked = None if clip is None else model.vision.select_frames(clip)
             if looked is not None and pixels is not None:
                 pixels = torch.cat([pixels, looked[:, None]], dim=1)
         return made, actions, pixels
@@ -394,7 +396,7 @@ class StateObjective(Objective):
             return {}
         sums = rounds.errors(forecast.view_as(rounds.target))
         if batch.task == "rounds":
-            truth, known = label(batch, "named", model.config.codec.grid, model.unseen.device)
+            truth, known = label(batch, "named", model.config.codec.grid, model.device)
             logits = upcast(self.named(prediction.states[known, 0])).squeeze(-1)
             rare = logits.new_tensor(3.0)
             sums["named"] = F.binary_cross_entropy_with_logits(

@@ -3,7 +3,10 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from worldmodel.diffusion.sampler import expand
+
+def expand(sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t 1 1 1"]:
+    """Broadcast noise levels per frame over the axes of latents."""
+    return sigma[:, :, None, None, None]
 
 
 def add_noise(

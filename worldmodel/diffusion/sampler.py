@@ -1,64 +1,188 @@
-"""Solvers from noise to data."""
+"""The denoising loop: the only one, for single chunks, batches, guidance and overlapping chunks.
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+A caller that waits runs `denoise`; a server owns a `Denoiser` and lets chunks join and leave between steps.
+"""
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from worldmodel.diffusion.schedule import sampling_sigmas
+from worldmodel import batch
+from worldmodel.diffusion.solver import Solver
+from worldmodel.diffusion.swin import ChunkTrace, half
 
-
-def expand(sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t 1 1 1"]:
-    """Give per-frame noise levels the axes of latents."""
-    return sigma[:, :, None, None, None]
+C = TypeVar("C")
+"""The generator's condition."""
+Given = TypeVar("Given", contravariant=True)
 
 
 @runtime_checkable
-class Solver(Protocol):
-    """The way of one chunk from noise to data; it may remember earlier steps, so every chunk has its own."""
+class ChunkGenerator(Protocol[Given]):
+    """What the loop calls of a video generator."""
+
+    def prefill(self, context: Tensor, condition: Given) -> Any:
+        """Return the cache of context frames, which end where the chunk begins."""
+        ...
+
+    def prefill_chunk(
+        self, context: Tensor, latents: Tensor, timestep: Tensor, condition: Given
+    ) -> tuple[Tensor, Any]:
+        """Predict a noisy chunk after its context; return also the cache of both."""
+        ...
+
+    def __call__(self, latents: Tensor, timestep: Tensor, condition: Given, cache: Any) -> Tensor:
+        """Predict at one timestep per frame."""
+        ...
+
+
+@dataclass(eq=False)
+class Chunk(Generic[C]):
+    """A chunk (or a batch of chunks that started together) between noise and data."""
+
+    latents: Float[Tensor, "b t c h w"]
+    solver: Solver
+    conditions: tuple[C, ...]
+    """The condition; with guidance the unconditional one comes second."""
+    context: Float[Tensor, "b s c h w"]
+    guidance_scale: float = 1.0
+    overlapping: bool = False
+    """Whether the next chunk will follow this one's trace (sampler: swin)."""
+    previous: ChunkTrace[C] | None = None
+    """The trace that this one follows in its first half."""
+    step: int = 0
+    caches: tuple[Any, ...] = ()
+    """Caches of the context, one per condition; filled before the first step."""
+    serial: int = field(default_factory=itertools.count().__next__)
+    """Unique id (unlike `id()`, never reused)."""
+    seen: list[tuple[Tensor, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.overlapping:
+            half(self.solver.num_steps)
+        if self.previous and not self.previous.fits(self.solver.num_steps, len(self.conditions)):
+            self.previous = None
 
     @property
-    def num_steps(self) -> int:
-        """Steps from noise to data."""
-        ...
+    def finished(self) -> bool:
+        """Whether the latents are data."""
+        return self.step >= self.solver.num_steps
 
-    def level(self, step: int) -> float:
-        """Return the noise level that the generator is told at a step."""
-        ...
+    @property
+    def follows(self) -> bool:
+        """Whether this step attends to the noisy chunk before instead of the context frames."""
+        return self.previous is not None and self.step < half(self.solver.num_steps)
 
-    def step(
-        self, step: int, prediction: Float[Tensor, "b t c h w"], latents: Float[Tensor, "b t c h w"]
-    ) -> Float[Tensor, "b t c h w"]:
-        """Return the latents after a step, given what the generator predicted at its level."""
-        ...
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Chunks of one shape can share a pass of the generator."""
+        return batch.shapes((self.latents, self.context, self.conditions[0])), self.follows
+
+    @property
+    def trace(self) -> ChunkTrace[C] | None:
+        """What the next chunk follows, where chunks overlap."""
+        if not self.overlapping:
+            return None
+        latents, timesteps = zip(*self.seen, strict=True)
+        return ChunkTrace(self.context, self.conditions, latents, timesteps)
+
+    def advance(self, predictions: Sequence[Float[Tensor, "b t c h w"]]) -> None:
+        """Take one step, given a prediction under each condition.
+
+        Guidance extrapolates away from the unconditional one (Ho & Salimans 2022, arXiv:2207.12598, eq. 6).
+        """
+        prediction, *unconditional = predictions
+        if unconditional:
+            prediction = unconditional[0] + self.guidance_scale * (prediction - unconditional[0])
+        if self.overlapping and self.step >= half(self.solver.num_steps):
+            self.seen.append((self.latents, self.solver.timestep(self.step)))
+        self.latents = self.solver.step(self.step, prediction, self.latents)
+        self.step += 1
 
 
-@dataclass(frozen=True)
-class EulerSolver:
-    """Follows the velocity (noise - data) along straight pieces, all frames at the same level.
+class Denoiser(Generic[C]):
+    """Advances chunks step by step; steps, guidance and noise levels may differ from chunk to chunk.
 
-    Source: Lipman et al. 2023 (arXiv:2210.02747), eq. 1.
+    Every chunk comes out as it would alone, up to rounding.
     """
 
-    sigmas: Float[Tensor, " n"]
+    def __init__(self, generator: ChunkGenerator[C]) -> None:
+        self.generator = generator
+        self._stacked: dict[int, tuple[tuple[int, ...], C, Any]] = {}
 
-    @classmethod
-    def of(cls, num_inference_steps: int) -> "EulerSolver":
-        """Return the solver of so many steps on the shifted schedule."""
-        return cls(sampling_sigmas(num_inference_steps))
+    def step(self, chunks: Sequence[Chunk[C]]) -> None:
+        """Advance every chunk by one step of its solver; chunks of one shape share a pass."""
+        groups: dict[tuple[Any, ...], list[Chunk[C]]] = {}
+        for chunk in chunks:
+            groups.setdefault(chunk.shape, []).append(chunk)
+        for group in groups.values():
+            self._step(group)
 
-    @property
-    def num_steps(self) -> int:
-        """Steps from noise to data."""
-        return len(self.sigmas) - 1
+    def _step(self, group: Sequence[Chunk[C]]) -> None:
+        predictions: list[list[Tensor]] = [[] for _ in group]
+        self._prefill([chunk for chunk in group if not chunk.caches])
+        for branch in range(max(len(chunk.conditions) for chunk in group)):
+            rows = [row for row, chunk in enumerate(group) if len(chunk.conditions) > branch]
+            chosen = [group[row] for row in rows]
+            latents = batch.stack([chunk.latents for chunk in chosen])
+            timestep = _timesteps(latents, [(c.latents, c.solver.timestep(c.step)) for c in chosen])
+            condition, cache = self._conditions(chosen, branch)
+            predicted = self.generator(latents, timestep, condition, cache)
+            parts = batch.split(predicted, [len(chunk.latents) for chunk in chosen])
+            for row, part in zip(rows, parts, strict=True):
+                predictions[row].append(part)
+        for chunk, given in zip(group, predictions, strict=True):
+            chunk.advance(given)
 
-    def level(self, step: int) -> float:
-        """Return the sigma at which a step begins."""
-        return float(self.sigmas[step])
+    def _prefill(self, chunks: Sequence[Chunk[C]]) -> None:
+        """Fill the caches of the context frames, of chunks that start together in one pass."""
+        sizes = [len(chunk.context) for chunk in chunks]
+        for branch in range(max((len(chunk.conditions) for chunk in chunks), default=0)):
+            chosen = [chunk for chunk in chunks if len(chunk.conditions) > branch]
+            context = batch.stack([chunk.context for chunk in chosen])
+            cache = self.generator.prefill(
+                context, batch.stack([chunk.conditions[branch] for chunk in chosen])
+            )
+            sizes = [len(chunk.context) for chunk in chosen]
+            for chunk, own in zip(chosen, batch.split(cache, sizes), strict=True):
+                chunk.caches = (*chunk.caches, own)
 
-    def step(
-        self, step: int, prediction: Float[Tensor, "b t c h w"], latents: Float[Tensor, "b t c h w"]
-    ) -> Float[Tensor, "b t c h w"]:
-        """Move all frames from this step's noise level to the next one's."""
-        return latents + (self.sigmas[step + 1] - self.sigmas[step]).to(latents) * prediction
+    def _conditions(self, chunks: Sequence[Chunk[C]], branch: int) -> tuple[C, Any]:
+        """Stack the conditions and caches of chunks; steps of the same chunks share the copy."""
+        if chunks[0].follows:
+            condition = batch.stack([chunk.conditions[branch] for chunk in chunks])
+            return condition, self._previous(chunks, branch)
+        serials = tuple(chunk.serial for chunk in chunks)
+        known = self._stacked.get(branch)
+        if known is None or known[0] != serials:
+            condition = batch.stack([chunk.conditions[branch] for chunk in chunks])
+            known = serials, condition, batch.stack([chunk.caches[branch] for chunk in chunks])
+            self._stacked[branch] = known
+        return known[1], known[2]
+
+    def _previous(self, chunks: Sequence[Chunk[C]], branch: int) -> Any:
+        """Return the caches of the noisy chunks that these ones follow at their present steps."""
+        traces = [(chunk.previous, chunk.step) for chunk in chunks if chunk.previous is not None]
+        latents = batch.stack([trace.latents[step] for trace, step in traces])
+        timestep = _timesteps(
+            latents, [(trace.latents[step], trace.timesteps[step]) for trace, step in traces]
+        )
+        condition = batch.stack([trace.conditions[branch] for trace, _ in traces])
+        context = batch.stack([trace.context for trace, _ in traces])
+        return self.generator.prefill_chunk(context, latents, timestep, condition)[1]
+
+
+def _timesteps(like: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Float[Tensor, "b t"]:
+    """Return one timestep per frame: that of each chunk, for all of its frames."""
+    return torch.cat([like.new_full(latents.shape[:2], timestep) for latents, timestep in parts])
+
+
+def denoise(generator: ChunkGenerator[C], chunks: Sequence[Chunk[C]]) -> None:
+    """Run chunks until all are data, in place."""
+    denoiser = Denoiser(generator)
+    while live := [chunk for chunk in chunks if not chunk.finished]:
+        denoiser.step(live)

@@ -1,75 +1,60 @@
-"""Causal Swin-DPM: a chunk begins while the chunk before it is still noisy, half a schedule ahead of it.
+"""Causal Swin-DPM: a chunk is begun while the chunk before it is still noisy, half a schedule ahead of it.
 
-    steps of chunk i    what it sees
-    upper half          chunk i - 1, behind its own condition frame, at each step of that chunk's lower half
-    lower half          the condition frame: the last of chunk i - 1, a little noisy again
+    steps of chunk i    context it attends to
+    first half          chunk i - 1 with its own context, at each step of that chunk's second half
+    second half         the context frames: the last of chunk i - 1, with a little noise added
 
-A window of two chunks slides on: the front one leaves at noise 0, and fresh noise joins behind. Nothing that
-an earlier chunk left exactly is there to be copied with its errors, and the join is made while both sides can
-still give way. A chunk never sees a later one (nor its action), so the two halves of a window need not be
-computed together: the front chunk leaves a `Trail`, and the next one follows it once its own action is
-known. The numbers are those of the joint window. (The back chunk could also be begun early under a guess of
-its action, for half the wait. What the guess drew then counts as evidence: the shipped model, whatever was
-guessed, no longer followed its actions.)
+A window of two chunks slides over the video: the front chunk leaves at noise 0 and fresh noise joins at the
+back. No chunk copies an exact frame of an earlier one together with its errors, and the transition is made
+while both sides can still change. A chunk never attends to a later one (nor to its action), so the two halves
+of a window need not be computed together: the front chunk leaves a `ChunkTrace`, and the next one follows it
+once its own action is known. The numbers are those of the joint window. (The back chunk could also be begun
+early under a guess of its action, for half the latency. Measured on the shipped model, it then no longer
+followed its actions, whatever had been guessed.)
 
-Source: PAN, Causal Swin-DPM (arXiv:2511.09057). What is remembered of a chunk that has left is Diffusion
-Forcing's noise level per frame (arXiv:2407.01392).
+Source: PAN, Causal Swin-DPM (arXiv:2511.09057). Keeping a noise level per frame of a finished chunk is
+Diffusion Forcing (arXiv:2407.01392).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from worldmodel.diffusion.loss import add_noise
-from worldmodel.diffusion.sampler import Solver
 from worldmodel.errors import ConfigError
 
-CONDITION_SIGMA = 0.055
-"""Noise of the condition frame, as in PAN."""
+CONTEXT_SIGMA = 0.055
+"""Noise added to the context frames, as in PAN."""
 
 C = TypeVar("C")
-"""What a generator is conditioned on; nothing here looks into it."""
-Taken = TypeVar("Taken", contravariant=True)
-
-
-@runtime_checkable
-class Chunkwise(Protocol[Taken]):
-    """A generator of chunks that can also go on from a chunk which is still noisy."""
-
-    def start(self, context: Tensor, condition: Taken) -> Any:
-        """Return what is kept of context frames, which end where the chunk begins."""
-        ...
-
-    def lead(self, context: Tensor, latents: Tensor, level: Tensor, condition: Taken) -> tuple[Tensor, Any]:
-        """Predict a chunk behind context frames, and return what is kept of both, which end there too."""
-        ...
-
-    def __call__(self, latents: Tensor, level: Tensor, condition: Taken, past: Any) -> Tensor:
-        """Predict at a noise level per frame."""
-        ...
+"""The generator's condition."""
 
 
 @dataclass(frozen=True)
-class Trail(Generic[C]):
-    """What a chunk leaves for the next one: how it looked at every step of the lower half, and under what."""
+class ChunkTrace(Generic[C]):
+    """What a chunk leaves for the next one: its latents at every step of the second half."""
 
     context: Float[Tensor, "b s c h w"]
-    """The frames it went on from, as it saw them."""
+    """The context frames that it attended to."""
     conditions: tuple[C, ...]
+    """Its condition, and with guidance the unconditional one."""
     latents: tuple[Float[Tensor, "b t c h w"], ...]
     """The chunk at the beginning of each step."""
-    levels: tuple[float, ...]
+    timesteps: tuple[float, ...]
+
+    def fits(self, num_steps: int, num_conditions: int) -> bool:
+        """Return whether a chunk of other settings can follow (after a restored snapshot it may not)."""
+        return (len(self.timesteps), len(self.conditions)) == (half(num_steps), num_conditions)
 
 
-def middle(num_inference_steps: int) -> int:
+def half(num_inference_steps: int) -> int:
     """Return the step at which a chunk comes to the front of the window.
 
     Raises:
-        ConfigError: the steps have no half.
+        ConfigError: the number of steps is odd.
     """
     if num_inference_steps < 2 or num_inference_steps % 2:
         raise ConfigError(
@@ -81,76 +66,27 @@ def middle(num_inference_steps: int) -> int:
 def renoise(
     context: Float[Tensor, "b s c h w"],
     noise: Float[Tensor, "b s c h w"],
-    sigma: float = CONDITION_SIGMA,
+    sigma: float = CONTEXT_SIGMA,
 ) -> Float[Tensor, "b s c h w"]:
-    """Make the condition frame: what a chunk goes on from, with a little noise over its small errors."""
+    """Add a little noise to context frames, which hides their small errors."""
     return add_noise(context, noise, context.new_full(context.shape[:2], sigma))
-
-
-def advance(
-    generator: Chunkwise[C],
-    solver: Solver,
-    conditions: Sequence[C],
-    context: Float[Tensor, "b s c h w"],
-    noise: Float[Tensor, "b t c h w"],
-    guidance_scale: float = 1.0,
-    trail: Trail[C] | None = None,
-) -> tuple[Float[Tensor, "b t c h w"], Trail[C]]:
-    """Generate the next chunk from noise, behind the trail of the one before; return it with its own trail.
-
-    Args:
-        generator: the generator.
-        solver: solver of this chunk.
-        conditions: what is conditioned on; with guidance the empty condition comes second.
-        context: the condition frame, already noisy.
-        noise: where the chunk starts.
-        guidance_scale: extrapolates away from the second condition's prediction, if there is one.
-        trail: what the chunk before left, made with as many steps; None for the first chunk of a world, which
-            sees the condition frame all the way. A trail of other settings (of a restored snapshot) is none.
-
-    Raises:
-        ConfigError: the solver's steps have no half.
-    """
-    half, latents, seen, levels = middle(solver.num_steps), noise, [], []
-    if trail is not None and (len(trail.levels), len(trail.conditions)) != (half, len(conditions)):
-        trail = None
-    starts = [generator.start(context, each) for each in conditions]
-    for step in range(solver.num_steps):
-        pasts = starts
-        if step >= half:
-            seen.append(latents)
-            levels.append(solver.level(step))
-        elif trail is not None:
-            past_level = noise.new_full(trail.latents[step].shape[:2], trail.levels[step])
-            pasts = [
-                generator.lead(trail.context, trail.latents[step], past_level, each)[1]
-                for each in trail.conditions
-            ]
-        level = noise.new_full(noise.shape[:2], solver.level(step))
-        full, *empty = (
-            generator(latents, level, each, past) for each, past in zip(conditions, pasts, strict=True)
-        )
-        prediction = empty[0] + guidance_scale * (full - empty[0]) if empty else full
-        latents = solver.step(step, prediction, latents)
-    return latents, Trail(context, tuple(conditions), tuple(seen), tuple(levels))
 
 
 def window_places(
     uniform: Float[Tensor, "b r"],
 ) -> tuple[Float[Tensor, "b r"], Bool[Tensor, "b r"]]:
-    """Place the chunks of consecutive rounds on the schedule, in training, as `advance` meets them.
+    """Draw positions on the schedule for the chunks of consecutive rounds, in training, as sampling has them.
 
-    Rounds are in windows of two: the front one anywhere in the lower half, the back one half a schedule above
-    it. The first round, which begins a world, has nobody ahead, and goes the whole way: where it is still in
-    the upper half, the next one waits, and windows begin with that. So every round is met once, as often at
-    one place as at another.
+    Rounds form windows of two: the front one anywhere in the second half of the schedule, the back one half a
+    schedule above it. The first round of a world follows no chunk and passes the whole schedule: where it is
+    still in the first half, the next one waits, and windows begin with that one. So every round occurs once,
+    with equal probability at every position.
 
     Args:
         uniform: draws from [0, 1).
 
     Returns:
-        Places (1: where a chunk begins, towards 0: where it is done), and which rounds go on from the noisy
-        chunk of the round before.
+        Positions (1: pure noise, towards 0: done), and which rounds continue the noisy chunk before them.
 
     Source: PAN (arXiv:2511.09057), Causal Swin-DPM.
     """

@@ -1,7 +1,7 @@
 """A Gymnasium environment of one world."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -19,9 +19,8 @@ from worldmodel.env.actions import (
 )
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media.files import Frames
-from worldmodel.models.backbone.prefix_cache import PrefixCache
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout import Session
+from worldmodel.rollout import LocalEngine, Session
 from worldmodel.types import Action
 from worldmodel.worlds import get_world, world_names
 
@@ -160,7 +159,7 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
         shown = 1 if render_mode == "rgb_array" else known.chunk_frames
         self.metadata = {**self.metadata, "render_fps": known.fps * shown / known.chunk_frames}
         self._start, self._reward_fn, self._termination_fn = _start_fn(start), reward_fn, termination_fn
-        self.cache: PrefixCache | None = None
+        self.engine: LocalEngine | None = None
         self._pending: list[np.ndarray] = []
         """Frames to render: the newest, or all since the last call, by `render_mode`."""
 
@@ -181,7 +180,9 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
                 "or {'text': caption} to reset()."
             )
         world = (
-            self.world if self.model is None else Session(self.model, world_seed, *self._settings, self.cache)
+            self.world
+            if self.model is None
+            else Session(self.model, world_seed, *self._settings, self.engine)
         )
         frames = world.reset(beginning.get("observation"), text=beginning.get("text"))
         self.world, self._pending = world, []
@@ -236,8 +237,7 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
                 "pass the size of the frames."
             )
         if self.model is not None and isinstance(self.world, Session):
-            snapshot = self.world.snapshot()
-            self.world.restore(replace(snapshot, clips=snapshot.clips[-1:], actions=()))
+            self.world.forget_recording()
         if self.render_mode == "rgb_array_list":
             self._pending += [frame.copy() for frame in frames]
         elif self.render_mode:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -14,44 +13,24 @@ from worldmodel.env.actions import describe_value, split_actions
 from worldmodel.env.single import SessionLike, WorldEnv, check_choice
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media.files import Frames
-from worldmodel.media.tensors import to_frames
-from worldmodel.models.backbone.prefix_cache import PrefixCache
-from worldmodel.models.conditioning import unstack
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout.session import Session, advance, generate, look
+from worldmodel.rollout import LocalEngine, Session, play_round
 from worldmodel.types import Action
 
 
-@torch.no_grad()
-def play_round(sessions: Sequence[Session], actions: Sequence[Action]) -> list[Frames]:
-    """Play one round of every session in one batch; each comes out as `Session.step` makes it alone.
+def play_sessions(sessions: Sequence[Session], actions: Sequence[Action]) -> list[Frames]:
+    """Play one round of every session in one batch.
 
-    The sessions share model, cache, number of denoising steps and guidance. Nothing has changed when an
-    action is refused.
+    The sessions share model, engine, number of denoising steps and guidance.
 
     Raises:
-        InputError: a session was not reset, or the model does not take one of the actions.
+        InputError: a session was not reset, or the model does not take one of the actions; none has changed
+            then.
     """
-    first, moments = sessions[0], [session.snapshot() for session in sessions]
-    model = first.model
-    histories = [look(model, now, action) for now, action in zip(moments, actions, strict=True)]
-    states = torch.stack(first.cache.states(histories, model.config.num_queries))
-    context = torch.cat([now.context for now in moments])
-    condition = model.condition(states, context, actions)
-    draws = [(session.seed, now.round) for session, now in zip(sessions, moments, strict=True)]
-    settings = first.num_inference_steps, first.guidance_scale
-    if model.config.sampler == "chunk":
-        together, _ = generate(model, condition, context, draws, *settings)
-        made = [(latents, None) for latents in together.split(1)]
-    else:  # some worlds have just begun and follow nothing yet
-        rows = zip(unstack(condition), moments, draws, strict=True)
-        made = [generate(model, own, now.context, [draw], *settings, now.trail) for own, now, draw in rows]
-    clips = [to_frames(clip) for clip in model.decode(torch.cat([row for row, _ in made]), context)]
-    for row, (session, now) in enumerate(zip(sessions, moments, strict=True)):
-        latents, trail = made[row]
-        after = advance(model, now, actions[row], histories[row], latents, clips[row], trail)
-        session.restore(after)
-    return clips
+    first, states = sessions[0], [session.state for session in sessions]
+    after = play_round(first.model, first.engine, states, actions, first.params)
+    rows = zip(sessions, actions, after, strict=True)
+    return [session.advance(action, state) for session, action, state in rows]
 
 
 class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
@@ -202,7 +181,7 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
             wait(rounds)  # before any of them raises, so that no world is still at work afterwards
             clips = [each.result() for each in rounds]
         else:
-            clips = play_round([world for world in worlds if isinstance(world, Session)], acts)
+            clips = play_sessions([world for world in worlds if isinstance(world, Session)], acts)
         return dict(zip(rows, zip(acts, clips, strict=True), strict=True))
 
 
@@ -214,9 +193,9 @@ def _sub_environments(
     if isinstance(world, WorldModel):
         envs = [WorldEnv(world, **settings) for _ in range(num_envs)]
         # As much as so many sessions of their own would keep.
-        cache = PrefixCache(world.backbone, max_bytes=num_envs * 2**28)
+        engine = LocalEngine(world.backbone, max_cache_bytes=num_envs * 2**28)
         for env in envs:
-            env.cache = cache
+            env.engine = engine
         return envs
     if not isinstance(world, list | tuple) or len(world) != num_envs:
         raise ConfigError(f"Live worlds come one for each sub-environment; pass a list of {num_envs}.")

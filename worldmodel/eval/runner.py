@@ -1,7 +1,6 @@
 """What is evaluated: anything that plays, imagines, says and codes batches of worlds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -9,22 +8,17 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from worldmodel.diffusion.swin import Trail
-from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_frames, to_tensor
-from worldmodel.models.backbone.prefix_cache import History, PrefixCache
-from worldmodel.models.conditioning import Condition
+from worldmodel.models import text
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout.session import generate
+from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round
 from worldmodel.types import Action
 
 Pictures = UInt8[np.ndarray, "b h w 3"]
 Clips = UInt8[np.ndarray, "b t h w 3"]
 Shown = tuple[UInt8[np.ndarray, "t h w 3"], ...]
 """One clip, or what was seen before and after."""
-MAX_TEXT_TOKENS = 96
-"""Longest text that is read, as in `WorldModel.read`."""
 
 
 def count_nothing(samples: int) -> None:
@@ -63,95 +57,24 @@ class Subject(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Played:
-    """One round of a batch of worlds."""
-
-    latents: Float[Tensor, "b t c h w"]
-    frames: Clips
-    histories: list[History]
-    """What the backbone now looks back on, world by world."""
-    trail: Trail[Condition] | None
-    """What the next round follows, where chunks overlap."""
-
-
-@torch.no_grad()
-def play(
-    model: WorldModel,
-    seen: Observation,
-    actions: Sequence[Action],
-    seeds: Sequence[int],
-    cache: PrefixCache,
-    index: int = 0,
-    histories: Sequence[History] | None = None,
-    num_inference_steps: int | None = None,
-    trail: Trail[Condition] | None = None,
-) -> Played:
-    """Play one round of many worlds at once; each sample comes out as `Session.step` makes it alone.
-
-    Args:
-        model: The model.
-        seen: What each world goes on from: the latents of its context, and pixels if the model wants them.
-        actions: One action a world.
-        seeds: One seed a world, as a session's.
-        cache: Keys and values of rounds before; it remembers this one.
-        index: Number of the round, counted from 0.
-        histories: The rounds before, world by world; None where there were none.
-        num_inference_steps: Denoising steps; None takes the model's own number, 0 decodes the forecast.
-        trail: What the round before left, where chunks overlap.
-
-    Raises:
-        InputError: The model does not take one of the actions.
-    """
-    steps = model.config.num_inference_steps if num_inference_steps is None else num_inference_steps
-    before = histories or [()] * len(actions)
-    context = seen.latents
-    embeds = model.round_embeds(seen, actions)
-    now: list[History] = [(*history, row) for history, row in zip(before, embeds, strict=True)]
-    states = torch.stack(cache.states(now, model.config.num_queries))
-    condition = model.condition(states, context, actions)
-    if steps:
-        draws = [(seed, index) for seed in seeds]
-        latents, trail = generate(model, condition, context, draws, steps, model.config.guidance_scale, trail)
-    elif condition.forecast is None:
-        raise ConfigError("This model forecasts no latents to show; use 1 or more denoising steps.")
-    else:
-        latents = condition.forecast
-    return Played(latents, _to_clips(model.decode(latents, context)), now, trail)
-
-
 class ModelWorlds:
-    """Rollouts of one model in step: latents are fed back and the cache starts anew as in a `Session`."""
+    """Rollouts of one model, played as one batch."""
 
     def __init__(
         self,
         model: WorldModel,
-        seen: Observation,
-        seeds: Sequence[int],
-        num_inference_steps: int | None = None,
+        state: WorldState,
+        params: SamplingParams,
         on_work: Callable[[int], None] = count_nothing,
     ) -> None:
-        self._model, self._seen, self._seeds = model, seen, seeds
-        self._steps, self._on_work = num_inference_steps, on_work
-        self._cache, self._index = PrefixCache(model.backbone), 0
-        self._histories: list[History] | None = None
-        self._trail: Trail[Condition] | None = None
+        self._model, self._state, self._params, self._on_work = model, state, params, on_work
+        self._engine = LocalEngine(model.backbone)
 
     def step(self, actions: Sequence[Action]) -> Clips:
         """Play one round of every world."""
-        if self._index % self._model.config.history_rounds == 0:
-            self._histories = None
-        now = self._index, self._histories, self._steps, self._trail
-        played = play(self._model, self._seen, actions, self._seeds, self._cache, *now)
-        pixels = None
-        if self._model.codec.causal or self._model.vision.needs_frames:
-            pixels = to_tensor(list(played.frames)).to(played.latents)
-        looked = None if pixels is None else self._model.look(pixels)
-        self._seen = Observation(self._model.context(played.latents, pixels), looked)
-        self._histories, self._trail = played.histories, played.trail
-        self._index += 1
+        (self._state,) = play_round(self._model, self._engine, [self._state], actions, self._params)
         self._on_work(len(actions))
-        return played.frames
+        return self._state.frames
 
 
 class ModelSubject:
@@ -169,26 +92,22 @@ class ModelSubject:
         num_inference_steps: int | None = None,
         on_work: Callable[[int], None] = count_nothing,
     ) -> None:
-        self.model, self.steps, self._on_work = model.eval(), num_inference_steps, on_work
+        self.model, self._on_work = model.eval(), on_work
+        steps = model.config.num_inference_steps if num_inference_steps is None else num_inference_steps
+        self._params = SamplingParams(steps, model.config.guidance_scale)
 
     @torch.no_grad()
     def open(self, pictures: Pictures, seeds: Sequence[int]) -> Worlds:
         """Start a world from every picture, each a clip of one frame."""
-        frames = self._pixels(pictures[:, None])
-        seen = self.model.observe(frames)
-        context = self.model.context(seen.latents, frames)
-        return ModelWorlds(self.model, replace(seen, latents=context), seeds, self.steps, self._on_work)
+        state = WorldState.from_frames(self.model, pictures[:, None], tuple(seeds))
+        return ModelWorlds(self.model, state, self._params, self._on_work)
 
     @torch.no_grad()
     def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Pictures:
         """Make a picture of every text, as a session's `reset(text=...)` does."""
-        nothing = self.model.nothing(len(texts))
-        actions = [Action.of(text) for text in texts]
-        played = play(
-            self.model, nothing, actions, seeds, PrefixCache(self.model.backbone), -1, None, self.steps
-        )
-        self._on_work(len(texts))
-        return played.frames[:, -1]
+        blank = WorldState.blank(self.model, tuple(seeds))
+        worlds = ModelWorlds(self.model, blank, self._params, self._on_work)
+        return worlds.step([Action.of(description) for description in texts])[:, -1]
 
     @torch.no_grad()
     def read(self, observations: Sequence[Shown], prompts: Sequence[str]) -> list[str]:
@@ -202,11 +121,13 @@ class ModelSubject:
         for length in sorted(set(lengths)):
             rows = [row for row, own in enumerate(lengths) if own == length]
             asked = [seen[row] for row in rows]
-            sequences = self.model.read_rows(asked, [prompts[row] for row in rows])
+            sequences = text.sequences(self.model, asked, [prompts[row] for row in rows])
             prefix = torch.stack([sequence for sequence, _ in sequences])
-            texts = self.model.backbone.decode_text(prefix, self.model.backbone.new_cache(), MAX_TEXT_TOKENS)
-            for row, text in zip(rows, texts, strict=True):
-                said[row] = text
+            decoded = self.model.backbone.decode_text(
+                prefix, self.model.backbone.new_cache(), text.MAX_TOKENS
+            )
+            for row, answer in zip(rows, decoded, strict=True):
+                said[row] = answer
         self._on_work(len(prompts))
         return said
 
@@ -222,7 +143,7 @@ class ModelSubject:
         return ModelSubject(self.model, num_inference_steps, self._on_work)
 
     def _pixels(self, clips: Sequence[np.ndarray] | Clips) -> Float[Tensor, "b t 3 h w"]:
-        return to_tensor(list(clips)).to(self.model.unseen.device)
+        return to_tensor(list(clips)).to(self.model.device)
 
 
 def _to_clips(pixels: Float[Tensor, "b t 3 h w"]) -> Clips:

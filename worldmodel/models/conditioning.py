@@ -1,15 +1,15 @@
-"""The generator adapter: predicted states become what the generator is conditioned on."""
+"""The condition adapter: predicted states become the condition of the video generator."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from worldmodel.batch import map_tensors
 from worldmodel.config import ConditionConfig
 from worldmodel.models.layers.norm import RMSNorm, upcast
 from worldmodel.models.layers.resampler import Resampler
@@ -18,22 +18,22 @@ from worldmodel.models.layers.spatial import LocalFeedForward, SelfAttention, ro
 
 @dataclass(frozen=True)
 class Condition:
-    """What the generator knows about the clip it makes; which parts there are depends on the adapter."""
+    """The inputs of the video generator besides noisy latents; an adapter fills the fields that it makes."""
 
     tokens: Float[Tensor, "b n d"]
-    """Attended to."""
+    """Tokens for cross-attention."""
     pooled: Float[Tensor, "b d"] | None = None
     """Modulates every layer."""
     cells: Float[Tensor, "b m d"] | None = None
-    """Added to the latent cell of the same place."""
+    """Added to the features of the latent cells, in row-major order."""
     forecast: Float[Tensor, "b t c h w"] | None = None
-    """The next observation's latents as regressed from the states: where denoising starts from."""
+    """The next observation's latents, regressed from the states; the generator predicts a correction."""
     text: Float[Tensor, "b l e"] | None = None
-    """The action's words, read by the generator's own text encoder."""
+    """The action's text, embedded by the generator's own text encoder."""
 
 
 class Layer(nn.Module):
-    """A transformer layer over the cells of one frame, every cell seeing all."""
+    """A transformer layer with full attention over the cells of one frame."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -47,25 +47,25 @@ class Layer(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x), grid)
 
 
-class GeneratorAdapter(nn.Module, ABC):
-    """Turns states into what the generator is conditioned on."""
+class ConditionAdapter(nn.Module, ABC):
+    """Maps states to the generator's condition."""
 
     @abstractmethod
     def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Turn states, and the latent frames that the chunk goes on from, into a condition."""
+        """Map states, and the context frames of the chunk, to a condition."""
 
     @abstractmethod
     def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Return the condition that says nothing."""
+        """Return the unconditional condition, for guidance and condition dropout."""
 
 
-class ForecastAdapter(GeneratorAdapter):
-    """Reads the states on their grid: a small transformer forecasts latents, a projection makes tokens.
+class ForecastAdapter(ConditionAdapter):
+    """A small transformer over the grid of states forecasts latents; a projection makes tokens.
 
-    The backbone is causal and knows places only as a sequence does; here every cell sees all others, at
-    their distance in rows and columns, so that things can move. The forecast is a residual to the last seen
-    frame. It is trained first, with no generator in the loop ("state alignment"); the generator then only
-    adds what a regression cannot say.
+    The backbone is causal and has positions in a sequence only; here every cell attends to all others with
+    rotary positions in rows and columns, so that objects can move. The forecast is a residual to the last
+    context frame. It is trained first, without the generator ("state alignment"); the generator then adds
+    what a regression cannot express.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ForecastAdapter(GeneratorAdapter):
         nn.init.zeros_(self.to_latents.weight)
 
     def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Turn states (one per latent cell) and the last seen latent frame into a condition."""
+        """Map states (one per latent cell) and the last context frame to a condition."""
         states, last = self.norm(states), context[:, -1]
         x = self.from_state(states) + rearrange(self.from_context(last), "b d h w -> b (h w) d")
         rope = rope_table(torch.zeros(1, dtype=torch.long, device=x.device), self.grid, self.head_width)
@@ -110,7 +110,7 @@ class ForecastAdapter(GeneratorAdapter):
         )
 
     def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Return the condition that says nothing: the forecast repeats the last seen frame."""
+        """Return the unconditional condition, whose forecast repeats the last context frame."""
         tokens = self.null_token.expand(len(context), math.prod(self.grid), -1)
         return Condition(
             tokens=tokens,
@@ -120,8 +120,8 @@ class ForecastAdapter(GeneratorAdapter):
         )
 
 
-class PromptAdapter(GeneratorAdapter):
-    """States take the place of a prompt: a Q-Former reads them into the generator's text embedding space.
+class PromptAdapter(ConditionAdapter):
+    """A Q-Former maps states to the generator's text embedding space, in place of a prompt.
 
     Source: Pandora (arXiv:2406.09455), whose adapter ends in the 77 text tokens of its generator; the
     Q-Former is that of BLIP-2 (arXiv:2301.12597).
@@ -149,11 +149,11 @@ class PromptAdapter(GeneratorAdapter):
         return Condition(tokens=self.null_tokens.expand(len(context), -1, -1))
 
 
-class StreamAdapter(GeneratorAdapter):
-    """States keep their number and enter the generator beside its prompt, through attention of their own.
+class StreamAdapter(ConditionAdapter):
+    """A linear layer; states enter the generator beside its prompt, through an added cross-attention.
 
     Source: PAN (arXiv:2511.09057), sec. 3: a linear layer, then an added cross-attention whose output starts
-    at zero (in `worldmodel.models.generator.diffusers.state_cross_attention`).
+    at zero (`generator.diffusers.state_cross_attention`).
     """
 
     def __init__(self, state_width: int, token_width: int, num_tokens: int) -> None:
@@ -177,28 +177,4 @@ def choose(keep: Tensor, first: Condition, second: Condition) -> Condition:
     def pick(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(keep.view(-1, *[1] * (a.dim() - 1)), a, b.to(a.dtype))
 
-    return _each(pick, first, second)
-
-
-def take(condition: Condition, rows: Int[Tensor, " n"]) -> Condition:
-    """Take the conditions of some samples."""
-    return _each(lambda part: part[rows], condition)
-
-
-def stack(conditions: Sequence[Condition]) -> Condition:
-    """Put conditions into one batch."""
-    return _each(lambda *parts: torch.cat(parts), *conditions)
-
-
-def unstack(batch: Condition) -> list[Condition]:
-    """Take a batch apart into conditions of one sample each."""
-    return [_each(lambda part, row=row: part[row : row + 1], batch) for row in range(len(batch.tokens))]
-
-
-def _each(make: Callable[..., Tensor], *conditions: Condition) -> Condition:
-    """Make every field of a condition from that field of the given ones; all have the same fields."""
-    made = {}
-    for field in fields(Condition):
-        parts = [getattr(given, field.name) for given in conditions]
-        made[field.name] = None if parts[0] is None else make(*parts)
-    return Condition(**made)
+    return map_tensors(pick, first, second)

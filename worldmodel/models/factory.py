@@ -1,11 +1,11 @@
-"""Which class each part of a world model is: ours, or one around a model of transformers or diffusers."""
+"""Builds the parts of a world model from its config: our own, or those of transformers and diffusers."""
 
 from pathlib import Path
 
 from worldmodel.config import WorldModelConfig
 from worldmodel.errors import ConfigError
 from worldmodel.models.codec.autoencoder import Codec, VideoCodec
-from worldmodel.models.conditioning import ForecastAdapter, GeneratorAdapter, PromptAdapter, StreamAdapter
+from worldmodel.models.conditioning import ConditionAdapter, ForecastAdapter, PromptAdapter, StreamAdapter
 from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.models.generator.dit import DiT
 from worldmodel.models.vision.adapter import LatentVision, VisionAdapter
@@ -46,10 +46,10 @@ def vision(config: WorldModelConfig, width: int, folder: Path | None) -> VisionA
 def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) -> VideoGenerator:
     """Build the generator; one of diffusers is read from the model folder, if there is one.
 
-    `codec` is for generators that look at pixels of their context.
+    `codec` is for generators that encode pixels of their context.
 
     Raises:
-        ConfigError: the sampler is swin, and the generator cannot go on from a chunk that is still noisy.
+        ConfigError: the sampler is swin, and the generator cannot continue a noisy chunk.
     """
     if config.generator.is_ours:
         return DiT(config.generator, config.codec.latent_channels, config.codec.grid)
@@ -58,15 +58,14 @@ def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) 
     made = DiffusersGenerator.from_config(config, folder and folder / "generator", codec)
     if config.sampler == "swin" and not made.chunkwise:
         raise ConfigError(
-            "sampler: swin shows two chunks at two noise levels, which this generator cannot tell apart; "
-            "use our own, a Wan model of one transformer that takes as many channels as it gives "
-            "(text-to-video or TI2V), or sampler: chunk."
+            "sampler: swin needs a generator with a noise level per frame, which this one is not; use our "
+            "own, a Wan text-to-video or TI2V model with one transformer, or sampler: chunk."
         )
     return made
 
 
-def adapter(config: WorldModelConfig, width: int, generator: VideoGenerator) -> GeneratorAdapter:
-    """Build the adapter that brings states of the given width to the generator."""
+def condition_adapter(config: WorldModelConfig, width: int, generator: VideoGenerator) -> ConditionAdapter:
+    """Build the adapter from states of the given width to the generator's condition."""
     kind, tokens = config.condition.kind, generator.token_width
     if kind == "prompt":
         return PromptAdapter(config.condition, width, tokens)

@@ -1,5 +1,17 @@
 """Rollouts: one round, batch first, and the session that plays it."""
 
+from worldmodel.rollout.recording import Recording
+from worldmodel.rollout.round import Engine, LocalEngine, SamplingParams, play_round
 from worldmodel.rollout.session import Session, Snapshot
+from worldmodel.rollout.state import WorldState
 
-__all__ = ["Session", "Snapshot"]
+__all__ = [
+    "Engine",
+    "LocalEngine",
+    "Recording",
+    "SamplingParams",
+    "Session",
+    "Snapshot",
+    "WorldState",
+    "play_round",
+]

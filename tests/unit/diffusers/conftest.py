@@ -15,15 +15,17 @@ import diffusers
 from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from worldmodel.batch import stack
+from worldmodel.diffusion import sampler
+from worldmodel.diffusion.sampler import Chunk
 from worldmodel.models.codec.autoencoder import VideoCodec
-from worldmodel.models.conditioning import Condition, stack
+from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.diffusers import clip_encoder
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
 from worldmodel.models.generator.diffusers.cogvideox import CogVideoXGenerator
 from worldmodel.models.generator.diffusers.ltx import LTXGenerator
 from worldmodel.models.generator.diffusers.wan import WanGenerator
 from worldmodel.models.vision.vit import PatchEncoder
-from worldmodel.models.world_model import WorldModel
 
 TEXT = 32
 """Width of text embeddings."""
@@ -206,9 +208,11 @@ def denoise(
     guidance_scale: float,
 ) -> Tensor:
     """Denoise a chunk as a world model does; the last condition is the null one."""
-    model: Any = SimpleNamespace(generator=generator, null_condition=lambda context: conditions[-1])
+    used = (conditions[0],) if guidance_scale == 1 else (conditions[0], conditions[-1])
+    chunk = Chunk(noise, generator.solver(num_inference_steps), used, context, guidance_scale)
     with torch.no_grad():
-        return WorldModel.denoise(model, conditions[0], context, noise, num_inference_steps, guidance_scale)
+        sampler.denoise(generator, [chunk])
+    return chunk.latents
 
 
 def denoise_at_once(
@@ -229,9 +233,9 @@ def denoise_at_once(
     both = stack([given[1], given[0]])
     solver, latents = generator.solver(num_inference_steps), noise
     with torch.no_grad():
-        past = generator.start(torch.cat([context, context]), both)
+        past = generator.prefill(torch.cat([context, context]), both)
         for step in range(solver.num_steps):
-            level = noise.new_full((2 * len(noise), noise.shape[1]), solver.level(step))
+            level = noise.new_full((2 * len(noise), noise.shape[1]), solver.timestep(step))
             empty, full = generator(torch.cat([latents, latents]), level, both, past).chunk(2)
             latents = solver.step(step, empty + guidance_scale * (full - empty), latents)
     return latents

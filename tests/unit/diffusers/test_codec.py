@@ -39,7 +39,7 @@ def test_what_follows_is_coded_with_what_was_before(codec, tiny, seen):
     whole = frames(tiny, seen + 8)
     after = codec.encode(whole[:, seen:], before=whole[:, :seen])
     assert torch.equal(after, codec.encode(whole)[:, -2:])
-    context = codec.context(whole[:, :seen], 1 + seen // 4)
+    context = codec.context(after, whole[:, :seen], 1 + seen // 4)
     decoded = codec.decode(after, context)
     assert decoded.shape == (2, 8, 3, SIZE, SIZE)
     alone = codec.decode(torch.cat([context, after], dim=1))[:, -8:]
@@ -49,7 +49,8 @@ def test_what_follows_is_coded_with_what_was_before(codec, tiny, seen):
 def test_the_first_frame_of_wan_is_coded_alone(tiny):
     codec = DiffusersCodec(tiny.vae("wan"))
     clip = frames(tiny, 9)
-    torch.testing.assert_close(codec.encode(clip)[:, :1], codec.context(clip[:, :1], 1))
+    latents = codec.encode(clip)
+    torch.testing.assert_close(latents[:, :1], codec.context(latents, clip[:, :1], 1))
 
 
 def test_scales_are_the_pipelines(tiny):

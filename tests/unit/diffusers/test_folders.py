@@ -42,7 +42,7 @@ def predict(tiny, generator, seed: int = 0) -> torch.Tensor:
     tokens = tiny.draw(seed, 1, 7, generator.token_width)
     given = Condition(tokens=tokens, text=tiny.draw(seed + 1, 1, 6, tiny.TEXT))
     context, noisy = (tiny.draw(s, 1, n, channels, 4, 4) for s, n in ((2, 1), (3, 3)))
-    past = generator.start(context, given)
+    past = generator.prefill(context, given)
     with torch.no_grad():
         return torch.cat(
             [generator(noisy, torch.full((1, 3), level), given, past) for level in (100.0, 900.0)]

@@ -5,9 +5,10 @@ import torch
 from diffusers import WanPipeline
 from torch import nn
 
+from worldmodel.batch import take
 from worldmodel.diffusion.swin import window_places
 from worldmodel.models.codec.diffusers import DiffusersCodec
-from worldmodel.models.conditioning import Condition, take
+from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.diffusers.scheduler import FlowPath, VariancePath
 from worldmodel.train.distributed import recompute
 
@@ -83,7 +84,7 @@ def test_error_and_implied_latents_are_those_of_the_prediction(tiny, kind):
     taught = generator.training_loss(clean, noise, sigma, given, context)
     level = generator.path.nearest(sigma)
     noisy = generator.path.add_noise(clean, noise, level)
-    prediction = generator(noisy, level, given, generator.start(context, given))
+    prediction = generator(noisy, level, given, generator.prefill(context, given))
     target = generator.path.target(clean, noise, level)
     torch.testing.assert_close(taught.error, (prediction - target).pow(2).mean(dim=2))
     torch.testing.assert_close(generator.path.clean(noisy, target, level), clean, atol=1e-4, rtol=1e-4)
@@ -127,7 +128,7 @@ def test_what_is_given_matters(tiny, kind, streamed):
     level = torch.full((BATCH, CHUNK), 500.0)
 
     def predict(given, context):
-        return generator(noisy, level, given, generator.start(context, given))
+        return generator(noisy, level, given, generator.prefill(context, given))
 
     first = predict(given, context)
     assert first.shape == noisy.shape
@@ -136,7 +137,7 @@ def test_what_is_given_matters(tiny, kind, streamed):
     assert not torch.allclose(predict(given, latents(tiny, kind, 4, 1)), first)
     one = slice(1, 2)
     alone = Condition(tokens=given.tokens[one], text=given.text[one])
-    single = generator(noisy[one], level[one], alone, generator.start(context[one], alone))
+    single = generator(noisy[one], level[one], alone, generator.prefill(context[one], alone))
     torch.testing.assert_close(single, first[one], atol=1e-4, rtol=1e-4)
 
 
@@ -148,7 +149,7 @@ def test_context_may_be_several_frames(tiny, kind):
     made = []
     for seed in (3, 4):
         context = torch.cat([latents(tiny, kind, seed, 1), latents(tiny, kind, 5, 1)], dim=1)
-        made.append(generator(noisy, level, given, generator.start(context, given)))
+        made.append(generator(noisy, level, given, generator.prefill(context, given)))
     assert made[0].shape == noisy.shape
     assert not torch.allclose(*made)
 
@@ -157,7 +158,7 @@ def test_context_may_be_several_frames(tiny, kind):
 def test_frames_may_have_noise_levels_of_their_own(tiny, kind):
     generator = make(tiny, kind)
     given, context, noisy = condition(tiny, generator), latents(tiny, kind, 3, 1), latents(tiny, kind, 1)
-    past = generator.start(context, given)
+    past = generator.prefill(context, given)
     same = generator(noisy, torch.full((BATCH, 3), 500.0), given, past)
     other = generator(noisy, torch.tensor([[500.0, 500.0, 900.0]]).expand(BATCH, -1), given, past)
     assert not torch.allclose(same[:, 2], other[:, 2])
@@ -186,7 +187,7 @@ def test_one_block_is_plain_attention(tiny):
     generator = make(tiny, "wan")
     given, noisy = condition(tiny, generator), latents(tiny, "wan", 1)
     level = torch.full((BATCH, CHUNK), 700.0)
-    past = generator.start(latents(tiny, "wan", 3, 1), given)
+    past = generator.prefill(latents(tiny, "wan", 3, 1), given)
     plain = generator(noisy, level, given, past)
     torch.testing.assert_close(
         generator(noisy, level, given, past, torch.zeros(CHUNK, dtype=torch.int)), plain
@@ -197,7 +198,7 @@ def test_one_block_is_plain_attention(tiny):
 def test_a_block_sees_no_later_one(tiny):
     generator = make(tiny, "wan")
     given, noisy = condition(tiny, generator), latents(tiny, "wan", 1)
-    past, blocks = generator.start(latents(tiny, "wan", 3, 1), given), torch.tensor([0, 1, 1])
+    past, blocks = generator.prefill(latents(tiny, "wan", 3, 1), given), torch.tensor([0, 1, 1])
     level = torch.tensor([[300.0, 800.0, 800.0]]).expand(BATCH, -1)
     first = generator(noisy, level, given, past, blocks)
     changed = noisy.clone()
@@ -218,11 +219,11 @@ def test_following_a_noisy_chunk_is_the_joint_window(tiny):
         torch.cat([front, back], dim=1),
         levels,
         given,
-        generator.start(context, given),
+        generator.prefill(context, given),
         torch.tensor([0, 0, 1, 1]),
     )
-    made, past = generator.lead(context, front, levels[:, :2], given)
-    assert all(part.shape[0] == BATCH for entry in past for part in entry)
+    made, past = generator.prefill_chunk(context, front, levels[:, :2], given)
+    assert all(part.shape[0] == BATCH for layer in past.layers for part in layer)
     torch.testing.assert_close(made, joint[:, :2])
     torch.testing.assert_close(generator(back, levels[:, 2:], given, past), joint[:, 2:])
 
@@ -243,7 +244,7 @@ def test_a_window_is_taught_as_the_sampler_shows_it(tiny, again):
         noisy.flatten(0, 1)[None],
         level.flatten()[None],
         take(given, torch.tensor([0])),
-        generator.start(context[:1], given),
+        generator.prefill(context[:1], given),
         torch.tensor([0] * CHUNK + [1] * CHUNK),
     )
     error = (joint.view_as(clean) - generator.path.target(clean, noise, level)).pow(2).mean(dim=2)
@@ -271,7 +272,7 @@ def test_training_meets_the_levels_of_sampling(tiny, shift):
     solver = generator.solver(50)
     places = 1 - torch.arange(50)[None] / 50
     levels = generator.path.nearest(generator.sigma_at(places))[0]
-    visited = torch.tensor([solver.level(step) for step in range(50)])
+    visited = torch.tensor([solver.timestep(step) for step in range(50)])
     assert (levels - visited).abs().max() <= 3
     half = 1000 * shift * 0.5 / (1 + (shift - 1) * 0.5)
     assert abs(float(levels[25]) - half) <= 2
@@ -315,9 +316,11 @@ def test_samples_at_different_levels_share_a_batch_of_two_transformers(tiny):
     generator = make(tiny, "wan")
     generator.set_second(tiny.transformer("wan", seed=7), 0.8)
     given, noisy, context = condition(tiny, generator), latents(tiny, "wan", 1), latents(tiny, "wan", 3, 1)
-    both = generator(noisy, torch.tensor([[900.0] * 3, [100.0] * 3]), given, generator.start(context, given))
+    both = generator(
+        noisy, torch.tensor([[900.0] * 3, [100.0] * 3]), given, generator.prefill(context, given)
+    )
     for row, level in enumerate((900.0, 100.0)):
         one = slice(row, row + 1)
         alone = Condition(tokens=given.tokens[one], text=given.text[one])
-        made = generator(noisy[one], torch.full((1, 3), level), alone, generator.start(context[one], alone))
+        made = generator(noisy[one], torch.full((1, 3), level), alone, generator.prefill(context[one], alone))
         torch.testing.assert_close(made, both[one])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models import lora
 from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.base import KVCache
 from worldmodel.models.generator.diffusers.base import DiffusersGenerator
 
 STEPS, PLACES = 4, 512
@@ -88,13 +90,13 @@ def test_a_pipelines_folder_makes_what_the_pipeline_makes(
     context = codec.encode(frames)
     # As the pipeline does it: the pixels are at hand, and the image's own place is noise like the others.
     monkeypatch.setattr(codec, "decode", lambda latents: frames)
-    start = generator.start
+    prefill = generator.prefill
 
-    def as_theirs(context: Tensor, condition: Condition) -> Any:
-        added, known, noises, features = start(context, condition)[0]
-        return [(added, known[:, :0], noises[:, :0], features)]
+    def as_theirs(context: Tensor, condition: Condition) -> KVCache:
+        cache = prefill(context, condition)
+        return replace(cache, context=context[:, :0], noise=context[:, :0])
 
-    monkeypatch.setattr(generator, "start", as_theirs)
+    monkeypatch.setattr(generator, "prefill", as_theirs)
     ours = tiny.denoise(generator, tiny.conditions(generator, *texts), context, noise, STEPS, guidance)
     assert torch.equal(ours.transpose(1, 2), made)
 
@@ -104,7 +106,7 @@ def test_the_picture_is_the_first_frame_that_is_known(tiny: SimpleNamespace) -> 
     codec = DiffusersCodec(tiny.vae("wan-clip"))
     generator = tiny.generator("wan-clip", 2, 2, codec=codec)
     context = tiny.draw(3, 1, 2, 16, *tiny.GRID)
-    features = generator.start(context, given(tiny, generator))[0][3]
+    features = generator.prefill(context, given(tiny, generator)).image_features
     frames = codec.decode(context)
     assert frames.shape[1] == 5
     encoder = generator.image_encoder
@@ -113,22 +115,22 @@ def test_the_picture_is_the_first_frame_that_is_known(tiny: SimpleNamespace) -> 
     assert features.shape == (1, 1 + 4 * 4, 20)
     assert torch.equal(features, own)
     other = torch.cat([context[:, :1], tiny.draw(4, 1, 1, 16, *tiny.GRID)], dim=1)
-    assert torch.equal(generator.start(other, given(tiny, generator))[0][3], features)
+    assert torch.equal(generator.prefill(other, given(tiny, generator)).image_features, features)
 
 
 def test_what_clip_sees_matters(tiny: SimpleNamespace) -> None:
     generator = tiny.generator("wan-clip", codec=DiffusersCodec(tiny.vae("wan-clip")))
     said, noisy = given(tiny, generator), tiny.draw(2, 1, 3, 16, *tiny.GRID)
-    *rest, features = generator.start(tiny.draw(3, 1, 1, 16, *tiny.GRID), said)[0]
-    level = torch.full((1, 3), 500.0)
-    first, other = (generator(noisy, level, said, [(*rest, each)]) for each in (features, features.flip(2)))
+    cache = generator.prefill(tiny.draw(3, 1, 1, 16, *tiny.GRID), said)
+    level, flipped = torch.full((1, 3), 500.0), replace(cache, image_features=cache.image_features.flip(2))
+    first, other = (generator(noisy, level, said, each) for each in (cache, flipped))
     assert not torch.allclose(first, other)
 
 
 def test_no_world_begins_with_words_alone(tiny: SimpleNamespace) -> None:
     generator = tiny.generator("wan-clip", codec=DiffusersCodec(tiny.vae("wan-clip")))
     with pytest.raises(InputError, match="cannot begin with words alone"):
-        generator.start(tiny.draw(3, 1, 0, 16, *tiny.GRID), given(tiny, generator))
+        generator.prefill(tiny.draw(3, 1, 0, 16, *tiny.GRID), given(tiny, generator))
 
 
 def test_words_and_states_fill_the_places_that_text_has(tiny: SimpleNamespace) -> None:

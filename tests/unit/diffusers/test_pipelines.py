@@ -15,7 +15,9 @@ from diffusers import (
 from einops import rearrange
 from torch import Tensor
 
+from worldmodel.batch import stack
 from worldmodel.models.codec.diffusers import DiffusersCodec
+from worldmodel.models.generator.base import KVCache
 
 STEPS, BATCH, TOKENS = 5, 2, 16
 EULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
@@ -113,7 +115,8 @@ def test_wan_image_to_video(tiny, streamed, guidance, texts, kind, monkeypatch):
     else:
         # As the pipeline does it: the pixels are at hand, and the image's own place is noise like the others.
         added = generator.added_channels(context, grey)
-        monkeypatch.setattr(generator, "start", lambda *_: [(added, context[:, :0], context[:, :0])])
+        cache = KVCache(context=context[:, :0], noise=context[:, :0], channels=added)
+        monkeypatch.setattr(generator, "prefill", lambda *_: cache)
         ours = tiny.denoise(generator, given, context, noise, STEPS, guidance)
     assert torch.equal(native(ours), theirs)
 
@@ -199,11 +202,8 @@ def test_cogvideox_image_to_video(tiny, streamed, guidance, texts, kind, monkeyp
         context = native(torch.cat([each.sample(draws) for each in posteriors])) * codec.scale
     added = generator.added_channels(context)
     none = context[:, :0]
-    monkeypatch.setattr(
-        generator,
-        "start",
-        lambda seen, _: [tuple(x.repeat(len(seen) // BATCH, 1, 1, 1, 1) for x in (added, none, none))],
-    )
+    cache = KVCache(context=none, noise=none, channels=added)
+    monkeypatch.setattr(generator, "prefill", lambda seen, _: stack([cache] * (len(seen) // BATCH)))
     given = tiny.conditions(generator, *texts)
     ours = tiny.denoise_at_once(generator, given, context, noise, STEPS, guidance)
     assert torch.equal(ours, theirs)

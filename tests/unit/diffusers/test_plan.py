@@ -46,7 +46,7 @@ def test_the_count_is_that_of_the_weights(small: TrainConfig) -> None:
     assert alone.weights == held
     assert (alone.gathered, shared.weights) == (0, held / 8)
     assert alone.optimizer == 2 * alone.gradients
-    learned = [model.backbone, model.generator, model.action, model.adapter]
+    learned = [model.backbone, model.generator, model.action, model.condition_adapter]
     expected = sum(p.nbytes for part in learned for p in part.parameters()) + model.queries.nbytes
     assert alone.gradients == expected
     assert alone.activations == shared.activations == kept > 0

@@ -10,6 +10,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from denoising import denoise
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from worldmodel.config import (
@@ -191,7 +192,7 @@ def test_a_model_of_real_parts_trains_saves_loads_and_plays(
     make: Callable[..., WorldModel], tmp_path: Path, backbone: str, encoder: str, generator: str, kind: str
 ) -> None:
     model = make(backbone, encoder, generator, kind)
-    train = {name: TrainedConfig() for name in ("action", "queries", "adapter", "generator")}
+    train = {name: TrainedConfig() for name in ("action", "queries", "condition_adapter", "generator")}
     if encoder != "latents":
         train["vision.adapter"] = TrainedConfig()
     freeze(model, StageConfig(objective="generator", train=train, tasks={"rounds": 1.0}))
@@ -248,7 +249,7 @@ def test_parts_in_bf16_train_by_lora_save_load_and_play(
     }
     torch.manual_seed(0)
     model = WorldModel.from_config(replace(config, **parts), tokenizer)
-    train = {"adapter": TrainedConfig(), "generator.network": TrainedConfig(lora_rank=2)}
+    train = {"condition_adapter": TrainedConfig(), "generator.network": TrainedConfig(lora_rank=2)}
     lora.add(model, train)
     freeze(model, StageConfig(objective="generator", train=train, tasks={"rounds": 1.0}))
     loss = loss_of(model, OBJECTIVES["generator"](model), batch_of())
@@ -288,7 +289,7 @@ def told_apart(model: WorldModel, batch: Batch) -> bool:
     prediction = model(rounds.context, [episode.actions for episode in batch.episodes], rounds.frames)
     noise = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(11))
     context = rounds.context[:, 0]
-    made = model.denoise(prediction.condition, context, noise.repeat(2, 1, 1, 1, 1), num_inference_steps=4)
+    made = denoise(model, prediction.condition, context, noise.repeat(2, 1, 1, 1, 1), num_inference_steps=4)
     true = rounds.target[:, 0]
     apart = (true[0] - true[1]).norm()
     margins = [(made[row] - true[1 - row]).norm() - (made[row] - true[row]).norm() for row in range(2)]
@@ -301,7 +302,7 @@ def test_two_clips_that_only_their_words_tell_apart_are_learned(
 ) -> None:
     model, batch = make("qwen3", "siglip", generator, kind, image_size=16, wide=True), coloured()
     standardise(model, batch)
-    names = ("backbone", "vision.adapter", "action", "queries", "adapter", "generator")
+    names = ("backbone", "vision.adapter", "action", "queries", "condition_adapter", "generator")
     freeze(model, StageConfig(train={n: TrainedConfig() for n in names}, tasks={"rounds": 1.0}))
     objective = OBJECTIVES["generator"](model)
     moving = [p for p in model.parameters() if p.requires_grad]
@@ -368,7 +369,7 @@ def test_two_clips_are_learned_from_windows_of_chunks(make: Callable[..., WorldM
     model = make("qwen3", "siglip", "wan", "stream", sampler="swin", num_inference_steps=2)
     batch = windows_of(batch_of())
     standardise(model, batch)
-    names = ("backbone", "vision.adapter", "action", "queries", "adapter", "generator")
+    names = ("backbone", "vision.adapter", "action", "queries", "condition_adapter", "generator")
     freeze(model, StageConfig(train={n: TrainedConfig() for n in names}, tasks={"rounds": 1.0}))
     objective = OBJECTIVES["generator"](model)
     moving = [p for p in model.parameters() if p.requires_grad]
@@ -419,7 +420,7 @@ def test_states_learn_to_be_what_the_generator_reads_words_as(
     torch.manual_seed(0)
     model, batch = WorldModel.from_config(config, tokenizer), batch_of(size=(32, 32))
     objective = OBJECTIVES[objective_name](model)
-    train = {name: TrainedConfig() for name in ("queries", "adapter", "action")}
+    train = {name: TrainedConfig() for name in ("queries", "condition_adapter", "action")}
     freeze(model, StageConfig(train=train, tasks={"rounds": 1.0}))
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(moving, lr=5e-3)
@@ -452,7 +453,7 @@ def test_a_run_trains_exports_and_plays_real_parts(
     monkeypatch.setattr(tokenizer, "NUM_DOCUMENTS", 400)
     model = make("qwen2", "siglip", generator, "stream", sampler=sampler, num_inference_steps=2).config
     model = replace(model, codec=replace(model.codec, image_size=64))  # the shapes world's
-    train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "adapter")}
+    train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "condition_adapter")}
     train |= {"backbone": TrainedConfig(lora_rank=2), "generator.network": TrainedConfig(lr=1e-4)}
     if sampler == "swin":
         model = replace(model, generator=replace(model.generator, dtype="bf16"))

@@ -186,6 +186,21 @@ class Backbone(nn.Module):
         )
         return layout.gather(self._widened(output.last_hidden_state, given))
 
+    def predict_states(
+        self,
+        embeds: Float[Tensor, "b n d"],
+        ends: Int[Tensor, "b r"],
+        num_queries: int,
+        cache: DynamicCache | None = None,
+    ) -> Float[Tensor, "b r q d"]:
+        """Return the hidden states at the `num_queries` positions before each end of a round.
+
+        Ends count from the first position of `embeds`, which follow those in the cache.
+        """
+        hidden = self(embeds, cache)
+        positions = (ends[:, :, None] + torch.arange(-num_queries, 0)).to(hidden.device)
+        return hidden[torch.arange(len(embeds), device=hidden.device)[:, None, None], positions]
+
     def logits(self, hidden: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape v"]:
         """Score the vocabulary."""
         head, config = self.model.get_output_embeddings(), self.model.config

@@ -67,15 +67,21 @@ class VideoCodec(nn.Module, ABC):
         """Return how many frames `count` latent frames at the start of a clip cover."""
         return 1 + (count - 1) * self.temporal_factor if self.causal else count * self.temporal_factor
 
-    def context(self, frames: Float[Tensor, "b t 3 h w"], count: int) -> Float[Tensor, "b s c h2 w2"]:
-        """Encode the newest frames as the `count` latents that the next round goes on from.
+    def context(
+        self, latents: Float[Tensor, "b t2 c h2 w2"], frames: Float[Tensor, "b t 3 h w"] | None, count: int
+    ) -> Float[Tensor, "b s c h2 w2"]:
+        """Return the newest `count` latent frames of a clip, which the next round continues.
 
-        A clip that is too short repeats its first frame.
+        A causal codec encodes the newest frames again, since it encodes the first frame of a clip as an
+        image. A clip that is too short repeats its first frame.
         """
-        return self.encode(newest(frames, self.frames_before(count)))
+        if self.causal:
+            assert frames is not None, "a causal codec encodes pixels again"
+            return self.encode(newest(frames, self.frames_before(count)))
+        return newest(latents, count)
 
 
-def newest(frames: Float[Tensor, "b t 3 h w"], count: int) -> Float[Tensor, "b u 3 h w"]:
+def newest(frames: Float[Tensor, "b t c h w"], count: int) -> Float[Tensor, "b u c h w"]:
     """Return the last `count` frames; a clip that is too short repeats its first frame."""
     missing = max(0, count - frames.shape[1])
     return torch.cat([frames[:, :1].expand(-1, missing, -1, -1, -1), frames[:, -count:]], dim=1)

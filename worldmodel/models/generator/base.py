@@ -1,4 +1,4 @@
-"""What a video generator must offer: the same calls for our transformer and for diffusers' models."""
+"""The interface of a video generator, the same for our transformer and for those of diffusers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,17 +8,35 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from worldmodel.diffusion.sampler import Solver
-from worldmodel.models.conditioning import Condition, take
+from worldmodel.batch import take
+from worldmodel.diffusion.solver import Solver
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.layers.spatial import KeyValue
 from worldmodel.parallel.mesh import SequenceGroup
 
-Past = list[tuple[Tensor, ...]]
-"""What a generator keeps of the context frames of a chunk; the batch is the first axis of every tensor."""
+
+@dataclass(frozen=True)
+class KVCache:
+    """What a generator keeps of the frames before a chunk; the batch is the first axis of every tensor.
+
+    A generator fills the fields that it uses: keys and values, or the context itself and what is made of it.
+    """
+
+    layers: tuple[KeyValue, ...] = ()
+    """Keys and values of every transformer block."""
+    context: Float[Tensor, "b s c h w"] | None = None
+    """Latents of the context frames."""
+    noise: Float[Tensor, "b s c h w"] | None = None
+    """Noise added to them at each step, where they are part of the noisy input."""
+    channels: Float[Tensor, "b n m h w"] | None = None
+    """Channels concatenated to the noisy input."""
+    image_features: Float[Tensor, "b l e"] | None = None
+    """Features of the first context frame, from an image encoder."""
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a training step learns from one noise level."""
+    """Error of a prediction at one noise level."""
 
     error: Float[Tensor, "b t h w"]
     """Squared error of the prediction, averaged over channels."""
@@ -27,10 +45,9 @@ class LossOutput:
 
 
 class VideoGenerator(nn.Module, ABC):
-    """Makes the latents of a chunk that goes on from context frames, under a condition.
+    """Generates the latents of a chunk that continues context frames, under a condition.
 
-    `forward` speaks its model's own language: `level` is what that model calls the time of a frame, and the
-    prediction is what the steps of its own `solver` take.
+    `timestep` is in the units of the generator's own `solver`, which also takes its predictions.
     """
 
     token_width: int
@@ -42,58 +59,59 @@ class VideoGenerator(nn.Module, ABC):
     layers: nn.ModuleList
     """Its transformer blocks."""
     chunkwise: bool = False
-    """Whether a chunk can go on from one that is still noisy: `lead`, `sigma_at` and `windows` are there."""
+    """Whether a chunk can continue one that is still noisy (`prefill_chunk`), as `sampler: swin` needs."""
     sequence: SequenceGroup = SequenceGroup()
     """Processes that share a clip in training."""
 
     @abstractmethod
-    def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
-        """Do what the steps of a chunk share: the work on its context frames, which end where it begins."""
+    def prefill(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> KVCache:
+        """Return the cache of context frames, which end where the chunk begins."""
 
-    def lead(
+    def prefill_chunk(
         self,
         context: Float[Tensor, "b s c h w"],
         latents: Float[Tensor, "b t c h w"],
-        level: Float[Tensor, "b t"],
+        timestep: Float[Tensor, "b t"],
         condition: Condition,
-    ) -> tuple[Float[Tensor, "b t c h w"], Past]:
-        """Predict a chunk behind context frames; return also what a chunk behind it goes on from."""
+    ) -> tuple[Float[Tensor, "b t c h w"], KVCache]:
+        """Predict a noisy chunk after its context; return also the cache of both, for the chunk after it."""
         raise NotImplementedError
 
-    def sigma_at(self, place: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
-        """Return the sigma of a chunk at a place of the schedule, from 1 where it begins towards 0."""
+    def sigma_at(self, position: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
+        """Return the sigma at a position of the schedule, from 1 (pure noise) towards 0."""
         raise NotImplementedError
 
-    def windows(
+    def predict_windows(
         self,
         context: Float[Tensor, "b s c h w"],
         latents: Float[Tensor, "b t c h w"],
-        level: Float[Tensor, "b t"],
+        timestep: Float[Tensor, "b t"],
         condition: Condition,
-        behind: Bool[Tensor, " b"],
+        continues_previous: Bool[Tensor, " b"],
     ) -> Float[Tensor, "b t c h w"]:
-        """Predict chunks of which some are `behind` the one in the row before, as that looks at its level.
+        """Predict chunks of which some continue the noisy chunk in the row before.
 
-        A row behind another sees that one's context frames in place of its own, as in `diffusion.swin`.
+        Such a row attends to that chunk and its context in place of its own, as in `diffusion.swin`.
         """
-        front, back = ((~behind).nonzero()[:, 0], behind.nonzero()[:, 0])
-        if not len(back):  # processes share weights (FSDP), so each calls its layers as often as the others
+        front, back = ((~continues_previous).nonzero()[:, 0], continues_previous.nonzero()[:, 0])
+        if not len(back):  # FSDP: every process calls its layers equally often
             back = back.new_ones(1)
-        made, kept = self.lead(context[front], latents[front], level[front], take(condition, front))
-        ahead = torch.searchsorted(front, back - 1)
-        past = [tuple(part[ahead] for part in entry) for entry in kept]
-        after = self(latents[back], level[back], take(condition, back), past)
-        return made.new_zeros(latents.shape).index_copy(0, back, after).index_copy(0, front, made)
+        predicted, cache = self.prefill_chunk(
+            context[front], latents[front], timestep[front], take(condition, front)
+        )
+        cache = take(cache, torch.searchsorted(front, back - 1))
+        after = self(latents[back], timestep[back], take(condition, back), cache)
+        return predicted.new_zeros(latents.shape).index_copy(0, back, after).index_copy(0, front, predicted)
 
     @abstractmethod
     def forward(
         self,
         latents: Float[Tensor, "b t c h w"],
-        level: Float[Tensor, "b t"],
+        timestep: Float[Tensor, "b t"],
         condition: Condition,
-        past: Past,
+        cache: KVCache,
     ) -> Float[Tensor, "b t c h w"]:
-        """Predict at a noise level per frame; a model without that takes the first frame's for all."""
+        """Predict at one timestep per frame; a model without that uses the first frame's for all."""
 
     @abstractmethod
     def solver(self, num_inference_steps: int) -> Solver:
@@ -107,11 +125,11 @@ class VideoGenerator(nn.Module, ABC):
         sigma: Float[Tensor, "b t"],
         condition: Condition,
         context: Float[Tensor, "b s c h w"],
-        behind: Bool[Tensor, " b"] | None = None,
+        continues_previous: Bool[Tensor, " b"] | None = None,
     ) -> LossOutput:
-        """Compare the prediction with the truth at noise levels in [0, 1] (1: noise alone).
+        """Compare the prediction with the target at noise levels in [0, 1] (1: pure noise).
 
-        `behind` says which chunks go on from the noisy one in the row before (see `windows`); None: no one.
+        `continues_previous` marks chunks that continue the noisy one in the row before (`predict_windows`).
         """
 
     def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b m e"] | None:

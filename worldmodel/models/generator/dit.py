@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from worldmodel.config import GeneratorConfig
 from worldmodel.diffusion.loss import add_noise, velocity_error
-from worldmodel.diffusion.sampler import EulerSolver
 from worldmodel.diffusion.schedule import shifted
+from worldmodel.diffusion.solver import EulerSolver
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.generator.base import LossOutput, Past, VideoGenerator
+from worldmodel.models.generator.base import KVCache, LossOutput, VideoGenerator
 from worldmodel.models.layers import attention
 from worldmodel.models.layers.norm import RMSNorm, upcast
 from worldmodel.models.layers.spatial import KeyValue, LocalFeedForward, SelfAttention, rope_table
@@ -76,9 +76,9 @@ def normalise(x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
 class DiT(VideoGenerator):
     """Predicts the flow-matching velocity of latent frames, each at its own noise level.
 
-    Context frames are simply frames at noise 0 in front of the chunk. Attention is causal over blocks of
+    Context frames are frames at noise 0 in front of the chunk. Attention is causal over blocks of
     frames and full inside a block, so keys and values of context frames are computed once per chunk
-    (`start`) and reused by every denoising step.
+    (`prefill`) and reused by every denoising step.
     """
 
     chunkwise = True
@@ -87,7 +87,7 @@ class DiT(VideoGenerator):
         super().__init__()
         self.config, self.grid = config, grid
         self.sequence = SequenceGroup()
-        """Processes that share a clip in training: each takes some of its frames."""
+        """Processes that share a clip in training, each some of its frames."""
         self.width = self.token_width = width = config.width
         self.embed = nn.Linear(2 * latent_channels, width)
         self.embed_sigma = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
@@ -101,48 +101,48 @@ class DiT(VideoGenerator):
             bias[5].fill_(0.5)
         nn.init.zeros_(self.project.weight)
 
-    def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
+    def prefill(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> KVCache:
         """Return keys and values of the context frames, layer by layer."""
         sigma = context.new_zeros(context.shape[:2])
-        return [*self.velocity(context, sigma, context, condition, first_frame=-context.shape[1])[1]]
+        return self.velocity(context, sigma, context, condition, first_frame=-context.shape[1])[1]
 
-    def lead(
+    def prefill_chunk(
         self,
         context: Float[Tensor, "b s c h w"],
         latents: Float[Tensor, "b t c h w"],
-        level: Float[Tensor, "b t"],
+        timestep: Float[Tensor, "b t"],
         condition: Condition,
-    ) -> tuple[Float[Tensor, "b t c h w"], Past]:
+    ) -> tuple[Float[Tensor, "b t c h w"], KVCache]:
         """Return the velocity of a chunk, and keys and values of it and of its context frames.
 
-        They pass together, each frame at its own noise level.
+        All frames pass together, each at its own noise level.
         """
         assert condition.forecast is not None, "the forecast adapter makes one"
-        seen, frames = context.shape[1], latents.shape[1]
-        velocity, kept = self.velocity(
+        past, frames = context.shape[1], latents.shape[1]
+        velocity, cache = self.velocity(
             torch.cat([context, latents], dim=1),
-            torch.cat([level.new_zeros(len(level), seen), level], dim=1),
+            torch.cat([timestep.new_zeros(len(timestep), past), timestep], dim=1),
             torch.cat([context, condition.forecast], dim=1),
             condition,
-            blocks=torch.tensor([0] * seen + [1] * frames),
-            first_frame=-(seen + frames),
+            blocks=torch.tensor([0] * past + [1] * frames),
+            first_frame=-(past + frames),
         )
-        return velocity[:, seen:], [*kept]
+        return velocity[:, past:], cache
 
-    def sigma_at(self, place: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
-        """Return the sigma at a place of the shifted schedule."""
-        return shifted(place)
+    def sigma_at(self, position: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
+        """Return the sigma at a position of the shifted schedule."""
+        return shifted(position)
 
     def forward(
         self,
         latents: Float[Tensor, "b t c h w"],
-        level: Float[Tensor, "b t"],
+        timestep: Float[Tensor, "b t"],
         condition: Condition,
-        past: Past,
+        cache: KVCache,
     ) -> Float[Tensor, "b t c h w"]:
-        """Return the velocity of a chunk's frames at the given sigmas."""
+        """Return the velocity of a chunk's frames; timesteps are sigmas."""
         assert condition.forecast is not None, "the forecast adapter makes one"
-        return self.velocity(latents, level, condition.forecast, condition, past=past)[0]
+        return self.velocity(latents, timestep, condition.forecast, condition, cache=cache)[0]
 
     def solver(self, num_inference_steps: int) -> EulerSolver:
         """Return Euler's method on the shifted schedule."""
@@ -155,14 +155,14 @@ class DiT(VideoGenerator):
         sigma: Float[Tensor, "b t"],
         condition: Condition,
         context: Float[Tensor, "b s c h w"],
-        behind: Bool[Tensor, " b"] | None = None,
+        continues_previous: Bool[Tensor, " b"] | None = None,
     ) -> LossOutput:
         """Compare velocities."""
         noisy = add_noise(clean, noise, sigma)
-        if behind is None:
-            velocity, _ = self.lead(context, noisy, sigma, condition)
+        if continues_previous is None:
+            velocity, _ = self.prefill_chunk(context, noisy, sigma, condition)
         else:
-            velocity = self.windows(context, noisy, sigma, condition, behind)
+            velocity = self.predict_windows(context, noisy, sigma, condition, continues_previous)
         error = velocity_error(velocity, noisy, clean, sigma)
         return LossOutput(error, noisy - sigma[:, :, None, None, None] * velocity)
 
@@ -174,36 +174,37 @@ class DiT(VideoGenerator):
         condition: Condition,
         blocks: Int[Tensor, " t"] | None = None,
         first_frame: int = 0,
-        past: Past | None = None,
-    ) -> tuple[Float[Tensor, "b t c h w"], list[KeyValue]]:
+        cache: KVCache | None = None,
+    ) -> tuple[Float[Tensor, "b t c h w"], KVCache]:
         """Return the velocity of every frame, and the keys and values of every layer.
 
         `forecast` is the regressed clean frame (for a context frame, the frame itself); the network's
-        output is a correction to it. A frame sees frames whose number in `blocks` is not above its own
-        (None: every frame given). `past` holds keys and values of earlier frames; `first_frame` is
+        output is a correction to it. A frame attends to frames whose number in `blocks` is not above its own
+        (None: to all frames). `cache` holds keys and values of earlier frames; `first_frame` is
         the index of the first frame given here (context frames are negative).
         """
         assert condition.cells is not None and condition.pooled is not None, "the forecast adapter makes both"
         frames = latents.shape[1]
-        places = torch.arange(first_frame, first_frame + frames, device=latents.device)
-        given, sigma_here, layout = torch.cat([latents, forecast], dim=2), sigma, None
+        indices = torch.arange(first_frame, first_frame + frames, device=latents.device)
+        inputs, local_sigma, layout = torch.cat([latents, forecast], dim=2), sigma, None
         if blocks is not None:
             cells = math.prod(self.grid)
             layout = Layout.frames(blocks, cells).shard(self.sequence, unit=cells, balance=True)
             mine = layout.take(torch.arange(frames).repeat_interleave(cells), dim=0)[::cells]
-            given, sigma_here, places = given[:, mine], sigma[:, mine], places[mine]
-        x = self.embed(rearrange(given, "b t c h w -> b (t h w) c"))
-        x = x + condition.cells.repeat(1, len(places), 1)
-        level = self.embed_sigma(sigma_embedding(sigma_here, self.config.width)) + condition.pooled[:, None]
+            inputs, local_sigma, indices = inputs[:, mine], sigma[:, mine], indices[mine]
+        x = self.embed(rearrange(inputs, "b t c h w -> b (t h w) c"))
+        x = x + condition.cells.repeat(1, len(indices), 1)
+        level = self.embed_sigma(sigma_embedding(local_sigma, self.config.width)) + condition.pooled[:, None]
         modulation = rearrange(self.modulation(F.silu(level)), "b t (m d) -> b t m d", m=6)
-        rope = rope_table(places, self.grid, self.config.width // self.config.num_heads)
-        presents = []
+        rope = rope_table(indices, self.grid, self.config.width // self.config.num_heads)
+        present: list[KeyValue] = []
         for index, layer in enumerate(self.layers):
-            earlier = (past[index][0], past[index][1]) if past is not None else None
-            x, present = layer(x, modulation, condition.tokens, rope, layout, earlier, self.grid)
-            presents.append(present)
+            past = cache.layers[index] if cache is not None else None
+            x, key_value = layer(x, modulation, condition.tokens, rope, layout, past, self.grid)
+            present.append(key_value)
         change = self.project(normalise(x))
         change = layout.gather(change) if layout else change
         correction = rearrange(change, "b (t h w) c -> b t c h w", t=frames, h=self.grid[0])
         clean = forecast + upcast(correction)
-        return (latents - clean) / sigma.clamp(min=1e-3)[:, :, None, None, None], presents
+        velocity = (latents - clean) / sigma.clamp(min=1e-3)[:, :, None, None, None]
+        return velocity, KVCache(tuple(present))

@@ -61,6 +61,10 @@ class VisionAdapter(nn.Module, ABC):
     def forward(self, observation: Observation) -> Vision:
         """Return the tokens of an observation."""
 
+    def select_frames(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b f 3 h w"] | None:
+        """Return the frames of a clip that the adapter encodes; None where it encodes latents."""
+        return None
+
 
 class LatentVision(VisionAdapter):
     """3x3 convolutions over the latent grid, so that a cell knows its surroundings, then a projection.

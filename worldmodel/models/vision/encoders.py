@@ -181,10 +181,19 @@ class EncoderVision(VisionAdapter):
             _fill(made.adapter, folder / ADAPTER)
         return made
 
+    def select_frames(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b f 3 h w"]:
+        """Return `max_frames` evenly spaced frames, the newest included.
+
+        A short clip repeats frames, and an empty one is grey, so that every round has equally many tokens.
+        """
+        if not frames.shape[1]:
+            frames = frames.new_zeros(len(frames), 1, *frames.shape[2:])
+        return frames[:, frames_wanted(frames.shape[1], self.config.max_frames).to(frames.device)]
+
     def forward(self, observation: Observation) -> Vision:
-        """Return `round_tokens` tokens for `max_frames` frames; of more frames, as many are looked at."""
+        """Return `round_tokens` tokens for `max_frames` frames; more frames are subsampled."""
         frames = observation.frames
-        assert frames is not None, "an encoder looks at pixels"
+        assert frames is not None, "an encoder needs pixels"
         if frames.shape[1] > self.config.max_frames:
             frames = frames[:, frames_wanted(frames.shape[1], self.config.max_frames)]
         return Vision(self.adapter(self.encoder(frames)))

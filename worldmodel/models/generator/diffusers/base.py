@@ -79,7 +79,7 @@ class DiffusersGenerator(VideoGenerator):
     """The scheduler, by `_class_name`, with which the family is published."""
 
     path: NoisePath
-    level_per_frame: bool
+    timestep_per_frame: bool
     """Whether frames may have noise levels of their own; else the first frame's is everyone's."""
     text_length: int | None = None
     """Places that the transformer has for text; None: as many as there is text."""
@@ -234,23 +234,23 @@ class DiffusersGenerator(VideoGenerator):
         sigma: Float[Tensor, "b t"],
         condition: Condition,
         context: Float[Tensor, "b s c h w"],
-        behind: Bool[Tensor, " b"] | None = None,
+        continues_previous: Bool[Tensor, " b"] | None = None,
     ) -> LossOutput:
         """Compare the prediction with the target that the model was trained with.
 
         `sigma` is the deviation of the noise; the scheduler's nearest timestep is taken.
         """
-        timestep = self.path.nearest(sigma if self.level_per_frame else sigma[:, :1].expand_as(sigma))
+        timestep = self.path.nearest(sigma if self.timestep_per_frame else sigma[:, :1].expand_as(sigma))
         noisy = self.path.add_noise(clean, noise, timestep)
-        if behind is None:
-            prediction = self(noisy, timestep, condition, self.start(context, condition))
+        if continues_previous is None:
+            prediction = self(noisy, timestep, condition, self.prefill(context, condition))
         else:
-            prediction = self.windows(context, noisy, timestep, condition, behind)
+            prediction = self.predict_windows(context, noisy, timestep, condition, continues_previous)
         prediction = prediction.to(clean.dtype)
         error = (prediction - self.path.target(clean, noise, timestep)).pow(2).mean(dim=2)
         return LossOutput(error, self.path.clean(noisy, prediction, timestep))
 
-    def must_see(self, context: Float[Tensor, "b s c h w"]) -> None:
+    def require_context(self, context: Float[Tensor, "b s c h w"]) -> None:
         """Refuse to begin a clip, for models that go on from a picture.
 
         Raises:

@@ -1,9 +1,9 @@
-"""Chunk-causal self-attention for Wan: a frame sees frames of its own and of earlier chunks.
+"""Chunk-causal self-attention for Wan: a frame attends to frames of its own and of earlier chunks.
 
-Either all chunks pass the transformer together, in blocks, or earlier ones leave their keys and values and
-later ones go on from those; the numbers are the same.
+Either all chunks pass the transformer together, in blocks, or later ones continue from the keys and values of
+earlier ones; the numbers are the same.
 
-Source: PAN (arXiv:2511.09057): a chunk must not see what comes of later actions.
+Source: PAN (arXiv:2511.09057): a chunk must not depend on later actions.
 """
 
 from collections.abc import Iterator
@@ -15,61 +15,58 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from worldmodel.models.generator.base import Past
 from worldmodel.models.layers.attention import attend
+from worldmodel.models.layers.spatial import KeyValue
 from worldmodel.parallel.layout import Layout
 
 
 @dataclass
-class Sight:
-    """What the self-attention of a pass sees, and what it leaves."""
+class CausalAttention:
+    """Inputs and outputs of the self-attention of one pass."""
 
     blocks: Int[Tensor, " t"] | None = None
-    """Frames see frames whose number is not above their own."""
-    past: Past | None = None
-    """Keys and values of earlier frames, block of the transformer by block."""
-    kept: Past | None = None
-    """An empty list takes the keys and values of the frames of this pass."""
+    """Frames attend to frames whose number is not above their own."""
+    past: tuple[KeyValue, ...] = ()
+    """Keys and values of earlier frames, one pair per transformer block."""
+    present: list[KeyValue] | None = None
+    """An empty list is filled with the keys and values of the frames of this pass."""
 
 
 class _Rotary(tuple):
-    """Wan's rotary table (cosines, sines), which also says what is seen.
+    """Wan's rotary table (cosines, sines) with the attention's inputs attached.
 
-    The table reaches every self-attention as an argument, also where a block is computed a second time.
+    The table reaches every self-attention as an argument, also where activations are recomputed.
     """
 
-    sight: Sight
+    attention: CausalAttention
     layout: Layout | None
 
 
 @contextmanager
-def seeing(transformer: nn.Module, sight: Sight | None) -> Iterator[None]:
-    """Let self-attention see what `sight` says in what runs inside, through `models.layers.attention`.
-
-    With None nothing changes.
-    """
-    if sight is None:
+def causal_attention(transformer: nn.Module, attention: CausalAttention | None) -> Iterator[None]:
+    """Run the transformer's self-attention through `models.layers.attention` inside; None changes nothing."""
+    if attention is None:
         yield
         return
 
     def mark(rope: nn.Module, inputs: tuple[Tensor], table: tuple[Tensor, Tensor]) -> _Rotary:
         x, tokens = inputs[0], table[0].shape[1]
         cells = tokens // x.shape[2]
-        if sight.past:  # frames are numbered from the first that is seen
-            earlier = sight.past[0][0].shape[2] // cells
+        if attention.past:  # frames are numbered from the first cached one
+            earlier = attention.past[0][0].shape[2] // cells
             whole = rope.forward(x.new_empty(1, 1, earlier + x.shape[2], *x.shape[3:]))
             table = (whole[0][:, -tokens:], whole[1][:, -tokens:])
         marked = _Rotary(table)
-        marked.sight = sight
-        marked.layout = None if sight.blocks is None else Layout.frames(sight.blocks, cells)
+        marked.attention = attention
+        marked.layout = None if attention.blocks is None else Layout.frames(attention.blocks, cells)
         return marked
 
     blocks: Any = transformer.blocks
     for index, block in enumerate(blocks):
         if not isinstance(block.attn1.processor, _Processor):
             block.attn1.set_processor(_Processor(block.attn1.processor, index))
-    if sight.kept is not None:
-        sight.kept[:] = [()] * len(blocks)
+    if attention.present is not None:
+        attention.present[:] = [(torch.empty(0), torch.empty(0))] * len(blocks)
     rope: Any = transformer.rope
     hook = rope.register_forward_hook(mark)
     try:
@@ -79,7 +76,7 @@ def seeing(transformer: nn.Module, sight: Sight | None) -> Iterator[None]:
 
 
 class _Processor:
-    """Attention processor: the transformer's own, or ours where the rotary table says what is seen."""
+    """Attention processor: ours where the rotary table carries inputs, else the transformer's own."""
 
     def __init__(self, own: Any, index: int) -> None:
         self.own, self.index = own, index
@@ -94,16 +91,16 @@ class _Processor:
     ) -> Tensor:
         if not isinstance(rotary_emb, _Rotary):
             return self.own(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
-        sight = rotary_emb.sight
+        attention = rotary_emb.attention
         query, key = (
             _rotate(norm(linear(hidden_states)).unflatten(2, (attn.heads, -1)), rotary_emb).transpose(1, 2)
             for norm, linear in ((attn.norm_q, attn.to_q), (attn.norm_k, attn.to_k))
         )
         value = attn.to_v(hidden_states).unflatten(2, (attn.heads, -1)).transpose(1, 2)
-        if sight.kept:  # taken away by the time that a block is computed a second time
-            sight.kept[self.index] = (key, value)
-        if sight.past:
-            earlier = sight.past[self.index]
+        if attention.present:  # None by the time that activations are recomputed
+            attention.present[self.index] = (key, value)
+        if attention.past:
+            earlier = attention.past[self.index]
             key, value = torch.cat([earlier[0], key], dim=2), torch.cat([earlier[1], value], dim=2)
         out = attend(query, key, value, rotary_emb.layout).transpose(1, 2).flatten(2, 3).type_as(query)
         return attn.to_out[1](attn.to_out[0](out))

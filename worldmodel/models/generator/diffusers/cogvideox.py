@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from worldmodel.errors import ConfigError
 from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.generator.base import Past
+from worldmodel.models.generator.base import KVCache
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
 from worldmodel.models.generator.diffusers.scheduler import Scheduler, VariancePath, fixed_noise
 from worldmodel.models.generator.diffusers.state_cross_attention import FreshStream, StateStream
@@ -43,7 +43,7 @@ class CogVideoXGenerator(DiffusersGenerator):
         "snr_shift_scale": 1.0,
         "timestep_spacing": "trailing",
     }
-    level_per_frame = False
+    timestep_per_frame = False
 
     def __init__(
         self,
@@ -109,12 +109,12 @@ class CogVideoXGenerator(DiffusersGenerator):
         """Return new attentions: text and video share one here, so that there is none to copy."""
         return FreshStream([block.attn1 for block in transformer.transformer_blocks], self.width)
 
-    def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
-        """Prepare the added channels, and noise for the noisy places of the context."""
+    def prefill(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> KVCache:
+        """Prepare the added channels, and noise for the context frames of the noisy input."""
         if self.transformer.config.in_channels != self.transformer.config.out_channels:
-            self.must_see(context)
-        # Those places hold what is known of them, at the level of each step.
-        return [(self.added_channels(context), context, fixed_noise(context))]
+            self.require_context(context)
+        # In the noisy input they are noised to the timestep of each step.
+        return KVCache(context=context, noise=fixed_noise(context), channels=self.added_channels(context))
 
     def added_channels(self, context: Float[Tensor, "b s c h w"]) -> Float[Tensor, "b n c h w"]:
         """Return the channels beside the noisy ones: latents of the known frames, then zeros."""
@@ -124,25 +124,26 @@ class CogVideoXGenerator(DiffusersGenerator):
     def forward(
         self,
         latents: Float[Tensor, "b t c h w"],
-        level: Float[Tensor, "b t"],
+        timestep: Float[Tensor, "b t"],
         condition: Condition,
-        past: Past,
+        cache: KVCache,
     ) -> Float[Tensor, "b t c h w"]:
         """Predict v at the first frame's timestep."""
-        added, context, noise = past[0]
+        context, noise, channels = cache.context, cache.noise, cache.channels
+        assert context is not None and noise is not None and channels is not None
         config, count = self.transformer.config, context.shape[1]
         x = latents
         if count:
-            seen = self.path.add_noise(context, noise, level[:, :1].expand(-1, count))
-            x = torch.cat([seen, latents], dim=1)
+            noisy = self.path.add_noise(context, noise, timestep[:, :1].expand(-1, count))
+            x = torch.cat([noisy, latents], dim=1)
         if config.in_channels != config.out_channels:
-            x = torch.cat([x, added], dim=2)
+            x = torch.cat([x, channels], dim=2)
         dtype, states = self.transformer.dtype, self.states(condition)
         prediction = self.network(
             None if states is None else states.to(dtype),
             hidden_states=x.to(dtype),
             encoder_hidden_states=self.prompt(condition).to(dtype),
-            timestep=level[:, 0].long(),
+            timestep=timestep[:, 0].long(),
             ofs=None if config.ofs_embed_dim is None else x.new_full((1,), 2.0),
             image_rotary_emb=self._rotary(x),
         )

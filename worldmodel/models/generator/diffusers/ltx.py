@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.generator.base import Past
+from worldmodel.models.generator.base import KVCache
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
 from worldmodel.models.generator.diffusers.scheduler import FlowPath, Scheduler
 from worldmodel.models.generator.diffusers.state_cross_attention import CopiedStream, StateStream
@@ -40,7 +40,7 @@ class LTXGenerator(DiffusersGenerator):
         "max_image_seq_len": 4096,
         "shift_terminal": 0.1,
     }
-    level_per_frame = True
+    timestep_per_frame = True
 
     def __init__(
         self,
@@ -87,32 +87,33 @@ class LTXGenerator(DiffusersGenerator):
         )
         return {"sigmas": np.linspace(1.0, 1 / num_inference_steps, num_inference_steps), "mu": shift}
 
-    def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
-        """Keep the context."""
-        return [(context,)]
+    def prefill(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> KVCache:
+        """Keep the context frames, which pass the transformer again at every step."""
+        return KVCache(context=context)
 
     def forward(
         self,
         latents: Float[Tensor, "b t c h w"],
-        level: Float[Tensor, "b t"],
+        timestep: Float[Tensor, "b t"],
         condition: Condition,
-        past: Past,
+        cache: KVCache,
     ) -> Float[Tensor, "b t c h w"]:
-        """Predict the velocity at the timesteps `level`."""
-        (context,) = past[0]
+        """Predict the velocity."""
+        context = cache.context
+        assert context is not None
         x, count = torch.cat([context, latents], dim=1), context.shape[1]
         frames, height, width = x.shape[1], x.shape[3], x.shape[4]
-        timestep = level[:, 0]
+        per_token = timestep[:, 0]
         if count:
-            each = torch.cat([level.new_zeros(len(level), count), level], dim=1)
-            timestep = each.repeat_interleave(height * width, dim=1)
+            per_frame = torch.cat([timestep.new_zeros(len(timestep), count), timestep], dim=1)
+            per_token = per_frame.repeat_interleave(height * width, dim=1)
         text, mask = self._masked(condition)
         dtype, states = self.transformer.dtype, self.states(condition)
         prediction = self.network(
             None if states is None else states.to(dtype),
             hidden_states=rearrange(x, "b t c h w -> b (t h w) c").to(dtype),
             encoder_hidden_states=text.to(dtype),
-            timestep=timestep,
+            timestep=per_token,
             encoder_attention_mask=mask,
             num_frames=frames,
             height=height,

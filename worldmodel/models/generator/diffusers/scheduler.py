@@ -39,7 +39,7 @@ class DiffusersSolver:
         self._clean: Tensor | None = None
         self._generators: list[torch.Generator] | None = None
 
-    def level(self, step: int) -> float:
+    def timestep(self, step: int) -> float:
         """Return the timestep at which a step begins."""
         return float(self.scheduler.timesteps[step])
 

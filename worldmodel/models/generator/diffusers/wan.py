@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.generator.base import Past
+from worldmodel.models.generator.base import KVCache
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
-from worldmodel.models.generator.diffusers.causal_attention import Sight, seeing
+from worldmodel.models.generator.diffusers.causal_attention import CausalAttention, causal_attention
 from worldmodel.models.generator.diffusers.network import Network
 from worldmodel.models.generator.diffusers.scheduler import FlowPath, Scheduler, fixed_noise
 from worldmodel.models.generator.diffusers.state_cross_attention import CopiedStream, StateStream
@@ -69,7 +69,7 @@ class WanGenerator(DiffusersGenerator):
         self.cells_per_token = config.patch_size[1] * config.patch_size[2]
         self.concatenates = config.in_channels != config.out_channels
         """Whether context enters as channels."""
-        self.level_per_frame = not self.concatenates
+        self.timestep_per_frame = not self.concatenates
         if self.image_encoder is not None:
             self.text_length = TEXT_LENGTH  # its attentions count places to tell text from picture
             if not self.concatenates:
@@ -104,72 +104,78 @@ class WanGenerator(DiffusersGenerator):
         attentions = [block.attn2 for block in transformer.blocks]
         return CopiedStream(attentions, transformer.condition_embedder.text_embedder, self.width)
 
-    def start(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> Past:
-        """Prepare the context: itself, or the added channels."""
+    def prefill(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> KVCache:
+        """Keep the context frames, and prepare the added channels where they enter so."""
         if not self.concatenates:
-            return [(context,)]
-        self.must_see(context)
-        grey, *features = self._looked_at(context)
-        # The noisy places of context frames hold what is known of them, at the level of each step.
-        return [(self.added_channels(context, grey), context, fixed_noise(context), *features)]
+            return KVCache(context=context)
+        self.require_context(context)
+        grey, features = self._encode_context(context)
+        # In the noisy input, context frames are noised to the timestep of each step.
+        return KVCache(
+            context=context,
+            noise=fixed_noise(context),
+            channels=self.added_channels(context, grey),
+            image_features=features,
+        )
 
     def forward(
         self,
         latents: Float[Tensor, "b t c h w"],
-        level: Float[Tensor, "b t"],
+        timestep: Float[Tensor, "b t"],
         condition: Condition,
-        past: Past,
+        cache: KVCache,
         blocks: Int[Tensor, " t"] | None = None,
     ) -> Float[Tensor, "b t c h w"]:
-        """Predict the velocity at the timesteps `level`.
+        """Predict the velocity.
 
-        With `blocks`, a frame sees frames whose number is not above its own, and context frames stand in the
-        first frame's block. `past` may also be what `lead` leaves.
+        With `blocks`, a frame attends to frames whose number is not above its own; context frames belong to
+        the first frame's block.
         """
-        if self.concatenates:
-            added, context, noise, *features = past[0]
-            seen = self.path.add_noise(context, noise, level[:, :1].expand(-1, context.shape[1]))
-            x = torch.cat([torch.cat([seen, latents], dim=1), added], dim=2)
-            predicted = self._predict(x, level[:, 0], level[:, 0], condition, None, *features)
-            return predicted[:, context.shape[1] :]
-        context, *values = past[0]
-        if values:  # keys and values, of `lead`
-            return self._predict(
-                latents, self._each(level, latents), level[:, 0], condition, Sight(past=past)
-            )
+        first = timestep[:, 0]
+        if cache.layers:
+            attention = CausalAttention(past=cache.layers)
+            return self._predict(latents, self._per_token(timestep, latents), first, condition, attention)
+        context = cache.context
+        assert context is not None
         count = context.shape[1]
-        sight = None if blocks is None else Sight(torch.cat([blocks[:1].expand(count), blocks]))
-        x = torch.cat([context, latents], dim=1)
-        timestep = level[:, 0]
+        if cache.channels is not None and cache.noise is not None:
+            noisy = self.path.add_noise(context, cache.noise, timestep[:, :1].expand(-1, count))
+            x = torch.cat([torch.cat([noisy, latents], dim=1), cache.channels], dim=2)
+            return self._predict(x, first, first, condition, None, cache.image_features)[:, count:]
+        attention = None
+        if blocks is not None:
+            attention = CausalAttention(torch.cat([blocks[:1].expand(count), blocks]))
+        x, told = torch.cat([context, latents], dim=1), first
         if count or blocks is not None:
-            timestep = self._each(torch.cat([level.new_zeros(len(level), count), level], dim=1), latents)
-        return self._predict(x, timestep, level[:, 0], condition, sight)[:, count:]
+            per_frame = torch.cat([timestep.new_zeros(len(timestep), count), timestep], dim=1)
+            told = self._per_token(per_frame, latents)
+        return self._predict(x, told, first, condition, attention)[:, count:]
 
     @property
     def chunkwise(self) -> bool:  # type: ignore[override]
-        """Whether one transformer sees all frames, each at a noise level of its own."""
+        """Whether one transformer attends to all frames, each at a noise level of its own."""
         return not self.concatenates and self.network_2 is None
 
-    def lead(
+    def prefill_chunk(
         self,
         context: Float[Tensor, "b s c h w"],
         latents: Float[Tensor, "b t c h w"],
-        level: Float[Tensor, "b t"],
+        timestep: Float[Tensor, "b t"],
         condition: Condition,
-    ) -> tuple[Float[Tensor, "b t c h w"], Past]:
+    ) -> tuple[Float[Tensor, "b t c h w"], KVCache]:
         """Return the velocity of a chunk, and keys and values of it and its context, block by block."""
-        sight, x = Sight(kept=[]), torch.cat([context, latents], dim=1)
-        levels = torch.cat([level.new_zeros(context.shape[:2]), level], dim=1)
-        velocity = self._predict(x, self._each(levels, x), level[:, 0], condition, sight)
-        kept, sight.kept = sight.kept, None
-        assert kept is not None, "the pass was asked to keep them"
-        return velocity[:, context.shape[1] :], kept
+        attention, x = CausalAttention(present=[]), torch.cat([context, latents], dim=1)
+        per_frame = torch.cat([timestep.new_zeros(context.shape[:2]), timestep], dim=1)
+        velocity = self._predict(x, self._per_token(per_frame, x), timestep[:, 0], condition, attention)
+        present, attention.present = attention.present, None
+        assert present is not None
+        return velocity[:, context.shape[1] :], KVCache(tuple(present))
 
-    def sigma_at(self, place: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
-        """Return the sigma at a place of the scheduler's own schedule."""
+    def sigma_at(self, position: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
+        """Return the sigma at a position of the scheduler's own schedule."""
         assert isinstance(self.path, FlowPath)
         count = self.path.count
-        return self.path.sigmas.to(place)[((1 - place) * count).long().clamp(max=count - 1)]
+        return self.path.sigmas.to(position)[((1 - position) * count).long().clamp(max=count - 1)]
 
     def added_channels(
         self, context: Float[Tensor, "b s c h w"], grey: Float[Tensor, "b t c h w"]
@@ -186,10 +192,10 @@ class WanGenerator(DiffusersGenerator):
         return torch.cat([known, torch.cat([context, grey], dim=1)], dim=2)
 
     @torch.no_grad()
-    def _looked_at(self, context: Float[Tensor, "b s c h w"]) -> list[Tensor]:
-        """Return what is made of the context's pixels: latents of grey frames that follow, and features.
+    def _encode_context(self, context: Float[Tensor, "b s c h w"]) -> tuple[Tensor, Tensor | None]:
+        """Return latents of grey frames that follow the context, and image features of its first frame.
 
-        Features, where they are read, are those of the first frame, with which the clip begins.
+        Features are None without an image encoder.
         """
         (codec,) = self._codec
         assert codec is not None, "an image-to-video model needs the codec"
@@ -199,43 +205,45 @@ class WanGenerator(DiffusersGenerator):
         )
         grey = codec.encode(after, before=frames)
         if self.image_encoder is None:
-            return [grey]
-        return [grey, self.image_encoder.everything(frames[:, :1].clamp(-1, 1)).flatten(1, 2)]
+            return grey, None
+        return grey, self.image_encoder.everything(frames[:, :1].clamp(-1, 1)).flatten(1, 2)
 
-    def _each(self, level: Float[Tensor, "b n"], x: Tensor) -> Float[Tensor, "b m"]:
-        """Give every token the level of its frame."""
+    def _per_token(self, timestep: Float[Tensor, "b n"], x: Tensor) -> Float[Tensor, "b m"]:
+        """Give every token the timestep of its frame."""
         patch = self.transformer.config.patch_size
-        return level.repeat_interleave((x.shape[3] // patch[1]) * (x.shape[4] // patch[2]), dim=1)
+        return timestep.repeat_interleave((x.shape[3] // patch[1]) * (x.shape[4] // patch[2]), dim=1)
 
     def _predict(
         self,
         x: Tensor,
         timestep: Tensor,
-        level: Tensor,
+        first: Tensor,
         condition: Condition,
-        sight: Sight | None,
-        *features: Tensor,
+        attention: CausalAttention | None,
+        image_features: Tensor | None = None,
     ) -> Tensor:
-        """Call the transformer that is in charge at each sample's level."""
+        """Call the transformer that serves each sample's (first) timestep."""
         x = rearrange(x, "b t c h w -> b c t h w").contiguous()
-        inputs, states = [x, timestep, self.prompt(condition), *features], self.states(condition)
+        inputs, states = [x, timestep, self.prompt(condition)], self.states(condition)
+        if image_features is not None:
+            inputs.append(image_features)
         if self.network_2 is None:
-            out = self._call(self.network, inputs, states, sight)
+            out = self._call(self.network, inputs, states, attention)
         else:
-            high = level >= self.boundary_ratio * self.scheduler.config.num_train_timesteps
+            high = first >= self.boundary_ratio * self.scheduler.config.num_train_timesteps
             out = torch.empty_like(x[:, : self.transformer.config.out_channels])
             for network, rows in ((self.network, high), (self.network_2, ~high)):
                 if rows.any():
                     chosen = None if states is None else states[rows]
-                    out[rows] = self._call(network, [each[rows] for each in inputs], chosen, sight)
+                    out[rows] = self._call(network, [each[rows] for each in inputs], chosen, attention)
         return rearrange(out, "b c t h w -> b t c h w")
 
     def _call(
-        self, network: Network, inputs: list[Tensor], states: Tensor | None, sight: Sight | None
+        self, network: Network, inputs: list[Tensor], states: Tensor | None, attention: CausalAttention | None
     ) -> Tensor:
         x, timestep, text, *features = inputs
         dtype = network.transformer.dtype
-        with seeing(network.transformer, sight):
+        with causal_attention(network.transformer, attention):
             made = network(
                 None if states is None else states.to(dtype),
                 hidden_states=x.to(dtype),

@@ -1,0 +1,51 @@
+"""Text about observations: the sequences from which the backbone decodes descriptions and answers."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from worldmodel.models.vision.adapter import Observation
+
+if TYPE_CHECKING:
+    from worldmodel.models.world_model import WorldModel
+
+MAX_TOKENS = 96
+"""Longest text that is decoded by default."""
+
+
+def sequences(
+    model: "WorldModel",
+    observations: Sequence[Observation],
+    prompts: Sequence[str | None],
+    answers: Sequence[str] | None = None,
+) -> list[tuple[Float[Tensor, "_ d"], Int[Tensor, " _"]]]:
+    """Return the embeddings of vision tokens, prompt and (in training) answer, and the labels.
+
+    Every observation is a batch of one. A label is the token that a position should predict, or -100.
+    """
+    tokens = _vision_tokens(model, observations)
+    backbone, rows = model.backbone, []
+    for row, prompt in enumerate(prompts):
+        vision = tokens[row]
+        prompt_ids = backbone.token_ids(prompt) if prompt else []
+        answer_ids = [*backbone.token_ids(answers[row]), backbone.end] if answers is not None else []
+        ids = torch.tensor([*prompt_ids, *answer_ids[:-1]], dtype=torch.long, device=vision.device)
+        words, count = backbone.embed(ids), len(prompt_ids)
+        parts = [vision, model.prompt_marker[None], words[:count], model.answer_marker[None], words[count:]]
+        unlabelled = len(vision) + 1 + count
+        labels = torch.tensor([-100] * unlabelled + (answer_ids or [-100]), device=vision.device)
+        rows.append((torch.cat([part.to(vision.dtype) for part in parts]), labels))
+    return rows
+
+
+def _vision_tokens(model: "WorldModel", observations: Sequence[Observation]) -> list[Float[Tensor, "_ d"]]:
+    """Encode observations of different lengths, those of equal length as one batch."""
+    tokens: dict[int, Tensor] = {}
+    for shape in sorted({each.shape for each in observations}):
+        chosen = [row for row, each in enumerate(observations) if each.shape == shape]
+        batch = Observation.stack([observations[row] for row in chosen])
+        tokens |= dict(zip(chosen, model.encode_observation(batch).tokens, strict=True))
+    return [tokens[row] for row in range(len(observations))]

@@ -1,0 +1,212 @@
+"""One round of any number of worlds, batch first: the only implementation.
+
+Sessions, vector environments and evaluation call `play_round`. The server runs the same steps, and awaits its
+engine and its denoising loop in between, so that rounds of many clients share batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from worldmodel import batch
+from worldmodel.diffusion import swin
+from worldmodel.diffusion.sampler import Chunk
+from worldmodel.errors import ConfigError
+from worldmodel.media.tensors import to_frames
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.backbone.prefix_cache import History, PrefixCache
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.state import Clips, WorldState, encode_context, observe
+from worldmodel.types import Action
+
+
+class Engine(Protocol):
+    """Runs the backbone."""
+
+    def predict_states(self, histories: Sequence[History], num_queries: int) -> Float[Tensor, "b n d"]:
+        """Return the hidden states at the query positions of the newest round of every history."""
+        ...
+
+
+class LocalEngine:
+    """The backbone in this process, with a cache of the prefixes that it has computed.
+
+    Histories whose cached and new lengths agree run as one batch.
+    """
+
+    def __init__(self, backbone: Backbone, max_cache_bytes: int = 2**28) -> None:
+        self.backbone, self.cache = backbone, PrefixCache(backbone, max_cache_bytes)
+
+    @torch.no_grad()
+    def predict_states(self, histories: Sequence[History], num_queries: int) -> Float[Tensor, "b n d"]:
+        """Return the hidden states at the query positions, computing only new positions."""
+        states: dict[int, Tensor] = {}
+        for group in self.cache.groups(histories):
+            ends = torch.full((len(group.rows), 1), group.embeds.shape[1])
+            predicted = self.backbone.predict_states(group.embeds, ends, num_queries, group.cache)[:, 0]
+            states |= dict(zip(group.rows, predicted, strict=True))
+            self.cache.store(group)
+        return torch.stack([states[row] for row in range(len(histories))])
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Settings of the sampler."""
+
+    num_inference_steps: int
+    """0 decodes the regressed forecast, without the generator."""
+    guidance_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class RoundInputs:
+    """A round before the backbone runs; actions and histories are one per world, in order."""
+
+    worlds: tuple[WorldState, ...]
+    actions: tuple[Action, ...]
+    histories: tuple[History, ...]
+
+    @classmethod
+    def join(cls, parts: "Sequence[RoundInputs]") -> "RoundInputs":
+        """Return rounds that were prepared apart as one."""
+        worlds, actions, histories = (
+            tuple(item for part in parts for item in getattr(part, name))
+            for name in ("worlds", "actions", "histories")
+        )
+        return cls(worlds, actions, histories)
+
+    @property
+    def context(self) -> Float[Tensor, "b s c h w"]:
+        """Latent frames that the round continues."""
+        return torch.cat([world.context for world in self.worlds])
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of worlds in each state."""
+        return [len(world) for world in self.worlds]
+
+
+@torch.no_grad()
+def play_round(
+    model: WorldModel,
+    engine: Engine,
+    worlds: Sequence[WorldState],
+    actions: Sequence[Action],
+    params: SamplingParams,
+) -> list[WorldState]:
+    """Play one round of every world as one batch; each comes out as it would alone, up to rounding.
+
+    Raises:
+        InputError: the model does not take one of the actions; no world has changed then.
+    """
+    inputs = prepare(model, worlds, actions)
+    states = engine.predict_states(inputs.histories, model.config.num_queries)
+    condition = model.condition(states, inputs.context, inputs.actions)
+    chunks = start_chunks(model, inputs, condition, params)
+    return finish(model, inputs, chunks, model.denoise(chunks))
+
+
+def prepare(model: WorldModel, worlds: Sequence[WorldState], actions: Sequence[Action]) -> RoundInputs:
+    """Encode observations and actions, and append them to the histories.
+
+    A history of `history_rounds` rounds is emptied first, so that a round costs the same however long a
+    rollout is.
+
+    Raises:
+        InputError: the model does not take one of the actions.
+    """
+    histories: list[History] = []
+    remaining = iter(actions)
+    for world in worlds:
+        resolved = [next(remaining).seen_from(camera) for camera in world.cameras]
+        embeds = model.embed_round(observe(model, world.context, world.frames), resolved)
+        for history, row in zip(world.histories, embeds, strict=True):
+            kept = history if len(history) < model.config.history_rounds else ()
+            histories.append((*kept, row))
+    return RoundInputs(tuple(worlds), tuple(actions), tuple(histories))
+
+
+def start_chunks(
+    model: WorldModel, inputs: RoundInputs, condition: Condition, params: SamplingParams
+) -> list[Chunk[Condition]]:
+    """Return the chunks of a round at the start of denoising, one per state.
+
+    Noise depends on a world's seed and the round's number alone, so a fork that takes the same action makes
+    the same frames.
+
+    Raises:
+        ConfigError: 0 steps, and the model regresses no forecast.
+    """
+    context, overlapping = inputs.context, model.config.sampler == "swin"
+    branches = [batch.split(condition, inputs.sizes)]
+    if params.guidance_scale != 1.0:
+        branches.append(batch.split(model.null_condition(context), inputs.sizes))
+    chunks = []
+    for world, *conditions in zip(inputs.worlds, *branches, strict=True):
+        draws = [(seed, world.round) for seed in world.seeds]
+        latents, past = draw_noise(draws, model.latent_shape).to(context), world.context
+        if overlapping:  # the noise of the context has random streams of its own
+            draws = [(-1 - seed, index) for seed, index in draws]
+            past = swin.renoise(past, draw_noise(draws, past.shape[1:]).to(context))
+        if not params.num_inference_steps:
+            if conditions[0].forecast is None:
+                raise ConfigError("This model regresses no forecast; use 1 or more denoising steps.")
+            latents, overlapping = conditions[0].forecast, False
+        solver = model.generator.solver(params.num_inference_steps)
+        guidance = params.guidance_scale
+        chunks.append(Chunk(latents, solver, tuple(conditions), past, guidance, overlapping, world.trace))
+    return chunks
+
+
+def finish(
+    model: WorldModel,
+    inputs: RoundInputs,
+    chunks: Sequence[Chunk[Condition]],
+    latents: Sequence[Float[Tensor, "b t c h w"]],
+) -> list[WorldState]:
+    """Decode the latents of a round and return the states after it.
+
+    A blank world starts from the end of its chunk.
+    """
+    if all(world.is_blank for world in inputs.worlds):
+        kept = [each if model.codec.causal else each[:, -1:] for each in latents]
+        clips = _clips(model.decode(torch.cat(kept)), inputs.sizes)
+        rows = zip(inputs.worlds, kept, clips, strict=True)
+        return [WorldState.from_latents(model, made, frames, world.seeds) for world, made, frames in rows]
+    clips = _clips(model.decode(torch.cat(list(latents)), inputs.context), inputs.sizes)
+    histories, actions = iter(inputs.histories), iter(inputs.actions)
+    return [
+        replace(
+            world,
+            context=encode_context(model, made, frames),
+            latents=made,
+            frames=frames,
+            histories=tuple(next(histories) for _ in world.seeds),
+            cameras=tuple(next(actions).moves(camera) for camera in world.cameras),
+            round=world.round + 1,
+            previous_latents=world.context[:, -1:],
+            previous_frames=world.frames[:, -1:],
+            trace=chunk.trace,
+        )
+        for world, chunk, made, frames in zip(inputs.worlds, chunks, latents, clips, strict=True)
+    ]
+
+
+def draw_noise(draws: Sequence[tuple[int, int]], shape: Sequence[int]) -> Float[Tensor, "b t c h w"]:
+    """Draw the noise of rounds, each given by a world's seed and the round's index (-1: the first frame)."""
+    rows = []
+    for seed, index in draws:
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + index + 1) % 2**63)
+        rows.append(torch.randn(tuple(shape), generator=generator))
+    return torch.stack(rows)
+
+
+def _clips(pixels: Float[Tensor, "b t 3 h w"], sizes: Sequence[int]) -> list[Clips]:
+    frames = np.stack([to_frames(clip) for clip in pixels])
+    return np.split(frames, np.cumsum(sizes)[:-1])

@@ -1,0 +1,125 @@
+"""The state of worlds between two rounds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from worldmodel.config import WorldModelConfig, height_width
+from worldmodel.diffusion.swin import ChunkTrace
+from worldmodel.media.tensors import to_tensor
+from worldmodel.models.backbone.prefix_cache import History
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.vision.adapter import Observation
+from worldmodel.models.world_model import WorldModel
+from worldmodel.types import Pose
+
+Clips = UInt8[np.ndarray, "b t h w 3"]
+
+
+@dataclass(frozen=True)
+class WorldState:
+    """A batch of worlds between two rounds: all that the next round needs, never changed in place.
+
+    The worlds of one state started together and advance together. Worlds that started at different times are
+    states of one world each; a round takes any number of states and runs them as one batch.
+    """
+
+    seeds: tuple[int, ...]
+    context: Float[Tensor, "b s c h w"]
+    """Latent frames that the next round continues."""
+    latents: Float[Tensor, "b t c h w"]
+    """Latents of the newest observation."""
+    frames: Clips
+    """Frames of the newest observation; none before the first one."""
+    histories: tuple[History, ...]
+    """Rounds in the backbone's context, per world."""
+    cameras: tuple[Pose, ...]
+    """Camera poses relative to the first frame."""
+    round: int = 0
+    previous_latents: Float[Tensor, "b 1 c h w"] | None = None
+    """Last latent frame of the observation before the newest."""
+    previous_frames: Clips | None = None
+    """Last frame of the observation before the newest."""
+    trace: ChunkTrace[Condition] | None = None
+    """The chunk that the next one overlaps (sampler: swin)."""
+
+    def __len__(self) -> int:
+        """Return the number of worlds."""
+        return len(self.seeds)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there is no observation yet."""
+        return self.round < 0
+
+    @classmethod
+    @torch.no_grad()
+    def from_frames(cls, model: WorldModel, frames: Clips, seeds: tuple[int, ...]) -> "WorldState":
+        """Start worlds from observed frames; the newest `observed_frames` of them count."""
+        frames = frames[:, -observed_frames(model.config) :]
+        latents = model.observe(to_tensor(list(frames)).to(model.device)).latents
+        return cls.from_latents(model, latents, frames, seeds)
+
+    @classmethod
+    @torch.no_grad()
+    def from_latents(
+        cls, model: WorldModel, latents: Float[Tensor, "b t c h w"], frames: Clips, seeds: tuple[int, ...]
+    ) -> "WorldState":
+        """Start worlds from frames and their latents."""
+        return cls(
+            seeds=seeds,
+            context=encode_context(model, latents, frames),
+            latents=latents[:, -observed_latents(model.config) :],
+            frames=frames,
+            histories=((),) * len(seeds),
+            cameras=(Pose(),) * len(seeds),
+        )
+
+    @classmethod
+    def blank(cls, model: WorldModel, seeds: tuple[int, ...]) -> "WorldState":
+        """Return worlds before their first observation, which a text action then makes."""
+        latents = model.blank_observation(len(seeds)).latents.detach()
+        frames = np.zeros((len(seeds), 0, *height_width(model.config.codec.image_size), 3), np.uint8)
+        start = ((),) * len(seeds), (Pose(),) * len(seeds)
+        return cls(seeds, latents, latents, frames, *start, round=-1)
+
+
+def observed_latents(config: WorldModelConfig) -> int:
+    """Return how many latent frames of a first observation count; one is reserved for the frame before it."""
+    return max(1, config.vision.max_frames - 1)
+
+
+def observed_frames(config: WorldModelConfig) -> int:
+    """Return how many frames of a first observation count, the newest ones."""
+    return observed_latents(config) * config.codec.temporal_factor
+
+
+def encode_context(
+    model: WorldModel, latents: Float[Tensor, "b t c h w"], frames: Clips
+) -> Float[Tensor, "b s c h w"]:
+    """Return the latent frames that the next round continues."""
+    pixels = to_tensor(list(frames)).to(latents) if model.codec.causal else None
+    return model.codec.context(latents, pixels, model.config.context_latents)
+
+
+def observe(model: WorldModel, latents: Float[Tensor, "b t c h w"], frames: Clips) -> Observation:
+    """Return latents as an observation, with frames where the vision encoder needs them."""
+    if not model.vision.needs_frames:
+        return Observation(latents)
+    return Observation(latents, model.vision.select_frames(to_tensor(list(frames)).to(latents)))
+
+
+def newest_observation(model: WorldModel, state: WorldState) -> Observation:
+    """Return the newest observation."""
+    return observe(model, state.latents, state.frames)
+
+
+def last_transition(model: WorldModel, state: WorldState) -> Observation | None:
+    """Return the last two observations as one, between which an action happened; None after the first."""
+    if state.previous_latents is None or state.previous_frames is None:
+        return None
+    latents = torch.cat([state.previous_latents, state.latents], dim=1)
+    return observe(model, latents, np.concatenate([state.previous_frames, state.frames], axis=1))
