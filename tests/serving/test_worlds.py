@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,29 @@ def test_denoising_in_a_batch_equals_denoising_alone(model: WorldModel) -> None:
         with torch.no_grad():
             (latents,) = model.denoise([alone])
         torch.testing.assert_close(chunk.latents, latents, atol=1e-5, rtol=1e-5)
+
+
+def test_overlapping_chunks_share_batches_and_equal_a_session(
+    make_model: Callable[..., WorldModel], picture: np.ndarray
+) -> None:
+    sliding = make_model()
+    sliding.config = replace(sliding.config, sampler="swin", num_inference_steps=4)
+
+    async def body(service: WorldService) -> list[list[np.ndarray]]:
+        worlds = [await service.start(picture[None], seed=seed) for seed in range(3)]
+
+        async def rounds(world: Any) -> list[np.ndarray]:
+            return [await world.step(action) for action in ACTIONS]
+
+        played = await asyncio.gather(*(rounds(world) for world in worlds))
+        assert service.denoising.occupancy.rows == 3 * 4 * len(ACTIONS)
+        assert service.denoising.occupancy.steps < service.denoising.occupancy.rows
+        return list(played)
+
+    for seed, clips in enumerate(run(body, sliding)):
+        session = sliding.session(seed)
+        session.reset(picture)
+        assert all(close(clip, session.step(action)) for clip, action in zip(clips, ACTIONS, strict=True))
 
 
 def test_cancelling_takes_effect_within_one_step_and_leaves_the_world_as_it_was(

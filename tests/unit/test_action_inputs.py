@@ -20,6 +20,7 @@ from worldmodel.cli.rollout import parse_action
 from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.eval.runner import ModelSubject
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action, Camera, Pose
 
@@ -62,6 +63,15 @@ def test_camera_target_equals_the_motion_to_it(world: WorldModel, picture: np.nd
     )
     by_target.restore(kept)
     assert np.array_equal(by_target.step({"camera": target(-1, 0, 1, rotation=QUARTER)}), expected)
+
+
+def test_evaluation_resolves_camera_targets(world: WorldModel, picture: np.ndarray) -> None:
+    actions = [Action.of({"camera": pose}) for pose in (target(0, 0, 1), target(0, 0, 3), target(2, 0, 3))]
+    evaluated = ModelSubject(world).open(picture[None], [1])
+    session = world.session(seed=1)
+    session.reset(picture)
+    for action in actions:
+        assert np.array_equal(evaluated.step([action])[0], session.step(action))
 
 
 def test_training_resolves_camera_targets(world: WorldModel) -> None:

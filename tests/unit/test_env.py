@@ -182,7 +182,7 @@ def test_memory_does_not_grow_with_the_episode(model: WorldModel) -> None:
         env.step([0, 1])
     assert isinstance(env.world, Session)
     assert len(env.world.clips) == 1
-    assert env.world.snapshot().round == 5
+    assert env.world.state.round == 5
 
 
 @pytest.mark.parametrize("way", ["session", "steps"])
@@ -271,7 +271,7 @@ def test_round_of_a_vector_environment_is_one_batch(
 ) -> None:
     env = WorldVectorEnv(model, 4, start="shapes")
     env.reset(seed=0)
-    batches: dict[str, list[int]] = {"backbone": [], "denoise": [], "decode": []}
+    batches: dict[str, list[int]] = {"backbone": [], "generator": [], "decode": []}
 
     def counted(name: str, row: int, call: Callable[..., Any]) -> Callable[..., Any]:
         def count(*args: Any, **kwargs: Any) -> Any:
@@ -281,11 +281,11 @@ def test_round_of_a_vector_environment_is_one_batch(
         return count
 
     monkeypatch.setattr(model.backbone, "forward", counted("backbone", 0, model.backbone.forward))
-    monkeypatch.setattr(model, "denoise", counted("denoise", 1, model.denoise))
+    monkeypatch.setattr(model.generator, "forward", counted("generator", 0, model.generator.forward))
     monkeypatch.setattr(model, "decode", counted("decode", 0, model.decode))
     for _ in range(2):
         env.step(np.zeros((4, 2), np.int8))
-    assert batches == {"backbone": [4, 4], "denoise": [4, 4], "decode": [4, 4]}
+    assert batches == {"backbone": [4, 4], "generator": [4, 4], "decode": [4, 4]}
 
 
 def test_reset_mask_without_autoreset(model: WorldModel) -> None:
@@ -325,7 +325,7 @@ def test_invalid_action_leaves_all_worlds_unchanged(model: WorldModel) -> None:
     env.reset(seed=0)
     with pytest.raises(InputError, match="tokens"):
         env.step(["the red ball moves left", "a " * 300])
-    assert [each.world.snapshot().round for each in env.envs if isinstance(each.world, Session)] == [0, 0]
+    assert [each.world.state.round for each in env.envs if isinstance(each.world, Session)] == [0, 0]
 
 
 def test_render_of_a_vector_environment_is_a_tuple(model: WorldModel) -> None:

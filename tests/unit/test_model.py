@@ -98,7 +98,7 @@ def test_one_pass_over_the_rounds_equals_the_rounds_one_by_one(model: WorldModel
 
 def test_later_rounds_do_not_reach_back(model: WorldModel, context: Tensor) -> None:
     before = model(context, ACTIONS).states
-    changed = [[*ACTIONS[0][:2], Action("explode"), ACTIONS.image_features], ACTIONS[1]]
+    changed = [[*ACTIONS[0][:2], Action("explode"), ACTIONS[0][3]], ACTIONS[1]]
     after = model(context, changed).states
     assert torch.equal(before[:, :2], after[:, :2])
     assert torch.equal(before[1], after[1])
@@ -325,7 +325,7 @@ def test_velocity_points_from_the_clean_frame_that_the_network_sees(model: World
     torch.nn.init.zeros_(silent.generator.project.weight)
     torch.nn.init.zeros_(silent.generator.project.bias)
     for steps in (1, 3):
-        made = silent.denoise(condition, context, torch.randn_like(condition.forecast), steps)
+        made = denoise(silent, condition, context, torch.randn_like(condition.forecast), steps)
         close(made, condition.forecast, 1e-4)
 
 

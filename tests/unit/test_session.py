@@ -32,7 +32,7 @@ def session(model: WorldModel, picture: np.ndarray) -> Session:
 
 def cached(session: Session) -> int:
     """Positions that the session looks back on."""
-    return sum(len(part) for part in session.snapshot().history)
+    return sum(len(part) for part in session.state.histories[0])
 
 
 def test_a_round_makes_one_chunk(session: Session, model: WorldModel) -> None:
@@ -63,9 +63,9 @@ def test_a_session_equals_teacher_forcing_on_what_it_saw(model: WorldModel, pict
     contexts, actions = [], [Action(LEFT), Action(JUMP), Action()]
     forecasts = []
     for action in actions:
-        contexts.append(session.snapshot().context)
+        contexts.append(session.state.context)
         session.step(action)
-        forecasts.append(session.snapshot().observation)
+        forecasts.append(session.state.latents)
     prediction = model(torch.stack(contexts, dim=1), [actions])
     for index, made in enumerate(forecasts):
         generator = torch.Generator().manual_seed(index + 1)
