@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from worldmodel.eval.drift import rollouts
+from worldmodel.eval.examples import Album
 from worldmodel.eval.metrics import Figure
 from worldmodel.eval.runner import ModelSubject
+from worldmodel.eval.suite import EvalSettings, suite_of
 from worldmodel.eval.tables import text_table
 from worldmodel.models.world_model import WorldModel
 
@@ -59,10 +60,13 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="where to draw them, as a picture")
     args = parser.parse_args()
     model, steps = WorldModel.from_pretrained(args.model), args.num_inference_steps
+    settings = EvalSettings(num_samples=args.num_samples, rounds=args.rounds, seed=args.seed)
+    parts = suite_of(model.config).parts(settings, model.config.action.keys, Album())
+    rollouts = next(part for part in parts if part.name == "rollouts")
     rows: dict[str, Any] = {}
     for name in ("chunk", "swin"):
         model.config = replace(model.config, sampler=name, num_inference_steps=steps)
-        rows[name] = rollouts(ModelSubject(model, steps), args.num_samples, args.rounds, args.seed)
+        rows[name] = rollouts.measure(ModelSubject(model, steps))
         for number in range(args.rounds):
             figures = {key: values[number] for key, values in rows[name].items()}
             print(text_table(f"{name}, round {number + 1}", figures), flush=True)

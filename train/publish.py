@@ -14,7 +14,7 @@ from worldmodel.errors import ModelError, WorldModelError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.report import write_report
 from worldmodel.eval.speed import machine
-from worldmodel.eval.suite import evaluate
+from worldmodel.eval.suite import EvalSettings, evaluate, suite_of
 
 LONGEST_STEP_S = 300.0
 """A longer silence between two lines of metrics.jsonl means that the run was interrupted."""
@@ -48,11 +48,12 @@ def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
         )
     model = hub.from_pretrained(run / "model")
     training = how_trained(run)
-    results = evaluate(model, None, num_samples, rounds, progress=True)
+    suite = suite_of(model.config)
+    results = evaluate(model, EvalSettings(num_samples=num_samples, rounds=rounds), suite, progress=True)
     name = folder.name if folder.parent.name == "pretrained" else str(folder)
     results["model"] = name
-    write_report(results, run / "report")
-    hub.save_pretrained(model, folder, training=training, card=model_card(results, name, training))
+    write_report(results, run / "report", suite)
+    hub.save_pretrained(model, folder, training=training, card=model_card(results, name, suite, training))
 
 
 def how_trained(run: Path) -> dict[str, Any]:

@@ -12,20 +12,24 @@ import torch
 
 from worldmodel import config as configs
 from worldmodel import hub
-from worldmodel.config import SMALL_DECODER
-from worldmodel.errors import InputError, OutputError
-from worldmodel.eval import action_following, command, goals, language, pictures
+from worldmodel.config import SMALL_DECODER, CodecConfig
+from worldmodel.errors import ConfigError, InputError, OutputError
+from worldmodel.eval import command
 from worldmodel.eval.card import model_card
 from worldmodel.eval.metrics import MAX_PSNR, Rate, mean_figure, psnr, ssim
 from worldmodel.eval.report import write_report
 from worldmodel.eval.runner import ModelSubject, Worlds
-from worldmodel.eval.suite import SPLITS, evaluate
+from worldmodel.eval.suite import EvalSettings, evaluate, suite_of
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.tokenizer import build_tokenizer
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Act, Clip, Plan, Scene
+from worldmodel.worlds.shapes.evaluation import cases, images, language
+from worldmodel.worlds.shapes.evaluation.suite import ShapesSuite
 
+SUITE = ShapesSuite()
+SPLITS = tuple(SUITE.splits)
 SEED = 1234
 SAMPLES = 16
 
@@ -121,7 +125,7 @@ def true_subject() -> TrueSubject:
 
 @pytest.fixture(scope="module")
 def truth(true_subject: TrueSubject) -> dict:
-    return evaluate(true_subject, num_samples=SAMPLES, rounds=3, seed=SEED)
+    return evaluate(true_subject, EvalSettings(None, SAMPLES, 3, SEED), SUITE)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +192,7 @@ def test_ssim() -> None:
 
 def test_the_true_simulator_gets_full_marks(truth: dict) -> None:
     figures = truth["figures"]
-    for goal in goals.GOALS:
+    for goal in SUITE.goals:
         figure = goal.find(truth)
         assert figure is None or goal.met(figure) in (True, None), goal.title
     for split in SPLITS:
@@ -203,7 +207,7 @@ def test_the_true_simulator_gets_full_marks(truth: dict) -> None:
 
 
 def test_a_copying_model_gets_none(true_subject: TrueSubject) -> None:
-    figures = evaluate(CopySubject(), num_samples=SAMPLES, rounds=2, seed=SEED)["figures"]
+    figures = evaluate(CopySubject(), EvalSettings(None, SAMPLES, 2, SEED), SUITE)["figures"]
     for split in SPLITS:
         rates = figures["action_following"][split]
         assert rates["strict"] == rates["copy_strict"]
@@ -262,7 +266,7 @@ def test_zero_steps_shows_the_forecast(model: WorldModel) -> None:
 def test_backgrounds_are_told_apart() -> None:
     for index in range(40):
         scene = shapes.random_scene(np.random.default_rng(index), 4)
-        assert pictures.nearest_background(shapes.render(scene)) == scene.background
+        assert images.nearest_background(shapes.render(scene)) == scene.background
 
 
 def test_questions_have_kinds() -> None:
@@ -274,9 +278,9 @@ def test_questions_have_kinds() -> None:
 
 
 def test_control_texts_mean_something_else() -> None:
-    samples = action_following.samples_of("val", SEED, 12)
+    samples = cases.samples_of("val", SEED, 12)
     for index, sample in enumerate(samples):
-        other = shapes.parse(action_following.other_text(samples, index))
+        other = shapes.parse(cases.other_text(samples, index))
         assert shapes.canonical_text(other) != shapes.canonical_text(sample.clip.plan)
 
 
@@ -296,7 +300,7 @@ def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: py
     assert "http" not in page
     assert all((report / f"{name}.png").stat().st_size > 5000 for name in ("rounds", "steps", "verbs-val"))
     training = {"command": "make train-tiny", "stages": {"codec": {"steps": 3}}}
-    card = model_card(results, "runs/mine/model", training)
+    card = model_card(results, "runs/mine/model", SUITE, training)
     assert card.startswith("---\nlicense: apache-2.0")
     for part in (
         "| codec | – | 3 | – |",
@@ -306,14 +310,14 @@ def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: py
         "(missed)",
     ):
         assert part in card
-    assert model_card(results, "shapes-tiny")
+    assert model_card(results, "shapes-tiny", SUITE)
 
 
 def test_one_split_alone(true_subject: TrueSubject) -> None:
-    results = evaluate(true_subject, "held-out", num_samples=4, seed=SEED)
+    results = evaluate(true_subject, EvalSettings("held-out", 4, seed=SEED), SUITE)
     assert list(results["figures"]) == ["action_following"]
     assert list(results["figures"]["action_following"]) == ["held-out"]
-    again = evaluate(true_subject, "held-out", num_samples=4, seed=SEED)
+    again = evaluate(true_subject, EvalSettings("held-out", 4, seed=SEED), SUITE)
     machine = {"machine": None}  # whose load changes from moment to moment
     assert again | machine == results | machine
 
@@ -324,7 +328,7 @@ def test_one_split_alone(true_subject: TrueSubject) -> None:
         (["--num-samples", "0"], "num_samples is 0"),
         (["--rounds", "-1"], "rounds is -1"),
         (["--num-inference-steps", "0"], "num_inference_steps is 0"),
-        (["--split", "test"], "'test'"),
+        (["--split", "test"], "test"),
         (["--num-samples", "many"], "invalid int value"),
         (["--report", __file__], "is a file"),
     ],
@@ -332,7 +336,7 @@ def test_one_split_alone(true_subject: TrueSubject) -> None:
 def test_bad_values_are_one_sentence(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture, tmp_path: Path
 ) -> None:
-    assert command.main(["nowhere", "--report", str(tmp_path / "report"), *arguments]) == 2
+    assert command.main(["shapes-tiny", "--report", str(tmp_path / "report"), *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.startswith("error: ")
@@ -347,30 +351,30 @@ def test_unknown_model(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
 
 def test_report_replaces_reports_only(truth: dict, tmp_path: Path) -> None:
     folder = tmp_path / "report"
-    write_report(truth, folder)
-    page = write_report(truth, folder)
+    write_report(truth, folder, SUITE)
+    page = write_report(truth, folder, SUITE)
     assert page == folder / "index.html"
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("words")
-    with pytest.raises(OutputError, match="something else"):
-        write_report(truth, mine)
+    with pytest.raises(OutputError, match="mine"):
+        write_report(truth, mine, SUITE)
     assert (mine / "thesis.txt").is_file()
 
 
 def test_a_failed_report_leaves_the_old_one(
     truth: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = write_report(truth, tmp_path / "report")
+    page = write_report(truth, tmp_path / "report", SUITE)
     before = page.read_text()
 
-    def full(*_: object) -> bytes:
+    def full(*_: object, **__: object) -> bytes:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("worldmodel.eval.plots.rounds", full)
     with pytest.raises(OutputError, match="No space left"):
-        write_report(truth, tmp_path / "report")
+        write_report(truth, tmp_path / "report", SUITE)
     assert page.read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
@@ -378,12 +382,25 @@ def test_a_failed_report_leaves_the_old_one(
 def test_texts_are_escaped(truth: dict, tmp_path: Path) -> None:
     hostile = {**truth, "model": "<script>x</script>"}
     hostile["examples"] = [{**truth["examples"][0], "caption": "<img src=x>", "note": "a & b\0"}]
-    page = write_report(hostile, tmp_path / "report").read_text()
+    page = write_report(hostile, tmp_path / "report", SUITE).read_text()
     assert "<script" not in page
     assert "<img src=x" not in page
     assert "a &amp; b" in page
 
 
 def test_unknown_split_is_an_input_error(true_subject: TrueSubject) -> None:
-    with pytest.raises(InputError, match="held-out"):
-        evaluate(true_subject, "heldout")
+    with pytest.raises(InputError, match="heldout"):
+        evaluate(true_subject, EvalSettings("heldout"), SUITE)
+
+
+def test_a_model_without_a_world_has_no_suite(model: WorldModel) -> None:
+    with pytest.raises(InputError, match="None"):
+        suite_of(replace(model.config, world=None))
+    with pytest.raises(ConfigError, match="cubes"):
+        suite_of(replace(model.config, world="cubes"))
+
+
+@pytest.mark.parametrize("part", [{"chunk_frames": 4}, {"codec": CodecConfig(image_size=32)}])
+def test_frames_that_the_world_cannot_judge(model: WorldModel, part: dict) -> None:
+    with pytest.raises(InputError, match="model"):
+        suite_of(replace(model.config, **part))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from worldmodel import WorldModel
-from worldmodel.eval.language import describe, inverse_dynamics
 from worldmodel.eval.runner import ModelSubject
-from worldmodel.eval.suite import evaluate
+from worldmodel.eval.suite import EvalSettings, evaluate
 from worldmodel.hub import resolve
 from worldmodel.worlds import shapes
+from worldmodel.worlds.shapes.evaluation.language import describe, inverse_dynamics
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,8 @@ def test_it_fits_in_the_package() -> None:
 
 
 def test_it_does_what_it_is_told(tiny: WorldModel) -> None:
-    figures = evaluate(tiny, "held-out", num_samples=64, seed=5)["figures"]["action_following"]["held-out"]
+    figures = evaluate(tiny, EvalSettings("held-out", num_samples=64, seed=5))["figures"]
+    figures = figures["action_following"]["held-out"]
     assert figures["named"]["value"] >= 0.8
     assert figures["strict"]["value"] >= 0.75
     assert figures["copy_named"]["value"] <= 0.2

@@ -1,7 +1,6 @@
 """What the stages with a generator learn: to generate under a condition, or to speak as its prompts do."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +28,7 @@ class GeneratorObjective(StateObjective):
     weigh all directions alike, eyes do not.
     """
 
-    weights: ClassVar[Mapping[str, float]] = {**StateObjective.weights, "flow": 1.0, "pixel": 0.3}
+    weights: Mapping[str, float] = {**StateObjective.weights, "flow": 1.0, "pixel": 0.3}
 
     def check(self, model: WorldModel) -> None:
         """Every generator can be taught."""
@@ -116,7 +115,7 @@ class PromptObjective(StateObjective):
     reimplementation Open-Pandora compares softmaxed features by KL divergence (`PromptDivergenceObjective`).
     """
 
-    weights: ClassVar[Mapping[str, float]] = {"prompt": 1.0, "nll": 0.5}
+    weights: Mapping[str, float] = {"prompt": 1.0, "nll": 0.5}
 
     def check(self, model: WorldModel) -> None:
         """Refuse a generator without words.

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -68,9 +67,9 @@ class Objective(nn.Module, ABC):
 
 
 class CodecObjective(Objective):
-    """Reconstruct pairs of frames; judged by whether objects survive, not decibels (benchmarks/codec.py)."""
+    """Reconstruct pairs of frames; judged by whether objects survive, not decibels (`worldmodel eval`)."""
 
-    weights: ClassVar[Mapping[str, float]] = {"pixel": 1.0, "kl": 3e-4}
+    weights: Mapping[str, float] = {"pixel": 1.0, "kl": 3e-4}
 
     @staticmethod
     def codec(model: WorldModel) -> Codec:
@@ -137,7 +136,7 @@ class CodecObjective(Objective):
 class LanguageObjective(Objective):
     """Backbone language modelling on the world's documents."""
 
-    weights: ClassVar[Mapping[str, float]] = {"nll": 1.0}
+    weights: Mapping[str, float] = {"nll": 1.0}
 
     max_tokens = 160
 
@@ -178,7 +177,7 @@ class AlignmentObjective(Objective):
     embeddings depend on their differences.
     """
 
-    weights: ClassVar[Mapping[str, float]] = {}
+    weights: Mapping[str, float] = {}
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
@@ -254,7 +253,7 @@ class StateObjective(Objective):
     """
 
     context_noise = 0.15
-    weights: ClassVar[Mapping[str, float]] = {
+    weights: Mapping[str, float] = {
         "changed": 0.5,
         "unchanged": 1.0,
         "nll": 0.5,

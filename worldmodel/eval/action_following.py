@@ -1,209 +1,145 @@
-"""Does the world do what it is told: action following, its controls, and what the number of steps buys."""
+"""Action following: rounds played from true frames and judged against the true outcome."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from worldmodel.eval.examples import Album, Example
+from worldmodel.eval.judge import Case, Judge
 from worldmodel.eval.metrics import Figure, Tally, psnr, ssim
 from worldmodel.eval.runner import Subject
 from worldmodel.types import Action
-from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes import Clip, Sample, Verdict, judge
-from worldmodel.worlds.shapes.source import KEYS
 
 BATCH = 32
 STEPS = (0, 1, 2, 4, 8)
-"""Denoising steps compared; 0 is the regressed forecast alone."""
-STAY_TEXT = "nothing happens"
+"""Numbers of denoising steps to compare; 0 decodes the forecast."""
 
 Figures = dict[str, Figure]
-Round = tuple[Sample, np.ndarray]
-"""A true sample and the frames that were made of it."""
 
 
-def samples_of(split: str, seed: int, count: int) -> list[Sample]:
-    """Return the first samples of a split."""
-    return [shapes.sample_clip(split, seed, index) for index in range(count)]
+def play_cases(subject: Subject, cases: Sequence[Case], seed: int) -> Iterator[tuple[Case, np.ndarray]]:
+    """Play every case and yield it with the model's frames; texts of similar length share a batch.
 
-
-def single(sample: Sample) -> bool:
-    """Whether the sample is one act that changes the scene."""
-    acts = sample.clip.plan.acts
-    return len(acts) == 1 and acts[0].verb != "stay"
-
-
-def chosen(split: str, seed: int, count: int, wanted: Callable[[Sample], bool] = single) -> list[Sample]:
-    """Return the first samples of a split that `wanted` accepts; fewer where they are rare."""
-    found: list[Sample] = []
-    for index in range(20 * count):
-        sample = shapes.sample_clip(split, seed, index)
-        if wanted(sample):
-            found.append(sample)
-        if len(found) == count:
-            break
-    return found
-
-
-def played(
-    subject: Subject, samples: Sequence[Sample], actions: Sequence[Action], seed: int
-) -> Iterator[Round]:
-    """Play every sample's action on its first picture, in batches of texts of like length."""
-    order = sorted(range(len(samples)), key=lambda index: len(actions[index].text or ""))
+    Case `i` uses the noise of seed `seed + i`.
+    """
+    order = sorted(range(len(cases)), key=lambda index: len(cases[index].action.text or ""))
     for start in range(0, len(order), BATCH):
         rows = order[start : start + BATCH]
-        pictures = np.stack([samples[row].clip.first_frame for row in rows])
-        worlds = subject.open(pictures, [seed + row for row in rows])
-        clips = worlds.step([actions[row] for row in rows])
-        yield from zip([samples[row] for row in rows], clips, strict=True)
-
-
-def right_throughout(frames: np.ndarray, clip: Clip) -> bool:
-    """Whether every frame is strictly right.
-
-    Where the judge cannot read the true frame itself (a burst or a half-turned colour over another object,
-    about one clip in fifty) nothing is asked of that frame.
-    """
-    trios = zip(frames, clip.frames, clip.scenes, strict=True)
-    return all(judge(made, scene).strict or not judge(true, scene).strict for made, true, scene in trios)
-
-
-def told(samples: Sequence[Sample]) -> list[Action]:
-    """Return the samples' own sentences as actions."""
-    return [Action(sample.text) for sample in samples]
+        worlds = subject.open(np.stack([cases[row].start for row in rows]), [seed + row for row in rows])
+        clips = worlds.step([cases[row].action for row in rows])
+        yield from zip([cases[row] for row in rows], clips, strict=True)
 
 
 def action_following(
-    subject: Subject, split: str, num_samples: int, seed: int = 1234, album: Album | None = None
+    subject: Subject,
+    cases: Sequence[Case],
+    judge: Judge,
+    seed: int = 1234,
+    name: str = "",
+    album: Album | None = None,
 ) -> dict[str, Figure | dict[str, Figures]]:
-    """Judge what sentences do, on the last frame, by what they name, and in every frame.
+    """Judge the outcome of actions.
 
-    `named`: the objects spoken of are right; `others`: all others are, and nothing new is there; `strict`:
-    both, all objects within 3 pixels. `every_frame` is strict in all 8 frames, which alone sees a jump in
-    full: it ends where it began. `copy_named` and `copy_strict` are what a repeated first frame would get.
-    `by_verb` counts a clip under each verb of its plan.
+    `named`, `others` and `strict` are the verdict on the last frame; `every_frame` is `strict` in all frames.
+    `copy_named` and `copy_strict` are the scores of a model that repeats the first frame. `by_verb` counts a
+    case under each of its verbs.
+
+    Args:
+        subject: The model.
+        cases: Rounds to play.
+        judge: Judge of the world.
+        seed: Seed of the noise.
+        name: Name of the examples that are kept.
+        album: Where examples are kept.
     """
     tally, by_verb = Tally(), {}
-    samples = samples_of(split, seed, num_samples)
-    for sample, frames in played(subject, samples, told(samples), seed):
-        clip, plan = sample.clip, sample.clip.plan
-        verdict, copied = judge(frames[-1], clip.after), judge(clip.first_frame, clip.after)
-        named = verdict.named_right(plan)
+    for case, frames in play_cases(subject, cases, seed):
+        verdict, copied = judge(frames[-1], case.truths[-1]), judge(case.start, case.truths[-1])
         tally.count(
-            named=named,
-            others=verdict.others_right(plan),
+            named=verdict.named,
+            others=verdict.others,
             strict=verdict.strict,
-            every_frame=verdict.strict and right_throughout(frames, clip),
-            copy_named=copied.named_right(plan),
+            every_frame=verdict.strict and right_throughout(frames, case, judge),
+            copy_named=copied.named,
             copy_strict=copied.strict,
         )
-        tally.measure(psnr=psnr(frames, clip.frames), ssim=ssim(frames, clip.frames))
-        for verb in {act.verb for act in plan.acts}:
-            by_verb.setdefault(verb, Tally()).count(named=named, strict=verdict.strict)
-        if album is not None and album.wants(split, verdict.strict):
-            album.add(Example(split, sample.text, verdict.strict, clip.frames, frames, _amiss(verdict)))
-    ordered = [verb for verb in shapes.VERBS if verb in by_verb]
-    return {**tally.figures(), "by_verb": {verb: by_verb[verb].figures() for verb in ordered}}
+        tally.measure(psnr=psnr(frames, case.frames), ssim=ssim(frames, case.frames))
+        for verb in case.verbs:
+            by_verb.setdefault(verb, Tally()).count(named=verdict.named, strict=verdict.strict)
+        if album is not None:
+            album.add(Example(name, case.caption, verdict.strict, case.frames, frames, verdict.note))
+    return {**tally.figures(), "by_verb": {verb: by_verb[verb].figures() for verb in sorted(by_verb)}}
 
 
-def control(subject: Subject, num_samples: int, seed: int = 1234) -> Figures:
-    """Play another clip's sentence and judge by the clip's own: a model that listens must fail.
+def right_throughout(frames: np.ndarray, case: Case, judge: Judge) -> bool:
+    """Return whether every frame is strictly right; frames whose truth the judge cannot read are skipped."""
+    triples = zip(frames, case.frames, case.truths, strict=True)
+    return all(judge(made, truth).strict or not judge(true, truth).strict for made, true, truth in triples)
 
-    Only clips whose first frame is not yet right take part, so that doing nothing scores 0.
+
+def control(
+    subject: Subject, cases: Sequence[Case], others: Sequence[Action], judge: Judge, seed: int = 1234
+) -> Figures:
+    """Play each case with its own action and with another one; a model that ignores actions scores the same.
+
+    Choose cases that are not right in their first frame, so that a model that does nothing scores 0.
     """
-    samples = chosen("val", seed, num_samples, _visible)
-    texts = [sample.text for sample in samples]
-    others = [other_text(samples, index) for index in range(len(samples))]
     tally = Tally()
-    for name, actions in (("own", texts), ("other", others)):
-        for sample, frames in played(subject, samples, [Action(text) for text in actions], seed):
-            verdict = judge(frames[-1], sample.clip.after)
-            named, strict = verdict.named_right(sample.clip.plan), verdict.strict
-            if name == "own":
-                tally.count(own_named=named, own_strict=strict)
-            else:
-                tally.count(named=named, strict=strict)
-    return tally.figures()
+    for case, frames in play_cases(subject, cases, seed):
+        verdict = judge(frames[-1], case.truths[-1])
+        tally.count(own_named=verdict.named, own_strict=verdict.strict)
+    swapped = [replace(case, action=action) for case, action in zip(cases, others, strict=True)]
+    return tally.figures() | verdict_rates(subject, swapped, judge, seed)
 
 
-def null_action(subject: Subject, num_samples: int, seed: int = 1234, album: Album | None = None) -> Figures:
-    """Let time pass, without an action and in words: every object must stay as it was."""
-    samples, tally = samples_of("val", seed, num_samples), Tally()
-    for name, action in (("none", Action()), ("text", Action(STAY_TEXT))):
-        for sample, frames in played(subject, samples, [action] * len(samples), seed):
-            verdict = judge(frames[-1], sample.clip.before)
+def null_action(
+    subject: Subject,
+    cases: Mapping[str, Sequence[Case]],
+    judge: Judge,
+    seed: int = 1234,
+    album: Album | None = None,
+) -> Figures:
+    """Play rounds in which nothing may change, for each way of doing nothing; the rates are `strict`."""
+    tally = Tally()
+    for name, group in cases.items():
+        for case, frames in play_cases(subject, group, seed):
+            verdict = judge(frames[-1], case.truths[-1])
             tally.count(**{name: verdict.strict})
-            still = np.repeat(sample.clip.first_frame[None], len(frames), axis=0)
-            if album is not None and album.wants("null action", verdict.strict):
-                note = _amiss(verdict)
-                album.add(Example("null action", str(action), verdict.strict, still, frames, note))
+            if album is not None:
+                note = verdict.note
+                album.add(Example("null action", case.caption, verdict.strict, case.frames, frames, note))
     return tally.figures()
 
 
-def keys(subject: Subject, num_samples: int, seed: int = 1234, album: Album | None = None) -> Figures:
-    """Hold a colour's key and press a verb's, for the single acts that keys can say."""
-    samples, tally = chosen("val", seed, num_samples, _on_keys), Tally()
-    pressed = [Action(keys=_combination(sample)) for sample in samples]
-    for sample, frames in played(subject, samples, pressed, seed):
-        verdict = judge(frames[-1], sample.clip.after)
-        named = verdict.named_right(sample.clip.plan)
-        tally.count(named=named, strict=verdict.strict)
-        if album is not None and album.wants("keys", named):
-            caption = " + ".join(_combination(sample))
-            album.add(Example("keys", caption, named, sample.clip.frames, frames, _amiss(verdict)))
+def verdict_rates(
+    subject: Subject,
+    cases: Sequence[Case],
+    judge: Judge,
+    seed: int = 1234,
+    name: str = "",
+    album: Album | None = None,
+) -> Figures:
+    """Return the rates `named` and `strict` of last frames; an example is right where `named` is."""
+    tally = Tally()
+    for case, frames in play_cases(subject, cases, seed):
+        verdict = judge(frames[-1], case.truths[-1])
+        tally.count(named=verdict.named, strict=verdict.strict)
+        if album is not None:
+            album.add(Example(name, case.caption, verdict.named, case.frames, frames, verdict.note))
     return tally.figures()
 
 
-def steps_against_quality(
-    subject: Subject, num_samples: int, seed: int = 1234, steps: Sequence[int] = STEPS
+def steps_vs_quality(
+    subject: Subject, cases: Sequence[Case], judge: Judge, seed: int = 1234, steps: Sequence[int] = STEPS
 ) -> list[dict[str, int | Figure]]:
-    """Follow held-out actions with more and more denoising steps; 0 is the forecast alone."""
-    samples = samples_of("held-out", seed, num_samples)
+    """Follow the same actions with different numbers of denoising steps."""
     rows: list[dict[str, int | Figure]] = []
     for count in steps:
         tally = Tally()
-        for sample, frames in played(subject.with_steps(count), samples, told(samples), seed):
-            verdict = judge(frames[-1], sample.clip.after)
-            tally.count(named=verdict.named_right(sample.clip.plan), strict=verdict.strict)
-            tally.measure(psnr=psnr(frames, sample.clip.frames))
+        for case, frames in play_cases(subject.with_steps(count), cases, seed):
+            verdict = judge(frames[-1], case.truths[-1])
+            tally.count(named=verdict.named, strict=verdict.strict)
+            tally.measure(psnr=psnr(frames, case.frames))
         rows.append({"steps": count, **tally.figures()})
     return rows
-
-
-def _visible(sample: Sample) -> bool:
-    """Whether the last frame's truth differs from the first frame."""
-    return not judge(sample.clip.first_frame, sample.clip.after).named_right(sample.clip.plan)
-
-
-def other_text(samples: Sequence[Sample], index: int) -> str:
-    """Return the text of the next sample that means something else."""
-    own = shapes.canonical_text(samples[index].clip.plan)
-    ring = (samples[(index + step) % len(samples)] for step in range(1, len(samples)))
-    texts = (other.text for other in ring if shapes.canonical_text(other.clip.plan) != own)
-    return next(texts, STAY_TEXT)
-
-
-def _on_keys(sample: Sample) -> bool:
-    return single(sample) and sample.clip.plan.acts[0].deed in KEYS
-
-
-def _combination(sample: Sample) -> tuple[str, str]:
-    act = sample.clip.plan.acts[0]
-    assert act.target_colour is not None
-    return act.target_colour, act.deed
-
-
-def _amiss(verdict: Verdict) -> str:
-    """Say what is wrong with a frame."""
-    wrong: list[str] = []
-    for thing in verdict.things:
-        if thing.right:
-            continue
-        faults = (("missing", not thing.present), ("place", not thing.place))
-        if thing.present:
-            faults = (*faults[1:], ("size", not thing.size), ("shape", not thing.shape))
-        else:
-            faults = faults[:1]
-        wrong.append(f"{thing.colour}: {', '.join(name for name, is_so in faults if is_so)}")
-    wrong += [f"{colour}: should not be there" for colour in verdict.extra]
-    return "; ".join(wrong)

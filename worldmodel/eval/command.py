@@ -1,4 +1,4 @@
-"""`worldmodel eval`: measure a model against the world's truth."""
+"""`worldmodel eval`: measure a model by the suite of its world."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from worldmodel.errors import InputError, WorldModelError
 
 
 class _Parser(argparse.ArgumentParser):
-    """Complains in one sentence, like every other error."""
+    """Reports usage errors as `InputError`."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; `{self.prog} --help` shows how it is used.")
@@ -26,32 +26,27 @@ def main(argv: list[str]) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from worldmodel.eval.report import check_folder, json_values, table_rows, write_report
-    from worldmodel.eval.suite import check_settings, evaluate
+    from worldmodel import hub
+    from worldmodel.eval.goals import measured
+    from worldmodel.eval.report import check_folder, json_values, write_report
+    from worldmodel.eval.suite import EvalSettings, check_split, evaluate, suite_of
     from worldmodel.eval.tables import goals_table
     from worldmodel.io import atomic_file
-    from worldmodel.models.world_model import WorldModel
 
-    check_settings(args.split, args.num_samples, args.rounds, args.num_inference_steps)
+    settings = EvalSettings(args.split, args.num_samples, args.rounds, args.seed, args.num_inference_steps)
     folder = check_folder(args.report or Path("outputs", f"eval-{Path(args.model).resolve().name}"))
     if args.json and Path(args.json).expanduser().is_dir():
         raise InputError(f"--json {args.json!r} is a folder; name a file in it.")
-    model = WorldModel.from_pretrained(args.model)
-    results = evaluate(
-        model,
-        args.split,
-        args.num_samples,
-        args.rounds,
-        args.seed,
-        progress=sys.stderr.isatty() or args.progress,
-        num_inference_steps=args.num_inference_steps,
-    )
+    suite = suite_of(hub.read_config(hub.resolve(args.model)))
+    check_split(suite, settings.split)
+    model = hub.from_pretrained(args.model)
+    results = evaluate(model, settings, suite, progress=sys.stderr.isatty() or args.progress)
     results["model"] = Path(args.model).resolve().name
-    page = write_report(results, folder)
+    page = write_report(results, folder, suite)
     if args.json:
         with atomic_file(args.json) as temporary:
             temporary.write_text(json.dumps(json_values(results), indent=1) + "\n", encoding="utf-8")
-    print(goals_table(table_rows(results)))
+    print(goals_table(measured(suite.goals, results)))
     print(f"\nreport: {page}")
     return 0
 
@@ -59,9 +54,8 @@ def _run(args: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="worldmodel eval",
-        description="Measure a model against the procedural world, whose truth is known: does it do what\n"
-        "it is told, for how many rounds, does it say what it sees, how fast. Writes a report with\n"
-        "charts and pictures of what went right and wrong, and prints a table.",
+        description="Measure a model by the evaluation suite of its world: action following, drift over\n"
+        "long rollouts, descriptions, speed. Prints a table and writes a report with charts and examples.",
         epilog="example:\n"
         "  worldmodel eval shapes-tiny\n"
         "  worldmodel eval shapes-tiny --split held-out --num-samples 100     one split, a minute\n"
@@ -73,29 +67,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--split",
         metavar="SPLIT",
-        help="action following of one split only: val (combinations as in training), held-out (combinations "
-        "never trained on), compositions (two acts in one sentence); default: every figure",
+        help="action following on one split of the suite, for example held-out; default: all figures",
     )
     parser.add_argument(
         "--num-samples",
         type=int,
         default=400,
         metavar="N",
-        help="samples of every figure; the sweep over denoising steps takes a quarter (%(default)s)",
+        help="samples of every figure; the comparison of denoising steps takes a quarter (%(default)s)",
     )
     parser.add_argument(
         "--rounds", type=int, default=10, metavar="N", help="length of the rollouts (%(default)s)"
     )
     parser.add_argument("--json", metavar="FILE", help="also write all figures to a JSON file")
-    parser.add_argument("--report", metavar="FOLDER", help="where the report goes (outputs/eval-MODEL)")
+    parser.add_argument("--report", metavar="FOLDER", help="folder of the report (outputs/eval-MODEL)")
     parser.add_argument(
-        "--seed", type=int, default=1234, help="the same seed measures on the same samples (%(default)s)"
+        "--seed", type=int, default=1234, help="seed of the samples and the noise (%(default)s)"
     )
     parser.add_argument(
-        "--num-inference-steps", type=int, metavar="N", help="denoising steps (the model's own)"
+        "--num-inference-steps", type=int, metavar="N", help="denoising steps (default: the model's)"
     )
     parser.add_argument(
-        "--progress", action="store_true", help="show the progress bar where there is no terminal, too"
+        "--progress", action="store_true", help="show the progress bar even without a terminal"
     )
     return parser
 

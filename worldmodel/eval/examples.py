@@ -1,4 +1,4 @@
-"""Examples that a reader can look at: what was true above, what the model made below."""
+"""Examples in the report: true frames above, the model's frames below."""
 
 import base64
 import io
@@ -18,12 +18,12 @@ class Example:
     """One sample of a figure.
 
     Attributes:
-        figure: Name of the figure it belongs to.
-        caption: What was asked.
-        right: Whether it came out right.
-        truth: What is true, or what was shown to the model.
-        made: What the model made; None where it answered in words.
-        note: What the model said, or what is wrong.
+        figure: Name of its figure.
+        caption: The input of the model in words.
+        right: Whether the output is right.
+        truth: The true frames, or those shown to the model.
+        made: The model's frames; None where it answered with text.
+        note: The model's text, or a description of the errors.
     """
 
     figure: str
@@ -34,24 +34,26 @@ class Example:
     note: str = ""
 
     def entry(self) -> dict[str, str | bool]:
-        """Return the example for JSON, its picture as a data URI."""
+        """Return the example for JSON, its image as a data URI."""
         rows = [self.truth] if self.made is None else [self.truth, self.made]
         return {
             "figure": self.figure,
             "caption": self.caption,
             "right": self.right,
             "note": self.note,
-            "picture": f"data:image/png;base64,{base64.b64encode(png(strips(rows))).decode()}",
+            "compared": self.made is not None,
+            "still": len(self.truth) == 1,
+            "image": f"data:image/png;base64,{base64.b64encode(png(strips(rows))).decode()}",
         }
 
 
 @dataclass(slots=True)
 class Album:
-    """Keeps the first few right and wrong examples of every figure, whatever comes first.
+    """Keeps the first few right and wrong examples of every figure.
 
     Attributes:
-        right: Most right examples kept of one figure.
-        wrong: Most wrong ones.
+        right: Number of right examples kept of one figure.
+        wrong: Number of wrong examples kept of one figure.
     """
 
     right: int = 4
@@ -59,12 +61,12 @@ class Album:
     examples: list[Example] = field(default_factory=list)
 
     def wants(self, figure: str, right: bool) -> bool:
-        """Whether there is room for one more such example."""
+        """Whether fewer such examples are kept than wanted."""
         kept = sum(example.figure == figure and example.right == right for example in self.examples)
         return kept < (self.right if right else self.wrong)
 
     def add(self, example: Example) -> None:
-        """Keep an example if there is room for it."""
+        """Keep an example unless there are enough of its kind."""
         if self.wants(example.figure, example.right):
             self.examples.append(example)
 
@@ -81,14 +83,14 @@ def strips(rows: list[Frames]) -> np.ndarray:
     tall, wide = len(rows) * (height + GAP) - GAP, count * (width + GAP) - GAP
     sheet = np.full((tall, wide, 3), 255, np.uint8)
     for index, row in enumerate(rows):
-        for place, frame in enumerate(row):
-            top, left = index * (height + GAP), place * (width + GAP)
+        for column, frame in enumerate(row):
+            top, left = index * (height + GAP), column * (width + GAP)
             sheet[top : top + height, left : left + width] = frame
     return sheet
 
 
-def png(picture: np.ndarray) -> bytes:
-    """Encode a picture as PNG."""
+def png(image: np.ndarray) -> bytes:
+    """Encode an image as PNG."""
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG", optimize=True)
+    Image.fromarray(image).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

@@ -1,10 +1,10 @@
-"""The report's charts; matplotlib is imported when the first one is drawn."""
+"""Charts of the report; matplotlib is imported when the first one is drawn."""
 
 import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from worldmodel.eval.goals import GOALS
+from worldmodel.eval.goals import Goal
 from worldmodel.eval.metrics import Figure
 
 if TYPE_CHECKING:
@@ -18,16 +18,16 @@ _COLOURS = {"named": BLUE, "strict": ORANGE, "others": TEAL}
 
 
 def verbs(following: Mapping[str, Any]) -> bytes:
-    """Draw how each verb is followed in one split, as PNG."""
+    """Draw the rates of one split by verb, as PNG."""
     by_verb = following["by_verb"]
     canvas, axes = _canvas(0.42 * len(by_verb) + 1.1)
     for offset, name in ((-0.19, "named"), (0.19, "strict")):
         figures = [rates[name] for rates in by_verb.values()]
-        places = [place + offset for place in range(len(figures))]
+        positions = [index + offset for index in range(len(figures))]
         values = [100 * figure["value"] for figure in figures]
-        axes.barh(places, values, 0.36, color=_COLOURS[name], label=_NAMES[name])
+        axes.barh(positions, values, 0.36, color=_COLOURS[name], label=_NAMES[name])
         axes.errorbar(
-            values, places, xerr=_reach(figures), fmt="none", ecolor=GREY, elinewidth=0.9, capsize=2
+            values, positions, xerr=_reach(figures), fmt="none", ecolor=GREY, elinewidth=0.9, capsize=2
         )
     counts = [f"{verb} ({rates['strict']['n']})" for verb, rates in by_verb.items()]
     axes.set_yticks(range(len(counts)), counts)
@@ -39,22 +39,20 @@ def verbs(following: Mapping[str, Any]) -> bytes:
     return _png(canvas)
 
 
-def rounds(rollouts: Mapping[str, Sequence[Figure]]) -> bytes:
-    """Draw how long rollouts stay true, as PNG."""
+def rounds(rollouts: Mapping[str, Sequence[Figure]], goals: Sequence[Goal]) -> bytes:
+    """Draw the rates of rollouts by round, as PNG."""
     canvas, axes = _canvas(3.6)
     for name in ("named", "others", "strict"):
         _line(axes, range(1, len(rollouts[name]) + 1), rollouts[name], _COLOURS[name], _NAMES[name])
-    goals = [(goal.path[2], goal.at_least) for goal in GOALS if goal.path[:2] == ("rollouts", "strict")]
-    shown = [(int(place) + 1, 100 * at_least) for place, at_least in goals if at_least is not None]
-    shown = [point for point in shown if point[0] <= len(rollouts["strict"])]
-    axes.plot(
-        *zip(*shown, strict=True),
-        "_",
-        color=INK,
-        markersize=16,
-        markeredgewidth=2,
-        label="goal",
-    )
+    targets = [
+        (int(goal.path[2]) + 1, 100 * goal.at_least)
+        for goal in goals
+        if goal.path[:2] == ("rollouts", "strict") and goal.at_least is not None
+    ]
+    shown = [target for target in targets if target[0] <= len(rollouts["strict"])]
+    if shown:
+        numbers, shares = zip(*shown, strict=True)
+        axes.plot(numbers, shares, "_", color=INK, markersize=16, markeredgewidth=2, label="goal")
     axes.set_ylim(-2, 102)
     axes.set_xticks(range(1, len(rollouts["strict"]) + 1))
     axes.set_xlabel("round")
@@ -65,22 +63,22 @@ def rounds(rollouts: Mapping[str, Sequence[Figure]]) -> bytes:
 
 
 def steps(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Draw what more denoising steps buy, as PNG."""
+    """Draw quality against denoising steps, as PNG."""
     canvas, axes = _canvas(3.6)
-    places = range(len(rows))
+    positions = range(len(rows))
     for name in ("named", "strict"):
-        _line(axes, places, [row[name] for row in rows], _COLOURS[name], _NAMES[name])
+        _line(axes, positions, [row[name] for row in rows], _COLOURS[name], _NAMES[name])
     low = min(row["strict"]["low"] for row in rows)
     axes.set_ylim(max(-2, 100 * low - 5), 102)
     axes.set_ylabel("right, % of clips")
     axes.set_xlabel("denoising steps")
     labels = [str(row["steps"]) if row["steps"] else "forecast\nalone" for row in rows]
-    axes.set_xticks(places, labels)
+    axes.set_xticks(positions, labels)
     right = axes.twinx()
     right.spines[["top", "left"]].set_visible(False)
     right.spines["right"].set_color(GRID)
     values = [row["psnr"]["value"] for row in rows]
-    right.plot(places, values, "s--", color=TEAL, markersize=4, label="PSNR, dB (right)")
+    right.plot(positions, values, "s--", color=TEAL, markersize=4, label="PSNR, dB (right)")
     right.set_ylim(min(values) - 2, max(values) + 2)
     right.set_ylabel("PSNR, dB", color=GREY)
     right.tick_params(length=0, labelcolor=INK)
@@ -121,16 +119,21 @@ def _canvas(height: float) -> "tuple[Canvas, Axes]":
     return canvas, axes
 
 
-def _line(axes: "Axes", places: Sequence[int], figures: Sequence[Figure], colour: str, label: str) -> None:
+def _line(axes: "Axes", positions: Sequence[int], figures: Sequence[Figure], colour: str, label: str) -> None:
     axes.plot(
-        places, [100 * figure["value"] for figure in figures], "o-", color=colour, markersize=4, label=label
+        positions,
+        [100 * figure["value"] for figure in figures],
+        "o-",
+        color=colour,
+        markersize=4,
+        label=label,
     )
     low, high = ([100 * figure[end] for figure in figures] for end in ("low", "high"))
-    axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
+    axes.fill_between(positions, low, high, color=colour, alpha=0.13, linewidth=0)
 
 
 def _reach(figures: Sequence[Figure]) -> list[list[float]]:
-    """Return how far each interval reaches below and above its value, in percent."""
+    """Return the distances from the values to the ends of their intervals, in percent."""
     below = [100 * (figure["value"] - figure["low"]) for figure in figures]
     above = [100 * (figure["high"] - figure["value"]) for figure in figures]
     return [[max(0.0, reach) for reach in side] for side in (below, above)]

@@ -1,4 +1,4 @@
-"""The report: one page with its pictures beside it, readable without a network and on a phone."""
+"""The report: an HTML page and its images, which needs no network."""
 
 import base64
 import errno
@@ -6,6 +6,7 @@ import importlib.resources
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -14,32 +15,28 @@ from typing import Any
 
 from worldmodel.errors import OutputError
 from worldmodel.eval import plots
-from worldmodel.eval.goals import GOALS, Goal, interval, show
+from worldmodel.eval.goals import interval, measured, show
+from worldmodel.eval.suite import EvalSuite
 from worldmodel.eval.tables import flat, unit_of
 from worldmodel.io import TEMPORARY_PREFIX, atomic_folder
 
 PAGE = "index.html"
 DATA = "results.json"
-TITLES = {
-    "val": "Seen combinations",
-    "held-out": "Held-out combinations",
-    "compositions": "Two acts in one sentence",
-}
-_ABOVE_BELOW = "Above what is true, below what the model made."
+_ABOVE_BELOW = "Above the true frames, below the model's."
 
 
-def write_report(results: Mapping[str, Any], folder: str | Path) -> Path:
+def write_report(results: Mapping[str, Any], folder: str | Path, suite: EvalSuite) -> Path:
     """Write the results as a page with charts and examples; return the page's path.
 
     An earlier report in the folder is replaced when the new one is complete.
 
     Raises:
-        OutputError: The folder cannot be written, or holds something else than a report.
+        OutputError: The folder cannot be written, or holds files other than a report.
     """
     folder = check_folder(folder)
     try:
         with atomic_folder(folder) as temporary:
-            _write(results, temporary)
+            _write(results, temporary, suite)
     except OSError as error:
         raise _unwritable(folder, error) from None
     return folder / PAGE
@@ -49,7 +46,7 @@ def check_folder(folder: str | Path) -> Path:
     """Return the folder's full path after checking that a report may be written to it.
 
     Raises:
-        OutputError: It cannot be written, or it holds something that is not a report.
+        OutputError: It cannot be written, or holds files other than a report.
     """
     path = Path(folder).expanduser().resolve()
     try:
@@ -60,7 +57,7 @@ def check_folder(folder: str | Path) -> Path:
             and any(path.iterdir())
             and not ((path / PAGE).is_file() and (path / DATA).is_file())
         ):
-            raise OutputError(f"{str(path)!r} holds something else than a report; name a new folder.")
+            raise OutputError(f"{str(path)!r} holds files other than a report; name a new folder.")
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=path.parent).cleanup()
     except OSError as error:
@@ -69,31 +66,26 @@ def check_folder(folder: str | Path) -> Path:
 
 
 def json_values(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results without their pictures."""
+    """Return the results without their examples."""
     return {name: value for name, value in results.items() if name != "examples"}
 
 
-def table_rows(results: Mapping[str, Any]) -> list[tuple[Goal, Any]]:
-    """Return every figure of the table of goals that was measured."""
-    found = [(goal, goal.find(results)) for goal in GOALS]
-    return [(goal, figure) for goal, figure in found if figure is not None]
-
-
-def _write(results: Mapping[str, Any], folder: Path) -> None:
+def _write(results: Mapping[str, Any], folder: Path, suite: EvalSuite) -> None:
     (folder / DATA).write_text(json.dumps(json_values(results), indent=1) + "\n", encoding="utf-8")
-    sections = [_goals(results), *_charts(results["figures"], folder), _more(results["figures"])]
-    sections += [*_examples(results.get("examples", []), folder), _conditions(results)]
+    charts = _charts(results["figures"], folder, suite)
+    sections = [_goals(results, suite), *charts, _more(results["figures"])]
+    sections += [*_examples(results.get("examples", []), folder, suite), _conditions(results)]
     template = (
         importlib.resources.files("worldmodel.eval").joinpath("report.html").read_text(encoding="utf-8")
     )
     name = results.get("model", "a world model")
-    rows = table_rows(results)
+    rows = measured(suite.goals, results)
     met = [goal.met(figure) for goal, figure in rows]
     goals = len(met) - met.count(None)
     page = Template(template).substitute(
         title=escape(f"Evaluation of {name}"),
         summary=escape(
-            f"Judged by looking at pixels, against a simulator whose truth is known. "
+            f"Frames are judged by their pixels against the true outcome. "
             f"{met.count(True)} of {goals} goals met. Ranges are 95 % intervals."
         ),
         sections="\n".join(section for section in sections if section),
@@ -101,9 +93,9 @@ def _write(results: Mapping[str, Any], folder: Path) -> None:
     (folder / PAGE).write_text(page, encoding="utf-8")
 
 
-def _goals(results: Mapping[str, Any]) -> str:
+def _goals(results: Mapping[str, Any], suite: EvalSuite) -> str:
     rows: list[str] = []
-    for goal, figure in table_rows(results):
+    for goal, figure in measured(suite.goals, results):
         met = goal.met(figure)
         style = "" if met is None else " met" if met else " missed"
         mark = "" if met is None else " ✓" if met else " ✗"
@@ -119,7 +111,7 @@ def _goals(results: Mapping[str, Any]) -> str:
     return _section("Figures and goals", "", f"<table>{head}{''.join(rows)}</table>")
 
 
-def _charts(figures: Mapping[str, Any], folder: Path) -> list[str]:
+def _charts(figures: Mapping[str, Any], folder: Path, suite: EvalSuite) -> list[str]:
     sections: list[str] = []
 
     def add(name: str, title: str, about: str, draw: Callable[[Any], bytes], values: object) -> None:
@@ -127,25 +119,26 @@ def _charts(figures: Mapping[str, Any], folder: Path) -> list[str]:
         sections.append(_section(title, about, f'<img src="{name}.png" alt="{escape(title)}">'))
 
     for split, following in figures.get("action_following", {}).items():
-        about = "A clip counts under each verb that its sentence has. A jump ends where it began."
-        add(f"verbs-{split}", f"{TITLES[split]}, verb by verb", about, plots.verbs, following)
+        about = "A clip counts under each verb of its action."
+        add(f"verbs-{split}", f"{suite.splits[split]}, by verb", about, plots.verbs, following)
     if "rollouts" in figures:
         about = "Each round starts from the model's own frames; errors add up. Shaded: 95 % intervals."
-        add("rounds", "Rollouts, round by round", about, plots.rounds, figures["rollouts"])
+        draw = partial(plots.rounds, goals=suite.goals)
+        add("rounds", "Rollouts, round by round", about, draw, figures["rollouts"])
     if "steps" in figures:
-        about = "Held-out combinations. The forecast alone is what the states say before any denoising."
+        about = "With 0 steps, the forecast from the states is decoded."
         add("steps", "Denoising steps against quality", about, plots.steps, figures["steps"])
     return sections
 
 
 def _more(figures: Mapping[str, Any]) -> str:
-    """List every rate and mean that was measured, for who wants to know more."""
+    """List every rate and mean."""
     rows: list[str] = []
     for path, figure in flat(figures):
         unit = unit_of(path)
-        measured = f"{show(figure['value'], unit)}<small>{interval(figure, unit)}</small>"
+        value = f"{show(figure['value'], unit)}<small>{interval(figure, unit)}</small>"
         rows.append(
-            f"<tr><td>{escape(' · '.join(path).replace('_', ' '))}</td><td class=number>{measured}</td>"
+            f"<tr><td>{escape(' · '.join(path).replace('_', ' '))}</td><td class=number>{value}</td>"
             f"<td class='number samples'>{figure['n']}</td></tr>"
         )
     head = "<tr><th>Figure<th class=number>Measured<th class='number samples'>Samples</tr>"
@@ -153,37 +146,36 @@ def _more(figures: Mapping[str, Any]) -> str:
     return _section("All numbers", "", f"<details><summary>{len(rows)} figures</summary>{table}</details>")
 
 
-def _examples(examples: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+def _examples(examples: Sequence[Mapping[str, Any]], folder: Path, suite: EvalSuite) -> list[str]:
     (folder / "examples").mkdir()
     sections: list[str] = []
     numbered = groupby(enumerate(examples), key=lambda pair: pair[1]["figure"])
-    for figure, pairs in numbered:
+    for figure, group in numbered:
+        pairs = list(group)
         blocks: dict[bool, list[str]] = {True: [], False: []}
         for number, example in pairs:
             file = f"examples/{number:03d}.png"
-            (folder / file).write_bytes(base64.b64decode(example["picture"].partition(",")[2]))
+            (folder / file).write_bytes(base64.b64decode(example["image"].partition(",")[2]))
             note = f"<br>{_shown(example['note'])}" if example["note"] else ""
             mark = '<span class="met">✓</span>' if example["right"] else '<span class="missed">✗</span>'
             blocks[example["right"]].append(
                 f"<figure><figcaption>{mark} <b>{_shown(example['caption'])}</b>{note}</figcaption>"
                 f'<img src="{file}" alt="{_shown(example["caption"])}" loading="lazy"></figure>'
             )
-        small = " pair" if figure in ("text to image", "questions") else ""
+        small = " pair" if all(example["still"] for _, example in pairs) else ""
         body = "".join(
             f'<h3>{title}</h3><div class="examples{small}">{"".join(blocks[right])}</div>'
             for right, title in ((True, "Right"), (False, "Wrong"))
             if blocks[right]
         )
-        about = "" if figure in ("describe", "questions", "inverse dynamics") else _ABOVE_BELOW
-        name = TITLES.get(figure, figure[0].upper() + figure[1:])
-        sections.append(
-            _section(f"Examples: {name}", f"{about} The first ones of each kind, not picked.", body)
-        )
+        about = _ABOVE_BELOW if any(example["compared"] for _, example in pairs) else ""
+        name = suite.splits.get(figure, figure[0].upper() + figure[1:])
+        sections.append(_section(f"Examples: {name}", f"{about} The first of each kind, not selected.", body))
     return sections
 
 
 def _shown(text: str) -> str:
-    """Escape a text; an untrained model also says bytes that no page may hold."""
+    """Escape a text; the output of an untrained model also has bytes that HTML does not allow."""
     return escape("".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text))
 
 

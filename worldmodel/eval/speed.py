@@ -1,37 +1,54 @@
-"""How fast one session goes, and whether it stays as fast."""
+"""Speed of a session, early and after many rounds."""
 
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from worldmodel.config import height_width
 from worldmodel.eval.metrics import Figure
+from worldmodel.media.files import Picture
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
-from worldmodel.worlds import shapes
 
 EARLY_ROUND, LATE_ROUND = 2, 50
 WARM_UP_ROUNDS = 2
 
+SessionInputs = Callable[[np.random.Generator, int], tuple[Picture, list[Action]]]
+"""Draws a first frame and a number of actions."""
+
 
 def speed(
-    model: WorldModel, repeats: int = 3, seed: int = 1234, num_inference_steps: int | None = None
+    model: WorldModel,
+    repeats: int = 3,
+    seed: int = 1234,
+    num_inference_steps: int | None = None,
+    inputs: SessionInputs | None = None,
 ) -> dict[str, Any]:
-    """Step a session of batch 1 past round 50, several times over.
+    """Step a session past round 50, `repeats` times.
 
-    `fps`: frames of a round by its median time; `first_frame`: seconds from the action to pixels (a round's
-    frames come together); `late_to_early`: median cost of rounds 50 and on against rounds 2 and on, over
-    three whole windows of the backbone's history each, since cost follows the place in the window.
-    Intervals are the middle 95 % of the rounds, not of the mean; the ratio's spans the repeats.
+    `fps`: frames of a round by its median time; `first_frame`: seconds from the action to pixels (the frames
+    of a round are decoded together); `late_to_early`: median time of rounds 50 and later relative to rounds 2
+    and later, over three whole windows of the backbone's history each, since the time of a round depends on
+    its index in the window. Intervals cover the middle 95 % of the rounds; that of the ratio spans repeats.
+
+    Args:
+        model: The model.
+        repeats: Number of sessions.
+        seed: Seed of the sessions and inputs.
+        num_inference_steps: Denoising steps; None takes the model's own number.
+        inputs: First frames and actions; by default a grey image and no actions.
     """
+    inputs = inputs or _grey(model)
     window = 3 * model.config.history_rounds
     last = LATE_ROUND - 1 + window
     runs = np.array(
-        [_round_times(model, last, seed + repeat, num_inference_steps) for repeat in range(repeats)]
+        [_round_times(model, last, seed + repeat, num_inference_steps, inputs) for repeat in range(repeats)]
     )
     times = runs.ravel()
     median, low, high = (float(np.percentile(times, share)) for share in (50, 2.5, 97.5))
@@ -49,7 +66,7 @@ def speed(
 
 
 def machine() -> dict[str, Any]:
-    """Say what the figures were measured on; speed means little without it."""
+    """Return the hardware and software that the figures were measured on."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -60,15 +77,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _round_times(model: WorldModel, rounds: int, seed: int, num_inference_steps: int | None) -> list[float]:
+def _round_times(
+    model: WorldModel, rounds: int, seed: int, num_inference_steps: int | None, inputs: SessionInputs
+) -> list[float]:
     session = model.session(seed, num_inference_steps)
-    rng = np.random.default_rng(seed)
-    actions = _actions(rng, model, rounds + WARM_UP_ROUNDS)
-    picture = shapes.render(shapes.random_scene(rng, 3))
-    session.reset(picture)
+    image, actions = inputs(np.random.default_rng(seed), rounds + WARM_UP_ROUNDS)
+    if not model.config.action.text:
+        actions = [Action()] * len(actions)
+    session.reset(image)
     for action in actions[rounds:]:
         session.step(action)
-    session.reset(picture)
+    session.reset(image)
     times: list[float] = []
     for action in actions[:rounds]:
         began = time.perf_counter()
@@ -77,12 +96,9 @@ def _round_times(model: WorldModel, rounds: int, seed: int, num_inference_steps:
     return times
 
 
-def _actions(rng: np.random.Generator, model: WorldModel, count: int) -> list[Action]:
-    """Draw actions of about one length; whether they fit the scene does not matter to the clock."""
-    if not model.config.action.text:
-        return [Action()] * count
-    scenes = [shapes.random_scene(rng) for _ in range(count)]
-    return [Action(shapes.canonical_text(shapes.sample_plan(rng, scene, "held-out"))) for scene in scenes]
+def _grey(model: WorldModel) -> SessionInputs:
+    image = np.full((*height_width(model.config.codec.image_size), 3), 128, np.uint8)
+    return lambda rng, count: (image, [Action()] * count)
 
 
 def _processor() -> str:

@@ -1,4 +1,4 @@
-"""Figures as lines of text."""
+"""Figures as text tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ _UNITS = {"psnr": "dB", "fps": "fps", "first_frame": "s", "late_to_early": "x", 
 
 
 def flat(figures: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Figure]]:
-    """Yield every figure of nested figures with the names that lead to it; lists are left out."""
+    """Yield the figures of nested mappings with the keys that lead to them; lists are skipped."""
     for name, value in figures.items():
         if not isinstance(value, Mapping):
             continue
@@ -21,7 +21,7 @@ def flat(figures: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Figure]]
 
 
 def unit_of(path: Sequence[str]) -> str:
-    """Return the unit of a figure by the last of its names."""
+    """Return the unit of a figure by its last key."""
     return _UNITS.get(path[-1], "%")
 
 
@@ -36,7 +36,7 @@ def text_table(title: str, figures: Mapping[str, Any]) -> str:
 
 
 def goals_table(rows: Sequence[tuple[Goal, Figure]]) -> str:
-    """Return measured figures beside their goals as aligned lines."""
+    """Return figures and their goals as aligned lines."""
     lines = [("", "goal", "measured", "95 % interval", "n")]
     for goal, figure in rows:
         mark = {True: " +", False: " -", None: "  "}[goal.met(figure)]

@@ -1,15 +1,45 @@
 """The protocol between the library and a world whose rules are known."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.errors import ConfigError
+from worldmodel.media.files import Picture
 
 if TYPE_CHECKING:
     from worldmodel.data.sources import Source
+    from worldmodel.eval.suite import EvalSuite
+
+RGB = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StartImage:
+    """An image that a rollout can start from."""
+
+    title: str
+    image: Picture
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An object that actions can name, with its colour for a swatch."""
+
+    name: str
+    colour: RGB | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SuggestedAction:
+    """An action for a button: its label, its text, and a colour that it mentions."""
+
+    label: str
+    text: str
+    colour: RGB | None = None
 
 
 class World:
@@ -54,3 +84,27 @@ class World:
             ConfigError: The world has no random start.
         """
         raise ConfigError(f"The world {self.name} has no random start; pass an observation or a text.")
+
+    def eval_suite(self) -> "EvalSuite | None":
+        """Return what is measured of models of this world; None if it cannot judge frames."""
+        return None
+
+    def start_images(self) -> Sequence[StartImage]:
+        """Return images for the demo's start page."""
+        return ()
+
+    def targets_in(self, frame: Picture) -> tuple[Target, ...]:
+        """Return the objects in a frame that actions can name, most prominent first."""
+        return ()
+
+    def targets_named(self, text: str) -> tuple[Target, ...]:
+        """Return the objects that a text names."""
+        return ()
+
+    def target_actions(self, targets: Sequence[Target]) -> list[list[SuggestedAction]]:
+        """Return suggested actions for every target."""
+        return [[] for _ in targets]
+
+    def other_actions(self, targets: Sequence[Target], seed: int) -> list[SuggestedAction]:
+        """Return suggested actions that concern none of the targets."""
+        return []

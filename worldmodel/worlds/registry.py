@@ -1,4 +1,4 @@
-"""The names of worlds and the classes behind them, imported when a world is first used."""
+"""The names of worlds and their classes, which are imported when a world is first used."""
 
 from functools import lru_cache
 from importlib import import_module
@@ -6,16 +6,16 @@ from importlib import import_module
 from worldmodel.errors import ConfigError
 from worldmodel.worlds.base import World
 
-_CLASSES = {"shapes": "worldmodel.worlds.shapes.world:ShapesWorld"}
-"""`module:class` of every world."""
+_CLASSES: dict[str, str | type[World]] = {"shapes": "worldmodel.worlds.shapes.world:ShapesWorld"}
+"""The class of every world, or its name as `module:class`."""
 
 
-def register_world(name: str, target: str) -> None:
+def register_world(name: str, target: str | type[World]) -> None:
     """Make a world of your own available under a name.
 
     Args:
         name: What `model.world` and `data.sources.NAME.kind` call it.
-        target: Its class as `module:class`, a subclass of `World` that takes no arguments.
+        target: A subclass of `World` that takes no arguments, or its name as `module:class`.
     """
     _CLASSES[name] = target
     get_world.cache_clear()
@@ -35,5 +35,8 @@ def get_world(name: str) -> World:
     """
     if name not in _CLASSES:
         raise ConfigError(f"There is no world {name!r}; use one of {', '.join(_CLASSES)}.")
-    module, _, attribute = _CLASSES[name].partition(":")
-    return getattr(import_module(module), attribute)()
+    target = _CLASSES[name]
+    if isinstance(target, str):
+        module, _, attribute = target.partition(":")
+        target = getattr(import_module(module), attribute)
+    return target()

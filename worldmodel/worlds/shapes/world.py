@@ -1,14 +1,19 @@
 """The shapes world behind the library's protocol."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.media.files import Picture
 from worldmodel.worlds import shapes
-from worldmodel.worlds.base import World
+from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
+from worldmodel.worlds.shapes import suggestions
 from worldmodel.worlds.shapes.source import LABEL_WORDS, ShapesSource, open_shapes
+
+if TYPE_CHECKING:
+    from worldmodel.eval.suite import EvalSuite
 
 
 class ShapesWorld(World):
@@ -27,3 +32,23 @@ class ShapesWorld(World):
 
     def start(self, rng: np.random.Generator) -> Mapping[str, Any]:
         return {"observation": shapes.render(shapes.random_scene(rng))}
+
+    def eval_suite(self) -> "EvalSuite":
+        from worldmodel.worlds.shapes.evaluation.suite import ShapesSuite
+
+        return ShapesSuite()
+
+    def start_images(self) -> Sequence[StartImage]:
+        return suggestions.start_images()
+
+    def targets_in(self, frame: Picture) -> tuple[Target, ...]:
+        return suggestions.targets_in(frame)
+
+    def targets_named(self, text: str) -> tuple[Target, ...]:
+        return suggestions.targets_named(text)
+
+    def target_actions(self, targets: Sequence[Target]) -> list[list[SuggestedAction]]:
+        return suggestions.target_actions(targets)
+
+    def other_actions(self, targets: Sequence[Target], seed: int) -> list[SuggestedAction]:
+        return [suggestions.newcomer(targets, seed)] if targets else []

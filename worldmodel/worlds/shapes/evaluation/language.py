@@ -1,17 +1,18 @@
-"""What the model says: descriptions, answers, and which action it saw."""
+"""Text about observations: descriptions, answers, and the action between two observations."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from worldmodel.eval.action_following import BATCH, chosen, samples_of, single
+from worldmodel.eval.action_following import BATCH
 from worldmodel.eval.examples import Album, Example
 from worldmodel.eval.metrics import Figure, Tally
 from worldmodel.eval.runner import Shown, Subject
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Act, Plan, Sample, Scene, Thing
+from worldmodel.worlds.shapes.evaluation.cases import samples_of, select, single
 
 INVERSE_SPLITS = ("val", "held-out", "compositions")
 
@@ -24,17 +25,17 @@ _KINDS = {
     "where": "where",
     "what size": "which size",
 }
-"""Beginnings of questions, the longer ones first, and what they are called in a report."""
+"""Beginnings of questions, the longer ones first, and their names in the report."""
 
 
 def describe(
     subject: Subject, num_samples: int, seed: int = 1234, album: Album | None = None
 ) -> dict[str, Figure]:
-    """Describe pictures and clips, and read the descriptions back.
+    """Parse the model's descriptions of images and clips.
 
-    `scene`: the background is right, every object is told with its colour, shape and zone, and no other is;
-    `scene_image` and `scene_clip` the same for each kind of observation; `objects` and `sizes`: one object's;
-    `exact`: the whole text is.
+    `scene`: the background and every object's colour, shape and zone are right, and there are no other
+    objects; `scene_image` and `scene_clip`: the same by type of observation; `objects`: one object is right;
+    `sizes`: its size is right; `exact`: the whole text is equal.
     """
     samples, tally = samples_of("val", seed, num_samples), Tally()
     for kind in ("image", "clip"):
@@ -51,7 +52,7 @@ def describe(
 def questions(
     subject: Subject, num_samples: int, seed: int = 1234, album: Album | None = None
 ) -> dict[str, Figure | dict[str, Figure]]:
-    """Ask about pictures; an answer is right when it is the exact word."""
+    """Ask questions about images; an answer must be equal to the true one."""
     tally, by_kind, asked = Tally(), Tally(), []
     for index, sample in enumerate(samples_of("val", seed, num_samples)):
         asked.append((sample, *shapes.question(sample.clip.before, np.random.default_rng((seed, index)))))
@@ -70,16 +71,17 @@ def questions(
 def inverse_dynamics(
     subject: Subject, num_samples: int, seed: int = 1234, album: Album | None = None
 ) -> dict[str, dict[str, Figure]]:
-    """Say what happened between a picture and the clip after it, and read the sentence back.
+    """Parse the model's sentence about the action between an image and the clip after it.
 
     `acts`: every act's verb, colour and shape are right, in the right stages; `arguments`: also its new
-    colour, zone and size; `exact`: the whole canonical text is. A push counts as the move it looks like.
+    colour, zone and size; `exact`: the text equals the canonical one. A push counts as a move, which
+    looks the same.
     """
     results: dict[str, dict[str, Figure]] = {}
     for split in INVERSE_SPLITS:
         tally = Tally()
         wanted = _composed if split == "compositions" else single
-        samples = chosen(split, seed, num_samples, wanted)
+        samples = select(split, seed, num_samples, wanted)
         observations = [(sample.clip.first_frame[None], sample.clip.frames) for sample in samples]
         texts = _read(subject, observations, [WHAT_HAPPENED] * len(samples))
         for sample, text in zip(samples, texts, strict=True):
@@ -97,7 +99,7 @@ def inverse_dynamics(
 
 
 def question_kind(prompt: str) -> str:
-    """Return what a question asks for."""
+    """Return the kind of a question."""
     return next((kind for start, kind in _KINDS.items() if prompt.startswith(start)), "other")
 
 
@@ -111,7 +113,7 @@ def _read(subject: Subject, observations: Sequence[Shown], prompts: Sequence[str
 
 
 def _seen(sample: Sample, moving: bool) -> tuple[np.ndarray, Scene]:
-    """Return frames, and the scene that their description tells."""
+    """Return frames and the scene that describes them."""
     clip = sample.clip
     return (clip.frames, clip.after) if moving else (clip.first_frame[None], clip.before)
 
@@ -152,14 +154,14 @@ def _parsed(text: str) -> Plan | None:
 
 
 def _heads(plan: Plan) -> list[Counter[tuple[str | None, ...]]]:
-    """Return what is done to which object in every stage; the acts of a stage have no order."""
+    """Return the verb and the object of every act by stage; the acts of a stage are unordered."""
     return [
         Counter((act.deed, act.target_colour, act.target_shape) for act in stage) for stage in plan.stages
     ]
 
 
 def _whole(plan: Plan) -> list[Counter[Act]]:
-    """Return all that is said of every act, stage by stage, a push as the move that it looks like."""
+    """Return every act by stage, with pushes as moves."""
     return [
         Counter(Act(a.deed, a.target_colour, a.target_shape) if a.verb == "push" else a for a in s)
         for s in plan.stages

@@ -1,0 +1,56 @@
+"""The protocol by which a world judges a model: frames with a known truth, and verdicts on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from worldmodel.media.files import Frames, Picture
+from worldmodel.types import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The comparison of a frame with its truth.
+
+    Attributes:
+        named: Whether everything that the action names is right.
+        others: Whether everything else is right.
+        strict: Whether the whole frame is right.
+        note: Description of the errors, for the report.
+    """
+
+    named: bool
+    others: bool
+    strict: bool
+    note: str = ""
+
+
+class Judge(Protocol):
+    """Compares the pixels of a frame with a truth of the world's own type."""
+
+    def __call__(self, frame: Picture, truth: Any, /) -> Verdict:
+        """Return the verdict on one frame, uint8 `[h, w, 3]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One round whose outcome is known.
+
+    Attributes:
+        caption: The action in words, for the report.
+        action: The action of the round.
+        start: Frame before the round.
+        before: Truth of `start`.
+        frames: True frames of the round.
+        truths: Truth of every one of `frames`.
+        verbs: Kinds of act in the action; rates are also reported by verb.
+    """
+
+    caption: str
+    action: Action
+    start: Picture
+    before: Any
+    frames: Frames
+    truths: Sequence[Any]
+    verbs: tuple[str, ...] = ()

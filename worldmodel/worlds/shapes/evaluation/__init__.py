@@ -1,0 +1,1 @@
+"""The evaluation suite of the shapes world."""

@@ -1,0 +1,49 @@
+"""Goals of models of the shapes world."""
+
+from worldmodel.eval.goals import Goal
+
+_HELD_OUT = ("action_following", "held-out")
+_COMPOSED = ("action_following", "compositions")
+
+GOALS: tuple[Goal, ...] = (
+    Goal("Codec alone: every object of a clip's last frame survives", ("codec", "last_frame"), at_least=0.98),
+    Goal("Seen combinations: the named object is right", ("action_following", "val", "named")),
+    Goal("Seen combinations: the whole last frame is right", ("action_following", "val", "strict")),
+    Goal("Held-out combinations: the named object is right", (*_HELD_OUT, "named"), at_least=0.97),
+    Goal("Held-out combinations: the whole last frame is right", (*_HELD_OUT, "strict"), at_least=0.92),
+    Goal("Held-out combinations: every one of the 8 frames is right", (*_HELD_OUT, "every_frame")),
+    Goal("Held-out combinations: a copy of the first frame would be right", (*_HELD_OUT, "copy_strict")),
+    Goal("Held-out combinations: PSNR", (*_HELD_OUT, "psnr"), "dB", at_least=29.0),
+    Goal("Two acts in one sentence: the whole last frame is right", (*_COMPOSED, "strict"), at_least=0.82),
+    Goal("Control: the named object is right under another clip's text", ("control", "named"), at_most=0.05),
+    Goal(
+        "Rollout, one act a round, round 1: the whole last frame is right",
+        ("rollouts", "strict", 0),
+        at_least=0.92,
+    ),
+    Goal(
+        "Rollout, one act a round, round 5: the whole last frame is right",
+        ("rollouts", "strict", 4),
+        at_least=0.80,
+    ),
+    Goal(
+        "Rollout, one act a round, round 10: the whole last frame is right",
+        ("rollouts", "strict", 9),
+        at_least=0.65,
+    ),
+    Goal("Text to image: every object is right", ("text_to_image", "strict"), at_least=0.85),
+    Goal("Describe: every object's colour, shape and place are right", ("describe", "scene"), at_least=0.90),
+    Goal("Questions: the answer is exact", ("questions", "all")),
+    Goal(
+        "Inverse dynamics: verb and object of a single act are right",
+        ("inverse", "val", "acts"),
+        at_least=0.90,
+    ),
+    Goal("Inverse dynamics: held-out combinations", ("inverse", "held-out", "acts")),
+    Goal("Inverse dynamics: two acts", ("inverse", "compositions", "acts")),
+    Goal("No action: nothing changes", ("null_action", "none"), at_least=0.97),
+    Goal("Keys instead of words: the named object is right", ("keys", "named")),
+    Goal("Speed of one session", ("speed", "fps"), "fps", at_least=100.0),
+    Goal("Action to first frame", ("speed", "first_frame"), "s", at_most=0.150),
+    Goal("Cost of round 50 against round 2", ("speed", "late_to_early"), "x", at_most=1.1),
+)

@@ -1,0 +1,129 @@
+"""What is measured of models of the shapes world."""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from worldmodel.config import WorldModelConfig, height_width
+from worldmodel.errors import InputError
+from worldmodel.eval.action_following import (
+    STEPS,
+    action_following,
+    control,
+    null_action,
+    steps_vs_quality,
+    verdict_rates,
+)
+from worldmodel.eval.codec import codec
+from worldmodel.eval.drift import rollouts
+from worldmodel.eval.examples import Album
+from worldmodel.eval.goals import Goal
+from worldmodel.eval.judge import Case, Judge
+from worldmodel.eval.runner import Subject
+from worldmodel.eval.suite import CardText, EvalSettings, Part
+from worldmodel.media.files import Picture
+from worldmodel.types import Action
+from worldmodel.worlds import shapes
+from worldmodel.worlds.shapes.evaluation import cases
+from worldmodel.worlds.shapes.evaluation.card import CARD
+from worldmodel.worlds.shapes.evaluation.goals import GOALS
+from worldmodel.worlds.shapes.evaluation.images import text_to_image
+from worldmodel.worlds.shapes.evaluation.language import (
+    INVERSE_SPLITS,
+    describe,
+    inverse_dynamics,
+    questions,
+)
+from worldmodel.worlds.shapes.source import KEYS
+
+
+class ShapesSuite:
+    """The evaluation suite of the shapes world (`worldmodel.eval.suite.EvalSuite`)."""
+
+    judge: Judge = staticmethod(cases.judge_frame)
+    goals: Sequence[Goal] = GOALS
+    splits: Mapping[str, str] = {
+        "val": "Seen combinations",
+        "held-out": "Held-out combinations",
+        "compositions": "Two acts in one sentence",
+    }
+    card: CardText = CARD
+
+    def check(self, config: WorldModelConfig) -> None:
+        height, width = height_width(config.codec.image_size)
+        if (height, width) != (shapes.FRAME_SIZE, shapes.FRAME_SIZE):
+            raise InputError(
+                f"The shapes world judges frames of {shapes.FRAME_SIZE} x {shapes.FRAME_SIZE} pixels, and "
+                f"this model's have {height} x {width} (model.codec.image_size)."
+            )
+        if config.chunk_frames != shapes.FRAMES_PER_CLIP:
+            raise InputError(
+                f"The shapes world judges rounds of {shapes.FRAMES_PER_CLIP} frames, and this model's have "
+                f"{config.chunk_frames} (model.chunk_frames)."
+            )
+
+    def parts(self, settings: EvalSettings, keys: Collection[str] | None, album: Album) -> list[Part]:
+        count, rounds, seed = settings.num_samples, settings.rounds, settings.seed
+        following = [
+            Part(f"action_following/{split}", count, partial(self._following, split, count, seed, album))
+            for split in self.splits
+            if settings.split in (None, split)
+        ]
+        if settings.split is not None:
+            return following
+        pressed = [Part("keys", count, lambda s: self._keys(s, count, seed, album))]
+        takes_keys = keys is None or set(KEYS) <= set(keys)
+        quarter = -(-count // 4)
+        return [
+            Part("codec", 2 * count, lambda s: self._codec(s, count, seed, album)),
+            *following,
+            Part("control", 2 * count, lambda s: self._control(s, count, seed)),
+            Part("null_action", 2 * count, lambda s: self._null_action(s, count, seed, album)),
+            *(pressed if takes_keys else []),
+            Part("rollouts", count * rounds, lambda s: self._rollouts(s, count, rounds, seed, album)),
+            Part("text_to_image", count, lambda s: text_to_image(s, count, seed, album)),
+            Part("describe", 2 * count, lambda s: describe(s, count, seed, album)),
+            Part("questions", count, lambda s: questions(s, count, seed, album)),
+            Part("inverse", len(INVERSE_SPLITS) * count, lambda s: inverse_dynamics(s, count, seed, album)),
+            Part("steps", len(STEPS) * quarter, lambda s: self._steps(s, quarter, seed)),
+        ]
+
+    def session_inputs(self, rng: np.random.Generator, count: int) -> tuple[Picture, list[Action]]:
+        scenes = [shapes.random_scene(rng) for _ in range(count)]
+        plans = [shapes.sample_plan(rng, scene, "held-out") for scene in scenes]
+        texts = [shapes.canonical_text(plan) for plan in plans]
+        return shapes.render(shapes.random_scene(rng, 3)), [Action(text) for text in texts]
+
+    def _codec(self, subject: Subject, count: int, seed: int, album: Album) -> Any:
+        return codec(subject, cases.cases_of("val", seed, count), self.judge, album)
+
+    def _following(self, split: str, count: int, seed: int, album: Album, subject: Subject) -> Any:
+        return action_following(subject, cases.cases_of(split, seed, count), self.judge, seed, split, album)
+
+    def _control(self, subject: Subject, count: int, seed: int) -> Any:
+        samples = cases.select("val", seed, count, cases.visible)
+        others = [Action(cases.other_text(samples, index)) for index in range(len(samples))]
+        return control(subject, [cases.case_of(sample) for sample in samples], others, self.judge, seed)
+
+    def _null_action(self, subject: Subject, count: int, seed: int, album: Album) -> Any:
+        samples = cases.samples_of("val", seed, count)
+        actions = {"none": Action(), "text": Action(cases.STAY_TEXT)}
+        still = {
+            name: [cases.still_case(sample, action) for sample in samples] for name, action in actions.items()
+        }
+        return null_action(subject, still, self.judge, seed, album)
+
+    def _keys(self, subject: Subject, count: int, seed: int, album: Album) -> Any:
+        pressed = [cases.key_case(sample) for sample in cases.select("val", seed, count, cases.on_keys)]
+        return verdict_rates(subject, pressed, self.judge, seed, "keys", album)
+
+    def _rollouts(self, subject: Subject, count: int, rounds: int, seed: int, album: Album) -> Any:
+        def sample(index: int) -> list[Case]:
+            return [cases.case_of(each) for each in shapes.sample_rollout("single", seed, index, rounds)]
+
+        return rollouts(subject, sample, self.judge, count, rounds, seed, album)
+
+    def _steps(self, subject: Subject, count: int, seed: int) -> Any:
+        return steps_vs_quality(subject, cases.cases_of("held-out", seed, count), self.judge, seed)
