@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from worldmodel.cli.parser import Parser
 from worldmodel.errors import ConfigError, ModelError
+from worldmodel.worlds import World, get_world
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -38,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="what to serve (default: shapes-tiny)")
     parser.add_argument("--server", metavar="URL", help=f"a running server; its key stands in {KEY_VARIABLE}")
+    parser.add_argument(
+        "--world", metavar="NAME", help="world whose start images and actions are suggested (the model's)"
+    )
     parser.add_argument("--port", type=int, help="port of the page (default: a free one from 7860)")
     args = parser.parse_args(argv)
     if args.model and args.server:
@@ -49,8 +53,10 @@ def main(argv: list[str] | None = None) -> int:
         from worldmodel.demo import page
     except ImportError:
         raise ConfigError("The demo needs Gradio; run `pip install 'worldmodel[demo]'`.") from None
-    with nullcontext(args.server) if args.server else served(args.model or "shapes-tiny") as url:
-        blocks = build(url, os.environ.get(KEY_VARIABLE) if args.server else None)
+    model = None if args.server else args.model or "shapes-tiny"
+    world = args.world or (world_of(model) if model else None)
+    with served(model) if model else nullcontext(args.server) as url:
+        blocks = build(url, os.environ.get(KEY_VARIABLE) if args.server else None, world)
         try:
             address = page.launch(blocks, args.port, block=False)
         except OSError:
@@ -63,12 +69,28 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def build(client_url: str, api_key: str | None = None) -> "gr.Blocks":
-    """Return the page for the server at `client_url`; `page.launch` shows it."""
+def build(client_url: str, api_key: str | None = None, world: str | None = None) -> "gr.Blocks":
+    """Return the page for the server at `client_url`; `page.launch` shows it.
+
+    Args:
+        client_url: Address of the server.
+        api_key: Key of the server.
+        world: Name of the world whose start images and actions the page suggests.
+
+    Raises:
+        ConfigError: There is no such world.
+    """
     from worldmodel.demo.page import Page
     from worldmodel.serving.client import AsyncClient
 
-    return Page(AsyncClient(client_url, api_key)).blocks
+    return Page(AsyncClient(client_url, api_key), get_world(world) if world else World()).blocks
+
+
+def world_of(model: str) -> str | None:
+    """Return the name of a model's world."""
+    from worldmodel import hub
+
+    return hub.read_config(hub.resolve(model)).world
 
 
 @contextmanager

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from worldmodel.demo.scenes import Scene, Thing, find, named
 from worldmodel.errors import InputError
 from worldmodel.media.files import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
 from worldmodel.serving.client.transport import AnyAction
 from worldmodel.types import Action
+from worldmodel.worlds.base import StartImage, Target, World
 
 MAX_BRANCHES = 4
 MAX_MOMENTS = 200
@@ -29,7 +29,8 @@ class Moment:
     """What led here; None for a beginning."""
     clip: Frames
     snapshot: str | None = None
-    things: tuple[Thing, ...] = ()
+    targets: tuple[Target, ...] = ()
+    """Objects that suggested actions name."""
 
     @property
     def label(self) -> str:
@@ -59,6 +60,8 @@ class Journey:
     """All branches of one visitor; its calls wait for each other."""
 
     client: AsyncClient
+    catalog: World
+    """The world that suggests actions."""
     branches: list[Branch]
     current: int = 0
     futures: list[tuple[AsyncRemoteWorld, Moment]] = field(default_factory=list)
@@ -67,27 +70,29 @@ class Journey:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
-    async def from_scene(cls, client: AsyncClient, scene: Scene, seed: int) -> "Journey":
-        """Start from a drawn scene."""
-        return await cls._begin(client, await client.worlds.create(scene.frame, seed=seed), find(scene.frame))
+    async def from_image(cls, client: AsyncClient, catalog: World, start: StartImage, seed: int) -> "Journey":
+        """Start from one of the world's images."""
+        world = await client.worlds.create(start.image, seed=seed)
+        return await cls._begin(client, catalog, world, catalog.targets_in(start.image))
 
     @classmethod
-    async def from_upload(cls, client: AsyncClient, data: bytes, seed: int) -> "Journey":
-        """Start from a visitor's picture or clip."""
-        return await cls._begin(client, await client.worlds.create(data, seed=seed))
+    async def from_upload(cls, client: AsyncClient, catalog: World, data: bytes, seed: int) -> "Journey":
+        """Start from a visitor's image or clip."""
+        return await cls._begin(client, catalog, await client.worlds.create(data, seed=seed))
 
     @classmethod
-    async def from_text(cls, client: AsyncClient, text: str, seed: int) -> "Journey":
+    async def from_text(cls, client: AsyncClient, catalog: World, text: str, seed: int) -> "Journey":
         """Start from a description."""
-        return await cls._begin(client, await client.worlds.create(text=text, seed=seed), named(text))
+        world = await client.worlds.create(text=text, seed=seed)
+        return await cls._begin(client, catalog, world, catalog.targets_named(text))
 
     @classmethod
     async def _begin(
-        cls, client: AsyncClient, world: AsyncRemoteWorld, things: tuple[Thing, ...] = ()
+        cls, client: AsyncClient, catalog: World, world: AsyncRemoteWorld, targets: tuple[Target, ...] = ()
     ) -> "Journey":
         first = Moment(None, await world.frames(), await world.snapshot())
-        first.things = await _look(world, first, things)
-        return cls(client, [Branch("Main", world, [first])])
+        first.targets = await _find_targets(catalog, world, first, targets)
+        return cls(client, catalog, [Branch("Main", world, [first])])
 
     @property
     def branch(self) -> Branch:
@@ -195,21 +200,23 @@ class Journey:
         await asyncio.gather(*(world.close() for world in self.worlds), return_exceptions=True)
 
     async def _append(self, branch: Branch, moment: Moment) -> None:
-        earlier = branch.now.things
+        earlier = branch.now.targets
         branch.moments[branch.at + 1 :] = [moment]
         branch.at += 1
         moment.snapshot = await branch.world.snapshot()
-        moment.things = await _look(branch.world, moment, earlier)
+        moment.targets = await _find_targets(self.catalog, branch.world, moment, earlier)
 
     async def _drop_futures(self) -> None:
         await asyncio.gather(*(world.close() for world, _ in self.futures))
         self.futures = []
 
 
-async def _look(world: AsyncRemoteWorld, moment: Moment, before: tuple[Thing, ...]) -> tuple[Thing, ...]:
-    """Find what can be acted on: in the pixels, else in the model's words, else what was there before.
+async def _find_targets(
+    catalog: World, world: AsyncRemoteWorld, moment: Moment, before: tuple[Target, ...]
+) -> tuple[Target, ...]:
+    """Return the objects that actions can name: from pixels, or the model's description, or as before.
 
-    What was there before keeps its place, so that nothing jumps away from under a finger.
+    Earlier ones keep their order, so that buttons do not move.
     """
-    seen = find(moment.clip[-1]) or named(await world.describe()) or before
-    return tuple(sorted(seen, key=lambda thing: before.index(thing) if thing in before else len(before)))
+    found = catalog.targets_in(moment.clip[-1]) or catalog.targets_named(await world.describe()) or before
+    return tuple(sorted(found, key=lambda each: before.index(each) if each in before else len(before)))

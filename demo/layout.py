@@ -1,9 +1,11 @@
 """Where everything is on the page; what happens when it is pressed stands in page.py."""
 
+from collections.abc import Sequence
+
 import gradio as gr
 
 from worldmodel.demo import pictures
-from worldmodel.demo.scenes import examples
+from worldmodel.worlds.base import StartImage
 
 # Values of gr.HTML go through `${value}` alone: a Handlebars tag would run what a visitor wrote.
 PRESSED = """
@@ -30,9 +32,9 @@ TEXT_LIMIT, QUESTION_LIMIT = 1000, 400
 class Layout:
     """All components, built in the order in which they stand."""
 
-    def __init__(self, state: gr.State) -> None:
+    def __init__(self, state: gr.State, start_images: Sequence[StartImage]) -> None:
         """Lay out the page in the Blocks that is open."""
-        self.journey = state
+        self.journey, self._start_images = state, start_images
         self.head = gr.HTML(pictures.header("Steer a world by words."), elem_id="wm-head")
         with gr.Tabs(elem_id="wm-tabs"):
             with gr.Tab("Steer"):
@@ -48,7 +50,7 @@ class Layout:
 
     def _lay_out_start(self) -> None:
         gr.HTML('<h2>Pick a scene</h2><p class="wm-quiet">Then say what happens next, round after round.</p>')
-        self.tiles = gr.HTML(pictures.tiles(examples()), js_on_load=PRESSED, elem_id="wm-tiles")
+        self.tiles = gr.HTML(pictures.tiles(self._start_images), js_on_load=PRESSED, elem_id="wm-tiles")
         with gr.Row(equal_height=False, elem_id="wm-own"):
             with gr.Column(min_width=280):
                 gr.HTML("<h3>or bring your own</h3>")

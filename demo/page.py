@@ -12,11 +12,11 @@ import gradio as gr
 from worldmodel.demo import pictures
 from worldmodel.demo.journey import Journey
 from worldmodel.demo.layout import Layout
-from worldmodel.demo.scenes import examples, suggestions
 from worldmodel.demo.theme import theme
 from worldmodel.errors import InputError, WorldModelError
 from worldmodel.serving.client import AsyncClient
 from worldmodel.serving.client.transport import AnyAction
+from worldmodel.worlds import World
 
 MAX_UPLOAD = "20mb"
 STATE_LIFETIME_S = 3600
@@ -71,12 +71,13 @@ def _told(handler: Handler) -> Handler:
 class Page:
     """Handlers of the page; a visitor's journey is the only state, and every visitor has their own."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        """Lay out the page over a server's client."""
-        self.client = client
+    def __init__(self, client: AsyncClient, catalog: World) -> None:
+        """Lay out the page over a server's client, with the start images and actions of a world."""
+        self.client, self.catalog = client, catalog
+        self.start_images = catalog.start_images()
         with gr.Blocks(title="worldmodel", analytics_enabled=False) as self.blocks:
             state = gr.State(None, time_to_live=STATE_LIFETIME_S, delete_callback=_end())
-            self.at = Layout(state)
+            self.at = Layout(state, self.start_images)
             self._connect()
 
     def _connect(self) -> None:
@@ -142,19 +143,21 @@ class Page:
             return gr.skip()
 
     async def _start_scene(self, journey: Journey | None, seed: float, event: gr.EventData) -> Shown:
-        scene = examples()[_index(event, len(examples()))]
-        return await self._start(journey, await Journey.from_scene(self.client, scene, _seed(seed)))
+        start = self.start_images[_index(event, len(self.start_images))]
+        begun = await Journey.from_image(self.client, self.catalog, start, _seed(seed))
+        return await self._start(journey, begun)
 
     async def _start_upload(self, journey: Journey | None, data: bytes | None, seed: float) -> Shown:
         if not data:
             raise InputError("The file is empty; use a PNG, JPEG, WebP or MP4.")
-        begun = await Journey.from_upload(self.client, data, _seed(seed))
+        begun = await Journey.from_upload(self.client, self.catalog, data, _seed(seed))
         return {**await self._start(journey, begun), self.at.upload: None}
 
     async def _start_text(self, journey: Journey | None, text: str, seed: float) -> Shown:
         if not text.strip():
             raise InputError("Say what the scene should show, or pick one of the pictures.")
-        return await self._start(journey, await Journey.from_text(self.client, text.strip(), _seed(seed)))
+        begun = await Journey.from_text(self.client, self.catalog, text.strip(), _seed(seed))
+        return await self._start(journey, begun)
 
     async def _start(self, before: Journey | None, begun: Journey) -> Shown:
         if before is not None:
@@ -211,8 +214,10 @@ class Page:
         return self._show(begun)
 
     async def _open_compare(self, journey: Journey | None) -> Shown:
-        deeds = [text for _, row in suggestions(_begun(journey).branch.now.things) for _, text in row]
-        first, second = (deeds[1], deeds[4]) if deeds else ("", "")
+        suggested = [
+            act for row in self.catalog.target_actions(_begun(journey).branch.now.targets) for act in row
+        ]
+        first, second = (suggested[1].text, suggested[4].text) if len(suggested) > 4 else ("", "")
         return {self.at.compare: gr.Column(visible=True), self.at.first: first, self.at.second: second}
 
     async def _compare(self, journey: Journey | None, first: str, second: str) -> Shown:
@@ -272,7 +277,7 @@ class Page:
             at.stage: pictures.stage(branch.now, before, info.fps, f"Round {branch.at}"),
             at.strip: pictures.strip(branch),
             at.branches: pictures.branches(journey),
-            at.palette: pictures.palette(branch.now.things, branch.at, keys),
+            at.palette: pictures.palette(self.catalog, branch.now.targets, branch.at, keys),
             at.said: "",
             **dict.fromkeys(at.stages, ""),
         }

@@ -15,13 +15,14 @@ import numpy as np
 from PIL import Image
 
 from worldmodel.demo.journey import Branch, Journey, Moment
-from worldmodel.demo.scenes import Scene, Thing, newcomer, suggestions
 from worldmodel.media.files import Frames, Picture, write_video
-from worldmodel.worlds.shapes import PALETTE
+from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
 
 STAGE_SIDE = 512
 """Clips are enlarged at least to this side: a browser would blur what it enlarges itself."""
 FILM_SIDE = 384
+MAX_TARGETS = 5
+"""Rows of suggestions; more would push the row of moments off the screen."""
 
 
 def data_uri(data: bytes, kind: str) -> str:
@@ -89,19 +90,16 @@ def branches(journey: Journey) -> str:
     return f'<div class="wm-branches" role="group" aria-label="Branches">{"".join(buttons)}</div>'
 
 
-def palette(things: Sequence[Thing], turn: int, keys: Sequence[str] = ()) -> str:
-    """Return suggested actions: a row of deeds for each thing, and what concerns none of them."""
+def palette(catalog: World, targets: Sequence[Target], turn: int, keys: Sequence[str] = ()) -> str:
+    """Return suggested actions: a row for each target, and one of actions without a target."""
+    targets = targets[:MAX_TARGETS]
     rows = [
-        _row(
-            f'<i style="background:rgb{PALETTE[thing.colour]}"></i>{escape(str(thing))}',
-            (_chip(label, text) for label, text in deeds),
-        )
-        for thing, deeds in suggestions(things)
+        _row(_swatch(target.colour) + escape(target.name), map(_chip, actions))
+        for target, actions in zip(targets, catalog.target_actions(targets), strict=True)
     ]
-    others = [_chip(key, key, "key") for key in keys] + [_chip("time passes", "", "wait")]
-    if things:
-        text = newcomer(things, turn)
-        others.append(_chip(f"+ {text.split(' appears')[0]}", text))
+    others = [_chip(SuggestedAction(key, key), "key") for key in keys]
+    others.append(_chip(SuggestedAction("time passes", ""), "wait"))
+    others += map(_chip, catalog.other_actions(targets, turn))
     rows.append(_row("anything", others))
     return f'<div class="wm-palette" aria-label="Suggested actions">{"".join(rows)}</div>'
 
@@ -110,21 +108,24 @@ def _row(name: str, chips: Iterable[str]) -> str:
     return f'<div class="wm-thing"><span class="wm-name">{name}</span><span>{"".join(chips)}</span></div>'
 
 
-def _chip(label: str, text: str, kind: str = "text") -> str:
-    told, colour = escape(text or label, quote=True), PALETTE.get(text.rpartition(" turns ")[2])
-    swatch = f'<i style="background:rgb{colour}"></i>' if colour else ""
+def _chip(action: SuggestedAction, kind: str = "text") -> str:
+    title, text = escape(action.text or action.label, quote=True), escape(action.text, quote=True)
     return (
-        f'<button type="button" class="wm-chip" data-kind="{kind}" data-act="{escape(text, quote=True)}" '
-        f'title="{told}" aria-label="{told}">{escape(label)}{swatch}</button>'
+        f'<button type="button" class="wm-chip" data-kind="{kind}" data-act="{text}" '
+        f'title="{title}" aria-label="{title}">{escape(action.label)}{_swatch(action.colour)}</button>'
     )
 
 
-def tiles(scenes: Iterable[Scene]) -> str:
-    """Return the scenes to start from."""
+def _swatch(colour: tuple[int, int, int] | None) -> str:
+    return f'<i style="background:rgb{colour}"></i>' if colour else ""
+
+
+def tiles(start_images: Iterable[StartImage]) -> str:
+    """Return the images to start from."""
     cells = [
         f'<button type="button" class="wm-tile" data-index="{index}">'
-        f'<img src="{picture(scene.frame)}" alt=""><small>{escape(scene.title)}</small></button>'
-        for index, scene in enumerate(scenes)
+        f'<img src="{picture(start.image)}" alt=""><small>{escape(start.title)}</small></button>'
+        for index, start in enumerate(start_images)
     ]
     return f'<div class="wm-tiles">{"".join(cells)}</div>'
 
