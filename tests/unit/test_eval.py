@@ -100,7 +100,7 @@ class TrueSubject:
 
 
 class CopySubject(TrueSubject):
-    """Repeats the first frame and has one thing to say."""
+    """Repeats the first frame and always gives the same answer."""
 
     def open(self, pictures: np.ndarray, seeds: Sequence[int]) -> Worlds:
         still = np.repeat(pictures[:, None], shapes.FRAMES_PER_CLIP, axis=1)

@@ -45,8 +45,8 @@ def test_two_actions_make_two_futures_of_one_scene(tiny: WorldModel) -> None:
     session.reset(shapes.render(scene))
     other = session.fork()
     gone, blown = session.step("the red ball vanishes"), other.step("the blue box explodes")
-    assert {thing.colour for thing in shapes.find_things(gone[-1], "night")} == {"blue"}
-    assert {thing.colour for thing in shapes.find_things(blown[-1], "night")} == {"red"}
+    assert {obj.colour for obj in shapes.find_objects(gone[-1], "night")} == {"blue"}
+    assert {obj.colour for obj in shapes.find_objects(blown[-1], "night")} == {"red"}
 
 
 def test_it_says_what_it_sees(tiny: WorldModel) -> None:
@@ -65,8 +65,8 @@ def test_it_tells_scenes_and_actions(tiny: WorldModel) -> None:
 
 def test_a_text_makes_a_scene(tiny: WorldModel) -> None:
     frames = tiny.session(seed=1).reset(text="night background, a large red ball at the left")
-    found = shapes.find_things(frames[-1], "night")
-    assert [thing.colour for thing in found] == ["red"]
+    found = shapes.find_objects(frames[-1], "night")
+    assert [obj.colour for obj in found] == ["red"]
     assert found[0].x < 32
 
 

@@ -24,12 +24,12 @@ from worldmodel.worlds.shapes import (
     Plan,
     Sample,
     Scene,
-    Thing,
+    SceneObject,
     backdrop,
     canonical_text,
     caption,
     documents,
-    find_things,
+    find_objects,
     held_out,
     judge,
     parse,
@@ -58,15 +58,15 @@ def clips(split: str, count: int = 300) -> tuple[Sample, ...]:
 
 
 def assert_sound(scene: Scene) -> None:
-    solid = [thing for thing in scene.things if not thing.transient]
-    assert all(inside(thing) for thing in solid)
+    solid = [obj for obj in scene.objects if not obj.transient]
+    assert all(inside(obj) for obj in solid)
     assert all(apart(a, b) for index, a in enumerate(solid) for b in solid[:index])
-    assert len({thing.colour for thing in solid}) == len(solid)
+    assert len({obj.colour for obj in solid}) == len(solid)
 
 
-def only(scene: Scene) -> Thing:
-    (thing,) = scene.things
-    return thing
+def only(scene: Scene) -> SceneObject:
+    (obj,) = scene.objects
+    return obj
 
 
 def test_half_transparent_pixels_are_never_nearest_to_a_third_colour() -> None:
@@ -108,7 +108,7 @@ def test_things_stay_apart_inside_and_end_at_rest(split: str) -> None:
         assert len(sample.clip.scenes) == FRAMES_PER_CLIP
         for scene in (sample.clip.before, *sample.clip.scenes):
             assert_sound(scene)
-        assert all(thing.at_rest for thing in sample.clip.scenes[-1].things), sample.text
+        assert all(obj.at_rest for obj in sample.clip.scenes[-1].objects), sample.text
         assert np.array_equal(render(sample.clip.after), sample.clip.frames[-1]), sample.text
 
 
@@ -117,7 +117,7 @@ def test_things_stay_apart_inside_and_end_at_rest(split: str) -> None:
 def test_crowded_scenes_stay_sound_whatever_is_done(seed: int) -> None:
     rng = np.random.default_rng(seed)
     scene = random_scene(rng, 6)
-    colours = [thing.colour for thing in scene.things]
+    colours = [obj.colour for obj in scene.objects]
     acts = [Act(("grow", "left", "up", "fall", "right")[int(rng.integers(5))], c) for c in colours[:3]]
     for _ in range(4):
         clip = simulate(scene, Plan((tuple(acts),)))
@@ -130,14 +130,18 @@ def test_crowded_scenes_stay_sound_whatever_is_done(seed: int) -> None:
     ("verb", "expected"), [("left", (14, 30)), ("right", (46, 30)), ("up", (30, 14)), ("down", (30, 46))]
 )
 def test_moves_go_sixteen_pixels(verb: str, expected: tuple[int, int]) -> None:
-    clip = simulate(Scene("night", (Thing("red", "ball", "small", 30, 30),)), Plan(((Act(verb, "red"),),)))
+    clip = simulate(
+        Scene("night", (SceneObject("red", "ball", "small", 30, 30),)), Plan(((Act(verb, "red"),),))
+    )
     assert (only(clip.after).x, only(clip.after).y) == expected
     steps = [abs(only(scene).x - 30) + abs(only(scene).y - 30) for scene in clip.scenes]
     assert steps == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
 def test_a_wall_stops_what_is_pushed_and_then_the_pusher() -> None:
-    scene = Scene("night", (Thing("red", "ball", "small", 30, 30), Thing("blue", "box", "small", 15, 30)))
+    scene = Scene(
+        "night", (SceneObject("red", "ball", "small", 30, 30), SceneObject("blue", "box", "small", 15, 30))
+    )
     after = simulate(scene, parse("push the red ball left")).after
     red, blue = after.find("red"), after.find("blue")
     assert red is not None and blue is not None
@@ -145,7 +149,9 @@ def test_a_wall_stops_what_is_pushed_and_then_the_pusher() -> None:
 
 
 def test_things_fall_on_what_is_below_them() -> None:
-    scene = Scene("dusk", (Thing("red", "ball", "small", 30, 10), Thing("blue", "box", "small", 30, 50)))
+    scene = Scene(
+        "dusk", (SceneObject("red", "ball", "small", 30, 10), SceneObject("blue", "box", "small", 30, 50))
+    )
     clip = simulate(scene, parse("the red ball falls"))
     red = clip.after.find("red")
     assert red is not None and red.y == 50 - 11
@@ -153,7 +159,7 @@ def test_things_fall_on_what_is_below_them() -> None:
 
 
 def test_a_jump_ends_where_it_began_and_stays_below_the_ceiling() -> None:
-    scene = Scene("slate", (Thing("white", "cross", "medium", 30, 16),))
+    scene = Scene("slate", (SceneObject("white", "cross", "medium", 30, 16),))
     clip = simulate(scene, parse("the white cross jumps"))
     assert clip.after == scene
     lifts = [only(truth).lift for truth in clip.scenes]
@@ -161,7 +167,9 @@ def test_a_jump_ends_where_it_began_and_stays_below_the_ceiling() -> None:
 
 
 def test_growing_pushes_neighbours_and_stays_in_the_frame() -> None:
-    scene = Scene("forest", (Thing("red", "box", "medium", 7, 30), Thing("blue", "box", "medium", 22, 30)))
+    scene = Scene(
+        "forest", (SceneObject("red", "box", "medium", 7, 30), SceneObject("blue", "box", "medium", 22, 30))
+    )
     after = simulate(scene, parse("the red box grows")).after
     red, blue = after.find("red"), after.find("blue")
     assert red is not None and blue is not None
@@ -171,7 +179,9 @@ def test_growing_pushes_neighbours_and_stays_in_the_frame() -> None:
 @pytest.mark.parametrize("verb", ["vanish", "explode"])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_what_leaves_is_gone_before_the_end(verb: str, stages: int) -> None:
-    scene = Scene("forest", (Thing("red", "box", "medium", 30, 30), Thing("blue", "box", "small", 8, 8)))
+    scene = Scene(
+        "forest", (SceneObject("red", "box", "medium", 30, 30), SceneObject("blue", "box", "small", 8, 8))
+    )
     plan = Plan(((Act(verb, "red"),), (Act("right", "blue"),))[:stages])
     clip = simulate(scene, plan)
     assert clip.scenes[0].find("red") is not None and clip.after.find("red") is None
@@ -182,11 +192,11 @@ def test_what_leaves_is_gone_before_the_end(verb: str, stages: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("the blue ball moves left", "there is no blue thing"),
+        ("the blue ball moves left", "there is no blue object"),
         ("the red box moves left", "not box"),
         ("the large red ball moves left", "not large"),
-        ("the red ball turns red", "already a red thing"),
-        ("a small red box appears at the top", "already a red thing"),
+        ("the red ball turns red", "already a red object"),
+        ("a small red box appears at the top", "already a red object"),
         ("the red ball moves left and the red ball grows", "share a target"),
         ("the red ball sings", "is not an action"),
         ("", "is not an action"),
@@ -194,7 +204,7 @@ def test_what_leaves_is_gone_before_the_end(verb: str, stages: int) -> None:
 )
 def test_impossible_sentences_are_refused_with_a_reason(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        simulate(Scene("night", (Thing("red", "ball", "small", 30, 30),)), parse(text))
+        simulate(Scene("night", (SceneObject("red", "ball", "small", 30, 30),)), parse(text))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -219,7 +229,7 @@ def test_every_phrasing_and_the_canonical_one_play_the_same(seed: int, split: st
 
 def test_phrasings_vary() -> None:
     rng = np.random.default_rng(0)
-    scene = Scene("night", (Thing("red", "ball", "small", 30, 30),))
+    scene = Scene("night", (SceneObject("red", "ball", "small", 30, 30),))
     told = {plan_to_text(parse("the red ball moves left"), scene, rng) for _ in range(300)}
     assert {"the red ball moves left", "the red one moves left"} <= told and len(told) > 15
     assert canonical_text(parse("push the red ball left")) == "the red ball moves left"
@@ -232,7 +242,7 @@ def test_captions_of_zone_scenes_read_back_exactly(seed: int) -> None:
     scene = zone_scene(np.random.default_rng(seed))
     again = parse_caption(caption(scene))
     assert_sound(scene)
-    assert again.background == scene.background and set(again.things) == set(scene.things)
+    assert again.background == scene.background and set(again.objects) == set(scene.objects)
     assert caption(again) == caption(scene)
 
 
@@ -260,7 +270,7 @@ def test_questions_have_short_true_answers(seed: int) -> None:
     numbers = ("zero", "one", "two", "three", "four")
     assert answer in {*numbers, *COLOURS, *SHAPES, *SIZES, *ZONES, "yes", "no"}
     if asked == "how many things are there":
-        assert answer == numbers[len(scene.things)]
+        assert answer == numbers[len(scene.objects)]
 
 
 def test_held_out_triples_are_an_eighth_and_never_shown_in_training() -> None:
@@ -314,33 +324,33 @@ def test_the_judge_passes_the_truth_and_fails_a_copy_of_the_start(split: str) ->
         verdict = judge(clip.frames[-1], clip.after)
         passed += verdict.strict
         assert not verdict.strict or (verdict.named_right(clip.plan) and verdict.others_right(clip.plan))
-        if set(clip.before.things) != set(clip.after.things):
+        if set(clip.before.objects) != set(clip.after.objects):
             changing += 1
             fooled += judge(clip.first_frame, clip.after).strict
     assert passed >= 0.99 * len(clips(split)) and changing > 200 and fooled <= 0.01 * changing
 
 
 def test_the_judge_tells_apart_the_named_thing_and_the_others() -> None:
-    red, blue = Thing("red", "ball", "medium", 20, 40), Thing("blue", "box", "large", 45, 20)
+    red, blue = SceneObject("red", "ball", "medium", 20, 40), SceneObject("blue", "box", "large", 45, 20)
     plan = parse("the red ball moves left")
     truth = Scene("slate", (red, blue))
 
-    def seen(*things: Thing) -> tuple[bool, bool, bool]:
-        verdict = judge(render(Scene("slate", things)), truth)
+    def seen(*objects: SceneObject) -> tuple[bool, bool, bool]:
+        verdict = judge(render(Scene("slate", objects)), truth)
         return verdict.strict, verdict.named_right(plan), verdict.others_right(plan)
 
     assert seen(red, blue) == (True, True, True)
     assert seen(blue) == (False, False, True)
     assert seen(red) == (False, True, False)
-    assert seen(Thing("red", "ball", "medium", 24, 40), blue) == (False, True, True)
-    assert seen(Thing("red", "ball", "medium", 26, 40), blue) == (False, False, True)
-    assert seen(Thing("red", "box", "medium", 20, 40), blue) == (False, False, True)
-    assert seen(Thing("red", "ball", "large", 20, 40), blue) == (False, False, True)
-    assert seen(red, blue, Thing("green", "ball", "small", 20, 10)) == (False, True, False)
+    assert seen(SceneObject("red", "ball", "medium", 24, 40), blue) == (False, True, True)
+    assert seen(SceneObject("red", "ball", "medium", 26, 40), blue) == (False, False, True)
+    assert seen(SceneObject("red", "box", "medium", 20, 40), blue) == (False, False, True)
+    assert seen(SceneObject("red", "ball", "large", 20, 40), blue) == (False, False, True)
+    assert seen(red, blue, SceneObject("green", "ball", "small", 20, 10)) == (False, True, False)
 
 
 def test_what_should_have_gone_must_be_gone() -> None:
-    red, blue = Thing("red", "ball", "medium", 20, 40), Thing("blue", "box", "large", 45, 20)
+    red, blue = SceneObject("red", "ball", "medium", 20, 40), SceneObject("blue", "box", "large", 45, 20)
     before = Scene("dusk", (red, blue))
     for text in ("the red ball explodes", "the red ball turns green"):
         plan = parse(text)
@@ -354,9 +364,9 @@ def test_the_judge_stands_noise_and_knows_every_thing() -> None:
         for shape in SHAPES:
             for size in SIZES:
                 for colour in COLOURS:
-                    frame = render(Scene(background, (Thing(colour, shape, size, 30, 33),)))
+                    frame = render(Scene(background, (SceneObject(colour, shape, size, 30, 33),)))
                     noisy = np.clip(frame + rng.normal(0, 8, frame.shape), 0, 255).astype(np.uint8)
-                    (found,) = find_things(noisy, background)
+                    (found,) = find_objects(noisy, background)
                     assert (found.colour, found.shape) == (colour, shape)
     with pytest.raises(ValueError, match="shape"):
-        find_things(np.zeros((32, 32, 3), np.uint8), "night")
+        find_objects(np.zeros((32, 32, 3), np.uint8), "night")

@@ -1,6 +1,6 @@
 """A procedural world of shapes, with sentences, exact physics and a judge that looks at pixels."""
 
-from worldmodel.worlds.shapes.judge import Found, ThingVerdict, Verdict, find_things, judge
+from worldmodel.worlds.shapes.judge import Found, ObjectVerdict, Verdict, find_objects, judge
 from worldmodel.worlds.shapes.language import (
     canonical_text,
     caption,
@@ -40,7 +40,7 @@ from worldmodel.worlds.shapes.scene import (
     SIZES,
     ZONES,
     Scene,
-    Thing,
+    SceneObject,
     place_in_zone,
     random_scene,
     zone_center,
@@ -65,18 +65,18 @@ __all__ = [
     "Act",
     "Clip",
     "Found",
+    "ObjectVerdict",
     "Plan",
     "Sample",
     "Scene",
-    "Thing",
-    "ThingVerdict",
+    "SceneObject",
     "Verdict",
     "advance",
     "backdrop",
     "canonical_text",
     "caption",
     "documents",
-    "find_things",
+    "find_objects",
     "held_out",
     "judge",
     "parse",

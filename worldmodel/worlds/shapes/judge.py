@@ -1,4 +1,4 @@
-"""Finds things in pixels and says whether they are what the truth says."""
+"""The judge: finds objects in pixels and compares them with the truth."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from worldmodel.worlds.shapes.physics import Plan
 from worldmodel.worlds.shapes.render import backdrop, render, sprite
-from worldmodel.worlds.shapes.scene import COLOURS, FRAME_SIZE, PALETTE, RADII, SHAPES, Scene, Thing
+from worldmodel.worlds.shapes.scene import COLOURS, FRAME_SIZE, PALETTE, RADII, SHAPES, Scene, SceneObject
 
 MIN_AREA = 25.0
 PLACE_TOLERANCE = 3.0
@@ -18,8 +18,8 @@ AREA_RATIOS = (0.6, 1.67)
 
 _WINDOW = 45
 _MIDDLE = _WINDOW // 2
-# Rings of backdrop pixels around a thing that count with their share of its colour: one for sharp edges, one
-# more for the blur of a codec.
+# Rings of backdrop pixels around an object that count with their share of its colour: one for sharp edges,
+# one more for the blur of a codec.
 _EDGE = 2
 _HIDDEN = 0.5
 _COVERED = 0.9
@@ -28,7 +28,7 @@ _PALETTE = np.array(list(PALETTE.values()), np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A thing found in a frame.
+    """An object found in a frame.
 
     Attributes:
         colour: One of `COLOURS`.
@@ -46,13 +46,13 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class ThingVerdict:
-    """How one true thing came out.
+class ObjectVerdict:
+    """The comparison of one true object with the frame.
 
     Attributes:
         colour: Its true colour, by which it is looked for.
         present: Whether enough of this colour was found.
-        exempt: Whether the truth itself hides the thing or has it on its way out, so that nothing is asked.
+        exempt: Whether the truth itself hides the object or has it on its way out, so that nothing is asked.
         distance: From the true centroid to the one found, in pixels; infinite where it is not present.
         size: Whether its area is near the true one.
         shape: Whether its shape is the true one.
@@ -82,45 +82,43 @@ class ThingVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a frame compares with the truth.
+    """The comparison of a frame with the truth.
 
     Attributes:
-        things: One verdict for every true thing.
+        objects: One verdict for every true object.
         extra: Colours found in the frame that are not in the truth.
     """
 
-    things: tuple[ThingVerdict, ...]
+    objects: tuple[ObjectVerdict, ...]
     extra: tuple[str, ...]
 
     @property
     def strict(self) -> bool:
-        """Whether every true thing is right and nothing else is there."""
-        return not self.extra and all(thing.right for thing in self.things)
+        """Whether every true object is right and nothing else is there."""
+        return not self.extra and all(obj.right for obj in self.objects)
 
     def named_right(self, plan: Plan) -> bool:
-        """Returns whether the things that the plan acts on are right, or gone where they should be.
+        """Returns whether the objects that the plan acts on are right, or gone where they should be.
 
         A plan that acts on nothing is right where the whole frame is.
         """
         named, gone = _fates(plan)
         if not named | gone:
             return self.strict
-        verdicts = [thing for thing in self.things if thing.colour in named]
-        return not gone & set(self.extra) and all(
-            thing.right_within(NAMED_PLACE_TOLERANCE) for thing in verdicts
-        )
+        verdicts = [obj for obj in self.objects if obj.colour in named]
+        return not gone & set(self.extra) and all(obj.right_within(NAMED_PLACE_TOLERANCE) for obj in verdicts)
 
     def others_right(self, plan: Plan) -> bool:
-        """Returns whether all things that the plan does not act on are right, and nothing new is there."""
+        """Returns whether all objects that the plan does not act on are right, and nothing new is there."""
         named, gone = _fates(plan)
-        rest = [thing for thing in self.things if thing.colour not in named]
-        return not set(self.extra) - gone and all(thing.right for thing in rest)
+        rest = [obj for obj in self.objects if obj.colour not in named]
+        return not set(self.extra) - gone and all(obj.right for obj in rest)
 
 
-def find_things(frame: NDArray[np.uint8], background: str) -> list[Found]:
-    """Finds the things of a frame by looking at its pixels only.
+def find_objects(frame: NDArray[np.uint8], background: str) -> list[Found]:
+    """Finds the objects of a frame by looking at its pixels only.
 
-    Every pixel belongs to the nearest of the backdrop and the eight colours; a colour's pixels are one thing.
+    Every pixel belongs to the nearest of the backdrop and the eight colours; one colour is one object.
 
     Args:
         frame: Pixels of shape [h, w, 3].
@@ -139,12 +137,12 @@ def find_things(frame: NDArray[np.uint8], background: str) -> list[Found]:
     labels = np.where(to_colours.min(1) < to_empty, to_colours.argmin(1), -1).reshape(FRAME_SIZE, FRAME_SIZE)
     counts = np.bincount(labels[labels >= 0], minlength=len(COLOURS))
     candidates = np.flatnonzero(counts >= 0.6 * MIN_AREA).tolist()
-    things = (_measure(frame, backdrop(background), labels, label) for label in candidates)
-    return [thing for thing in things if thing.area >= MIN_AREA]
+    objects = (_measure(frame, backdrop(background), labels, label) for label in candidates)
+    return [obj for obj in objects if obj.area >= MIN_AREA]
 
 
 def judge(frame: NDArray[np.uint8], truth: Scene) -> Verdict:
-    """Compares the things found in a frame with a scene.
+    """Compares the objects found in a frame with a scene.
 
     Args:
         frame: Pixels of shape [h, w, 3].
@@ -153,29 +151,27 @@ def judge(frame: NDArray[np.uint8], truth: Scene) -> Verdict:
     Raises:
         ValueError: The frame is not of this world's size.
     """
-    expected = {thing.colour: thing for thing in _found_in_truth(truth)}
-    found = {thing.colour: thing for thing in find_things(frame, truth.background)}
-    verdicts = tuple(
-        _compare(thing, expected.get(thing.colour), found.get(thing.colour)) for thing in truth.things
-    )
-    known = {thing.colour for thing in truth.things} | set(expected)
+    expected = {obj.colour: obj for obj in _found_in_truth(truth)}
+    found = {obj.colour: obj for obj in find_objects(frame, truth.background)}
+    verdicts = tuple(_compare(obj, expected.get(obj.colour), found.get(obj.colour)) for obj in truth.objects)
+    known = {obj.colour for obj in truth.objects} | set(expected)
     return Verdict(verdicts, tuple(colour for colour in found if colour not in known))
 
 
 @lru_cache(maxsize=1024)
 def _found_in_truth(truth: Scene) -> tuple[Found, ...]:
-    return tuple(find_things(render(truth), truth.background))
+    return tuple(find_objects(render(truth), truth.background))
 
 
-def _compare(thing: Thing, expected: Found | None, found: Found | None) -> ThingVerdict:
-    radius = RADII[thing.size] if thing.radius is None else thing.radius
+def _compare(obj: SceneObject, expected: Found | None, found: Found | None) -> ObjectVerdict:
+    radius = RADII[obj.size] if obj.radius is None else obj.radius
     seen = 0.0 if expected is None else expected.area / (math.pi * radius**2 + 1e-6)
-    exempt = thing.transient or thing.previous_colour is not None or seen < _HIDDEN
+    exempt = obj.transient or obj.previous_colour is not None or seen < _HIDDEN
     if expected is None or found is None:
-        return ThingVerdict(thing.colour, found is not None, exempt, math.inf, False, False)
-    shapes = (thing.shape,) if seen >= _COVERED else (thing.shape, expected.shape)
-    return ThingVerdict(
-        thing.colour,
+        return ObjectVerdict(obj.colour, found is not None, exempt, math.inf, False, False)
+    shapes = (obj.shape,) if seen >= _COVERED else (obj.shape, expected.shape)
+    return ObjectVerdict(
+        obj.colour,
         True,
         exempt,
         math.hypot(found.x - expected.x, found.y - expected.y),
@@ -232,7 +228,7 @@ def _templates(quarters: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 def _fates(plan: Plan) -> tuple[set[str], set[str]]:
-    """Returns the colours that a plan's things have in the end, and those that it takes out of the scene."""
+    """Returns the colours that a plan's objects have in the end, and those that it takes out of the scene."""
     named: set[str] = set()
     gone: set[str] = set()
     for act in plan.acts:

@@ -13,7 +13,7 @@ from worldmodel.worlds.shapes.scene import (
     SIZES,
     ZONES,
     Scene,
-    Thing,
+    SceneObject,
     place_in_zone,
     zone_of,
 )
@@ -34,7 +34,7 @@ _PLURALS = {
     "cross": "crosses",
 }
 
-# {o} the thing acted on, {c} a new colour, {n} a new thing, {z} a zone; the first is canonical.
+# {o} the object acted on, {c} a new colour, {n} a new object, {z} a zone; the first is canonical.
 _MOVE = ("{o} moves WAY", "{o} goes FAR", "{o} slides WAY", "move {o} WAY", "move {o} FAR", "{o} shifts FAR")
 _PUSH = ("push {o} WAY", "push {o} FAR", "shove {o} WAY", "{o} is pushed WAY", "give {o} a push FAR")
 _FAR = {"left": "to the left", "right": "to the right", "up": "upwards", "down": "downwards"}
@@ -108,13 +108,13 @@ def _say(act: Act, scene: Scene | None, rng: np.random.Generator) -> str:
     shape = act.target_shape
     if shape is not None and rng.random() < 0.1:
         shape = _pick([word for word, meant in _SHAPE_WORDS.items() if meant == shape], rng)
-    thing = scene.find(act.target_colour) if scene is not None and act.target_colour else None
+    obj = scene.find(act.target_colour) if scene is not None and act.target_colour else None
     size, draw = act.target_size, float(rng.random())
     if act.verb != "appear":
         if draw < 0.1:
             shape = None
-        elif draw < 0.2 and thing is not None:
-            size = _pick([word for word, meant in _SIZE_WORDS.items() if meant == thing.size], rng)
+        elif draw < 0.2 and obj is not None:
+            size = _pick([word for word, meant in _SIZE_WORDS.items() if meant == obj.size], rng)
     return _fill(phrases[choice], act, shape, size)
 
 
@@ -186,23 +186,23 @@ def _parse_act(text: str) -> Act:
 
 
 def caption(scene: Scene) -> str:
-    """Describes a scene: its background, then each thing's size, colour, shape and zone in reading order."""
+    """Describes a scene: its background, then each object's size, colour, shape and zone in reading order."""
     told = [
-        f"a {thing.size} {thing.colour} {thing.shape} at the {zone_of(thing.x, thing.y)}"
-        for thing in sorted(scene.things, key=_reading_order)
+        f"a {obj.size} {obj.colour} {obj.shape} at the {zone_of(obj.x, obj.y)}"
+        for obj in sorted(scene.objects, key=_reading_order)
     ]
     return ", ".join([f"{scene.background} background", *(told or ["nothing"])])
 
 
-def _reading_order(thing: Thing) -> tuple[int, int]:
-    return ZONES.index(zone_of(thing.x, thing.y)), COLOURS.index(thing.colour)
+def _reading_order(obj: SceneObject) -> tuple[int, int]:
+    return ZONES.index(zone_of(obj.x, obj.y)), COLOURS.index(obj.colour)
 
 
 def parse_caption(text: str) -> Scene:
-    """Reads a caption as the scene it describes, every thing at the centre of its zone.
+    """Reads a caption as the scene it describes, every object at the centre of its zone.
 
     Raises:
-        ValueError: The text is not such a caption, or two things share a colour.
+        ValueError: The text is not such a caption, or two objects share a colour.
     """
     head, *parts = text.strip().lower().split(", ")
     background = head.removesuffix(" background")
@@ -211,38 +211,38 @@ def parse_caption(text: str) -> Scene:
             f"{head!r} is not a background; begin with one of: {', '.join(BACKGROUNDS)} background"
         )
     noun = rf"a ({'|'.join(_SIZE_WORDS)}) ({'|'.join(COLOURS)}) ({'|'.join(_SHAPE_WORDS)}) at the (.+)"
-    things: list[Thing] = []
+    objects: list[SceneObject] = []
     for part in [] if parts == ["nothing"] else parts:
         match = re.fullmatch(noun, part)
         if match is None or match[4] not in ZONES:
             raise ValueError(
-                f"{part!r} is not a thing; say something like 'a small red ball at the top left'"
+                f"{part!r} is not an object; say something like 'a small red ball at the top left'"
             )
-        if match[2] in [thing.colour for thing in things]:
-            raise ValueError(f"two things of {text!r} are {match[2]}; every thing has its own colour")
-        things.append(place_in_zone(match[2], _SHAPE_WORDS[match[3]], _SIZE_WORDS[match[1]], match[4]))
-    return Scene(background, tuple(things))
+        if match[2] in [obj.colour for obj in objects]:
+            raise ValueError(f"two objects of {text!r} are {match[2]}; every object has its own colour")
+        objects.append(place_in_zone(match[2], _SHAPE_WORDS[match[3]], _SIZE_WORDS[match[1]], match[4]))
+    return Scene(background, tuple(objects))
 
 
 def question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
     """Draws a question about a scene and returns it with its answer of one or two lower-case words."""
     shape = SHAPES[int(rng.integers(len(SHAPES)))]
-    same = [thing for thing in scene.things if thing.shape == shape]
+    same = [obj for obj in scene.objects if obj.shape == shape]
     kind = int(rng.integers(7))
-    if kind == 0 or not scene.things:
-        return "how many things are there", _NUMBERS[len(scene.things)]
+    if kind == 0 or not scene.objects:
+        return "how many things are there", _NUMBERS[len(scene.objects)]
     if kind == 1:
         return f"how many {_PLURALS[shape]} are there", _NUMBERS[len(same)]
     if kind == 2:
         colour = COLOURS[int(rng.integers(len(COLOURS)))]
         return f"is there a {colour} thing", "no" if scene.find(colour) is None else "yes"
-    thing = scene.things[int(rng.integers(len(scene.things)))]
-    alone = sum(other.shape == thing.shape for other in scene.things) == 1
-    name = f"the {thing.colour} {thing.shape}"
+    obj = scene.objects[int(rng.integers(len(scene.objects)))]
+    alone = sum(other.shape == obj.shape for other in scene.objects) == 1
+    name = f"the {obj.colour} {obj.shape}"
     if kind == 3 and alone:
-        return f"what colour is the {thing.shape}", thing.colour
+        return f"what colour is the {obj.shape}", obj.colour
     if kind <= 4:
-        return f"what shape is the {thing.colour} one", thing.shape
+        return f"what shape is the {obj.colour} one", obj.shape
     if kind == 5:
-        return f"where is {name}", zone_of(thing.x, thing.y)
-    return f"what size is {name}", thing.size
+        return f"where is {name}", zone_of(obj.x, obj.y)
+    return f"what size is {name}", obj.size

@@ -1,4 +1,4 @@
-"""What happens: plans of actions played on a scene, with the truth about every thing in every frame."""
+"""Physics: plans of actions simulated on a scene, with the true state of every object in every frame."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from worldmodel.worlds.shapes.scene import (
     SIZES,
     ZONES,
     Scene,
-    Thing,
+    SceneObject,
     half_side,
     place_in_zone,
 )
@@ -43,11 +43,11 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {"push": tuple(DIRECTIONS), "turn": COL
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One action on one thing.
+    """One action on one object.
 
     Attributes:
         verb: One of `VERBS`.
-        target_colour: Colour of the thing acted on, or of the thing that appears; None for stay.
+        target_colour: Colour of the object acted on, or of the object that appears; None for stay.
         target_shape: Its shape, or None where the sentence does not say it; appear needs it.
         target_size: Its size, or None where the sentence does not say it; appear needs it.
         argument: Direction of a push, new colour of a turn, zone of an appear; None otherwise.
@@ -115,7 +115,7 @@ class Clip:
     Attributes:
         before: The scene before the first frame.
         plan: What was done.
-        scenes: The truth of every frame, things in the middle of an action included.
+        scenes: The truth of every frame, objects in the middle of an action included.
         frames: The pixels, uint8 of shape [t, h, w, 3].
     """
 
@@ -139,7 +139,7 @@ def simulate(scene: Scene, plan: Plan) -> Clip:
     """Plays a plan on a scene and draws it; the same inputs give the same bytes.
 
     Raises:
-        ValueError: The plan names a thing that is not there, or brings in a colour that already is.
+        ValueError: The plan names an object that is not there, or brings in a colour that already is.
     """
     scenes = advance(scene, plan)
     return Clip(scene, plan, scenes, render_clip(scenes))
@@ -149,7 +149,7 @@ def advance(scene: Scene, plan: Plan) -> tuple[Scene, ...]:
     """Plays a plan on a scene without drawing it and returns the scene of every frame.
 
     Raises:
-        ValueError: The plan names a thing that is not there, or brings in a colour that already is.
+        ValueError: The plan names an object that is not there, or brings in a colour that already is.
     """
     scenes: list[Scene] = []
     num_frames = FRAMES_PER_CLIP // len(plan.stages)
@@ -161,31 +161,31 @@ def advance(scene: Scene, plan: Plan) -> tuple[Scene, ...]:
 
 
 def at_rest(scene: Scene) -> Scene:
-    """Returns the scene without the things that are on their way out."""
-    return Scene(scene.background, tuple(thing for thing in scene.things if not thing.transient))
+    """Returns the scene without the objects that are on their way out."""
+    return Scene(scene.background, tuple(obj for obj in scene.objects if not obj.transient))
 
 
 class _Body:
-    """A thing while a stage plays: position and outline for collisions, and how it is drawn."""
+    """An object while a stage plays: position and outline for collisions, and how it is drawn."""
 
-    __slots__ = ("alpha", "burst", "gone", "half", "lift", "mix", "old", "radius", "solid", "thing", "x", "y")
+    __slots__ = ("alpha", "burst", "gone", "half", "lift", "mix", "obj", "old", "radius", "solid", "x", "y")
 
-    def __init__(self, thing: Thing) -> None:
-        self.thing = thing
-        self.x, self.y = thing.x, thing.y
-        self.half = half_side(thing.shape, RADII[thing.size])
+    def __init__(self, obj: SceneObject) -> None:
+        self.obj = obj
+        self.x, self.y = obj.x, obj.y
+        self.half = half_side(obj.shape, RADII[obj.size])
         self.radius: float | None = None
         self.alpha, self.mix, self.lift = 1.0, 1.0, 0
         self.old: str | None = None
         self.burst: float | None = None
         self.solid, self.gone = True, False
 
-    def snapshot(self) -> Thing:
-        thing = self.thing
-        return Thing(
-            thing.colour,
-            thing.shape,
-            thing.size,
+    def snapshot(self) -> SceneObject:
+        obj = self.obj
+        return SceneObject(
+            obj.colour,
+            obj.shape,
+            obj.size,
             self.x,
             self.y,
             self.radius,
@@ -198,7 +198,7 @@ class _Body:
 
 
 def _play(scene: Scene, stage: Sequence[Act], num_frames: int) -> list[Scene]:
-    bodies = [_Body(thing) for thing in scene.things]
+    bodies = [_Body(obj) for obj in scene.objects]
     cast = [(act, _body_for(act, scene, bodies)) for act in stage if act.verb != "stay"]
     _check_new_colours(scene, stage)
     for act, body in cast:
@@ -218,36 +218,34 @@ def _body_for(act: Act, scene: Scene, bodies: list[_Body]) -> _Body:
         assert act.target_shape
         assert act.target_size
         assert act.argument
-        thing = place_in_zone(act.target_colour, act.target_shape, act.target_size, act.argument)
-        bodies.append(_Body(thing))
+        obj = place_in_zone(act.target_colour, act.target_shape, act.target_size, act.argument)
+        bodies.append(_Body(obj))
         return bodies[-1]
-    for thing, body in zip(scene.things, bodies, strict=False):
-        if thing.colour == act.target_colour:
-            for wanted, found in ((act.target_shape, thing.shape), (act.target_size, thing.size)):
+    for obj, body in zip(scene.objects, bodies, strict=False):
+        if obj.colour == act.target_colour:
+            for wanted, found in ((act.target_shape, obj.shape), (act.target_size, obj.size)):
                 if wanted not in (None, found):
-                    raise ValueError(
-                        f"the {thing.colour} thing is a {thing.size} {thing.shape}, not {wanted}"
-                    )
+                    raise ValueError(f"the {obj.colour} object is a {obj.size} {obj.shape}, not {wanted}")
             return body
-    there = ", ".join(f"{thing.colour} {thing.shape}" for thing in scene.things) or "nothing"
-    raise ValueError(f"there is no {act.target_colour} thing in the scene; it has: {there}")
+    there = ", ".join(f"{obj.colour} {obj.shape}" for obj in scene.objects) or "nothing"
+    raise ValueError(f"there is no {act.target_colour} object in the scene; it has: {there}")
 
 
 def _check_new_colours(scene: Scene, stage: Sequence[Act]) -> None:
-    taken = {thing.colour for thing in scene.things}
+    taken = {obj.colour for obj in scene.objects}
     for act in stage:
         new = {"appear": act.target_colour, "turn": act.argument}.get(act.verb)
         if new in taken:
-            raise ValueError(f"there is already a {new} thing in the scene; every thing has its own colour")
+            raise ValueError(f"there is already a {new} object in the scene; every object has its own colour")
         taken |= {new} if new else set()
 
 
 def _begin(act: Act, body: _Body, bodies: list[_Body]) -> None:
-    thing = body.thing
+    obj = body.obj
     if act.verb == "turn":
         assert act.argument
-        body.old, body.mix = thing.colour, 0.0
-        body.thing = Thing(act.argument, thing.shape, thing.size, thing.x, thing.y)
+        body.old, body.mix = obj.colour, 0.0
+        body.obj = SceneObject(act.argument, obj.shape, obj.size, obj.x, obj.y)
     elif act.verb in ("vanish", "explode"):
         body.solid = False
     elif act.verb == "appear":
@@ -255,16 +253,16 @@ def _begin(act: Act, body: _Body, bodies: list[_Body]) -> None:
         body.solid = not body.gone
         body.radius = 0.0
     elif act.verb in ("grow", "shrink"):
-        step = SIZES.index(thing.size) + (1 if act.verb == "grow" else -1)
+        step = SIZES.index(obj.size) + (1 if act.verb == "grow" else -1)
         if 0 <= step < len(SIZES):
-            body.radius = RADII[thing.size]
-            body.thing = Thing(thing.colour, thing.shape, SIZES[step], thing.x, thing.y)
+            body.radius = RADII[obj.size]
+            body.obj = SceneObject(obj.colour, obj.shape, SIZES[step], obj.x, obj.y)
 
 
 def _move(cast: Sequence[tuple[Act, _Body]], bodies: list[_Body], frame: int, num_frames: int) -> None:
     pixels = _MOVE_DISTANCE * frame // num_frames - _MOVE_DISTANCE * (frame - 1) // num_frames
     fall = _fallen(frame, num_frames) - _fallen(frame - 1, num_frames)
-    # Pixel by pixel and taking turns, so that things that meet do not jump over or into each other.
+    # Pixel by pixel and taking turns, so that objects that meet do not jump over or into each other.
     for pixel in range(max(pixels, fall)):
         for act, body in cast:
             if act.verb == "fall" and pixel < fall:
@@ -287,7 +285,7 @@ def _animate(act: Act, body: _Body, bodies: list[_Body], frame: int, num_frames:
     elif act.verb == "vanish":
         share = frame / (0.75 * num_frames)
         body.alpha, body.gone = 1 - share, share >= 1
-        body.radius = RADII[body.thing.size] * (1 - 0.5 * share)
+        body.radius = RADII[body.obj.size] * (1 - 0.5 * share)
     elif act.verb == "explode":
         last = -(-7 * num_frames // 8)
         body.burst, body.gone = (frame - 1) / (last - 1), frame >= last
@@ -299,21 +297,21 @@ def _animate(act: Act, body: _Body, bodies: list[_Body], frame: int, num_frames:
 def _resize(act: Act, body: _Body, bodies: list[_Body], share: float) -> None:
     if body.radius is None or body.gone:
         return
-    thing = body.thing
-    target = RADII[thing.size]
+    obj = body.obj
+    target = RADII[obj.size]
     if act.verb == "appear":
         body.radius = target * share if share < 1 else None
         return
-    start = RADII[SIZES[SIZES.index(thing.size) + (-1 if act.verb == "grow" else 1)]]
+    start = RADII[SIZES[SIZES.index(obj.size) + (-1 if act.verb == "grow" else 1)]]
     radius, half = round(4 * (start + (target - start) * share)) / 4, body.half
-    body.half = half_side(thing.shape, radius)
+    body.half = half_side(obj.shape, radius)
     if body.half > half and not _make_room(body, bodies):
         body.half = half
         if share == 1:
             # No room to grow: back to the size it had, which its place still has room for.
-            shrunk = SIZES[SIZES.index(thing.size) - 1]
-            body.thing = Thing(thing.colour, thing.shape, shrunk, thing.x, thing.y)
-            body.half = half_side(thing.shape, RADII[shrunk])
+            shrunk = SIZES[SIZES.index(obj.size) - 1]
+            body.obj = SceneObject(obj.colour, obj.shape, shrunk, obj.x, obj.y)
+            body.half = half_side(obj.shape, RADII[shrunk])
             body.radius = None
         return
     body.radius = radius if share < 1 else None

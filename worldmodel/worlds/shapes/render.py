@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from worldmodel.worlds.shapes.scene import EXTENTS, FRAME_SIZE, PALETTE, RADII, SHAPES, Scene, Thing
+from worldmodel.worlds.shapes.scene import EXTENTS, FRAME_SIZE, PALETTE, RADII, SHAPES, Scene, SceneObject
 
 _SUPERSAMPLING = 8
 _SHARD_TRAVEL = 16.0
@@ -93,48 +93,46 @@ def render(scene: Scene) -> NDArray[np.uint8]:
 def render_clip(scenes: Sequence[Scene]) -> NDArray[np.uint8]:
     """Draws scenes that share a background as frames of shape [t, h, w, 3].
 
-    Things on their way out and jumping things are drawn in front of the others; the others never overlap.
+    Objects on their way out and jumping objects are drawn in front of the others; the others never overlap.
     """
     assert len({scene.background for scene in scenes}) == 1
     canvas = np.empty((len(scenes), FRAME_SIZE, FRAME_SIZE, 3), np.float32)
     canvas[:] = backdrop(scenes[0].background)
     still = [
-        thing
-        for thing in scenes[0].things
-        if thing.at_rest and all(thing in scene.things for scene in scenes)
+        obj for obj in scenes[0].objects if obj.at_rest and all(obj in scene.objects for scene in scenes)
     ]
-    for thing in still:
-        _draw(canvas, thing)
+    for obj in still:
+        _draw(canvas, obj)
     for index, scene in enumerate(scenes):
-        moving = [thing for thing in scene.things if thing not in still]
-        for thing in sorted(moving, key=_depth):
-            _draw(canvas[index : index + 1], thing)
+        moving = [obj for obj in scene.objects if obj not in still]
+        for obj in sorted(moving, key=_depth):
+            _draw(canvas[index : index + 1], obj)
     canvas += 0.5
     return canvas.astype(np.uint8)
 
 
-def _depth(thing: Thing) -> int:
-    return 2 if thing.lift else 1 if thing.transient else 0
+def _depth(obj: SceneObject) -> int:
+    return 2 if obj.lift else 1 if obj.transient else 0
 
 
-def _draw(canvas: NDArray[np.float32], thing: Thing) -> None:
-    colour: Colour = PALETTE[thing.colour]
-    if thing.previous_colour is not None:
-        colour = _blend(PALETTE[thing.previous_colour], colour, thing.mix)
-    radius = RADII[thing.size] if thing.radius is None else thing.radius
-    y = thing.y - thing.lift
-    if thing.burst is None:
-        _blit(canvas, thing.shape, radius, colour, thing.alpha, thing.x, y)
-    elif thing.burst == 0:
-        _blit(canvas, thing.shape, radius * 1.15, _blend(colour, _WHITE_HOT, 0.6), 1.0, thing.x, y)
+def _draw(canvas: NDArray[np.float32], obj: SceneObject) -> None:
+    colour: Colour = PALETTE[obj.colour]
+    if obj.previous_colour is not None:
+        colour = _blend(PALETTE[obj.previous_colour], colour, obj.mix)
+    radius = RADII[obj.size] if obj.radius is None else obj.radius
+    y = obj.y - obj.lift
+    if obj.burst is None:
+        _blit(canvas, obj.shape, radius, colour, obj.alpha, obj.x, y)
+    elif obj.burst == 0:
+        _blit(canvas, obj.shape, radius * 1.15, _blend(colour, _WHITE_HOT, 0.6), 1.0, obj.x, y)
     else:
-        distance = 0.3 * radius + _SHARD_TRAVEL * thing.burst
-        shard = max(1.25, radius * (0.36 - 0.16 * thing.burst))
+        distance = 0.3 * radius + _SHARD_TRAVEL * obj.burst
+        shard = max(1.25, radius * (0.36 - 0.16 * obj.burst))
         for eighth in range(8):
             angle = (eighth + 0.5) * math.pi / 4
-            shard_x = thing.x + round(distance * math.cos(angle))
+            shard_x = obj.x + round(distance * math.cos(angle))
             shard_y = y + round(distance * math.sin(angle))
-            _blit(canvas, "ball", shard, colour, 1 - 0.5 * thing.burst, shard_x, shard_y)
+            _blit(canvas, "ball", shard, colour, 1 - 0.5 * obj.burst, shard_x, shard_y)
 
 
 def _blend(first: Colour, second: Colour, share: float) -> Colour:

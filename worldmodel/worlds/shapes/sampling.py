@@ -27,7 +27,7 @@ from worldmodel.worlds.shapes.scene import (
     SIZES,
     ZONES,
     Scene,
-    Thing,
+    SceneObject,
     apart,
     half_side,
     half_side_of,
@@ -36,7 +36,7 @@ from worldmodel.worlds.shapes.scene import (
 )
 
 SPLITS: tuple[str, ...] = ("train", "val", "held-out", "compositions", "single", "contacts")
-MAX_THINGS = 4
+MAX_OBJECTS = 4
 
 _ACTIVE = tuple(verb for verb in VERBS if verb != "stay")
 _TOUCHING = (*DIRECTIONS, "push", "grow", "appear", "fall")
@@ -58,7 +58,7 @@ class Sample:
 
 @lru_cache(maxsize=4096)
 def held_out(colour: str, shape: str, verb: str) -> bool:
-    """Returns whether training never does this verb to (or brings in) a thing of this colour and shape.
+    """Returns whether training never does this verb to (or brings in) an object of this colour and shape.
 
     True for one eighth of the triples. A push counts as the direction it goes to: ask with `Act.deed`.
     """
@@ -74,7 +74,7 @@ def sample_plan(rng: np.random.Generator, scene: Scene, kind: str) -> Plan:
         scene: Where the plan will be played.
         kind: One of `SPLITS`: "train" and "val" mix single and compound plans without held-out triples,
             "held-out" is one held-out act, "single" one other act, "compositions" two; "contacts" are those
-            of "train" after which a thing acted on touches another, as one in five does there. A scene
+            of "train" after which an object acted on touches another, as one in five does there. A scene
             without room for such a plan gets a single act, and one where nothing can be done gets `STAY`.
 
     Raises:
@@ -194,7 +194,7 @@ def _draw_stage(
         acts.append(act)
         busy |= {colour for colour in (act.target_colour, act.argument) if colour in COLOURS}
     appearing = sum(verb == "appear" for verb in verbs)
-    return None if len(scene.things) + appearing > MAX_THINGS and appearing else tuple(acts)
+    return None if len(scene.objects) + appearing > MAX_OBJECTS and appearing else tuple(acts)
 
 
 def _draw_act(
@@ -204,16 +204,16 @@ def _draw_act(
     free = [c for c in COLOURS if c not in busy and scene.find(c) is None]
     if verb == "appear":
         return _draw_newcomer(rng, scene, free, want_held_out)
-    targets = [thing for thing in scene.things if thing.colour not in busy]
+    targets = [obj for obj in scene.objects if obj.colour not in busy]
     for index in rng.permutation(len(targets)).tolist():
-        thing = targets[index]
+        obj = targets[index]
         argument = None
         if verb == "push":
             argument = tuple(DIRECTIONS)[int(rng.integers(len(DIRECTIONS)))]
         elif verb == "turn":
             argument = free[int(rng.integers(len(free)))]
-        act = Act(verb, thing.colour, thing.shape, None, argument)
-        if held_out(thing.colour, thing.shape, act.deed) == want_held_out and _promising(act, thing):
+        act = Act(verb, obj.colour, obj.shape, None, argument)
+        if held_out(obj.colour, obj.shape, act.deed) == want_held_out and _promising(act, obj):
             plan = Plan(((act,),))
             if act.deed not in (*DIRECTIONS, "fall", "grow") or _works(scene, plan):
                 return act
@@ -223,30 +223,30 @@ def _draw_act(
 def _draw_newcomer(
     rng: np.random.Generator, scene: Scene, free: list[str], want_held_out: bool
 ) -> Act | None:
-    if not free or len(scene.things) >= MAX_THINGS:
+    if not free or len(scene.objects) >= MAX_OBJECTS:
         return None
     for _ in range(48):
         colour, shape = free[int(rng.integers(len(free)))], SHAPES[int(rng.integers(len(SHAPES)))]
         size, zone = SIZES[int(rng.integers(len(SIZES)))], ZONES[int(rng.integers(len(ZONES)))]
         if held_out(colour, shape, "appear") == want_held_out:
-            thing = place_in_zone(colour, shape, size, zone)
-            if all(apart(thing, other) for other in scene.things):
+            obj = place_in_zone(colour, shape, size, zone)
+            if all(apart(obj, other) for other in scene.objects):
                 return Act("appear", colour, shape, size, zone)
     return None
 
 
-def _promising(act: Act, thing: Thing) -> bool:
-    """Returns whether the act can do something to the thing if nothing else is in the way."""
-    half = half_side_of(thing)
+def _promising(act: Act, obj: SceneObject) -> bool:
+    """Returns whether the act can do something to the object if nothing else is in the way."""
+    half = half_side_of(obj)
     if act.deed in DIRECTIONS:
         dx, dy = DIRECTIONS[act.deed]
-        room = thing.x * -dx + thing.y * -dy if dx + dy < 0 else _LAST - (thing.x * dx + thing.y * dy)
+        room = obj.x * -dx + obj.y * -dy if dx + dy < 0 else _LAST - (obj.x * dx + obj.y * dy)
         return room - half >= _MIN_MOVE
     if act.verb == "fall":
-        return _LAST - thing.y - half >= _MIN_FALL
+        return _LAST - obj.y - half >= _MIN_FALL
     if act.verb == "jump":
-        return thing.y - half >= _MIN_MOVE
-    return thing.size != {"grow": SIZES[-1], "shrink": SIZES[0]}.get(act.verb)
+        return obj.y - half >= _MIN_MOVE
+    return obj.size != {"grow": SIZES[-1], "shrink": SIZES[0]}.get(act.verb)
 
 
 def _works(scene: Scene, plan: Plan) -> bool:
@@ -263,12 +263,12 @@ def _works(scene: Scene, plan: Plan) -> bool:
 
 
 def _touches(after: Scene, plan: Plan) -> bool:
-    """Returns whether a thing that the plan acts on ends up side by side with another."""
+    """Returns whether an object that the plan acts on ends up side by side with another."""
     named = {colour for act in plan.acts for colour in (act.target_colour, act.argument)}
-    for thing in after.things:
-        for other in after.things if thing.colour in named else ():
-            reach = half_side_of(thing) + half_side_of(other) + 1
-            if other is not thing and abs(thing.x - other.x) <= reach and abs(thing.y - other.y) <= reach:
+    for obj in after.objects:
+        for other in after.objects if obj.colour in named else ():
+            reach = half_side_of(obj) + half_side_of(other) + 1
+            if other is not obj and abs(obj.x - other.x) <= reach and abs(obj.y - other.y) <= reach:
                 return True
     return False
 

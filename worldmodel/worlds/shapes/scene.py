@@ -1,4 +1,4 @@
-"""What a scene is: things of eight colours, five shapes and three sizes on one of four dark backgrounds."""
+"""Scenes: objects of eight colours, five shapes and three sizes on one of four dark backgrounds."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 FRAME_SIZE = 64
 
 # Backgrounds are dark and "white" is a light grey so that an edge pixel, half colour and half background,
-# is never nearer to a third colour: finding things in pixels stays a nearest-colour lookup.
+# is never nearer to a third colour: finding objects in pixels stays a nearest-colour lookup.
 PALETTE: dict[str, tuple[int, int, int]] = {
     "red": (255, 10, 45),
     "orange": (255, 150, 0),
@@ -51,7 +51,7 @@ _COUNT_WEIGHTS = (0.15, 0.35, 0.35, 0.15)
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class SceneObject:
     """One object of a scene, at an integer pixel position.
 
     The fields after `y` say how it is drawn in the middle of an action; at rest they keep their defaults.
@@ -84,48 +84,48 @@ class Thing:
 
     @property
     def transient(self) -> bool:
-        """Whether the thing is on its way out of the scene."""
+        """Whether the object is on its way out of the scene."""
         return self.alpha < 1.0 or self.burst is not None
 
     @property
     def at_rest(self) -> bool:
-        """Whether the thing is drawn as its five attributes say."""
+        """Whether the object is drawn as its five attributes say."""
         return not self.transient and self.radius is None and self.previous_colour is None and self.lift == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A background and the things on it, whose colours are pairwise distinct."""
+    """A background and the objects on it, whose colours are pairwise distinct."""
 
     background: str
-    things: tuple[Thing, ...] = ()
+    objects: tuple[SceneObject, ...] = ()
 
-    def find(self, colour: str) -> Thing | None:
-        """Returns the thing of this colour, or None."""
-        return next((thing for thing in self.things if thing.colour == colour), None)
+    def find(self, colour: str) -> SceneObject | None:
+        """Returns the object of this colour, or None."""
+        return next((obj for obj in self.objects if obj.colour == colour), None)
 
 
 @lru_cache(maxsize=4096)
 def half_side(shape: str, radius: float) -> int:
-    """Returns how many pixels a shape reaches from its centre pixel, to walls and to other things."""
+    """Returns how many pixels a shape reaches from its centre pixel, to walls and to other objects."""
     return math.ceil(EXTENTS[shape] * radius - 0.5)
 
 
-def half_side_of(thing: Thing) -> int:
-    """Returns the half side of the thing's square outline, in pixels."""
-    return half_side(thing.shape, RADII[thing.size] if thing.radius is None else thing.radius)
+def half_side_of(obj: SceneObject) -> int:
+    """Returns the half side of the object's square outline, in pixels."""
+    return half_side(obj.shape, RADII[obj.size] if obj.radius is None else obj.radius)
 
 
-def apart(first: Thing, second: Thing, margin: int = 0) -> bool:
-    """Returns whether two things' square outlines share no pixel and leave `margin` pixels between them."""
+def apart(first: SceneObject, second: SceneObject, margin: int = 0) -> bool:
+    """Returns whether two objects' square outlines share no pixel and leave `margin` pixels between them."""
     reach = half_side_of(first) + half_side_of(second) + margin
     return abs(first.x - second.x) > reach or abs(first.y - second.y) > reach
 
 
-def inside(thing: Thing) -> bool:
-    """Returns whether the whole thing is within the frame."""
-    half = half_side_of(thing)
-    return half <= min(thing.x, thing.y) and max(thing.x, thing.y) <= FRAME_SIZE - 1 - half
+def inside(obj: SceneObject) -> bool:
+    """Returns whether the whole object is within the frame."""
+    half = half_side_of(obj)
+    return half <= min(obj.x, obj.y) and max(obj.x, obj.y) <= FRAME_SIZE - 1 - half
 
 
 def zone_center(zone: str) -> tuple[int, int]:
@@ -146,63 +146,63 @@ def zone_of(x: float, y: float) -> str:
     return ZONES[3 * row + column]
 
 
-def place_in_zone(colour: str, shape: str, size: str, zone: str) -> Thing:
-    """Returns a thing at the zone's centre, moved inwards as far as it needs to be within the frame."""
+def place_in_zone(colour: str, shape: str, size: str, zone: str) -> SceneObject:
+    """Returns an object at the zone's centre, moved inwards as far as it needs to be within the frame."""
     half = half_side(shape, RADII[size])
     x, y = (min(max(value, half), FRAME_SIZE - 1 - half) for value in zone_center(zone))
-    return Thing(colour, shape, size, x, y)
+    return SceneObject(colour, shape, size, x, y)
 
 
 def random_scene(rng: np.random.Generator, num_objects: int | None = None) -> Scene:
-    """Draws a scene of things that do not touch.
+    """Draws a scene of objects that do not touch.
 
     Args:
         rng: Source of the draw.
-        num_objects: How many things to place, drawn by default. Fewer are placed where they do not fit.
+        num_objects: How many objects to place, drawn by default. Fewer are placed where they do not fit.
 
     Raises:
         ValueError: `num_objects` is outside 0..8.
     """
     count = _draw_count(rng, num_objects)
-    things: list[Thing] = []
+    objects: list[SceneObject] = []
     for colour in rng.permutation(len(COLOURS))[:count].tolist():
         for attempt in range(24):
-            # Late attempts are small, so a crowded scene loses size before it loses things.
+            # Late attempts are small, so a crowded scene loses size before it loses objects.
             size = SIZES[int(rng.integers(3))] if attempt < 12 else "small"
             shape = SHAPES[int(rng.integers(len(SHAPES)))]
             half = half_side(shape, RADII[size])
             x, y = rng.integers(half, FRAME_SIZE - half, 2).tolist()
-            thing = Thing(COLOURS[colour], shape, size, x, y)
-            if all(apart(thing, other, margin=1) for other in things):
-                things.append(thing)
+            obj = SceneObject(COLOURS[colour], shape, size, x, y)
+            if all(apart(obj, other, margin=1) for other in objects):
+                objects.append(obj)
                 break
-    return Scene(BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))], tuple(things))
+    return Scene(BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))], tuple(objects))
 
 
 def zone_scene(rng: np.random.Generator, num_objects: int | None = None) -> Scene:
-    """Draws a scene whose things stand at the centres of different zones, as its caption says exactly.
+    """Draws a scene whose objects stand at the centres of different zones, as its caption says exactly.
 
     Args:
         rng: Source of the draw.
-        num_objects: How many things to place, drawn by default. Fewer are placed where they do not fit.
+        num_objects: How many objects to place, drawn by default. Fewer are placed where they do not fit.
 
     Raises:
         ValueError: `num_objects` is outside 0..8.
     """
     count = _draw_count(rng, num_objects)
     zones = rng.permutation(len(ZONES)).tolist()
-    things: list[Thing] = []
+    objects: list[SceneObject] = []
     for colour in rng.permutation(len(COLOURS))[:count].tolist():
         for attempt in range(24):
             size = SIZES[int(rng.integers(3))] if attempt < 12 else "small"
             shape = SHAPES[int(rng.integers(len(SHAPES)))]
             zone = zones[attempt % len(zones)]
-            thing = place_in_zone(COLOURS[colour], shape, size, ZONES[zone])
-            if all(apart(thing, other, margin=1) for other in things):
-                things.append(thing)
+            obj = place_in_zone(COLOURS[colour], shape, size, ZONES[zone])
+            if all(apart(obj, other, margin=1) for other in objects):
+                objects.append(obj)
                 zones.remove(zone)
                 break
-    return Scene(BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))], tuple(things))
+    return Scene(BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))], tuple(objects))
 
 
 def _draw_count(rng: np.random.Generator, num_objects: int | None) -> int:

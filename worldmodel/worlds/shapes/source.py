@@ -124,11 +124,11 @@ def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
     words[..., _WORDS.index(sample.clip.before.background)] = 1
     named = np.zeros((grid, grid), dtype=np.float32)
     targets = {act.target_colour for stage in sample.clip.plan.stages for act in stage}
-    for thing in sample.clip.before.things:
-        rows, columns = _covered(thing.y, half_side_of(thing)), _covered(thing.x, half_side_of(thing))
-        for word in (thing.colour, thing.shape, thing.size):
+    for obj in sample.clip.before.objects:
+        rows, columns = _covered(obj.y, half_side_of(obj)), _covered(obj.x, half_side_of(obj))
+        for word in (obj.colour, obj.shape, obj.size):
             words[rows, columns, _WORDS.index(word)] = 1
-        if thing.colour in targets:
+        if obj.colour in targets:
             named[rows, columns] = 1
     return {"words": words, "named": named}
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from worldmodel.media.files import Picture
 from worldmodel.worlds.base import StartImage, SuggestedAction, Target
-from worldmodel.worlds.shapes.judge import find_things
+from worldmodel.worlds.shapes.judge import find_objects
 from worldmodel.worlds.shapes.language import parse_caption
 from worldmodel.worlds.shapes.render import render
 from worldmodel.worlds.shapes.scene import COLOURS, FRAME_SIZE, PALETTE, SHAPES
@@ -37,10 +37,10 @@ def targets_in(frame: Picture) -> tuple[Target, ...]:
     """Return the objects in a frame, the largest first; empty if the frame is not one of this world."""
     if frame.shape != (FRAME_SIZE, FRAME_SIZE, 3):
         return ()
-    found = find_things(frame, "night")
-    if sum(thing.area for thing in found) > MAX_COVER * FRAME_SIZE**2:
+    found = find_objects(frame, "night")
+    if sum(obj.area for obj in found) > MAX_COVER * FRAME_SIZE**2:
         return ()
-    return tuple(_target(thing.colour, thing.shape) for thing in sorted(found, key=lambda one: -one.area))
+    return tuple(_target(obj.colour, obj.shape) for obj in sorted(found, key=lambda one: -one.area))
 
 
 def targets_named(text: str) -> tuple[Target, ...]:

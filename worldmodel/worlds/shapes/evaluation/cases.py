@@ -109,13 +109,13 @@ def other_text(samples: list[Sample], index: int) -> str:
 def _errors(verdict: shapes.Verdict) -> str:
     """Describe the errors of a frame."""
     errors: list[str] = []
-    for thing in verdict.things:
-        if thing.right:
+    for obj in verdict.objects:
+        if obj.right:
             continue
         faults = ["missing"]
-        if thing.present:
-            checks = {"place": thing.place, "size": thing.size, "shape": thing.shape}
+        if obj.present:
+            checks = {"place": obj.place, "size": obj.size, "shape": obj.shape}
             faults = [name for name, right in checks.items() if not right]
-        errors.append(f"{thing.colour}: {', '.join(faults)}")
+        errors.append(f"{obj.colour}: {', '.join(faults)}")
     errors += [f"{colour}: should not be there" for colour in verdict.extra]
     return "; ".join(errors)

@@ -27,8 +27,8 @@ def text_to_image(
         for scene, text, image in zip(batch, texts, images, strict=True):
             verdict = shapes.judge(image, scene)
             tally.count(strict=verdict.strict, background=nearest_background(image) == scene.background)
-            for thing in verdict.things:
-                tally.count(objects=thing.right)
+            for obj in verdict.objects:
+                tally.count(objects=obj.right)
             if album is not None:
                 truth = shapes.render(scene)[None]
                 album.add(Example("text to image", text, verdict.strict, truth, image[None]))

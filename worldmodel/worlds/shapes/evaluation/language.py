@@ -11,7 +11,7 @@ from worldmodel.eval.metrics import Figure, Tally
 from worldmodel.eval.runner import Shown, Subject
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED
 from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes import Act, Plan, Sample, Scene, Thing
+from worldmodel.worlds.shapes import Act, Plan, Sample, Scene, SceneObject
 from worldmodel.worlds.shapes.evaluation.cases import samples_of, select, single
 
 INVERSE_SPLITS = ("val", "held-out", "compositions")
@@ -124,22 +124,22 @@ def _count_description(tally: Tally, text: str, scene: Scene, kind: str) -> bool
         told = shapes.parse_caption(text)
     except ValueError:
         told = Scene("")
-    matches = {thing.colour: told.find(thing.colour) for thing in truth.things}
+    matches = {obj.colour: told.find(obj.colour) for obj in truth.objects}
     placed = {
-        thing.colour: match is not None and (match.shape, _zone(match)) == (thing.shape, _zone(thing))
-        for thing in truth.things
-        for match in [matches[thing.colour]]
+        obj.colour: match is not None and (match.shape, _zone(match)) == (obj.shape, _zone(obj))
+        for obj in truth.objects
+        for match in [matches[obj.colour]]
     }
-    for thing in truth.things:
-        match = matches[thing.colour]
-        tally.count(objects=placed[thing.colour], sizes=match is not None and match.size == thing.size)
-    right = told.background == truth.background and all(placed.values()) and len(told.things) == len(placed)
+    for obj in truth.objects:
+        match = matches[obj.colour]
+        tally.count(objects=placed[obj.colour], sizes=match is not None and match.size == obj.size)
+    right = told.background == truth.background and all(placed.values()) and len(told.objects) == len(placed)
     tally.count(**{"scene": right, f"scene_{kind}": right, "exact": text.strip() == shapes.caption(scene)})
     return right
 
 
-def _zone(thing: Thing) -> str:
-    return shapes.zone_of(thing.x, thing.y)
+def _zone(obj: SceneObject) -> str:
+    return shapes.zone_of(obj.x, obj.y)
 
 
 def _composed(sample: Sample) -> bool:
