@@ -52,6 +52,6 @@ def demo(server: str) -> Iterator[str]:
     pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
     from worldmodel.demo import app, page
 
-    blocks = app.build(server)
+    blocks = app.build(server, world="shapes")
     yield page.launch(blocks, None, block=False)
     blocks.close(verbose=False)
