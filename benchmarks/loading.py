@@ -2,7 +2,7 @@
 
 Real clips are recorded here (H.264, 256 x 256, 17 frames) and put into every loader's own format. Each run
 is a fresh process: one pass, shuffled, in batches of 8; all frames of a clip are decoded to 64 x 64 pixels by
-worldmodel.media.files. Peers are no dependency: `pip install . litdata webdataset datasets` in an environment
+worldmodel.media. Peers are no dependency: `pip install . litdata webdataset datasets` in an environment
 of its own; those not installed are left out.
 
 `first s`: from opening to the first batch. `clips/s`: from the first batch on. `own work`: how much longer a
@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
+from worldmodel import media
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
-from worldmodel.media import files as media
 from worldmodel.worlds import recorder
 from worldmodel.worlds.shapes.source import KEYS
 

@@ -13,7 +13,7 @@ from worldmodel.cli.model import load_model
 from worldmodel.cli.rollout import parse_action, play, read_lines
 from worldmodel.errors import WorldModelError
 from worldmodel.io import staged_files
-from worldmodel.media import contact_sheet
+from worldmodel.media import contact_sheet, write_image
 from worldmodel.rollout import Session
 
 FUTURES = ("the white diamond moves up", "the blue box vanishes")
@@ -83,7 +83,7 @@ def fork(session: Session, path: Path) -> None:
         future = session.fork()
         clips.append(future.step(text))
         print(f"  {text}: {future.describe()}")
-    contact_sheet.write_image(contact_sheet.contact_sheet(clips, list(FUTURES)), path)
+    write_image(contact_sheet(clips, list(FUTURES)), path)
 
 
 def imagine(session: Session, path: Path) -> None:
@@ -91,7 +91,7 @@ def imagine(session: Session, path: Path) -> None:
     other = session.model.session(seed=session.seed)
     frames = other.reset(text=CAPTION)
     print(f"\nImagined from {CAPTION!r}; the model sees in it: {other.describe()}")
-    contact_sheet.write_image(contact_sheet.contact_sheet([frames[-1:]], [CAPTION]), path)
+    write_image(contact_sheet([frames[-1:]], [CAPTION]), path)
 
 
 if __name__ == "__main__":

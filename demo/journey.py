@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from worldmodel.errors import InputError
-from worldmodel.media.files import Frames
+from worldmodel.media import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
 from worldmodel.serving.client.transport import AnyAction
 from worldmodel.types import Action

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from worldmodel.demo.journey import Branch, Journey, Moment
-from worldmodel.media.files import Frames, Picture, write_video
+from worldmodel.media import Frame, Frames, write_video
 from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
 
 STAGE_SIDE = 512
@@ -30,7 +30,7 @@ def data_uri(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-def picture(frame: Picture) -> str:
+def picture(frame: Frame) -> str:
     """Return a frame as a PNG's address; the style sheet enlarges it pixel by pixel."""
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(frame)).save(buffer, "PNG")

@@ -18,7 +18,7 @@ from worldmodel import __version__
 from worldmodel.errors import InputError
 from worldmodel.serving.auth import KeyLimits, Keys, Limiter
 from worldmodel.serving.errors import ApiError
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import decoding
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.protocol import ErrorBody, ErrorObject, ResetRequest, VideoRequest, WorldRequest
 from worldmodel.serving.routes import chat, health, images, parsing, realtime, videos, worlds
@@ -93,7 +93,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await sweeper
         await app.state.jobs.close()
         await app.state.service.close()
-        await asyncio.to_thread(transcoding.close_decoder)
+        await asyncio.to_thread(decoding.close_decoder)
 
 
 async def _sweep(app: FastAPI) -> None:

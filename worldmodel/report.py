@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from worldmodel.io import atomic_file
-from worldmodel.media.contact_sheet import contact_sheet, write_image
+from worldmodel.media import contact_sheet, write_image
 
 METRICS = "metrics.jsonl"
 PICTURES = 4

@@ -20,7 +20,7 @@ from PIL import Image
 
 from worldmodel.errors import InputError
 from worldmodel.io import atomic_file
-from worldmodel.media.files import Frames, Picture
+from worldmodel.media import Frame, Frames
 from worldmodel.serving.client.transport import (
     AnyAction,
     AsyncWire,
@@ -409,7 +409,7 @@ class AsyncClient:
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         model: str | None = None,
-    ) -> Picture:
+    ) -> Frame:
         """Return a picture of a described scene, uint8 `[h, w, 3]`."""
         body = given(
             prompt=text,

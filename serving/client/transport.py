@@ -26,8 +26,7 @@ import numpy as np
 from PIL import Image
 
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.media import sniff
-from worldmodel.media.files import Frames, write_video
+from worldmodel.media import Frames, sniff, write_video
 from worldmodel.serving.errors import (
     ApiError,
     Conflict,
@@ -275,7 +274,7 @@ def as_upload(name: str, observation: Observation, fps: float) -> dict[str, tupl
             raise InputError(
                 f"{str(observation)!r} cannot be read; pass the path of a picture or video."
             ) from None
-    kind = sniff.recognise(data[:16])
+    kind = sniff.detect_format(data[:16])
     return {name: ("upload", data, "video/mp4" if kind == "mp4" else f"image/{kind or 'png'}")}
 
 

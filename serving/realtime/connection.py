@@ -20,7 +20,8 @@ from worldmodel.errors import WorldModelError
 from worldmodel.serving.actions import ActionSchema
 from worldmodel.serving.auth import Limiter
 from worldmodel.serving.errors import ApiError, DeadlineExceeded, TooLarge, TooManyRequests
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import decoding
+from worldmodel.serving.media.limits import UploadLimits
 from worldmodel.serving.realtime import events
 from worldmodel.serving.realtime.events import Reason, SessionStart, refusal
 from worldmodel.serving.realtime.pacing import Film, LiveWorld
@@ -197,11 +198,11 @@ class Connection:
     async def _begin(self, order: SessionStart, upload: bytes | None) -> World:
         config, frames = self.service.model.config, None
         if upload is not None:
-            frames = await transcoding.decode_upload(
+            frames = await decoding.decode_upload(
                 upload,
                 size=config.codec.image_size,
                 fps=config.fps,
-                max_frames=transcoding.MediaLimits.max_frames,
+                max_frames=UploadLimits.max_frames,
             )
         try:
             async with asyncio.timeout(self.config.step_deadline_s):

@@ -11,10 +11,11 @@ import numpy as np
 
 from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
-from worldmodel.media.files import Frames
+from worldmodel.media import Frames
 from worldmodel.serving.actions import body, plain
 from worldmodel.serving.errors import ApiError, DeadlineExceeded
-from worldmodel.serving.media.transcoding import FragmentedMp4, encode_jpeg
+from worldmodel.serving.media.encoding import encode_jpeg
+from worldmodel.serving.media.fragmented_mp4 import FragmentedMp4
 from worldmodel.serving.realtime.events import (
     ChunkMetadata,
     Command,

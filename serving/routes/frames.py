@@ -9,7 +9,7 @@ import numpy as np
 from fastapi import Request, Response
 
 from worldmodel.serving.errors import ApiError
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import encoding
 
 MP4, ZIP, NPY = "video/mp4", "application/zip", "application/x-npy"
 
@@ -78,9 +78,9 @@ async def answer_frames(
 ) -> Response:
     """Encode frames beside the event loop and say which round they are."""
     encoders: dict[str, Callable[[np.ndarray], bytes]] = {
-        MP4: partial(transcoding.encode_mp4, fps=fps),
-        ZIP: transcoding.encode_png_frames,
-        NPY: transcoding.encode_npy,
+        MP4: partial(encoding.encode_mp4, fps=fps),
+        ZIP: encoding.encode_png_frames,
+        NPY: encoding.encode_npy,
     }
     data = await asyncio.to_thread(encoders[kind], frames)
     headers = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Request
 
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import encoding
 from worldmodel.serving.protocol import ImageList, ImageObject, ImageRequest
 from worldmodel.serving.routes.parsing import adapter, check_size
 from worldmodel.serving.routes.route_class import ERRORS, Caller, GuardedRoute, while_connected
@@ -26,7 +26,7 @@ async def generate(request: Request, caller: Caller, asked: ImageRequest) -> Ima
     settings = service.settings(asked.seed, asked.num_inference_steps, asked.guidance_scale, chosen)
     each = [replace(settings, seed=(asked.seed + index) % 2**63) for index in range(asked.n)]
     made = await while_connected(request, state.worlds.imagine(caller, asked.prompt, each))
-    pictures = [await asyncio.to_thread(transcoding.encode_png, frame) for frame in made]
+    pictures = [await asyncio.to_thread(encoding.encode_png, frame) for frame in made]
     return ImageList(
         created=int(time.time()),
         data=[ImageObject(b64_json=base64.b64encode(picture).decode("ascii")) for picture in pictures],

@@ -16,7 +16,8 @@ from worldmodel.config import height_width
 from worldmodel.errors import InputError
 from worldmodel.rollout.state import observed_frames
 from worldmodel.serving.errors import NotFound, UnsupportedFormat
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import decoding
+from worldmodel.serving.media.limits import UploadLimits
 from worldmodel.serving.settings import MIB
 from worldmodel.serving.worlds.service import WorldService
 
@@ -121,12 +122,12 @@ async def decode(service: WorldService, data: bytes) -> np.ndarray:
         InputError: it cannot be used.
     """
     config = service.model.config
-    limits = transcoding.MediaLimits()
-    frames = await transcoding.decode_upload(
+    limits = UploadLimits()
+    frames = await decoding.decode_upload(
         data,
         size=config.codec.image_size,
         fps=config.fps,
-        max_frames=min(limits.max_frames, int(limits.max_seconds * config.fps)),
+        max_frames=min(limits.max_frames, int(limits.media.max_video_s * config.fps)),
         limits=limits,
     )
     # A world goes on from a film's end; a copy lets the rest of it go.

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from worldmodel.errors import InputError
 from worldmodel.serving.actions import ActionSchema, plain
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import encoding
 from worldmodel.serving.protocol import (
     Deleted,
     DescribeRequest,
@@ -97,7 +97,7 @@ async def newest(request: Request, held: Mine) -> Response:
 )
 async def picture(held: Mine) -> Response:
     """Return the newest frame as a PNG."""
-    data = await asyncio.to_thread(transcoding.encode_png, held.world.last_frames[-1])
+    data = await asyncio.to_thread(encoding.encode_png, held.world.last_frames[-1])
     return Response(data, media_type="image/png", headers={"cache-control": "no-store"})
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from worldmodel.errors import InputError, OutputError
 from worldmodel.serving.errors import Conflict, NotFound, TooManyRequests, Unavailable
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import encoding
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.protocol import Status
 from worldmodel.serving.settings import ServerConfig
@@ -325,9 +325,9 @@ class Jobs:
         self.metrics.jobs.labels(outcome="ok").inc()
 
     def _store(self, record: Record, frames: np.ndarray) -> None:
-        self.storage.write(record.id, "video", transcoding.encode_mp4(frames, record.fps))
-        self.storage.write(record.id, "thumbnail", transcoding.encode_jpeg(frames[0]))
-        self.storage.write(record.id, "spritesheet", transcoding.encode_jpeg(spritesheet(frames)))
+        self.storage.write(record.id, "video", encoding.encode_mp4(frames, record.fps))
+        self.storage.write(record.id, "thumbnail", encoding.encode_jpeg(frames[0]))
+        self.storage.write(record.id, "spritesheet", encoding.encode_jpeg(spritesheet(frames)))
         self.storage.write_record(asdict(record))
 
     async def _fail(self, job: Job, code: str, message: str) -> None:

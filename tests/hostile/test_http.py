@@ -19,7 +19,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import protocol
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import encoding
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -31,7 +31,7 @@ LIMIT = 100_000
 
 @pytest.fixture(scope="module")
 def png(picture: np.ndarray) -> bytes:
-    return transcoding.encode_png(picture)
+    return encoding.encode_png(picture)
 
 
 @pytest.fixture

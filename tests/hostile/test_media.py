@@ -16,8 +16,10 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -28,9 +30,10 @@ from PIL import Image
 
 from worldmodel.errors import InputError
 from worldmodel.serving.errors import ApiError, TooLarge, TooManyRequests, UnsupportedFormat
-from worldmodel.serving.media import transcoding
-from worldmodel.serving.media.decode_child import Order
-from worldmodel.serving.media.transcoding import MediaLimits, close_decoder, decode_upload
+from worldmodel.serving.media import decoding
+from worldmodel.serving.media.decode_child import DecodeRequest
+from worldmodel.serving.media.decoding import close_decoder, decode_upload
+from worldmodel.serving.media.limits import UploadLimits
 
 LEAKS = re.compile(
     r"/|\\|0x[0-9a-f]{6}|Traceback|Error|object at|libav|ffmpeg|PIL|Errno|\bline \d", re.IGNORECASE
@@ -43,9 +46,15 @@ def _no_process_stays() -> Iterator[None]:
     close_decoder()
 
 
+def limits_with(**values: Any) -> UploadLimits:
+    """The server's limits with some of them replaced."""
+    media = {name: values.pop(name) for name in list(values) if hasattr(UploadLimits.media, name)}
+    return UploadLimits(replace(UploadLimits.media, **media), **values)
+
+
 def decode(data: bytes, fps: float = 8, max_frames: int = 16, **limits: float) -> np.ndarray:
-    wish = decode_upload(data, size=16, fps=fps, max_frames=max_frames, limits=MediaLimits(**limits))
-    return asyncio.run(wish)
+    coroutine = decode_upload(data, size=16, fps=fps, max_frames=max_frames, limits=limits_with(**limits))
+    return asyncio.run(coroutine)
 
 
 def refusal(data: bytes, fps: float = 8, max_frames: int = 16, **limits: float) -> str:
@@ -158,10 +167,10 @@ FOREIGN = {
 @pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN)
 def test_other_formats_reach_no_decoder(data: bytes) -> None:
     close_decoder()
-    with pytest.raises(UnsupportedFormat, match="use a PNG, JPEG or WebP picture or an MP4") as caught:
+    with pytest.raises(UnsupportedFormat, match="PNG, JPEG or WebP") as caught:
         decode(data)
     assert not LEAKS.search(str(caught.value))
-    assert transcoding._FORKER._process is None
+    assert decoding._FORK_SERVER._process is None
 
 
 def test_archives_and_tensors_are_refused() -> None:
@@ -196,9 +205,9 @@ def test_too_many_bytes_are_refused_before_a_process_starts() -> None:
         (png(64, 64), {"max_image_bytes": 100}),
         (b"\0\0\0\x18ftypisom" + bytes(200), {"max_video_bytes": 100}),
     ):
-        with pytest.raises(TooLarge, match="may have at most 100"):
+        with pytest.raises(TooLarge, match="100"):
             decode(data, **limits)
-    assert transcoding._FORKER._process is None
+    assert decoding._FORK_SERVER._process is None
 
 
 @pytest.mark.parametrize(("width", "height"), [(50_000, 50_000), (2**31 - 1, 2**31 - 1), (30_000, 1000)])
@@ -238,7 +247,7 @@ def test_an_animation_is_one_picture(kind: str) -> None:
 
 def test_too_many_seconds_are_refused(film: bytes) -> None:
     assert "longer than 60 seconds" in refusal(mp4(noise(3), seconds_a_frame=500))
-    assert "longer than 1 seconds" in refusal(film, max_seconds=1)
+    assert "longer than 1 seconds" in refusal(film, max_video_s=1)
 
 
 def test_too_many_frames_are_refused_while_they_are_counted(film: bytes) -> None:
@@ -325,8 +334,8 @@ def test_mutated_files_are_decoded_or_refused(film: bytes, draw: st.DataObject) 
 
 def children() -> list[int]:
     """Processes forked by the decoder that still run."""
-    assert transcoding._FORKER._process is not None
-    forker, found = str(transcoding._FORKER._process.pid), []
+    assert decoding._FORK_SERVER._process is not None
+    forker, found = str(decoding._FORK_SERVER._process.pid), []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
@@ -376,10 +385,11 @@ def test_a_caller_who_leaves_ends_the_decoder(slow_film: bytes) -> None:
 def test_a_child_ends_by_itself_when_its_server_is_gone(slow_film: bytes) -> None:
     async def begin() -> int:
         loop = asyncio.get_running_loop()
-        with transcoding._FORKER.open_child() as child:
-            pidfd = await transcoding._meet(child)
-            order = Order(16, 16, 1.0, 8, 10**8, 10**8, 60.0, 3600, 2**30, 60, 0.2, len(slow_film))
-            await loop.sock_sendall(child, order.to_bytes() + slow_film)
+        with decoding._FORK_SERVER.open_child() as child:
+            pidfd = await decoding._receive_pidfd(child)
+            limits = limits_with(memory_bytes=2**30, cpu_s=60, timeout_s=0.2)
+            request = DecodeRequest(16, 16, 1.0, 8, len(slow_film), limits)
+            await loop.sock_sendall(child, request.to_bytes() + slow_film)
         return pidfd
 
     pidfd = asyncio.run(begin())
@@ -415,8 +425,9 @@ def test_more_uploads_than_decoders_wait_and_too_many_are_told_to_come_again(slo
 def test_the_child_can_open_nothing() -> None:
     code = """
 import os, socket
-from worldmodel.serving.media.decode_child import Order, restrict
-restrict(Order(16, 16, 8.0, 8, 1, 1, 1.0, 1, 2**28, 5, 5.0, 0))
+from worldmodel.serving.media.decode_child import restrict
+from worldmodel.serving.media.limits import UploadLimits
+restrict(UploadLimits(memory_bytes=2**28, cpu_s=5, timeout_s=5.0))
 def tried(action):
     try:
         action()
@@ -436,8 +447,8 @@ def test_the_decoder_knows_no_secret_and_loads_no_model(monkeypatch: pytest.Monk
     secret, inside = os.pipe()
     os.set_inheritable(inside, True)
     decode(png(16, 16))
-    assert transcoding._FORKER._process is not None
-    process = Path("/proc") / str(transcoding._FORKER._process.pid)
+    assert decoding._FORK_SERVER._process is not None
+    process = Path("/proc") / str(decoding._FORK_SERVER._process.pid)
     assert b"secret" not in (process / "environ").read_bytes()
     assert "torch" not in (process / "maps").read_text()
     assert len(list((process / "task").iterdir())) == 1  # a fork copies only one thread
@@ -449,28 +460,28 @@ def test_the_decoder_knows_no_secret_and_loads_no_model(monkeypatch: pytest.Monk
 
 def test_a_decoder_that_answers_lies_is_not_believed() -> None:
     """Were the child taken over, its answer still is what was asked for, or an error."""
-    order = Order(16, 32, 8.0, 4, 1, 1, 1.0, 1, 1, 1, 1.0, 0)
+    request = DecodeRequest(16, 32, 8.0, 4, 0, UploadLimits())
     answers = [
         b"",
         bytes(21),
-        transcoding.ANSWER.pack(b"wma1", 0, 2**32 - 1, 16, 32, 2**63),
-        transcoding.ANSWER.pack(b"wma1", 0, 5, 16, 32, 5 * 1536),
-        transcoding.ANSWER.pack(b"wma1", 0, 1, 32, 16, 1536) + bytes(1536),
-        transcoding.ANSWER.pack(b"wma1", 0, 1, 8, 8, 192) + bytes(192),
-        transcoding.ANSWER.pack(b"wma1", 0, 1, 16, 32, 1536) + bytes(100),
-        transcoding.ANSWER.pack(b"wma1", 0, 0, 16, 32, 0),
-        transcoding.ANSWER.pack(b"wma1", 1, 0, 0, 0, 2**60),
-        transcoding.ANSWER.pack(b"wma1", 1, 0, 0, 0, 20) + b"\x1b[2J\r\nSet-Cookie: a=b",
-        transcoding.ANSWER.pack(b"wma1", 7, 0, 0, 0, 0),
+        decoding.RESPONSE.pack(b"wma1", 0, 2**32 - 1, 16, 32, 2**63),
+        decoding.RESPONSE.pack(b"wma1", 0, 5, 16, 32, 5 * 1536),
+        decoding.RESPONSE.pack(b"wma1", 0, 1, 32, 16, 1536) + bytes(1536),
+        decoding.RESPONSE.pack(b"wma1", 0, 1, 8, 8, 192) + bytes(192),
+        decoding.RESPONSE.pack(b"wma1", 0, 1, 16, 32, 1536) + bytes(100),
+        decoding.RESPONSE.pack(b"wma1", 0, 0, 16, 32, 0),
+        decoding.RESPONSE.pack(b"wma1", 1, 0, 0, 0, 2**60),
+        decoding.RESPONSE.pack(b"wma1", 1, 0, 0, 0, 20) + b"\x1b[2J\r\nSet-Cookie: a=b",
+        decoding.RESPONSE.pack(b"wma1", 7, 0, 0, 0, 0),
     ]
     for answer in answers:
-        ours, theirs = transcoding.socket.socketpair()
+        ours, theirs = decoding.socket.socketpair()
         ours.setblocking(False)
         with ours, theirs:
             theirs.sendall(answer)
-            theirs.shutdown(transcoding.socket.SHUT_WR)
+            theirs.shutdown(decoding.socket.SHUT_WR)
             with pytest.raises((InputError, EOFError)) as caught:
-                asyncio.run(transcoding._converse(ours, order, b""))
+                asyncio.run(decoding._exchange(ours, request, b""))
             assert "Cookie" not in str(caught.value)
 
 

@@ -21,7 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.auth import KeyLimits, Keys, Limiter
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import decoding
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.realtime import events
 from worldmodel.serving.realtime.connection import ROUTE
@@ -96,7 +96,7 @@ def server(model: WorldModel) -> Iterator[Server]:
     made = Server(model)
     yield made
     made.close()
-    transcoding.close_decoder()
+    decoding.close_decoder()
 
 
 @pytest.fixture(scope="module")

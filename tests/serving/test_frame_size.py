@@ -16,7 +16,7 @@ from PIL import Image
 from worldmodel.env.single import Interface
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import encoding
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -46,7 +46,7 @@ def test_a_live_world(api: TestClient, wide: WorldModel, scene: np.ndarray) -> N
     session = wide.session(seed=3)
     session.reset(scene)
     above = np.pad(scene, ((16, 16), (0, 0), (0, 0)))  # its centre is what the world begins with
-    upload = {"observation": ("x.png", transcoding.encode_png(above))}
+    upload = {"observation": ("x.png", encoding.encode_png(above))}
     world = api.post("/v1/worlds", files=upload, data={"seed": "3"}).json()
     assert world["size"] == "48x32"
     info = SimpleNamespace(**world)
@@ -86,7 +86,7 @@ def test_a_stream(api: TestClient, scene: np.ndarray, form: str) -> None:
     with api.websocket_connect("/v1/realtime/video") as socket:
         assert socket.receive_json()["image_size"] == [HEIGHT, WIDTH]
         socket.send_text(json.dumps({"type": "session.start", "upload": True, "format": form}))
-        socket.send_bytes(transcoding.encode_png(scene))
+        socket.send_bytes(encoding.encode_png(scene))
         start = socket.receive_json()
         assert (start["type"], start["width"], start["height"]) == ("video.start", WIDTH, HEIGHT)
         film = b"".join(socket.receive_bytes() for _ in range(start["num_messages"]))

@@ -14,7 +14,7 @@ from PIL import Image
 
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import encoding
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -33,7 +33,7 @@ def data_url(kind: str, data: bytes) -> str:
 
 @pytest.fixture(scope="module")
 def image(picture: np.ndarray) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url("image/png", transcoding.encode_png(picture))}}
+    return {"type": "image_url", "image_url": {"url": data_url("image/png", encoding.encode_png(picture))}}
 
 
 def ask(api: TestClient, *parts: dict[str, Any], **fields: Any) -> httpx.Response:
@@ -65,7 +65,7 @@ def test_chat_answers_about_a_picture(
 
 
 def test_chat_answers_about_a_film(api: TestClient, model: WorldModel, picture: np.ndarray) -> None:
-    film = transcoding.encode_mp4(np.stack([picture, picture[::-1], picture, picture[::-1]]), 8)
+    film = encoding.encode_mp4(np.stack([picture, picture[::-1], picture, picture[::-1]]), 8)
     part = {"type": "video_url", "video_url": {"url": data_url("video/mp4", film)}}
     session = model.session()
     session.reset(film)

@@ -17,7 +17,7 @@ from PIL import Image
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import encoding
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -27,7 +27,7 @@ FOREVER = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
 
 @pytest.fixture(scope="module")
 def png(picture: np.ndarray) -> bytes:
-    return transcoding.encode_png(picture)
+    return encoding.encode_png(picture)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def decoded(film: bytes) -> np.ndarray:
 
 
 def assert_same_film(film: bytes, frames: np.ndarray) -> None:
-    made, expected = decoded(film), decoded(transcoding.encode_mp4(frames, 8))
+    made, expected = decoded(film), decoded(encoding.encode_mp4(frames, 8))
     assert made.shape == expected.shape
     assert np.abs(made.astype(int) - expected.astype(int)).mean() < 1
 

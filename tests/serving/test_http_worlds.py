@@ -17,7 +17,7 @@ from PIL import Image
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import encoding
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -46,7 +46,7 @@ def keyed(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def png(picture: np.ndarray) -> bytes:
-    return transcoding.encode_png(picture)
+    return encoding.encode_png(picture)
 
 
 def start(api: TestClient, png: bytes, **fields: Any) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 
 from worldmodel.errors import InputError, OutputError
-from worldmodel.media.files import read_observation
-from worldmodel.serving.media import transcoding
-from worldmodel.serving.media.transcoding import FragmentedMp4, MediaLimits, decode_upload
+from worldmodel.media import read_observation
+from worldmodel.serving.media import decoding, encoding
+from worldmodel.serving.media.decoding import decode_upload
+from worldmodel.serving.media.fragmented_mp4 import FragmentedMp4
 
 FPS = 8
 
@@ -33,12 +34,8 @@ def encoded(kind: str, frame: np.ndarray, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def decode(
-    data: bytes, size: int = 32, fps: float = FPS, max_frames: int = 64, **limits: float
-) -> np.ndarray:
-    return asyncio.run(
-        decode_upload(data, size=size, fps=fps, max_frames=max_frames, limits=MediaLimits(**limits))
-    )
+def decode(data: bytes, size: int = 32, fps: float = FPS, max_frames: int = 64) -> np.ndarray:
+    return asyncio.run(decode_upload(data, size=size, fps=fps, max_frames=max_frames))
 
 
 def read_back(data: bytes) -> list[av.VideoFrame]:
@@ -54,7 +51,7 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_stays() -> Iterator[None]:
     yield
-    transcoding.close_decoder()
+    decoding.close_decoder()
 
 
 # Decoding
@@ -75,7 +72,7 @@ def test_a_picture_is_decoded_as_the_library_reads_it(kind: str) -> None:
     ("fps", "max_frames", "expected"), [(8, 64, 12), (4, 64, 6), (16, 64, 24), (8, 5, 5)]
 )
 def test_a_film_is_resampled_and_cut_as_the_library_does(fps: float, max_frames: int, expected: int) -> None:
-    data = transcoding.encode_mp4(film(), FPS)
+    data = encoding.encode_mp4(film(), FPS)
     frames = decode(data, 64, fps, max_frames)
     assert frames.shape == (expected, 64, 64, 3)
     assert np.array_equal(frames, read_observation(data, 64, fps, max_frames))
@@ -113,15 +110,15 @@ def test_many_at_once_each_get_their_own() -> None:
 )
 def test_impossible_wishes_are_refused(options: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        decode(transcoding.encode_mp4(film(2), FPS), **options)
+        decode(encoding.encode_mp4(film(2), FPS), **options)
 
 
 def test_a_decoder_that_died_is_replaced() -> None:
     data = encoded("PNG", film(1)[0])
     decode(data)
-    assert transcoding._FORKER._process is not None
-    transcoding._FORKER._process.kill()
-    transcoding._FORKER._process.wait()
+    assert decoding._FORK_SERVER._process is not None
+    decoding._FORK_SERVER._process.kill()
+    decoding._FORK_SERVER._process.wait()
     assert decode(data).shape == (1, 32, 32, 3)
 
 
@@ -129,14 +126,14 @@ def test_a_decoder_that_died_is_replaced() -> None:
 
 
 def test_an_mp4_plays() -> None:
-    frames = read_back(transcoding.encode_mp4(film(), FPS))
+    frames = read_back(encoding.encode_mp4(film(), FPS))
     assert len(frames) == 12
     assert psnr(np.stack([f.to_ndarray(format="rgb24")[2::4, 2::4] for f in frames]), film()) > 30
 
 
 def test_pngs_in_a_zip_are_the_frames() -> None:
-    data = transcoding.encode_png_frames(film(3))
-    assert data == transcoding.encode_png_frames(film(3))
+    data = encoding.encode_png_frames(film(3))
+    assert data == encoding.encode_png_frames(film(3))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert archive.namelist() == ["00000.png", "00001.png", "00002.png"]
         assert archive.testzip() is None
@@ -146,12 +143,12 @@ def test_pngs_in_a_zip_are_the_frames() -> None:
 
 def test_npy_is_the_frames_without_pickle() -> None:
     view = film(4)[::2, ::-1]
-    assert np.array_equal(np.load(io.BytesIO(transcoding.encode_npy(view)), allow_pickle=False), view)
+    assert np.array_equal(np.load(io.BytesIO(encoding.encode_npy(view)), allow_pickle=False), view)
 
 
 def test_a_jpeg_looks_like_the_frame_and_obeys_quality() -> None:
     frame = film(1)[0]
-    fine, coarse = transcoding.encode_jpeg(frame, 95), transcoding.encode_jpeg(frame, 20)
+    fine, coarse = encoding.encode_jpeg(frame, 95), encoding.encode_jpeg(frame, 20)
     assert psnr(np.array(Image.open(io.BytesIO(fine))), frame) > 25
     assert len(coarse) < len(fine)
 

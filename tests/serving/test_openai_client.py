@@ -14,7 +14,7 @@ import pytest
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import encoding
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -42,7 +42,7 @@ def client(address: str) -> Iterator[Any]:
 
 
 def test_videos_from_asking_to_deleting(client: Any, picture: np.ndarray) -> None:
-    reference = ("reference.png", transcoding.encode_png(picture), "image/png")
+    reference = ("reference.png", encoding.encode_png(picture), "image/png")
     video = client.videos.create(
         prompt="the red ball moves left", input_reference=reference, seconds="2", size="32x32", model="tiny"
     )
@@ -85,7 +85,7 @@ def test_errors_are_the_client_s_own(client: Any, address: str) -> None:
 
 
 def test_chat_images_and_models(client: Any, picture: np.ndarray, model: WorldModel) -> None:
-    url = "data:image/png;base64," + base64.b64encode(transcoding.encode_png(picture)).decode()
+    url = "data:image/png;base64," + base64.b64encode(encoding.encode_png(picture)).decode()
     content = [
         {"type": "text", "text": "how many"},
         {"type": "image_url", "image_url": {"url": url}},

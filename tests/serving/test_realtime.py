@@ -20,7 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.auth import KeyLimits, Keys, Limiter
-from worldmodel.serving.media import transcoding
+from worldmodel.serving.media import decoding, encoding
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.realtime import events
 from worldmodel.serving.realtime.connection import ROUTE, limits_of
@@ -138,7 +138,7 @@ def shown(chunk: dict[str, Any]) -> np.ndarray:
 
 def close(made: np.ndarray, expected: np.ndarray) -> bool:
     """Whether a client sees these frames: what JPEG loses is lost on both sides."""
-    sent = shown({"media": [transcoding.encode_jpeg(frame, JPEG_QUALITY) for frame in expected]})
+    sent = shown({"media": [encoding.encode_jpeg(frame, JPEG_QUALITY) for frame in expected]})
     return made.shape == sent.shape and float(np.abs(made.astype(int) - sent).mean()) < 1
 
 
@@ -205,14 +205,14 @@ def test_a_session_starts_from_an_upload(model: WorldModel, picture: np.ndarray)
         async with server.client() as client:
             await client.send("session.start", upload=True, pace="on_action")
             await client.send("session.ping")
-            await client.socket.send(transcoding.encode_png(picture))
+            await client.socket.send(encoding.encode_png(picture))
             chunk = await client.until("video.chunk_metadata")
             assert close(shown(chunk), picture[None])
 
     try:
         serve(model, body)
     finally:
-        transcoding.close_decoder()
+        decoding.close_decoder()
 
 
 def test_segments_join_to_a_film(model: WorldModel) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worldmodel.media import files as media
+from worldmodel import media
 from worldmodel.worlds import recorder
 
 NUM_CLIPS = 6

@@ -12,10 +12,10 @@ from PIL import Image
 
 import worldmodel
 from worldmodel import config as configs
+from worldmodel import media
 from worldmodel.cli import VERBS, main
 from worldmodel.cli.info import read_card
 from worldmodel.cli.rollout import parse_action
-from worldmodel.media import files as media
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
 

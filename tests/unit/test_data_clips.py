@@ -12,13 +12,13 @@ import av
 import numpy as np
 import pytest
 
+from worldmodel import media
 from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.clips import Broken, Clip
 from worldmodel.data.columns import track_of
 from worldmodel.data.sources import Source, open_source
 from worldmodel.data.tables import open_table as open_file
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.media import files as media
 from worldmodel.types import DESCRIBE, Action, Episode
 from worldmodel.worlds import recorder
 from worldmodel.worlds.shapes.source import KEYS
@@ -95,7 +95,7 @@ def test_reading_from_the_middle_shows_what_reading_whole_shows(tmp_path: Path) 
         whole, own = media.read_video(path, 32, 8, 1000), media.read_video(path, 32, None, 1000)
         assert len(own) == 120
         with media.open_video(path) as video:
-            assert video.seconds == pytest.approx(120 / 24, abs=0.05)
+            assert video.duration_s == pytest.approx(120 / 24, abs=0.05)
         for first in (0, 1, 13, 26, 37, len(whole) - 1):
             assert np.array_equal(media.read_video(path, 32, 8, 6, first / 8), whole[first : first + 6])
         for first in (5, 77):

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from worldmodel import media
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
 from worldmodel.data.clips import Clip
 from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.media import files as media
 from worldmodel.types import Action
 
 MODEL = WorldModelConfig(action=ActionConfig(keys=("left", "right"), vector_size=2))

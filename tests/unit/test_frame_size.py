@@ -20,7 +20,7 @@ from worldmodel.config import CodecConfig, StageConfig, TrainedConfig, VisionCon
 from worldmodel.data.loader import Batch
 from worldmodel.env import WorldEnv
 from worldmodel.errors import ConfigError
-from worldmodel.media.files import read_image
+from worldmodel.media import read_image
 from worldmodel.models.layers.spatial import LocalFeedForward, rope_table
 from worldmodel.models.vision.adapter import LatentVision, Observation
 from worldmodel.models.world_model import WorldModel

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from worldmodel import media
 from worldmodel.errors import ConfigError, InputError, OutputError, WorldModelError
-from worldmodel.media import files as media
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
 from worldmodel.types import Action

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from worldmodel import media
 from worldmodel.config import ImageSize, WorldModelConfig
 from worldmodel.errors import InputError
-from worldmodel.media import files as media
 from worldmodel.types import DESCRIBE, Action, Camera, Episode, Pose
 
 WITH_TEXT = ("rounds", "imagine", "describe")
@@ -179,7 +179,7 @@ class Clip:
             chosen = source.frames[first : first + wanted]
             return first, np.stack([media.read_image(frame, cut.size) for frame in chosen])
         with media.open_video(source if isinstance(source, bytes) else source.read()) as video:
-            length = int(((video.seconds if self.end is None else self.end) - self.start) * cut.fps + 1e-3)
+            length = int(((video.duration_s if self.end is None else self.end) - self.start) * cut.fps + 1e-3)
             first = first_of(length)
             if self.end is not None:
                 wanted = max(1, min(wanted, length - first))

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from worldmodel import media
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import WITH_TEXT, Broken, Cut, Files, Stills
 from worldmodel.data.columns import RowReader, inside
 from worldmodel.data.sources import Recipe
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.media import files as media
 from worldmodel.types import DESCRIBE, Action, Episode
 
 VIDEO_NAMES = ("video", "mp4", "webm", "clip", "image", "images", "frames", "png", "jpg", "jpeg", "webp")
@@ -128,7 +128,7 @@ def _remote(path: str, dataset: str) -> bytes:
         raise InputError(f"its video {path!r} is not in the dataset's own repository")
     try:
         with fsspec.open(path, "rb") as file:
-            return file.read(media.MAX_VIDEO_BYTES + 1)  # type: ignore[union-attr]
+            return file.read(media.MediaLimits.max_video_bytes + 1)  # type: ignore[union-attr]
     except OSError as error:
         raise InputError(f"its video {path!r} cannot be read ({error})") from None
 

@@ -18,7 +18,7 @@ from worldmodel.env.actions import (
     to_action,
 )
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.media.files import Frames
+from worldmodel.media import Frames
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, Session
 from worldmodel.types import Action

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from worldmodel.env.actions import describe_value, split_actions
 from worldmodel.env.single import SessionLike, WorldEnv, check_choice
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.media.files import Frames
+from worldmodel.media import Frames
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, Session, play_round
 from worldmodel.types import Action

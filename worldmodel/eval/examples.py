@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
-from worldmodel.media.files import Frames
+from worldmodel.media import Frames
 
 GAP = 4
 """Pixels between the frames of a strip."""

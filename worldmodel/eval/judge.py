@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from worldmodel.media.files import Frames, Picture
+from worldmodel.media import Frame, Frames
 from worldmodel.types import Action
 
 
@@ -28,7 +28,7 @@ class Verdict:
 class Judge(Protocol):
     """Compares the pixels of a frame with a truth of the world's own type."""
 
-    def __call__(self, frame: Picture, truth: Any, /) -> Verdict:
+    def __call__(self, frame: Frame, truth: Any, /) -> Verdict:
         """Return the verdict on one frame, uint8 `[h, w, 3]`."""
         ...
 
@@ -49,7 +49,7 @@ class Case:
 
     caption: str
     action: Action
-    start: Picture
+    start: Frame
     before: Any
     frames: Frames
     truths: Sequence[Any]

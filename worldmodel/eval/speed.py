@@ -12,14 +12,14 @@ import torch
 
 from worldmodel.config import height_width
 from worldmodel.eval.metrics import Figure
-from worldmodel.media.files import Picture
+from worldmodel.media import Frame
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
 
 EARLY_ROUND, LATE_ROUND = 2, 50
 WARM_UP_ROUNDS = 2
 
-SessionInputs = Callable[[np.random.Generator, int], tuple[Picture, list[Action]]]
+SessionInputs = Callable[[np.random.Generator, int], tuple[Frame, list[Action]]]
 """Draws a first frame and a number of actions."""
 
 

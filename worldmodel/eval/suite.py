@@ -15,7 +15,7 @@ from worldmodel.eval.goals import Goal
 from worldmodel.eval.judge import Judge
 from worldmodel.eval.runner import ModelSubject, Subject
 from worldmodel.eval.speed import machine, speed
-from worldmodel.media.files import Picture
+from worldmodel.media import Frame
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
 from worldmodel.worlds import get_world
@@ -110,7 +110,7 @@ class EvalSuite(Protocol):
         """
         ...
 
-    def session_inputs(self, rng: np.random.Generator, count: int) -> tuple[Picture, list[Action]]:
+    def session_inputs(self, rng: np.random.Generator, count: int) -> tuple[Frame, list[Action]]:
         """Return a first frame and actions for measuring speed."""
         ...
 

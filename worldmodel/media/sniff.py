@@ -1,16 +1,16 @@
-"""Recognising image and video files by their bytes, without decoding them."""
+"""Detection of image and video formats by their bytes, without decoding them."""
 
 MP4_BOXES = {
     *(b"ftyp", b"styp", b"moov", b"mdat", b"moof", b"mfra", b"sidx"),
     *(b"free", b"skip", b"wide", b"uuid"),
 }
-"""Top-level parts of an MP4; what else follows the last of them belongs to nobody."""
+"""Top-level boxes of an MP4; bytes after the last of them are ignored."""
 MAX_BOXES = 100_000
 MATROSKA_HEADER, MATROSKA_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
-def recognise(data: bytes) -> str:
-    """Name the format that the first bytes announce, or ''."""
+def detect_format(data: bytes) -> str:
+    """Return the format that the first bytes announce, or an empty string."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -27,14 +27,14 @@ def recognise(data: bytes) -> str:
 
 
 def describe(kind: str, data: bytes) -> str:
-    """Say what a file is, to end a sentence that begins with its name."""
+    """Describe a format for a message about a file."""
     if kind == "heif":
-        return "a HEIC or AVIF picture"
+        return "a HEIC or AVIF image"
     return f"of kind {kind}" if kind else f"of an unknown kind (it starts with {data[:8]!r})"
 
 
 def announced_bytes(kind: str, data: bytes) -> int:
-    """Return how long a video file says it is, or 0 if it does not say."""
+    """Return the number of bytes that a video file announces, or 0 if it announces none."""
     if kind == "gif":
         return 0 if data.rstrip(b"\0").endswith(b";") else len(data) + 1
     if kind == "avi":
@@ -57,7 +57,7 @@ def announced_bytes(kind: str, data: bytes) -> int:
 
 
 def _ebml_size(data: bytes, at: int) -> tuple[int, int]:
-    """Return what follows a size of 1 to 8 bytes and the size; all ones says "unknown", which is 0 here."""
+    """Return the offset after a size field of 1 to 8 bytes, and the size; an unknown size (all ones) is 0."""
     # The leading zeros of the first byte count the bytes after it.
     length = 9 - data[at].bit_length() if at < len(data) else 9
     bits = 7 * length

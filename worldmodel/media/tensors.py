@@ -1,4 +1,4 @@
-"""Between uint8 frames and the float tensors that models take."""
+"""Conversion between uint8 frames and the float tensors of models."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 def to_tensor(clips: Sequence[np.ndarray]) -> Float[Tensor, "b t 3 h w"]:
-    """Stack uint8 clips `[t, h, w, 3]` of one length into pixels in [-1, 1]."""
+    """Stack uint8 clips `[t, h, w, 3]` of equal length and scale them to [-1, 1]."""
     return rearrange(torch.from_numpy(np.stack(clips)), "b t h w c -> b t c h w").float() / 127.5 - 1
 
 
 def to_frames(pixels: Float[Tensor, "t 3 h w"]) -> np.ndarray:
-    """Turn pixels in [-1, 1] into a uint8 clip `[t, h, w, 3]`."""
+    """Convert pixels in [-1, 1] to a uint8 clip `[t, h, w, 3]`."""
     frames = ((pixels.detach().float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     return rearrange(frames, "t c h w -> t h w c").cpu().numpy()

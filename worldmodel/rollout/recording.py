@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from worldmodel.media import contact_sheet
-from worldmodel.media import files as media
+from worldmodel import media
+from worldmodel.media import contact_sheet, write_image
 from worldmodel.types import Action
 
 Clip = UInt8[np.ndarray, "t h w 3"]
@@ -38,7 +38,7 @@ class Recording:
         path = Path(path)
         if path.suffix.lower() == ".png":
             titles = ["start", *(str(action) for action in self.actions)]
-            contact_sheet.write_image(contact_sheet.contact_sheet(list(self.clips), titles), path)
+            write_image(contact_sheet(list(self.clips), titles), path)
         else:
             media.write_video(self.frames, path, fps=fps)
         return path

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from worldmodel import media
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.media import files as media
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.recording import Recording
@@ -176,7 +176,7 @@ class Session:
             observation,
             size=config.codec.image_size,
             fps=config.fps,
-            max_frames=int(media.MAX_VIDEO_SECONDS * config.fps),
+            max_frames=int(media.MediaLimits.max_video_s * config.fps),
         )[-observed_frames(config) :]
         return WorldState.from_frames(self.model, frames[None], (self.seed,))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.errors import ConfigError
-from worldmodel.media.files import Picture
+from worldmodel.media import Frame
 
 if TYPE_CHECKING:
     from worldmodel.data.sources import Source
@@ -22,7 +22,7 @@ class StartImage:
     """An image that a rollout can start from."""
 
     title: str
-    image: Picture
+    image: Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class World:
         """Return images for the demo's start page."""
         return ()
 
-    def targets_in(self, frame: Picture) -> tuple[Target, ...]:
+    def targets_in(self, frame: Frame) -> tuple[Target, ...]:
         """Return the objects in a frame that actions can name, most prominent first."""
         return ()
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from worldmodel import media
 from worldmodel.errors import OutputError, WorldModelError
 from worldmodel.io import atomic_file
-from worldmodel.media import files as media
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.source import ShapesSource

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from worldmodel.media.files import Picture
+from worldmodel.media import Frame
 from worldmodel.worlds.base import StartImage, SuggestedAction, Target
 from worldmodel.worlds.shapes.judge import find_objects
 from worldmodel.worlds.shapes.language import parse_caption
@@ -33,7 +33,7 @@ def start_images() -> list[StartImage]:
     return [StartImage(title, render(parse_caption(text))) for title, text in _SCENES.items()]
 
 
-def targets_in(frame: Picture) -> tuple[Target, ...]:
+def targets_in(frame: Frame) -> tuple[Target, ...]:
     """Return the objects in a frame, the largest first; empty if the frame is not one of this world."""
     if frame.shape != (FRAME_SIZE, FRAME_SIZE, 3):
         return ()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.media.files import Picture
+from worldmodel.media import Frame
 from worldmodel.worlds import shapes
 from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
 from worldmodel.worlds.shapes import suggestions
@@ -41,7 +41,7 @@ class ShapesWorld(World):
     def start_images(self) -> Sequence[StartImage]:
         return suggestions.start_images()
 
-    def targets_in(self, frame: Picture) -> tuple[Target, ...]:
+    def targets_in(self, frame: Frame) -> tuple[Target, ...]:
         return suggestions.targets_in(frame)
 
     def targets_named(self, text: str) -> tuple[Target, ...]:

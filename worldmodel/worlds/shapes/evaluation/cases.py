@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from worldmodel.eval.judge import Case, Verdict
-from worldmodel.media.files import Picture
+from worldmodel.media import Frame
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Plan, Sample, Scene
@@ -23,7 +23,7 @@ class Truth(NamedTuple):
     plan: Plan
 
 
-def judge_frame(frame: Picture, truth: Truth, /) -> Verdict:
+def judge_frame(frame: Frame, truth: Truth, /) -> Verdict:
     """Judge a frame; see `worldmodel.eval.judge.Judge`."""
     verdict = shapes.judge(frame, truth.scene)
     named, others = verdict.named_right(truth.plan), verdict.others_right(truth.plan)

@@ -6,7 +6,7 @@ from worldmodel.eval.action_following import BATCH
 from worldmodel.eval.examples import Album, Example
 from worldmodel.eval.metrics import Figure, Tally
 from worldmodel.eval.runner import Subject
-from worldmodel.media.files import Picture
+from worldmodel.media import Frame
 from worldmodel.worlds import shapes
 
 
@@ -35,7 +35,7 @@ def text_to_image(
     return tally.figures()
 
 
-def nearest_background(image: Picture) -> str:
+def nearest_background(image: Frame) -> str:
     """Return the background nearest to the image; the median of the distances ignores the objects."""
     distances = {
         name: float(np.median(np.abs(image.astype(np.float32) - shapes.backdrop(name)).sum(2)))

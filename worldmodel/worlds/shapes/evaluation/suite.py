@@ -23,7 +23,7 @@ from worldmodel.eval.goals import Goal
 from worldmodel.eval.judge import Case, Judge
 from worldmodel.eval.runner import Subject
 from worldmodel.eval.suite import CardText, EvalSettings, Part
-from worldmodel.media.files import Picture
+from worldmodel.media import Frame
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.evaluation import cases
@@ -90,7 +90,7 @@ class ShapesSuite:
             Part("steps", len(STEPS) * quarter, lambda s: self._steps(s, quarter, seed)),
         ]
 
-    def session_inputs(self, rng: np.random.Generator, count: int) -> tuple[Picture, list[Action]]:
+    def session_inputs(self, rng: np.random.Generator, count: int) -> tuple[Frame, list[Action]]:
         scenes = [shapes.random_scene(rng) for _ in range(count)]
         plans = [shapes.sample_plan(rng, scene, "held-out") for scene in scenes]
         texts = [shapes.canonical_text(plan) for plan in plans]

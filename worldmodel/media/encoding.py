@@ -1,0 +1,86 @@
+"""Writing of videos as MP4 and GIF files."""
+
+import itertools
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from PIL import Image
+
+from worldmodel.errors import OutputError
+from worldmodel.io import atomic_file
+from worldmodel.media.image import Frame
+from worldmodel.media.video import Frames
+
+MIN_SHORT_SIDE = 256
+"""Smaller frames are enlarged when they are written: players blur or shrink tiny videos."""
+
+
+def write_video(frames: Frames, path: str | Path, fps: float, scale: int | None = None) -> None:
+    """Write frames as .mp4 (H.264) or .gif, atomically.
+
+    An odd side of an .mp4 gains one pixel, which its chroma subsampling requires.
+
+    Args:
+        frames: the video.
+        path: file to write; its suffix selects the format.
+        fps: frames per second, up to 50 for .gif and 240 for .mp4.
+        scale: how often each pixel is repeated along both sides; None enlarges small frames until the short
+            side has at least 256 pixels.
+
+    Raises:
+        OutputError: there are no frames, the suffix or `fps` is out of range, or the path cannot be written.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in {".mp4", ".gif"}:
+        raise OutputError(f"{str(path)!r} ends in {suffix or 'nothing'!r}; use .mp4 or .gif.")
+    if not len(frames) or not frames.size:
+        raise OutputError(f"There are no frames to write to {str(path)!r}; generate at least one.")
+    if not 0 < fps <= (50 if suffix == ".gif" else 240):
+        raise OutputError(f"fps is {fps}; use 1 to {50 if suffix == '.gif' else 240} for {suffix}.")
+    scale = scale or default_scale(*frames.shape[1:3])
+    with atomic_file(path) as temporary:
+        (_write_gif if suffix == ".gif" else _write_mp4)(frames, temporary, fps, scale)
+
+
+def default_scale(height: int, width: int) -> int:
+    """Return the factor by which frames are enlarged so that their short side has 256 pixels or more."""
+    return max(1, -(-MIN_SHORT_SIDE // min(height, width)))
+
+
+def enlarge(frame: Frame, scale: int, even: bool = False) -> Frame:
+    """Repeat every pixel `scale` times along both sides; with `even`, repeat the edge of an odd side."""
+    large = frame.repeat(scale, axis=0).repeat(scale, axis=1)
+    height, width = large.shape[:2]
+    return np.pad(large, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge") if even else large
+
+
+def _write_mp4(frames: Frames, path: Path, fps: float, scale: int) -> None:
+    height, width = (side * scale for side in frames.shape[1:3])
+    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+    options = {"crf": "16", "preset": "medium"} if codec == "libx264" else {"qscale": "2"}
+    with av.open(path, "w", format="mp4", options={"movflags": "+faststart"}) as container:
+        stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001), options=options)
+        stream.width, stream.height, stream.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
+        stream.codec_context.thread_count = 1  # with more, the bytes depend on the machine
+        for frame in frames:
+            pixels = enlarge(frame, scale, even=True)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode(None))
+
+
+def _write_gif(frames: Frames, path: Path, fps: float, scale: int) -> None:
+    # One palette for the whole video: with one per frame, still areas flicker.
+    sampled = frames[:: -(-len(frames) // 32)]
+    stacked = Image.fromarray(sampled.reshape(-1, frames.shape[2], 3))
+    palette = stacked.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    images = [
+        Image.fromarray(enlarge(frame, scale)).quantize(palette=palette, dither=Image.Dither.NONE)
+        for frame in frames
+    ]
+    # GIF counts hundredths of a second: rounding times instead of durations keeps the pace, and rounding down
+    # puts every frame on screen at its own time when the file is read back.
+    times = [int(100 * i / fps) for i in range(len(frames) + 1)]
+    durations = [10 * (b - a) for a, b in itertools.pairwise(times)]
+    images[0].save(path, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)

@@ -1,0 +1,45 @@
+"""Reading of observations: an image or a video, from a file or from memory."""
+
+import numpy as np
+from PIL import Image
+
+from worldmodel.config import ImageSize
+from worldmodel.errors import InputError
+from worldmodel.media import sniff
+from worldmodel.media.image import decode_image, read_image
+from worldmodel.media.limits import MediaLimits, list_formats
+from worldmodel.media.source import Source, read_bytes
+from worldmodel.media.video import Frames, open_video_bytes
+
+
+def read_observation(
+    source: Source | Image.Image | np.ndarray,
+    size: ImageSize,
+    fps: float | None,
+    max_frames: int,
+    limits: MediaLimits = MediaLimits(),
+) -> Frames:
+    """Read an image as a clip of one frame, or a video (or GIF) as `read_video` does.
+
+    Frames in memory, uint8 `[t, h, w, 3]`, count as a video that already has the wanted rate.
+
+    Raises:
+        InputError: as `read_image` and `read_video`.
+    """
+    if isinstance(source, np.ndarray) and source.ndim == 4:
+        if not len(source):
+            raise InputError("The clip has no frames; pass at least one.")
+        return np.stack([read_image(frame, size, limits) for frame in source[:max_frames]])
+    if isinstance(source, Image.Image | np.ndarray):
+        return read_image(source, size, limits)[None]
+    name, data = read_bytes(source, limits.max_video_bytes, "observation")
+    kind = sniff.detect_format(data)
+    if kind in limits.video_formats:
+        with open_video_bytes(name, data, limits) as video:
+            return video.read(size, fps, max_frames)
+    if kind not in limits.image_formats:
+        accepted = list_formats((*limits.image_formats, *limits.video_formats))
+        raise InputError(f"{name} is {sniff.describe(kind, data)}; use a {accepted}.")
+    if len(data) > limits.max_image_bytes:
+        raise InputError(f"{name} is larger than {limits.max_image_bytes // 2**20} MiB; shrink it first.")
+    return decode_image(name, data, size, limits)[None]

@@ -1,0 +1,221 @@
+"""Reading of videos: decoding, seeking and resampling in time."""
+
+import io
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.reformatter import VideoReformatter
+from jaxtyping import UInt8
+from PIL import Image
+
+from worldmodel.config import ImageSize
+from worldmodel.errors import InputError
+from worldmodel.media import sniff
+from worldmodel.media.image import check_sides, crop_and_resize
+from worldmodel.media.limits import DEMUXERS, MediaLimits, list_formats
+from worldmodel.media.source import Source, read_bytes
+
+Frames = UInt8[np.ndarray, "t h w 3"]
+SEEKABLE = {"mp4", "matroska"}
+"""Formats with an index that is precise enough to seek; the others are decoded from their start."""
+MIN_SEEK_S = 1.0
+"""Shorter distances are decoded and skipped instead of seeking."""
+MAX_REORDERED = 16
+"""Frames by which a codec's order of storage and of display can differ (at most, in H.264 and HEVC)."""
+
+
+def read_video(
+    source: Source,
+    size: ImageSize,
+    fps: float | None,
+    max_frames: int,
+    start_s: float = 0.0,
+    limits: MediaLimits = MediaLimits(),
+) -> Frames:
+    """Read up to `max_frames` frames of a video or GIF, each cropped around its centre to `size`.
+
+    A file that ends before the frames or the duration that its header announces is an error, not a shorter
+    clip, where it is read from its start to its end: a truncated recording would otherwise pair frames with
+    the wrong actions.
+
+    Args:
+        source: a path or the bytes of a file.
+        size: side or (height, width) of the result in pixels.
+        fps: frame `i` of the result is on screen `i / fps` seconds after `start_s`; None keeps the file's own
+            frames.
+        max_frames: frames after these are not decoded.
+        start_s: seconds after the start of the file at which reading starts.
+        limits: formats and sizes that are accepted.
+
+    Raises:
+        InputError: the file is missing, empty, not a video, damaged, cut off, too long or too large, or
+            `fps`, `max_frames` or `start_s` is out of range.
+    """
+    with open_video(source, limits) as video:
+        return video.read(size, fps, max_frames, start_s)
+
+
+@dataclass(frozen=True)
+class Video:
+    """An open video file; it can be read once."""
+
+    name: str
+    container: InputContainer
+    seekable: bool
+    limits: MediaLimits
+
+    @property
+    def duration_s(self) -> float:
+        """Duration that the header announces; 0 where it announces none."""
+        stream = next(iter(self.container.streams.video), None)
+        if stream is not None and stream.duration and stream.time_base:
+            return float(stream.duration * stream.time_base)
+        return (self.container.duration or 0) / av.time_base
+
+    def read(self, size: ImageSize, fps: float | None, max_frames: int, start_s: float = 0.0) -> Frames:
+        """Read frames as `read_video` does.
+
+        Raises:
+            InputError: as `read_video`.
+        """
+        if fps is not None and not 0 < fps <= 1000:
+            raise InputError(f"fps is {fps}; use a number above 0 and up to 1000.")
+        if max_frames < 1:
+            raise InputError(f"max_frames is {max_frames}; use 1 or more.")
+        if not 0 <= start_s < math.inf:
+            raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
+        with _decoding_errors(self.name):
+            resampled = _resample(self._decode(start_s), fps, start_s)
+            converter = VideoReformatter()  # shared by all frames: creating one costs more than a conversion
+            frames = [
+                crop_and_resize(_to_image(frame, converter), size)
+                for frame in itertools.islice(resampled, max_frames)
+            ]
+        if not frames:
+            part = f" from {start_s:g} s on" if start_s else ""
+            raise InputError(f"{self.name} has no decodable frame{part}; export it again as MP4 (H.264).")
+        return np.stack(frames)
+
+    def _decode(self, start_s: float) -> Iterator[tuple[float, float, av.VideoFrame]]:
+        """Yield (start, end, frame), in seconds after the start of the file, from before `start_s` on.
+
+        A file that is read from its start is checked for frames missing at its end.
+        """
+        name, container, limits = self.name, self.container, self.limits
+        if not container.streams.video:
+            raise InputError(f"{name} has no video track; use a file with one.")
+        stream = container.streams.video[0]
+        codec = stream.codec_context
+        if codec.codec.canonical_name not in limits.video_codecs:
+            raise InputError(
+                f"{name} is encoded as {codec.codec.canonical_name}; export it again as MP4 (H.264)."
+            )
+        check_sides(name, codec.width, codec.height, limits.max_video_pixels)
+        codec.thread_count = 1  # more would not change the result, and threads can outlive an error
+        if (container.duration or 0) / av.time_base > limits.max_video_s:
+            raise InputError(f"{name} is longer than {limits.max_video_s:.0f} seconds; cut it first.")
+        step = float(1 / (stream.average_rate or stream.guessed_rate or 25))
+        origin: float | None = None
+        # Keyframes are indexed by decoding time, which is up to MAX_REORDERED frames before presentation.
+        before = start_s - MAX_REORDERED * step - MIN_SEEK_S
+        if self.seekable and before > 0 and stream.time_base:
+            origin = float((stream.start_time or 0) * stream.time_base)
+            container.seek(int((origin + before) / stream.time_base), stream=stream)
+        from_start, packets, count, end = origin is None, 0, 0, 0.0
+        for packet in container.demux(stream):
+            packets += packet.size > 0
+            if packet.is_corrupt:
+                raise InputError(f"{name} is cut off after {end:.1f} s; export or download it again.")
+            for frame in packet.decode():
+                check_sides(name, frame.width, frame.height, limits.max_video_pixels)
+                if count >= limits.max_decoded_frames:
+                    raise InputError(
+                        f"{name} has more than {limits.max_decoded_frames} frames; cut it first."
+                    )
+                start = end if frame.time is None else frame.time
+                length = (
+                    float(frame.duration * frame.time_base) if frame.duration and frame.time_base else step
+                )
+                count, end = count + 1, start + length
+                origin = start if origin is None else origin
+                yield start - origin, end - origin, frame
+        # Packets are counted: an edit list or a hidden reference frame may rightly decode to no frame.
+        if from_start and packets < stream.frames:
+            raise InputError(f"{name} is cut off after {count} frames; export or download it again.")
+
+
+@contextmanager
+def open_video(source: Source, limits: MediaLimits = MediaLimits()) -> Iterator[Video]:
+    """Open a video or GIF, whose duration is then known before it is read.
+
+    Raises:
+        InputError: the file is missing, empty, not a video, cut off or too large, or its header is damaged.
+    """
+    name, data = read_bytes(source, limits.max_video_bytes, "video")
+    with open_video_bytes(name, data, limits) as video:
+        yield video
+
+
+@contextmanager
+def open_video_bytes(name: str, data: bytes, limits: MediaLimits) -> Iterator[Video]:
+    """Open the bytes of a video file; `name` is what messages call it.
+
+    Raises:
+        InputError: as `open_video`.
+    """
+    kind = sniff.detect_format(data)
+    if kind not in limits.video_formats:
+        accepted = list_formats(limits.video_formats)
+        raise InputError(f"{name} is {sniff.describe(kind, data)}, not a video; use an {accepted}.")
+    if sniff.announced_bytes(kind, data) > len(data):
+        raise InputError(
+            f"{name} is cut off: its header announces more than its {len(data)} bytes; get it again."
+        )
+    with _decoding_errors(name):
+        container = av.open(io.BytesIO(data), "r", format=DEMUXERS[kind])
+    with container:
+        yield Video(name, container, kind in SEEKABLE, limits)
+
+
+@contextmanager
+def _decoding_errors(name: str) -> Iterator[None]:
+    """Turn every error of the block into an `InputError` about the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    # FFmpeg's wrapper raises many types for damaged bytes; all mean the same to the user.
+    except Exception:
+        raise InputError(f"{name} cannot be decoded as a video; export it again as MP4 (H.264).") from None
+
+
+def _resample(
+    frames: Iterator[tuple[float, float, av.VideoFrame]], fps: float | None, start_s: float
+) -> Iterator[av.VideoFrame]:
+    """Yield the frames from `start_s` on; with `fps`, those on screen then, 1 / fps seconds later, ..."""
+    # 1 ms of tolerance: containers round times to milliseconds.
+    if fps is None:
+        yield from (frame for _, end, frame in frames if end > start_s + 1e-3)
+        return
+    count, end = 0, 0.0
+    shown: av.VideoFrame | None = None
+    for start, stop, frame in frames:
+        while shown is not None and start_s + count / fps < start - 1e-3:
+            yield shown
+            count += 1
+        shown, end = frame, stop
+    while shown is not None and start_s + count / fps < end - 1e-3:
+        yield shown
+        count += 1
+
+
+def _to_image(frame: av.VideoFrame, converter: VideoReformatter) -> Image.Image:
+    # One thread: by default one is started for every core, even for small frames.
+    image = Image.fromarray(converter.reformat(frame, format="rgb24", threads=1).to_ndarray())
+    return image.rotate(frame.rotation, expand=True) if frame.rotation else image
