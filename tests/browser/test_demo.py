@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+pytestmark = pytest.mark.slow
 PATIENCE_MS = 60_000
 SIZES = {"desktop": (1280, 860), "phone": (390, 844)}
 

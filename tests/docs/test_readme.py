@@ -57,17 +57,20 @@ def run(command: str) -> None:
         assert main(words[1:]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands()[:OWN])
 def test_commands_run(command: str, clone: Path) -> None:
     run(command)
 
 
+@pytest.mark.slow
 def test_training_on_own_clips(clone: Path) -> None:
     for command in commands()[OWN:]:
         run(command)
     assert list((clone / "outputs" / "own").iterdir())
 
 
+@pytest.mark.slow
 def test_the_client_of_a_running_server(clone: Path) -> None:
     pytest.importorskip("fastapi")
     from worldmodel.demo.app import served

@@ -80,6 +80,7 @@ def probe(operation: Any, address: str, data_dir: Path, **fixed: Any) -> set[int
     return statuses
 
 
+@pytest.mark.slow
 def test_the_schema_holds_for_what_is_not_there(
     schema: Any, address: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -89,6 +90,7 @@ def test_the_schema_holds_for_what_is_not_there(
     assert set.union(*statuses) >= {200, 400, 404}
 
 
+@pytest.mark.slow
 def test_the_schema_holds_for_a_live_world(
     schema: Any, address: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

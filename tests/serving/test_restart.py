@@ -73,6 +73,7 @@ def wait_for(
     raise AssertionError(f"the video is {now}")
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_what_was_finished_and_owns_up_to_the_rest(
     start: Start, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_killed_server_leaves_what_was_finished_and_owns_up_to_the_rest(
     assert again["id"] == done["id"]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_stop_finishes_first(start: Start) -> None:
     server, client = start("--max-running-jobs", "1", "--drain-timeout-s", "600")
     video = client.post("/v1/videos", json={**SHORT, "num_frames": 128, "num_inference_steps": 32}).json()
@@ -127,6 +129,7 @@ def test_a_server_that_is_told_to_stop_finishes_first(start: Start) -> None:
     assert client.get(f"/v1/videos/{video['id']}").json()["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_what_does_not_end_in_time_is_failed(start: Start) -> None:
     server, client = start("--drain-timeout-s", "0.5")
     video = client.post("/v1/videos", json=LONG).json()

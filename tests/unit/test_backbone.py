@@ -322,6 +322,7 @@ for folder, dtype in zip(sys.argv[1::2], sys.argv[2::2]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_loading_takes_little_more_memory_than_the_weights(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path

@@ -284,6 +284,7 @@ def test_control_texts_mean_something_else() -> None:
         assert shapes.canonical_text(other) != shapes.canonical_text(sample.clip.plan)
 
 
+@pytest.mark.slow
 def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     hub.save_pretrained(model, tmp_path / "random")
     argv = [str(tmp_path / "random"), "--num-samples", "2", "--rounds", "2"]

@@ -24,6 +24,7 @@ def test_it_fits_in_the_package() -> None:
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".md", ".jinja", ".txt"}
 
 
+@pytest.mark.slow
 def test_it_does_what_it_is_told(tiny: WorldModel) -> None:
     figures = evaluate(tiny, EvalSettings("held-out", num_samples=64, seed=5))["figures"]
     figures = figures["action_following"]["held-out"]
@@ -57,6 +58,7 @@ def test_it_says_what_it_sees(tiny: WorldModel) -> None:
     assert session.describe("how many things are there") == "one"
 
 
+@pytest.mark.slow
 def test_it_tells_scenes_and_actions(tiny: WorldModel) -> None:
     subject = ModelSubject(tiny)
     assert describe(subject, 32, seed=5)["scene"]["value"] >= 0.5

@@ -296,6 +296,7 @@ def told_apart(model: WorldModel, batch: Batch) -> bool:
     return bool((made[0] - made[1]).norm() > apart / 2 and min(margins) > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("generator", "kind"), [*GENERATORS, ("wan-clip", "stream")])
 def test_two_clips_that_only_their_words_tell_apart_are_learned(
     make: Callable[..., WorldModel], generator: str, kind: str
