@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from worldmodel.env.single import Interface
+from worldmodel.env.single import WorldSpec
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.media import encoding
@@ -50,7 +50,7 @@ def test_a_live_world(api: TestClient, wide: WorldModel, scene: np.ndarray) -> N
     world = api.post("/v1/worlds", files=upload, data={"seed": "3"}).json()
     assert world["size"] == "48x32"
     info = SimpleNamespace(**world)
-    assert Interface.of(SimpleNamespace(info=info)) == Interface.of(wide)
+    assert WorldSpec.from_world(SimpleNamespace(info=info)) == WorldSpec.from_world(wide)
     response = api.post(
         f"/v1/worlds/{world['id']}/step",
         json={"step_id": 1, "action": LEFT},
