@@ -1,1 +1,1 @@
-"""Training: each stage reads top to bottom; nothing here is imported by the library or by serving."""
+"""Training; imported by neither the library nor the server."""

@@ -1,4 +1,4 @@
-"""The processes of a run, and how a model is laid over them: FSDP2 for weights, a policy for activations."""
+"""Process groups, FSDP2 sharding and activation checkpointing."""
 
 import functools
 import os
@@ -19,28 +19,29 @@ from worldmodel.errors import ConfigError
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train.objectives.states import Objective
-from worldmodel.train.watchdog import meet
+from worldmodel.train.objectives.base import Objective
+from worldmodel.train.watchdog import rendezvous_store
 
 T = TypeVar("T")
 
-# Layers hand out views (keys and values), which FSDP warns not to write to; nothing does.
+# Layers return views (keys and values), which FSDP warns not to modify in place; nothing does.
 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 
-def start(config: TrainConfig) -> Mesh:
-    """Join the group that torchrun made, or found a group of one, and arrange it as `config.mesh` says.
+def init(config: TrainConfig) -> Mesh:
+    """Initialise the process group of torchrun, or one of a single process, and build `config.mesh`.
 
     Raises:
-        ConfigError: the axes do not multiply to the number of processes.
+        ConfigError: the product of the mesh axes is not the number of processes.
     """
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=config.hang_timeout_s)
-    alone = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-    store, rank, world_size = meet(timeout) if "RANK" in os.environ else (alone, 0, 1)
+    local_store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    launched = "RANK" in os.environ
+    store, rank, world_size = rendezvous_store(timeout) if launched else (local_store, 0, 1)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
@@ -51,13 +52,13 @@ def start(config: TrainConfig) -> Mesh:
 
 
 STACKS = ("layers", "layer", "blocks", "transformer_blocks", "branches")
-"""What libraries call the list of a transformer's layers."""
+"""Attribute names of a transformer's layer list in the supported libraries."""
 
 
 class Root(nn.Module):
-    """The module that owns all weights of a run: the model and its objective's heads.
+    """The root module for FSDP: the model and the heads of its objective.
 
-    FSDP gathers weights when a module is called; whatever a run computes, it computes inside this call.
+    FSDP gathers weights when a module is called, so all computation runs inside a call of this module.
     """
 
     def __init__(self, model: WorldModel, objective: Objective) -> None:
@@ -66,34 +67,37 @@ class Root(nn.Module):
         self.objective = objective
 
     def forward(self, work: Callable[[], T]) -> T:
-        """Do some work with the weights at hand."""
+        """Call a function with the weights gathered."""
         return work()
 
 
-def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
-    """Shard a root over the mesh on its device, layer by layer, in place.
+def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
+    """Apply sequence parallelism, activation checkpointing, compilation and FSDP, in place.
 
-    What waits on the meta device (see `models.unread`) is made, each process its own part, and still empty.
+    Parameters on the meta device (see `models.loading.deferred`) are allocated, each process its own shard,
+    but not loaded.
 
     Raises:
-        ConfigError: weights that are trained in full are held in bf16, or clips cannot be shared as asked.
+        ConfigError: weights that are trained in full are in bf16, or the generator does not support sequence
+            parallelism.
     """
     for name, parameter in root.named_parameters():
         if parameter.requires_grad and parameter.dtype == torch.bfloat16:
             raise ConfigError(
-                f"{name.removeprefix('model.')} is held in bf16 and would be trained in full, in steps too "
-                "small for that; set its part's dtype to fp32, or train it by LoRA."
+                f"{name.removeprefix('model.')} is in bf16, which is too coarse for full training; set its "
+                "component's dtype to fp32, or set lora_rank."
             )
     root.model.backbone.sequence = mesh.sequence
     model = root.model.config
     if mesh.sequence.size > 1 and not (model.generator.is_ours and model.sampler == "chunk"):
         raise ConfigError(
-            "mesh.sp and mesh.cp share clips of our own generator under sampler: chunk alone; set both to 1."
+            f"mesh.sp is {mesh.sp} and mesh.cp is {mesh.cp}, but only our own generator with sampler: chunk "
+            "supports them; set both to 1."
         )
     root.model.generator.sequence = mesh.sequence
     for layer in layers(root.model):
         if config.activations != "keep":
-            recompute(layer, offload=config.activations == "offload")
+            checkpoint_activations(layer, offload=config.activations == "offload")
         if config.compile:
             layer.compile()
         fully_shard(layer, mesh=mesh.fsdp, reshard_after_forward=mesh.fsdp.size(-1) > 1)
@@ -102,17 +106,17 @@ def spread(root: Root, config: TrainConfig, mesh: Mesh) -> None:
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of all transformer stacks, ours and those of transformers and diffusers."""
+    """Return the layers of all transformer stacks: our own and those of transformers and diffusers."""
     stacks = [getattr(module, name, None) for module in model.modules() for name in STACKS]
     found = [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
     return list(dict.fromkeys(found))
 
 
-def recompute(layer: nn.Module, offload: bool) -> None:
-    """Keep only a layer's input for the backward pass and compute the rest again.
+def checkpoint_activations(layer: nn.Module, offload: bool) -> None:
+    """Save only a layer's input for the backward pass and recompute the rest.
 
-    With `offload`, the products of matrices and attention wait in the CPU's memory instead of being
-    computed again (Yuan et al. 2024, arXiv:2407.12117).
+    With `offload`, outputs of matrix products and attention are kept in CPU memory instead of being
+    recomputed. Source: Yuan et al. 2024 (arXiv:2407.12117).
     """
     contexts: dict[str, Any] = {}
     if offload:
@@ -123,26 +127,26 @@ def recompute(layer: nn.Module, offload: bool) -> None:
 def _offload_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     products = ("mm", "addmm", "bmm", "baddbmm", "scaled_dot_product", "convolution")
     name = op.__name__ if hasattr(op, "__name__") else str(op)
-    found = any(word in name for word in products)
-    return CheckpointPolicy.MUST_CPU_OFFLOAD if found else CheckpointPolicy.PREFER_RECOMPUTE
+    offload = any(product in name for product in products)
+    return CheckpointPolicy.MUST_CPU_OFFLOAD if offload else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def accumulate(root: nn.Module, last: bool) -> None:
-    """Tell FSDP whether the next backward pass is the step's last: only then gradients are exchanged."""
+def set_gradient_sync(root: nn.Module, enabled: bool) -> None:
+    """Set whether the next backward pass reduces gradients; only the last one of a step does."""
     assert isinstance(root, FSDPModule)
-    root.set_requires_gradient_sync(last)
+    root.set_requires_gradient_sync(enabled)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds."""
+def to_local(tensor: Tensor) -> Tensor:
+    """Return this process's shard of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return the tensor of which processes hold parts."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a tensor from the shards of all processes."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def stop() -> None:
-    """Leave the group."""
+def shutdown() -> None:
+    """Destroy the process group."""
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Episodes as the model sees them: latents of the frozen codec, and pixels for an encoder that wants them."""
+"""Encoding of episodes with the frozen codec, and pixels for vision encoders that read pixels."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
     first, *clips = [to_tensor(list(column)).to(model.device, model.dtype) for column in columns]
     contexts, targets, pixels = [], [], []
     latents = encode(model, first) if first.shape[1] else model.blank_observation(len(first)).latents
-    if model.codec.causal and not first.shape[1]:  # a world that begins has fewer frames in as many latents
+    if model.codec.causal and not first.shape[1]:  # the first chunk has fewer frames in as many latents
         clips[0] = clips[0][:, : model.codec.frames_before(model.config.chunk_latents)]
     for before, clip in zip([first, *clips[:-1]], clips, strict=True):
         contexts.append(
@@ -38,13 +38,13 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
         if context.shape[2]
         else (torch.ones_like(target[:, :, :, 0], dtype=torch.bool))
     )
-    looked = [each for each in pixels if each is not None]
-    return Rounds(context, target, changed, torch.stack(looked, dim=1) if looked else None)
+    frames = [each for each in pixels if each is not None]
+    return Rounds(context, target, changed, torch.stack(frames, dim=1) if frames else None)
 
 
-def encode_shown(model: WorldModel, batch: Batch) -> list[Observation]:
-    """Encode what every episode shows, its clips one after the other; each comes out as a batch of one."""
-    rows = []
+def encode_observations(model: WorldModel, batch: Batch) -> list[Observation]:
+    """Encode the concatenated clips of each episode, as batches of one."""
+    observations = []
     columns = [
         encode_clips(model, list(column))
         for column in zip(*(episode.observations for episode in batch.episodes), strict=True)
@@ -55,12 +55,12 @@ def encode_shown(model: WorldModel, batch: Batch) -> list[Observation]:
             pixels = model.vision.select_frames(
                 to_tensor([np.concatenate(episode.observations)]).to(model.device, model.dtype)
             )
-        rows.append(Observation(torch.cat(latents)[None], pixels))
-    return rows
+        observations.append(Observation(torch.cat(latents)[None], pixels))
+    return observations
 
 
 def encode_clips(model: WorldModel, clips: Sequence[np.ndarray]) -> list[Float[Tensor, "_ c h w"]]:
-    """Encode clips of different lengths, equal lengths together."""
+    """Encode clips of different lengths, batching those of equal length."""
     rows: dict[int, Tensor] = {}
     for length in sorted({len(clip) for clip in clips}):
         chosen = [index for index, clip in enumerate(clips) if len(clip) == length]
@@ -71,7 +71,7 @@ def encode_clips(model: WorldModel, clips: Sequence[np.ndarray]) -> list[Float[T
 def encode(
     model: WorldModel, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
 ) -> Float[Tensor, "b t2 c h2 w2"]:
-    """Encode with the frozen codec; processes that share a sequence share the work."""
+    """Encode with the frozen codec, divided over the processes that share a sequence."""
     codec, frames = model.codec, frames.to(model.device, model.dtype)
     if codec.causal:
         if before is None or not before.shape[1]:

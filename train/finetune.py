@@ -1,7 +1,7 @@
-"""Train a world model, stage after stage: `torchrun --nproc-per-node 2 train/finetune.py CONFIG key=value …`.
+"""Train a world model: `torchrun --nproc-per-node 2 -m worldmodel train CONFIG key=value …`.
 
-The file reads from top to bottom: config, processes, then for every stage its model, optimizers, loader and
-loop. A run that is started again, on any number of processes, continues where its newest checkpoint stands.
+Every stage builds its model, optimizers and data stream and runs its steps. A run that is started again
+resumes from its newest checkpoint, on any number of processes.
 """
 
 import argparse
@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,9 @@ from worldmodel.report import RunLog
 from worldmodel.train import distributed, summary
 from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
-from worldmodel.train.objectives.base import Prepared
 from worldmodel.train.objectives.registry import OBJECTIVES
-from worldmodel.train.trainer import Learner, Progress
-from worldmodel.train.watchdog import Stragglers, Watchdog
+from worldmodel.train.trainer import Progress, Trainer
+from worldmodel.train.watchdog import StragglerDetector, Watchdog
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,56 +48,66 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         config = settled(configs.load(args.config, args.overrides))
-        result = train(config, command_line(args.config, *args.overrides))
+        with StopSignal() as stop:
+            result = train(config, command_line(args.config, *args.overrides), lambda: stop.received)
     except WorldModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if int(os.environ.get("RANK", 0)) == 0:
         ended = (result / "config.json").is_file() and result.name == "model"
-        print(f"model: {result}" if ended else f"stopped; the same command goes on from {result}/checkpoints")
+        print(
+            f"model: {result}"
+            if ended
+            else f"stopped; run the same command to resume from {result}/checkpoints"
+        )
     return 0
 
 
-def train(config: TrainConfig, command: str | None = None) -> Path:
-    """Train every stage and export the model; returns its folder, or the run's when asked to stop before.
+def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bool] = lambda: False) -> Path:
+    """Train every stage and export the model.
 
-    `command` is what a person typed to get here; it is kept with the run and told by the model's card.
+    Args:
+        config: The run.
+        command: The command line that started it, which is stored with the run and in the model card.
+        stop: Asked after every step whether to save a checkpoint and return.
+
+    Returns:
+        Folder of the model, or of the run if it was stopped before its end.
 
     Raises:
         ConfigError: the mesh does not fit the processes, a stage does not fit the model, or the gradient
             is not finite.
     """
-    check(config)
-    mesh = distributed.start(config)
-    stop = StopSignal()
+    check_stages(config)
+    mesh = distributed.init(config)
     try:
-        enough(config, mesh)
+        check_batch_sizes(config, mesh)
         attention.use(config.attention)
         torch.set_num_threads(1 if mesh.world_size > 1 else torch.get_num_threads())
         run = Path(config.run_dir)
         with Checkpoints(run, config.keep_checkpoints) as checkpoints:
             newest = checkpoints.latest()
-            at = Progress.of(newest)
-            if at and at.stage not in config.stages:
+            progress = Progress.of(newest)
+            if progress and progress.stage not in config.stages:
                 raise ConfigError(
-                    f"{run} stands in stage {at.stage!r}, which is not in stages; choose another run_dir."
+                    f"{run} is at stage {progress.stage!r}, which is not in stages "
+                    f"({', '.join(config.stages)}); choose another run_dir."
                 )
             if mesh.first:
                 write_config(config, run, {"command": command, "num_processes": mesh.world_size})
-            order = list(config.stages)
-            for name in order[order.index(at.stage) + at.ended if at else 0 :]:
+            names = list(config.stages)
+            for name in names[names.index(progress.stage) + progress.ended if progress else 0 :]:
                 if not run_stage(config, name, mesh, checkpoints, newest, stop):
                     return run
                 newest = checkpoints.latest()
             if mesh.first:
                 assert newest, "there is at least one stage"
-                model = export.trained(config, newest)
+                model = export.load_model(config, newest)
                 hub.save_pretrained(model, run / "model", training=configs.to_dict(config))
             mesh.barrier()
         return run / "model"
     finally:
-        stop.forget()
-        distributed.stop()
+        distributed.shutdown()
 
 
 def run_stage(
@@ -105,63 +116,61 @@ def run_stage(
     mesh: Mesh,
     checkpoints: Checkpoints,
     newest: Path | None,
-    stop: "StopSignal",
+    stop: Callable[[], bool],
 ) -> bool:
-    """Train one stage, from its start or from `newest` if that is its own; False if asked to stop."""
+    """Train one stage, from its start or from `newest` if that is of this stage; False if stopped."""
     stage, run = config.stages[name], Path(config.run_dir)
-    learner, at = Learner.start(config, name, mesh, newest)
-    done = at.step
+    trainer, progress = Trainer.start(config, name, mesh, newest)
+    done = progress.step
     log = RunLog(run, name, stage.steps, done, mesh.first, config.log_every)
-    for line in summary.describe(learner.root, stage, mesh):
+    for line in summary.describe(trainer.root, stage, mesh):
         log.say(line)
-    prepared: list[Prepared] = []
+    batches: list[loader.Batch] = []
     stream = loader.batches(
-        config.data, config.model, stage, config.seed, done, mesh.dp_rank, mesh.dp_size, at.bad
+        config.data, config.model, stage, config.seed, done, mesh.dp_rank, mesh.dp_size, progress.bad
     )
     with stream, Watchdog(config.hang_timeout_s) as watchdog:
-        stalled, stragglers = 0.0, Stragglers()
+        stalled, stragglers = 0.0, StragglerDetector()
         for batches in stream:
             watchdog.beat(f"step {done}")
             began = time.process_time()
-            outcome = learner.step(batches, stop.asked, stream.left_out)
-            stream.hear(outcome.bad)
+            result = trainer.step(batches, stop(), stream.left_out)
+            stream.hear(result.bad)
             for rank, slowdown in stragglers.step(time.process_time() - began).items():
-                log.say(
-                    f"  process {rank} computes {slowdown:.2f} times as long as others: see to its machine"
-                )
-            prepared, done = outcome.prepared, done + 1
-            log.step(done - 1, batches[0].task, outcome.terms, outcome.amounts, stream.stall_s - stalled)
+                log.say(f"  process {rank} is {slowdown:.1f}x slower than the others; check that machine")
+            done += 1
+            log.step(done - 1, batches[0].task, result.losses, result.processed, stream.stall_s - stalled)
             stalled = stream.stall_s
             if config.sample_every and done % config.sample_every == 0:
-                show(learner, batches, log, done)
-            if done < stage.steps and (outcome.stop or done % config.checkpoint_every == 0):
-                learner.save(checkpoints, done, stream.bad)
-            if outcome.stop and done < stage.steps:
+                log_preview(trainer, batches, log, done)
+            if done < stage.steps and (result.stop or done % config.checkpoint_every == 0):
+                trainer.save(checkpoints, done, stream.bad)
+            if result.stop and done < stage.steps:
                 log.close()
                 return False
-    learner.finish(prepared)
-    learner.save(checkpoints, stage.steps, stream.bad, ended=True)
-    log.say(f"  at most {summary.peak_memory(mesh.device)} of memory were needed")
+    trainer.finish(batches)
+    trainer.save(checkpoints, stage.steps, stream.bad, ended=True)
+    log.say(f"  peak memory: {summary.peak_memory(mesh.device)}")
     log.close()
-    return not stop.asked
+    return not stop()
 
 
-def show(learner: Learner, batches: list[loader.Batch], log: RunLog, step: int) -> None:
-    """Draw what the model makes of a batch."""
-    pair = learner.pictures(batches[0])
+def log_preview(trainer: Trainer, batches: list[loader.Batch], log: RunLog, step: int) -> None:
+    """Write true and predicted videos of a batch."""
+    pair = trainer.preview(batches[0])
     if pair is not None:
         log.picture(step, *(np.stack([to_frames(clip) for clip in clips]) for clips in pair))
 
 
 def settled(config: TrainConfig) -> TrainConfig:
-    """Take the model's settings from the model to start from, where the config says nothing about them."""
+    """Take the model's settings from `init_from`, if the config has none."""
     if config.init_from and config.model == WorldModelConfig():
         return dataclasses.replace(config, model=hub.read_config(hub.resolve(config.init_from)))
     return config
 
 
-def check(config: TrainConfig) -> None:
-    """Refuse what would only fail after hours.
+def check_stages(config: TrainConfig) -> None:
+    """Check what would otherwise fail only after earlier stages.
 
     Raises:
         ConfigError: there are no stages, or one names an objective or a source that does not exist.
@@ -176,8 +185,8 @@ def check(config: TrainConfig) -> None:
         loader.stage_weights(config.data, stage)
 
 
-def enough(config: TrainConfig, mesh: Mesh) -> None:
-    """Refuse steps in which some process would have no episode.
+def check_batch_sizes(config: TrainConfig, mesh: Mesh) -> None:
+    """Check that every process has an episode in every step.
 
     Raises:
         ConfigError: a batch is smaller than the number of its parts.
@@ -186,22 +195,22 @@ def enough(config: TrainConfig, mesh: Mesh) -> None:
         if stage.batch_size < mesh.dp_size:
             raise ConfigError(
                 f"stages.{name}.batch_size is {stage.batch_size}, but mesh.dp_replicate x mesh.dp_shard is "
-                f"{mesh.dp_size}; use at least as many episodes a step."
+                f"{mesh.dp_size}; use a batch_size of at least that."
             )
 
 
 def command_line(*arguments: str) -> str:
-    """Return what started this process: torchrun with its numbers, or the command line alone."""
+    """Return the command that started this process: torchrun, or the command line alone."""
     launcher = ["worldmodel", "train"]
     if local := os.environ.get("LOCAL_WORLD_SIZE"):
         machines = os.environ.get("GROUP_WORLD_SIZE", "1")
-        several = ["--nnodes", machines] if machines != "1" else []
-        launcher = ["torchrun", *several, "--nproc-per-node", local, "-m", "worldmodel.train.finetune"]
+        nodes = ["--nnodes", machines] if machines != "1" else []
+        launcher = ["torchrun", *nodes, "--nproc-per-node", local, "-m", "worldmodel.train.finetune"]
     return shlex.join([*launcher, *arguments])
 
 
 def write_config(config: TrainConfig, run: Path, origin: dict[str, Any]) -> None:
-    """Keep the resolved config beside what it makes; `origin` says where that came from, the commit too."""
+    """Write the resolved config into the run's folder, with its origin and the commit of the code."""
     run.mkdir(parents=True, exist_ok=True)
     commit = subprocess.run(  # noqa: S603
         ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],  # noqa: S607
@@ -215,21 +224,25 @@ def write_config(config: TrainConfig, run: Path, origin: dict[str, Any]) -> None
 
 
 class StopSignal:
-    """Remembers that SIGTERM or Ctrl-C asked the run to save and leave."""
+    """Records SIGTERM and Ctrl-C inside its block, so that a run can save a checkpoint and exit."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self.before = {
-            number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        self.received = False
+        self.previous: dict[int, Any] = {}
 
-    def forget(self) -> None:
-        """Give the signals back to who had them."""
-        for number, handler in self.before.items():
+    def __enter__(self) -> "StopSignal":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self.previous.items():
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: object) -> None:
-        self.asked = True
+        self.received = True
 
 
 if __name__ == "__main__":

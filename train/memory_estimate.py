@@ -1,7 +1,7 @@
-"""What a training step would need of every GPU, told before any weight exists.
+"""Estimates of the GPU memory of a training step, without allocating weights.
 
-Weights, gradients and optimizer states are counted on the meta device; activations are measured with fake
-tensors (shapes without memory) on one and on two layers, whose difference is a layer's.
+Weights, gradients and optimizer states are counted on the meta device. Activations are measured with fake
+tensors (shapes without memory) on one and on two layers, whose difference is that of one layer.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from tokenizers import Tokenizer
@@ -38,116 +38,120 @@ from worldmodel.train.distributed import STACKS, layers
 from worldmodel.train.trainer import freeze
 
 GIB = 2**30
-WAYS = ("lora", "full")
+Method = Literal["lora", "full"]
 NUM_GPUS = (1, 8, 64)
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryEstimate:
     """Memory of one GPU in a step, in bytes."""
 
     weights: float
     gradients: float
     optimizer: float
     gathered: float
-    """Layers that are whole while they compute, and what is never sharded between uses."""
+    """Gathered layers while they compute, and weights that stay gathered between uses."""
     activations: float
 
     @property
     def total(self) -> float:
-        """All of it; libraries and fragments come on top."""
+        """The sum, without libraries and fragmentation."""
         return self.weights + self.gradients + self.optimizer + self.gathered + self.activations
 
 
 def report(name: str, overrides: list[str], as_json: bool) -> int:
-    """Print what a step of a config would need, by LoRA and in full, on 1, 8 and 64 GPUs."""
+    """Print the memory of a step of a config, by LoRA and in full, on 1, 8 and 64 GPUs; returns 0."""
     config = configs.load(name, overrides)
-    model = on_meta(config.model)
+    model = build_on_meta(config.model)
     sizes: Counter[str] = Counter()
     for parameter_name, parameter in model.named_parameters():
         sizes[parameter_name.split(".")[0]] += parameter.numel()
-    kept = activations(config)
-    needs = {(way, number): plan(config, way, number, kept) for way in WAYS for number in NUM_GPUS}
+    saved = activation_bytes(config)
+    estimates = {
+        (method, number): estimate(config, method, number, saved)
+        for method in get_args(Method)
+        for number in NUM_GPUS
+    }
     if as_json:
-        rows = [{"way": way, "gpus": number, **asdict(need)} for (way, number), need in needs.items()]
+        rows = [
+            {"method": method, "gpus": number, **asdict(each)} for (method, number), each in estimates.items()
+        ]
         print(json.dumps({"parameters": dict(sizes), "memory_bytes": rows}, indent=2))
         return 0
     for part, size in sizes.items():
         print(f"  {part:10s} {size / 1e9:8.3f} B parameters")
     columns = ("weights", "gradients", "optimizer", "gathered", "activations", "total")
-    print(f"\nGiB a GPU{'':10}" + "".join(f"{column:>13}" for column in columns))
-    for (way, number), need in needs.items():
-        values = "".join(f"{getattr(need, column) / GIB:13.2f}" for column in columns)
-        print(f"  {way:5s} {number:4d} GPU{'s' if number > 1 else ' '}   {values}")
-    rounds = _last(config).rounds
+    print(f"\nGiB per GPU{'':8}" + "".join(f"{column:>13}" for column in columns))
+    for (method, number), each in estimates.items():
+        values = "".join(f"{getattr(each, column) / GIB:13.2f}" for column in columns)
+        print(f"  {method:5s} {number:4d} GPU{'s' if number > 1 else ' '}   {values}")
+    rounds = _last_stage(config).rounds
     print(
-        f"\nOne sample of {rounds} round{'s' if rounds > 1 else ''} a GPU, weights sharded over all of them, "
-        f"activations: {config.activations}. Estimated with fake tensors; what libraries hold comes on top."
+        f"\nOne sample of {rounds} round{'s' if rounds > 1 else ''} per GPU, weights sharded over all GPUs, "
+        f"activations: {config.activations}. Estimated with fake tensors, without the memory of libraries."
     )
     return 0
 
 
-def plan(config: TrainConfig, way: str, num_gpus: int, kept: float, lora_rank: int = 16) -> Need:
-    """Estimate the step of a joint stage with one sample a GPU and weights sharded over all GPUs.
+def estimate(
+    config: TrainConfig, method: Method, num_gpus: int, activations: float, lora_rank: int = 16
+) -> MemoryEstimate:
+    """Estimate a step of a joint stage with one sample per GPU and weights sharded over all GPUs.
 
     Args:
-        config: The run; its last stage says how many rounds a sample has, its `activations` what is kept.
-        way: `lora` (backbone and generator by low-rank additions, adapters whole) or `full` (all of both).
+        config: The run; its last stage sets the rounds of a sample.
+        method: `lora` (backbone and generator by LoRA, adapters in full) or `full` (all in full).
         num_gpus: GPUs over which FSDP shards.
-        kept: What `activations` returned for the config.
-        lora_rank: Rank of the additions.
+        activations: The result of `activation_bytes` for the config.
+        lora_rank: Rank of LoRA.
 
     Raises:
-        ConfigError: the config describes no model that can be built.
+        ConfigError: the model of the config cannot be built.
     """
-    if way not in WAYS:
-        raise ConfigError(f"The way to train is {way!r}; use one of {', '.join(WAYS)}.")
-    model = on_meta(config.model)
-    rank = lora_rank if way == "lora" else 0
-    by_rank, whole = TrainedConfig(lora_rank=rank), TrainedConfig()
-    train = {name: whole for name in ("action", "queries", "condition_adapter")}
-    train |= {"backbone": by_rank, generator_part(model): by_rank}
-    stage = replace(_last(config), train=train)
+    model = build_on_meta(config.model)
+    large, adapter = TrainedConfig(lora_rank=lora_rank if method == "lora" else 0), TrainedConfig()
+    train = {name: adapter for name in ("action", "queries", "condition_adapter")}
+    train |= {"backbone": large, generator_part(model): large}
+    stage = replace(_last_stage(config), train=train)
     with torch.device("meta"):
         lora.add(model, train)
     freeze(model, stage)
-    held = sum(_bytes(parameter) for parameter in model.parameters())
-    learned = sum(_bytes(parameter) for parameter in model.parameters() if parameter.requires_grad)
-    stacked = layers(model)
-    inside = {id(parameter) for layer in stacked for parameter in layer.parameters()}
+    weights = sum(_bytes(parameter) for parameter in model.parameters())
+    trained = sum(_bytes(parameter) for parameter in model.parameters() if parameter.requires_grad)
+    stack = layers(model)
+    inside = {id(parameter) for layer in stack for parameter in layer.parameters()}
     outside = sum(_bytes(parameter) for parameter in model.parameters() if id(parameter) not in inside)
-    largest = max(sum(_bytes(parameter) for parameter in layer.parameters()) for layer in stacked)
-    alone = num_gpus == 1
-    return Need(
-        weights=held / num_gpus,
-        gradients=learned / num_gpus,
-        optimizer=2 * learned / num_gpus,
-        gathered=0 if alone else outside + 2 * largest,  # the next layer is fetched while one computes
-        activations=kept,
+    largest = max(sum(_bytes(parameter) for parameter in layer.parameters()) for layer in stack)
+    return MemoryEstimate(
+        weights=weights / num_gpus,
+        gradients=trained / num_gpus,
+        optimizer=2 * trained / num_gpus,
+        gathered=outside + 2 * largest if num_gpus > 1 else 0,  # the next layer is prefetched
+        activations=activations,
     )
 
 
-def on_meta(config: WorldModelConfig) -> WorldModel:
-    """Build a model without memory for its weights; of parts that are described nothing is read."""
+def build_on_meta(config: WorldModelConfig) -> WorldModel:
+    """Build a model without memory for its weights; components with an `architecture` are not read."""
     parts = config.codec, config.vision, config.generator
-    codec, vision, generator = (replace(part, **_described(part)) for part in parts)
-    text = replace(config.condition, text=False)  # the text encoder runs before, and is not held meanwhile
+    codec, vision, generator = (replace(part, **_without_weights(part)) for part in parts)
+    text = replace(config.condition, text=False)  # the text encoder runs before the step
     config = replace(config, codec=codec, vision=vision, generator=generator, condition=text)
     backbone = _language_model(config.backbone)
     with torch.device("meta"):
         return WorldModel(config, backbone)
 
 
-def _described(part: Any) -> dict[str, None]:
+def _without_weights(part: Any) -> dict[str, None]:
     name = "encoder" if hasattr(part, "encoder") else "pretrained"
     return {name: None} if part.architecture else {}
 
 
 def _language_model(config: BackboneConfig) -> Backbone:
-    """Build the backbone that is described, if its vocabulary is told too, else the one in its folder."""
+    """Build the backbone from its `architecture` if that has a vocab_size, else from its folder."""
     if config.pretrained and "vocab_size" not in config.architecture:
         return Backbone.on_meta(config)
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"": 0}, unk_token="")))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"": 0}, unk_token="")))
     size = config.architecture.get("vocab_size", config.vocab_size)
     with torch.device("meta"):
         chosen = config.architecture or SMALL_DECODER
@@ -155,22 +159,22 @@ def _language_model(config: BackboneConfig) -> Backbone:
         model = AutoModelForCausalLM.from_config(
             architecture, attn_implementation="sdpa", dtype=pretrained.dtype_of(config.dtype)
         )
-        return Backbone(model, words)
+        return Backbone(model, tokenizer)
 
 
 def generator_part(model: WorldModel) -> str:
-    """Return the name of the part of the generator that learns: of a pretrained one, not its encoders."""
+    """Return the name of the part of the generator that is trained: without pretrained encoders."""
     return "generator" if model.config.generator.is_ours else "generator.network"
 
 
-def activations(config: TrainConfig) -> float:
-    """Estimate the bytes that one sample keeps for the backward pass, in bf16 autocast."""
-    rounds = _last(config).rounds
+def activation_bytes(config: TrainConfig) -> float:
+    """Estimate the bytes that one sample saves for the backward pass, in bf16 autocast."""
+    rounds = _last_stage(config).rounds
     model = config.model
-    shallow, deep = (_kept(_backbone(model, rounds, count)) for count in (1, 2))
-    first, second = (_kept(_generator(model, rounds, count)) for count in (1, 2))
-    whole = on_meta(model)
-    depths = _depth(whole.backbone.model), _depth(whole.get_submodule(generator_part(whole)))
+    shallow, deep = (_saved_bytes(_backbone(model, rounds, count)) for count in (1, 2))
+    first, second = (_saved_bytes(_generator(model, rounds, count)) for count in (1, 2))
+    whole = build_on_meta(model)
+    depths = len(layers(whole.backbone.model)), len(layers(whole.get_submodule(generator_part(whole))))
     token_bytes = rounds * whole.round_tokens * whole.backbone.width * 2
     cells = (model.context_latents + model.chunk_latents) * model.codec.cells
     latent_bytes = rounds * cells // whole.generator.cells_per_token * whole.generator.width * 2
@@ -180,18 +184,18 @@ def activations(config: TrainConfig) -> float:
         (depths[1], first, second - first, latent_bytes),
     ):
         rest = base - layer
-        # Computed again, a layer keeps its input; the one at work has everything.
+        # A recomputed layer saves its input; the current one saves everything.
         total += rest + (depth * layer if config.activations == "keep" else depth * hidden + layer)
     return total
 
 
 def _backbone(config: WorldModelConfig, rounds: int, count: int) -> Callable[[], Tensor]:
-    backbone = _shallow(lambda: _language_model(config.backbone), count)
-    model = on_meta(config)
+    backbone = _truncated(lambda: _language_model(config.backbone), count)
+    model = build_on_meta(config)
     tokens = rounds * model.round_tokens
 
     def run() -> Tensor:
-        fake = _materialised(backbone.model)
+        fake = _to_fake(backbone.model)
         embeds = torch.randn(1, tokens, backbone.width, requires_grad=True)
         return fake.base_model(inputs_embeds=embeds, use_cache=False).last_hidden_state.float().sum()
 
@@ -199,12 +203,12 @@ def _backbone(config: WorldModelConfig, rounds: int, count: int) -> Callable[[],
 
 
 def _generator(config: WorldModelConfig, rounds: int, count: int) -> Callable[[], Tensor]:
-    model = on_meta(config)
-    _shallow(lambda: model.get_submodule(generator_part(model)), count)
+    model = build_on_meta(config)
+    _truncated(lambda: model.get_submodule(generator_part(model)), count)
 
     def run() -> Tensor:
-        fake = _materialised(model.generator)
-        _materialised(model.codec)  # which some generators look at their context with
+        fake = _to_fake(model.generator)
+        _to_fake(model.codec)  # with which some generators encode their context
         shape = (config.codec.latent_channels, *config.codec.grid)
         clean = torch.randn(rounds, config.chunk_latents, *shape)
         context = torch.randn(rounds, config.context_latents, *shape)
@@ -223,8 +227,8 @@ def _generator(config: WorldModelConfig, rounds: int, count: int) -> Callable[[]
     return run
 
 
-def _kept(run: Callable[[], Tensor]) -> float:
-    """Measure what a forward pass saves for the backward pass."""
+def _saved_bytes(run: Callable[[], Tensor]) -> float:
+    """Return the bytes that a forward pass saves for the backward pass."""
     seen: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:
@@ -236,33 +240,29 @@ def _kept(run: Callable[[], Tensor]) -> float:
     hooks: AbstractContextManager[Any] = saved_tensors_hooks(count, lambda tensor: tensor)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu", torch.bfloat16), hooks:
         result = run()
-    assert result.requires_grad, "nothing was kept"
+    assert result.requires_grad, "nothing was saved"
     return float(sum(seen.values()))
 
 
-def _materialised(module: Any) -> Any:
-    """Give a module of the meta device fake weights, inside the fake mode that is on."""
+def _to_fake(module: Any) -> Any:
+    """Allocate fake weights for a module of the meta device, in the current fake mode."""
     return module.to_empty(device="cpu")
 
 
-def _shallow(build: Callable[[], Any], count: int) -> Any:
-    """Cut every stack of layers down to its first `count`."""
-    made = build()
-    for module in list(made.modules()):
+def _truncated(build: Callable[[], Any], count: int) -> Any:
+    """Keep only the first `count` layers of every stack."""
+    root = build()
+    for module in list(root.modules()):
         for name in STACKS:
             stack = module._modules.get(name)
             if isinstance(stack, nn.ModuleList):
                 module._modules[name] = stack[:count]
-    return made
+    return root
 
 
-def _depth(module: nn.Module) -> int:
-    return len(layers(module))
-
-
-def _last(config: TrainConfig) -> StageConfig:
+def _last_stage(config: TrainConfig) -> StageConfig:
     if not config.stages:
-        raise ConfigError("The config has no stages; the last one says how long a sample is.")
+        raise ConfigError("The config has no stages; the last one sets the rounds of a sample.")
     return list(config.stages.values())[-1]
 
 

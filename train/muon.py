@@ -1,4 +1,4 @@
-"""Muon for weights that processes share: every matrix is orthogonalised by one of them."""
+"""Muon for sharded weights: each matrix is orthogonalised by one process."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from worldmodel.parallel import planner
-from worldmodel.train.distributed import local, whole
+from worldmodel.train.distributed import full_tensor, to_local
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
@@ -19,12 +19,12 @@ EPSILON = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose every step is made orthogonal, for the matrices of hidden layers (Jordan et al. 2024).
+    """Orthogonalised momentum for the matrices of hidden layers (Jordan et al. 2024).
 
-    Its numbers are those of `torch.optim.Muon`, bit for bit. That one leaves the products of an iteration to
-    DTensor: each process computes all of them for all matrices, and gathers shards in most. Here a matrix has
-    one owner, which takes its shards once and tells the others what came out. Momentum lies where the
-    weights do, so checkpoints know nothing of owners.
+    Results equal those of `torch.optim.Muon` bit for bit. With DTensors that optimizer computes every product
+    on every process and gathers shards for most of them. Here each matrix has one owner, which gathers its
+    shards once and broadcasts the result. Momentum is sharded like the weights, so checkpoints do not depend
+    on owners.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Move all parameters that have a gradient; every process of the mesh must call this."""
+        """Update all parameters that have a gradient; every process of the mesh must call this."""
         moved = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         directions = [self._direction(parameter, group["momentum"]) for parameter, group in moved]
         for (parameter, group), made in zip(moved, orthogonalise(directions), strict=True):
             rows, columns = parameter.shape
-            rate, weight = group["lr"], local(parameter)
+            rate, weight = group["lr"], to_local(parameter)
             weight.mul_(1 - rate * group["weight_decay"])
             weight.add_(made, alpha=-rate * math.sqrt(max(1, rows / columns)))
 
     def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Take a gradient into its average and return where Nesterov's momentum points."""
+        """Update the momentum buffer and return the Nesterov direction."""
         gradient = parameter.grad
-        assert gradient is not None, "step chooses those that have one"
+        assert gradient is not None, "step selects parameters with a gradient"
         state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
@@ -60,30 +60,30 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield this process's part of every orthogonal matrix, in order and in bf16.
+    """Yield this process's shard of every orthogonalised matrix, in order and in bf16.
 
-    Owners are chosen so that all processes finish together.
+    Owners are chosen so that the work of all processes is balanced.
     """
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     shares = planner.assign([math.prod(m.shape) * min(m.shape) for m in matrices], size)
     owners = {index: owner for owner, share in enumerate(shares) for index in share}
-    own: dict[int, Tensor] = {}
+    owned: dict[int, Tensor] = {}
     for index, matrix in enumerate(matrices):
-        gathered = whole(matrix.bfloat16())
+        gathered = full_tensor(matrix.bfloat16())
         if owners[index] == rank:
-            own[index] = gathered
-    own = {index: orthogonal(matrix) for index, matrix in own.items()}
+            owned[index] = gathered
+    owned = {index: orthogonal(matrix) for index, matrix in owned.items()}
     for index, matrix in enumerate(matrices):
-        made = own.pop(index, None)
+        made = owned.pop(index, None)
         if made is None:
             made = torch.empty(matrix.shape, dtype=torch.bfloat16, device=matrix.device)
         if size > 1:
             dist.broadcast(made, src=owners[index])
-        yield part(made, matrix)
+        yield shard(made, matrix)
 
 
 def orthogonal(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
-    """Return nearly `U V^T` of a bf16 matrix's singular value decomposition, by Newton-Schulz iterations."""
+    """Approximate `U V^T` of a bf16 matrix's singular value decomposition by Newton-Schulz iterations."""
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
@@ -94,8 +94,8 @@ def orthogonal(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
     return (x.T if tall else x).contiguous()
 
 
-def part(made: Tensor, like: Tensor) -> Tensor:
-    """Return what this process holds of a matrix that all have whole."""
+def shard(made: Tensor, like: Tensor) -> Tensor:
+    """Return this process's shard of a replicated matrix, distributed like another."""
     if not isinstance(like, DTensor):
         return made
-    return local(distribute_tensor(made, like.device_mesh, like.placements, src_data_rank=None))
+    return to_local(distribute_tensor(made, like.device_mesh, like.placements, src_data_rank=None))

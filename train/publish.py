@@ -1,4 +1,4 @@
-"""Turn a finished run into a model folder: evaluate it, write its report and its card.
+"""Publication of a finished run as a model folder with an evaluation report and a model card.
 
 python -m worldmodel.train.publish runs/shapes-tiny runs/shapes-tiny/published
 """
@@ -17,11 +17,11 @@ from worldmodel.eval.speed import machine
 from worldmodel.eval.suite import EvalSettings, evaluate, suite_of
 
 LONGEST_STEP_S = 300.0
-"""A longer silence between two lines of metrics.jsonl means that the run was interrupted."""
+"""Longer gaps between two lines of metrics.jsonl are interruptions of the run."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Publish the run that the arguments name; returns the exit code."""
+    """Publish a run; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, help="folder of a finished run (train.run_dir)")
     parser.add_argument("folder", type=Path, help="model folder to write")
@@ -43,11 +43,9 @@ def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
         ModelError: the run is not finished.
     """
     if not (run / "model").is_dir():
-        raise ModelError(
-            f"{run} holds no finished model; start `worldmodel train` again, it goes on from where it is."
-        )
+        raise ModelError(f"{run} has no finished model; run `worldmodel train` again to resume it.")
     model = hub.from_pretrained(run / "model")
-    training = how_trained(run)
+    training = training_record(run)
     suite = suite_of(model.config)
     results = evaluate(model, EvalSettings(num_samples=num_samples, rounds=rounds), suite, progress=True)
     name = folder.name if folder.parent.name == "pretrained" else str(folder)
@@ -56,8 +54,8 @@ def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
     hub.save_pretrained(model, folder, training=training, card=model_card(results, name, suite, training))
 
 
-def how_trained(run: Path) -> dict[str, Any]:
-    """Say how a run was made: its stages with steps and wall time, the code's commit, the command."""
+def training_record(run: Path) -> dict[str, Any]:
+    """Return how a run was made: its stages with steps and wall time, the commit of the code, the command."""
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     seconds: dict[str, float] = {}
     last: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What a stage is, in numbers, told once at its start."""
+"""The summary of a stage that is printed at its start."""
 
 import resource
 from collections import Counter
@@ -11,23 +11,23 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mask_rules import Kind, mask_area
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.parallel.planner import CostModel
-from worldmodel.train.distributed import Root, local
+from worldmodel.train.distributed import Root, to_local
 
 GIB = 2**30
 
 
 def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
-    """Say how large every component is, what of it learns, and what the mesh and the memory come to."""
+    """Return lines on the size of every component, the mesh, the work of a step, and memory."""
     total: Counter[str] = Counter()
     trained: Counter[str] = Counter()
-    held = learned = 0
+    weights = trained_weights = 0
     for name, parameter in root.named_parameters():
         component = name.split(".")[1] if name.startswith("model.") else "objective"
         total[component] += parameter.numel()
-        held += _bytes(parameter)
+        weights += _bytes(parameter)
         if parameter.requires_grad:
             trained[component] += parameter.numel()
-            learned += _bytes(parameter)
+            trained_weights += _bytes(parameter)
     lines = [
         f"  {name:10s} {total[name] / 1e6:9.2f} M parameters, {trained[name] / 1e6:9.2f} M trained"
         for name in total
@@ -43,19 +43,19 @@ def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
         f"{mesh.sp} = {mesh.world_size} processes on {mesh.device.type}",
         f"  sample     {frames} frames, {stage.rounds} rounds of {round_tokens} backbone tokens and "
         f"{generator_tokens} generator tokens; "
-        f"{stage.batch_size} samples a step",
-        f"  work       {backbone / 1e12:.3g} TFLOP a step of rounds in the backbone's layers and "
+        f"{stage.batch_size} samples per step",
+        f"  work       {backbone / 1e12:.3g} TFLOP per step of rounds in the backbone's layers and "
         f"{generator / 1e12:.3g} in the generator's, forward and backward, if both run",
-        f"  memory     {(held + 3 * learned) / GIB:.3f} GiB a process for weights, gradients and optimizers, "
-        "activations not counted",
+        f"  memory     {(weights + 3 * trained_weights) / GIB:.3f} GiB per process for weights, gradients "
+        "and optimizers, without activations",
     ]
     return lines
 
 
 def step_flops(model: WorldModel, stage: StageConfig) -> tuple[float, float]:
-    """Count the FLOPs of a step of rounds in the layers of the backbone and of the generator.
+    """Return the FLOPs of a step of rounds in the layers of the backbone and of the generator.
 
-    Matrices and attention only; nothing is counted for computing activations again.
+    Counts matrix products and attention, without recomputed activations.
     """
     text, config = model.backbone.model.config.get_text_config(), model.config
     heads = text.num_attention_heads
@@ -75,9 +75,9 @@ def step_flops(model: WorldModel, stage: StageConfig) -> tuple[float, float]:
 
 
 def peak_memory(device: torch.device) -> str:
-    """Say how much memory this process has needed at most."""
+    """Return the peak memory of this process, in words."""
     if device.type == "cuda":
-        return f"{torch.cuda.max_memory_allocated(device) / GIB:.2f} GiB of the device"
+        return f"{torch.cuda.max_memory_allocated(device) / GIB:.2f} GiB of device memory"
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB:.2f} GiB"
 
 
@@ -86,4 +86,4 @@ def _matrices(layers: nn.Module) -> float:
 
 
 def _bytes(parameter: nn.Parameter) -> int:
-    return local(parameter).nbytes
+    return to_local(parameter).nbytes

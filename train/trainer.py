@@ -1,4 +1,4 @@
-"""What moves in a stage, and one step of it: the same step on any mesh."""
+"""The trainer of one stage, and its training step, which gives the same result on any mesh."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,55 +29,55 @@ from worldmodel.train.checkpoint.checkpointer import (
 )
 from worldmodel.train.checkpoint.storage import State
 from worldmodel.train.distributed import Root
-from worldmodel.train.objectives.base import Losses, Prepared, SampleRng
+from worldmodel.train.objectives.base import Losses, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.tokenizer import build_tokenizer
-from worldmodel.train.watchdog import check_finite, check_same
+from worldmodel.train.watchdog import check_finite, check_same_samples
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, as its checkpoints remember it; all chance and data of a step follow from it."""
+    """The position of a run, saved with its checkpoints; data and random numbers are functions of it."""
 
     stage: str
     step: int
-    """Steps of the stage that are done."""
+    """Completed steps of the stage."""
     ended: bool
     train: dict[str, Any]
-    """The stage's `train`, from which the additions of LoRA are made again."""
+    """The stage's `train`, from which LoRA modules are built again."""
     seed: int
     bad: dict[str, int] = field(default_factory=dict)
-    """Clips of the stage that could not be used so far, by source."""
+    """Unreadable clips of the stage so far, by source."""
 
     @classmethod
     def of(cls, checkpoint: Path | None) -> "Progress | None":
-        """Read where a checkpoint stands."""
+        """Read the progress that a checkpoint was saved with."""
         return cls(**load(checkpoint, {})) if checkpoint else None
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one step came to, over all processes."""
+class StepResult:
+    """The result of one step, over all processes."""
 
-    terms: dict[str, float]
-    amounts: dict[str, float]
+    losses: dict[str, float]
+    processed: dict[str, float]
+    """Samples and tokens."""
     stop: bool
-    """Whether some process was asked to stop."""
+    """Whether any process was asked to stop."""
     bad: dict[str, int]
-    """Clips that could not be used in the step, by source."""
-    prepared: list[Prepared]
+    """Unreadable clips of the step, by source."""
 
 
 @dataclass
-class Learner:
-    """Weights, what the optimizers remember, and the average of the weights."""
+class Trainer:
+    """Weights of the model and the objective, optimizers, and the average of the weights."""
 
     config: TrainConfig
     name: str
     mesh: Mesh
     root: Root
     optimizers: optim.Optimizers
-    average: optim.Average | None
+    ema: optim.EMA | None
 
     @property
     def stage(self) -> StageConfig:
@@ -87,36 +87,37 @@ class Learner:
     @classmethod
     def start(
         cls, config: TrainConfig, name: str, mesh: Mesh, newest: Path | None
-    ) -> tuple["Learner", Progress]:
-        """Begin a stage, or go on where its newest checkpoint stands; returns what is done of it."""
-        at, stage = Progress.of(newest), config.stages[name]
-        resumed = at is not None and at.stage == name
-        model = start_model(config)
+    ) -> tuple["Trainer", Progress]:
+        """Begin a stage, or resume it from its newest checkpoint; returns the progress in it, too."""
+        progress, stage = Progress.of(newest), config.stages[name]
+        resumed = progress is not None and progress.stage == name
+        model = build_model(config)
         lora.add(model, stage.train)
         torch.manual_seed(config.seed)
         root = Root(model, OBJECTIVES[stage.objective](model))
         freeze(model, stage)
-        distributed.spread(root, config, mesh)
+        distributed.parallelize(root, config, mesh)
         if newest is None:
             deferred.read(root)
         elif not resumed:
-            export.fill(root.model, newest)
-        average = optim.Average(root.model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
-        learner = cls(config, name, mesh, root, optim.build(root, stage), average)
+            export.load_weights(root.model, newest)
+        ema = optim.EMA(root.model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
+        trainer = cls(config, name, mesh, root, optim.build_optimizers(root, stage), ema)
         if not resumed:
-            return learner, Progress(name, 0, False, {}, config.seed)
-        assert newest and at
-        if at.step >= stage.steps:
+            return trainer, Progress(name, 0, False, {}, config.seed)
+        assert newest and progress
+        if progress.step >= stage.steps:
             raise ConfigError(
-                f"The run stands at step {at.step} of {name}; raise stages.{name}.steps above {stage.steps}."
+                f"The run is at step {progress.step} of stage {name}; raise stages.{name}.steps above "
+                f"{stage.steps}."
             )
-        load(newest, learner._weights())
-        load_optimizer_state(newest, learner.optimizers, root)
-        return learner, at
+        load(newest, trainer._weights())
+        load_optimizer_state(newest, trainer.optimizers, root)
+        return trainer, progress
 
     def save(self, checkpoints: Checkpoints, step: int, bad: dict[str, int], ended: bool = False) -> None:
-        """Write a checkpoint in the background; of the end of a stage, only the model."""
-        train = {name: vars(how) for name, how in self.stage.train.items()}
+        """Write a checkpoint in the background; at the end of a stage, only the model."""
+        train = {name: vars(settings) for name, settings in self.stage.train.items()}
         progress = Progress(self.name, step, ended, train, self.config.seed, bad)
         state = module_state(self.root.model, "model")
         if not ended:
@@ -125,79 +126,83 @@ class Learner:
 
     def _weights(self) -> State:
         state = module_state(self.root.model, "model") | module_state(self.root.objective, "objective")
-        averages = self.average.weights if self.average else {}
+        averages = self.ema.weights if self.ema else {}
         return state | {f"ema.{name}": tensor for name, tensor in averages.items()}
 
-    def step(self, batches: Sequence[Batch], stop: bool, left_out: Sequence[tuple[str, str]] = ()) -> Outcome:
-        """Do one step on this process's microbatches of it.
+    def step(
+        self, batches: Sequence[Batch], stop: bool, unreadable: Sequence[tuple[str, str]] = ()
+    ) -> StepResult:
+        """Run one step on this process's microbatches of it.
 
         Args:
             batches: The same on processes that share sequences.
             stop: Whether this process was asked to stop.
-            left_out: Source of each clip that could not be used in the step, and why.
+            unreadable: Source of each clip that could not be read for the step, and the reason.
 
         Raises:
-            ConfigError: processes that share sequences have other batches, or the gradient is not finite; no
-                weight has moved then, on any process.
+            ConfigError: processes that share sequences have different batches, or the gradient is not finite;
+                no weight has changed then, on any process.
         """
         step = batches[0].step
-        check_same(batches, left_out, self.mesh)
-        optim.set_rates(self.optimizers, self.stage, step)
+        check_same_samples(batches, unreadable, self.mesh)
+        optim.set_learning_rates(self.optimizers, self.stage, step)
         prepared = self.prepare(batches)
-        totals, most, bad, stop = self._agree(prepared, Counter(source for source, _ in left_out), stop)
+        counts, most, bad, stop = self._all_reduce(
+            prepared, Counter(source for source, _ in unreadable), stop
+        )
         sums: Losses = {}
-        losses = []
+        totals = []
         for index in range(most):
-            spare = index >= len(prepared)  # others have more: gradients are exchanged in the same places
-            each = prepared[min(index, len(prepared) - 1)]
-            distributed.accumulate(self.root, last=index == most - 1)
+            spare = index >= len(prepared)  # repeated without effect: all processes run equally many
+            inputs = prepared[min(index, len(prepared) - 1)]
+            distributed.set_gradient_sync(self.root, index == most - 1)
             with self._autocast():
-                made = self.root(lambda each=each: self.root.objective(self.root.model, each))
-            loss = self._loss(made, totals)
-            losses.append(loss.detach())
-            (loss * (0.0 if spare else self.mesh.dp_size)).backward()
-            for name in {} if spare else made:
-                sums[name] = sums.get(name, 0.0) + made[name].detach()
+                losses = self.root(lambda inputs=inputs: self.root.objective(self.root.model, inputs))
+            total = self._total_loss(losses, counts)
+            totals.append(total.detach())
+            (total * (0.0 if spare else self.mesh.dp_size)).backward()
+            for name in {} if spare else losses:
+                sums[name] = sums.get(name, 0.0) + losses[name].detach()
         trained = [p for p in self.root.parameters() if p.grad is not None]
-        norm = distributed.whole(nn.utils.clip_grad_norm_(trained, self.stage.max_gradient_norm))
-        check_finite(norm, self.name, step, [each.batch for each in prepared], self.mesh, losses)
+        norm = distributed.full_tensor(nn.utils.clip_grad_norm_(trained, self.stage.max_gradient_norm))
+        check_finite(norm, self.name, step, [each.batch for each in prepared], self.mesh, totals)
         for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if self.average:
-            self.average.update(step)
-        return Outcome(*self._report(prepared, sums, totals, float(norm)), stop, bad, prepared)
+        if self.ema:
+            self.ema.update(step)
+        return StepResult(*self._report(prepared, sums, counts, float(norm)), stop, bad)
 
-    def prepare(self, batches: Sequence[Batch]) -> list[Prepared]:
+    def prepare(self, batches: Sequence[Batch]) -> list[StageBatch]:
         """Run the frozen parts over microbatches."""
         seed, device = self.config.seed, self.mesh.device
         objective, model = self.root.objective, self.root.model
 
-        def work() -> list[Prepared]:
+        def work() -> list[StageBatch]:
             keys = [[(seed, index) for index in batch.indices] for batch in batches]
-            chances = [SampleRng(each, device, model.dtype) for each in keys]
-            return [objective.prepare(model, *each) for each in zip(batches, chances, strict=True)]
+            rngs = [SampleRng(each, device, model.dtype) for each in keys]
+            return [objective.prepare(model, *each) for each in zip(batches, rngs, strict=True)]
 
         with torch.no_grad(), self._autocast():
             return self.root(work)
 
-    def pictures(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """Return truth and what the model makes of a microbatch, `[b, t, 3, h, w]`, if that can be seen."""
-        (prepared,) = self.prepare([batch])
+    def preview(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
+        """Return true and predicted videos of a microbatch, `[b, t, 3, h, w]`, if there are any."""
+        (inputs,) = self.prepare([batch])
         with torch.no_grad(), self._autocast():
-            return self.root(lambda: self.root.objective.pictures(self.root.model, prepared))
+            return self.root(lambda: self.root.objective.preview(self.root.model, inputs))
 
-    def finish(self, prepared: Sequence[Prepared]) -> None:
-        """End the stage after its last step."""
-        if self.average:
-            self.average.swap()
+    def finish(self, batches: Sequence[Batch]) -> None:
+        """End the stage after its last step, whose microbatches are `batches`."""
+        if self.ema:
+            self.ema.swap()
         with torch.no_grad():
-            self.root(lambda: self.root.objective.finish(self.root.model, prepared, self.mesh.sum))
+            self.root(lambda: self.root.objective.finish(self.root.model, batches, self.mesh.sum))
 
-    def _agree(
-        self, prepared: Sequence[Prepared], bad: Counter[str], stop: bool
+    def _all_reduce(
+        self, prepared: Sequence[StageBatch], bad: Counter[str], stop: bool
     ) -> tuple[dict[str, float], int, dict[str, int], bool]:
-        """Add up counts and bad clips of all processes; tell the most microbatches of any, and if to stop."""
+        """Return counts, most microbatches of any process, unreadable clips, and whether to stop."""
         mesh, names, sources = self.mesh, sorted(prepared[0].counts), sorted(self.config.data.sources)
         counts = [sum(each.counts[name] for each in prepared) for name in names]
         microbatches = [len(prepared) * (rank == mesh.dp_rank) for rank in range(mesh.dp_size)]
@@ -208,37 +213,38 @@ class Learner:
         dist.all_reduce(vector)
         values = vector.tolist()
         totals, rest = dict(zip(names, values, strict=False)), values[len(names) :]
-        left_out = {source: int(count) for source, count in zip(sources, rest, strict=False) if count}
-        return totals, int(max(rest[len(sources) : -1])), left_out, rest[-1] > 0
+        unreadable = {source: int(count) for source, count in zip(sources, rest, strict=False) if count}
+        return totals, int(max(rest[len(sources) : -1])), unreadable, rest[-1] > 0
 
-    def _loss(self, sums: Losses, totals: dict[str, float]) -> Tensor:
-        """Weigh the terms, each divided by its count over all processes."""
+    def _total_loss(self, losses: Losses, counts: dict[str, float]) -> Tensor:
+        """Add up the weighted losses, each divided by its count over all processes."""
         weights = self.root.objective.weights
-        terms = [weights[name] / max(totals[name], 1.0) * sums[name] for name in sums if name in weights]
+        terms = [weights[name] / max(counts[name], 1.0) * losses[name] for name in losses if name in weights]
         return torch.stack([term.reshape(()) for term in terms]).sum()
 
     def _report(
-        self, prepared: Sequence[Prepared], sums: Losses, totals: dict[str, float], norm: float
+        self, prepared: Sequence[StageBatch], sums: Losses, counts: dict[str, float], norm: float
     ) -> tuple[dict[str, float], dict[str, float]]:
+        """Return mean losses over all processes, and how many samples and tokens they processed."""
         names = sorted(sums)
         samples = sum(len(each.batch.episodes) for each in prepared)
         amounts = [float(samples), float(sum(each.tokens for each in prepared))]
         vector = torch.stack([sums[name].double().reshape(()) for name in names])
         vector = self.mesh.sum(torch.cat([vector, vector.new_tensor(amounts)])).tolist()
-        means = {name: value / max(totals[name], 1.0) for name, value in zip(names, vector, strict=False)}
+        means = {name: value / max(counts[name], 1.0) for name, value in zip(names, vector, strict=False)}
         weights = self.root.objective.weights
-        loss = sum(weights[name] * value for name, value in means.items() if name in weights)
-        terms = {"loss": loss, **means, "gradient_norm": norm}
-        return terms, {"samples": vector[-2], "tokens": vector[-1]}
+        total = sum(weights[name] * value for name, value in means.items() if name in weights)
+        losses = {"loss": total, **means, "gradient_norm": norm}
+        return losses, {"samples": vector[-2], "tokens": vector[-1]}
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.mesh.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
 
-def start_model(config: TrainConfig) -> WorldModel:
-    """Build the model that a run starts from, that of `init_from` or a random one.
+def build_model(config: TrainConfig) -> WorldModel:
+    """Build the model that a run starts from: that of `init_from`, or one with random weights.
 
-    What comes from files of other libraries is left there, for `deferred.read`.
+    Weights in files of other libraries are loaded later, by `deferred.read`.
     """
     torch.manual_seed(config.seed)
     with deferred.weights():
@@ -249,10 +255,10 @@ def start_model(config: TrainConfig) -> WorldModel:
 
 
 def freeze(model: WorldModel, stage: StageConfig) -> None:
-    """Let only parameters below the named components move; of those learned by LoRA, only its additions.
+    """Set which parameters require gradients: those of the named components, or only their LoRA weights.
 
-    A component may be a part of one (`vision.adapter`); the longest name that fits a parameter decides. A
-    generator's encoders of text and of pictures give the spaces that it was trained in, so they never move.
+    A component may be a part of another (`vision.adapter`); the longest name that matches decides.
+    The text and image encoders of a pretrained generator are never trained.
 
     Raises:
         ConfigError: a name is not a component of the model.
@@ -260,9 +266,11 @@ def freeze(model: WorldModel, stage: StageConfig) -> None:
     names = [name for name, _ in model.named_parameters()]
     for given in stage.train:
         if not any(f"{name}.".startswith(f"{given}.") for name in names):
-            tops = sorted({name.split(".")[0] for name in names})
-            raise ConfigError(f"train names {given!r}; components are {', '.join(tops)}, or a part of one.")
+            components = sorted({name.split(".")[0] for name in names})
+            raise ConfigError(
+                f"train names {given!r}; components are {', '.join(components)}, or a part of one."
+            )
     for name, parameter in model.named_parameters():
-        how = optim.component(name, stage.train)
-        moves = how is not None and (not how.lora_rank or ".lora_" in name)
-        parameter.requires_grad_(moves and not any(part in name for part in lora.FIXED))
+        settings = optim.settings_of(name, stage.train)
+        trained = settings is not None and (not settings.lora_rank or ".lora_" in name)
+        parameter.requires_grad_(trained and not any(part in name for part in lora.FIXED))

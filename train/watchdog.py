@@ -1,7 +1,7 @@
-"""What keeps a run from standing still or going wrong unseen: hangs, slow processes, numbers that are none.
+"""Detection of hangs, slow processes, differing samples and gradients that are not finite.
 
-torchrun starts all processes again when one of them ends with an error (`--max-restarts`); what is here turns
-trouble into such an end, and says where it was.
+Each becomes an error that names its cause and ends the process; torchrun then restarts all processes
+(`--max-restarts`).
 """
 
 import faulthandler
@@ -28,46 +28,46 @@ from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.types import Episode
 
-HUNG = 75
+EXIT_CODE_HUNG = 75
 """Exit code of a process that the watchdog ended."""
 
 
-def meet(timeout: timedelta) -> tuple[Store, int, int]:
-    """Meet the processes that torchrun started with this one; for `init_process_group(store=, rank=, …)`.
+def rendezvous_store(timeout: timedelta) -> tuple[Store, int, int]:
+    """Return a store for `init_process_group` that contains nothing of earlier restarts.
 
-    After a restart, torchrun's store still holds the addresses that the processes of the attempt before wrote
-    there, and gloo connects to whichever it reads. So every attempt agrees on a prefix of its own: each
-    process says a word that is new, and the first one answers it with the prefix.
+    After a restart, torchrun's store still contains the addresses of the previous processes, and gloo may
+    connect to those. So the processes of each attempt agree on a new prefix: each writes a random token, and
+    rank 0 answers it with the prefix.
 
     Returns:
-        The store of this attempt, this process's rank and the number of processes.
+        The store, this process's rank and the number of processes.
 
     Raises:
-        torch.distributed.DistError: the others did not come in time.
+        torch.distributed.DistError: some processes did not start in time.
     """
     store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
-    word = secrets.token_hex(8)
+    token = secrets.token_hex(8)
     if rank:
-        store.set(f"word/{rank}", word)
-        attempt = store.get(f"attempt/{word}").decode()
-        store.set(f"heard/{attempt}/{rank}", "")
-        return PrefixStore(attempt, store), rank, world_size
+        store.set(f"token/{rank}", token)
+        prefix = store.get(f"prefix/{token}").decode()
+        store.set(f"joined/{prefix}/{rank}", "")
+        return PrefixStore(prefix, store), rank, world_size
     waiting, deadline = set(range(1, world_size)), time.monotonic() + timeout.total_seconds()
     while waiting:
         if time.monotonic() > deadline:
-            raise dist.DistStoreError(f"processes {sorted(waiting)[:8]} did not come in time")
+            raise dist.DistStoreError(f"processes {sorted(waiting)[:8]} did not start in time")
         for other in waiting:
-            if store.check([f"word/{other}"]):  # perhaps one of the attempt before: then nobody listens
-                store.set(f"attempt/{store.get(f'word/{other}').decode()}", word)
-        waiting = {other for other in waiting if not store.check([f"heard/{word}/{other}"])}
+            if store.check([f"token/{other}"]):  # perhaps of an earlier attempt, whose process is gone
+                store.set(f"prefix/{store.get(f'token/{other}').decode()}", token)
+        waiting = {other for other in waiting if not store.check([f"joined/{token}/{other}"])}
         time.sleep(0.01)
-    return PrefixStore(word, store), rank, world_size
+    return PrefixStore(token, store), rank, world_size
 
 
 class Watchdog:
-    """Ends the process when no `beat` comes in time, after writing every thread's stack to stderr.
+    """Ends the process if no `beat` arrives in time, after writing every thread's stack to stderr.
 
-    A process that waits for one which hangs stands still as well, so each of them tells where it stood.
+    Processes that wait for a hanging one time out as well, so each reports its own stacks.
 
     Args:
         timeout_s: Longest time between two beats.
@@ -75,14 +75,14 @@ class Watchdog:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.doing, self.since = "before the first step", 0.0
+        self.activity, self.last_beat = "before the first step", 0.0
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def beat(self, doing: str = "") -> None:
-        """Say that the process moves on, and what it does next."""
-        self.doing, self.since = doing or self.doing, time.monotonic()
-        # Should even the thread below stand still, because native code keeps the interpreter's lock.
+    def beat(self, activity: str = "") -> None:
+        """Report progress, and what the process does next."""
+        self.activity, self.last_beat = activity or self.activity, time.monotonic()
+        # In case the thread below cannot run because native code holds the GIL.
         faulthandler.dump_traceback_later(self.timeout_s + 10, exit=True, file=_stderr())
 
     def __enter__(self) -> "Watchdog":
@@ -98,25 +98,25 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
-        while not self.ended.wait(max(self.since + self.timeout_s - time.monotonic(), 0.01)):
-            if time.monotonic() - self.since > self.timeout_s:
+        while not self.ended.wait(max(self.last_beat + self.timeout_s - time.monotonic(), 0.01)):
+            if time.monotonic() - self.last_beat > self.timeout_s:
                 rank = dist.get_rank() if dist.is_initialized() else 0
-                where = f"process {rank} stands still since {self.timeout_s:g} s ({self.doing})"
-                os.write(_stderr(), f"error: {where}; its threads:\n".encode())
+                message = f"process {rank} has made no progress for {self.timeout_s:g} s ({self.activity})"
+                os.write(_stderr(), f"error: {message}; its threads:\n".encode())
                 faulthandler.dump_traceback(_stderr(), all_threads=True)
-                os._exit(HUNG)
+                os._exit(EXIT_CODE_HUNG)
 
 
-class Stragglers:
-    """Finds processes that compute slower than the others, which a step's time does not show: all wait.
+class StragglerDetector:
+    """Finds processes that compute slower than the others, which step times do not show because all wait.
 
-    A process's slowdown is its median time over a window of steps, divided by the median over processes; it
-    is slow when it exceeds a limit for some windows in a row (the idea of Minder, arXiv:2411.01791).
+    The slowdown of a process is its median time over a window of steps divided by the median over processes.
+    It is slow if that exceeds a limit for several windows in a row. Source: Minder (arXiv:2411.01791).
 
     Args:
         window: Steps in a window.
-        limit: Slowdown from which a process is slow.
-        patience: Windows in a row that it must be slow for.
+        limit: Slowdown above which a process counts as slow.
+        patience: Number of slow windows in a row before a process is reported.
     """
 
     def __init__(self, window: int = 20, limit: float = 1.3, patience: int = 3) -> None:
@@ -125,11 +125,11 @@ class Stragglers:
         self.slow: dict[int, int] = {}
 
     def step(self, compute_s: float) -> dict[int, float]:
-        """Count a step; all processes do so together.
+        """Record a step; every process must call this for each step.
 
         Args:
-            compute_s: What this process computed, in seconds, without what it waited for others. On a CPU
-                `time.process_time()` stands still while a process waits for messages.
+            compute_s: Seconds that this process computed, without waiting for others. On a CPU
+                `time.process_time()` does not advance while a process waits for messages.
 
         Returns:
             At the end of a window, the slowdown of every process that was slow for `patience` windows.
@@ -137,8 +137,8 @@ class Stragglers:
         self.seconds.append(compute_s)
         if len(self.seconds) < self.window:
             return {}
-        mine, self.seconds = statistics.median(self.seconds), []
-        scores = slowdowns(_gathered(mine))
+        own, self.seconds = statistics.median(self.seconds), []
+        scores = slowdowns(_all_gather(own))
         self.slow = {
             rank: self.slow.get(rank, 0) + 1 for rank, score in enumerate(scores) if score > self.limit
         }
@@ -147,24 +147,24 @@ class Stragglers:
 
 def slowdowns(seconds: Sequence[float]) -> list[float]:
     """Divide each process's time by the median over processes."""
-    usual = statistics.median(seconds)
-    return [each / usual if usual else 1.0 for each in seconds]
+    median = statistics.median(seconds)
+    return [each / median if median else 1.0 for each in seconds]
 
 
-def check_same(batches: Sequence[Batch], left_out: Sequence[tuple[str, str]], mesh: Mesh) -> None:
-    """Refuse a step for which processes that share sequences have read different samples.
+def check_same_samples(batches: Sequence[Batch], unreadable: Sequence[tuple[str, str]], mesh: Mesh) -> None:
+    """Check that processes that share sequences have read the same samples for a step.
 
-    Each of them reads for itself, in an order that is the same for all. A clip that one alone cannot read is
-    replaced there alone, and parts of different clips would be taken for one.
+    Each reads for itself, in the same order. A clip that only one of them cannot read is replaced only there,
+    and the sequence would then be made of parts of different clips.
 
     Args:
         batches: What this process read for the step.
-        left_out: Source of each clip that it could not use for it, and why.
+        unreadable: Source of each clip that it could not read for it, and the reason.
         mesh: All processes.
 
     Raises:
-        ConfigError: a sample differs; the sentence is the same on all processes that share it, and says what
-            each of them has in its place and could not read.
+        ConfigError: a sample differs; the message is the same on all processes that share it, and names the
+            clip that each of them has read and those that it could not.
     """
     group = mesh.sequence
     if group.size == 1:
@@ -174,28 +174,29 @@ def check_same(batches: Sequence[Batch], left_out: Sequence[tuple[str, str]], me
         for batch in batches
         for index, episode in zip(batch.indices, batch.episodes, strict=True)
     }
-    if len(set(_gathered(zlib.crc32(repr(samples).encode()), group.group))) == 1:
+    if len(set(_all_gather(zlib.crc32(repr(samples).encode()), group.group))) == 1:
         return
-    found = [(mesh.rank, samples, [reason for _, reason in left_out])] * group.size
+    found = [(mesh.rank, samples, [reason for _, reason in unreadable])] * group.size
     dist.all_gather_object(found, found[0], group=group.group)
-    everyones = [theirs for _, theirs, _ in found]
-    indices = sorted(set().union(*everyones))
-    differs = next(i for i in indices if len({theirs.get(i) for theirs in everyones}) > 1)
-    told = [
-        f"process {rank}: {theirs.get(differs, 'nothing')}" + f", as it left out {'; '.join(why)}" * bool(why)
-        for rank, theirs, why in found
+    by_rank = [names for _, names, _ in found]
+    indices = sorted(set().union(*by_rank))
+    differs = next(i for i in indices if len({names.get(i) for names in by_rank}) > 1)
+    described = [
+        f"process {rank}: {names.get(differs, 'nothing')}"
+        + f", because it could not read {'; '.join(reasons)}" * bool(reasons)
+        for rank, names, reasons in found
     ]
     raise ConfigError(
-        f"Sample {differs} of the stage differs between processes that share sequences ({' | '.join(told)}); "
-        "see that all of them can read the same files, and start again."
+        f"Sample {differs} of the stage differs between processes that share sequences "
+        f"({' | '.join(described)}); check that all of them can read the same files, and start again."
     )
 
 
 def checksum(episode: Episode) -> int:
-    """Return a number that tells episodes apart: all that is said and shown in one goes into it."""
+    """Return a checksum of an episode's clips, labels, actions and texts."""
     clips = [*episode.observations, *(episode.labels or {}).values()]
-    said = (episode.name, episode.actions, episode.prompt, episode.answer, [clip.shape for clip in clips])
-    number = zlib.crc32(repr(said).encode())
+    rest = (episode.name, episode.actions, episode.prompt, episode.answer, [clip.shape for clip in clips])
+    number = zlib.crc32(repr(rest).encode())
     for clip in clips:
         number = zlib.crc32(np.ascontiguousarray(clip).data, number)
     return number
@@ -209,38 +210,38 @@ def check_finite(
     mesh: Mesh,
     losses: Iterable[Tensor] = (),
 ) -> None:
-    """Refuse a gradient that is not finite, on all processes and before any weight moved.
+    """Check that the gradient is finite, on all processes and before any weight changes.
 
     Args:
         norm: Norm of the whole gradient, the same on all processes.
         stage: Name of the stage.
         step: Number of the step.
-        batches: What this process saw in the step.
+        batches: Batches of this process in the step.
         mesh: All processes.
-        losses: The losses it made of them; they tell whose samples it were.
+        losses: Their losses, which show which process has the samples at fault.
 
     Raises:
-        ConfigError: the norm is not finite; the sentence names the processes whose losses were not (or all,
-            where the loss was finite and only its gradient was not) and their samples.
+        ConfigError: the norm is not finite; the message names the processes whose losses are not (or all, if
+            every loss is finite) and their samples.
     """
     if torch.isfinite(norm):
         return
-    own = all(bool(torch.isfinite(loss).all()) for loss in losses)
+    finite = all(bool(torch.isfinite(loss).all()) for loss in losses)
     samples = [index for batch in batches for index in batch.indices]
-    found: list[tuple[bool, list[int]]] = [(own, samples)]
+    found: list[tuple[bool, list[int]]] = [(finite, samples)]
     if mesh.world_size > 1:
         found *= mesh.world_size
-        dist.all_gather_object(found, (own, samples))
-    guilty = [rank for rank, (finite, _) in enumerate(found) if not finite] or list(range(len(found)))
-    told = "; ".join(f"process {rank}: samples {_few(found[rank][1])}" for rank in guilty[:4])
+        dist.all_gather_object(found, (finite, samples))
+    failed = [rank for rank, (finite, _) in enumerate(found) if not finite] or list(range(len(found)))
+    described = "; ".join(f"process {rank}: samples {_shortened(found[rank][1])}" for rank in failed[:4])
     raise ConfigError(
-        f"The gradient of stage {stage!r} is not finite at step {step} ({told}); lower stages.{stage}.lr or "
-        "muon_lr and start again: the last checkpoint is kept."
+        f"The gradient of stage {stage!r} is not finite at step {step} ({described}); lower "
+        f"stages.{stage}.lr or muon_lr and resume from the last checkpoint."
     )
 
 
-def _gathered(value: float, group: dist.ProcessGroup | None = None) -> list[float]:
-    """Return the value of every process of a group, by default of all."""
+def _all_gather(value: float, group: dist.ProcessGroup | None = None) -> list[float]:
+    """Return the value of every process of a group, by default the whole world."""
     if not dist.is_initialized():
         return [value]
     values = torch.empty(dist.get_world_size(group), dtype=torch.float64)
@@ -248,11 +249,11 @@ def _gathered(value: float, group: dist.ProcessGroup | None = None) -> list[floa
     return values.tolist()
 
 
-def _few(samples: list[int]) -> str:
+def _shortened(samples: list[int]) -> str:
     more = f" and {len(samples) - 8} more" if len(samples) > 8 else ""
     return ", ".join(map(str, samples[:8])) + more
 
 
 def _stderr() -> int:
-    """Return the real stderr, of which signal handlers need the number; sys.stderr may be replaced."""
+    """Return the file descriptor of the original stderr; sys.stderr may be replaced."""
     return sys.__stderr__.fileno() if sys.__stderr__ else 2

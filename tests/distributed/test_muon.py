@@ -13,7 +13,7 @@ from torch.distributed.run import main as torchrun
 from torch.distributed.tensor import distribute_tensor
 
 from worldmodel.train import muon
-from worldmodel.train.distributed import whole
+from worldmodel.train.distributed import full_tensor
 
 SHAPES = ((6, 9), (9, 6), (7, 5), (32, 80), (1, 5), (12, 4), (3, 8))
 MESHES = {"replicas": (4, 1), "shards": (1, 4), "replicated shards": (2, 2)}
@@ -80,7 +80,7 @@ def shared(shape: tuple[int, int]) -> None:
         optimizer.step()
     muon.orthogonal = compute
     for weight, told in zip(weights, reference(torch.float32), strict=True):
-        assert torch.equal(whole(weight.detach()), told)
+        assert torch.equal(full_tensor(weight.detach()), told)
         assert optimizer.state[weight]["momentum_buffer"].placements == weight.placements
     everyone: list[list[tuple[int, int]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, computed)

@@ -35,7 +35,7 @@ from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import finetune, tokenizer
-from worldmodel.train.watchdog import check_same
+from worldmodel.train.watchdog import check_same_samples
 from worldmodel.types import Episode
 from worldmodel.worlds import recorder
 from worldmodel.worlds.shapes.source import KEYS
@@ -95,7 +95,7 @@ def see(folder: Path) -> None:
         with loader.batches(data, MODEL, stage, seed=7) as stream:
             for step in stream:
                 for mesh in meshes:
-                    check_same(step, stream.left_out, mesh)
+                    check_same_samples(step, stream.left_out, mesh)
                 seen += [exactly(step)]
         both = [seen, seen]
         dist.all_gather_object(both, seen)
@@ -128,8 +128,8 @@ def refuse(mesh: Mesh) -> None:
     ):
         mine = theirs if mesh.rank else same
         with pytest.raises(ConfigError, match=f"Sample 5 of the stage.*{told}"):
-            check_same([Batch(2, "describe", (4, 5)[: len(mine)], list(mine))], [], mesh)
-    check_same([Batch(2, "describe", (4, 5), list(same))], [], mesh)
+            check_same_samples([Batch(2, "describe", (4, 5)[: len(mine)], list(mine))], [], mesh)
+    check_same_samples([Batch(2, "describe", (4, 5), list(same))], [], mesh)
 
 
 def test_a_clip_that_one_of_them_cannot_read_ends_the_run(
@@ -158,9 +158,10 @@ def test_a_clip_that_one_of_them_cannot_read_ends_the_run(
         told = {(tmp_path / f"process {rank}, {num_workers} workers").read_text() for rank in range(2)}
         (sentence,) = told  # both ended, with code 2 and the same sentence
         assert sentence.startswith("2 error: Sample ")
-        assert f"process 0: clips.csv row {LOST + 1} (clip-0000{LOST}.mp4), checksum" in sentence
-        assert f"as it left out clips.csv row {LOST + 1} (clip-0000{LOST}.mp4): there is no file" in sentence
-        assert "process 1" in sentence.split("as it left out")[0].split(" | ")[-1]
+        first, second = sentence.split(" | ")
+        lost = f"clips.csv row {LOST + 1} (clip-0000{LOST}.mp4)"
+        assert f"process 0: {lost}, checksum" in first
+        assert "process 1" in second and lost in second
         assert sentence.count("\n") == 1
     assert not list(tmp_path.glob("run*/checkpoints/*"))
 

@@ -29,8 +29,8 @@ from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed
 from worldmodel.train.checkpoint.checkpointer import Checkpoints, State, load, module_state
-from worldmodel.train.distributed import whole
-from worldmodel.train.trainer import Learner
+from worldmodel.train.distributed import full_tensor
+from worldmodel.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 SELF = Path(__file__)
@@ -74,7 +74,7 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for tensor in [distributed.local(each) for each in tree_leaves(made) if isinstance(each, Tensor)]:
+        for tensor in [distributed.to_local(each) for each in tree_leaves(made) if isinstance(each, Tensor)]:
             if func is torch.ops.aten.set_.source_Storage:
                 self.mapped.add(tensor.untyped_storage().data_ptr())
             if not tensor.is_meta and tensor.untyped_storage().data_ptr() not in self.mapped:
@@ -120,7 +120,7 @@ def run_config(folder: Path, run: str, mesh: MeshConfig | None = None, backbone:
 def weights_of(model: WorldModel) -> State:
     """Whole weights, and what the backbone computes for itself."""
     buffers = {f"model.{name}": x for name, x in model.named_buffers() if name.startswith("backbone.")}
-    return {name: whole(x).detach().clone() for name, x in (module_state(model) | buffers).items()}
+    return {name: full_tensor(x).detach().clone() for name, x in (module_state(model) | buffers).items()}
 
 
 def work(folder: Path) -> None:
@@ -132,11 +132,11 @@ def work(folder: Path) -> None:
         mesh = distributed.Mesh.build(mesh_config, torch.device("cpu"))
         for run, (_, stage) in RUNS.items():
             with watched() as largest:
-                model = Learner.start(run_config(folder, run, mesh_config), stage, mesh, None)[0].root.model
+                model = Trainer.start(run_config(folder, run, mesh_config), stage, mesh, None)[0].root.model
             held = [p for key, p in model.backbone.named_parameters() if ".lora_" not in key]
             told = {
                 "read": Counted.numbers,
-                "held": sum(distributed.local(parameter).numel() for parameter in held),
+                "held": sum(distributed.to_local(parameter).numel() for parameter in held),
                 "whole": sum(parameter.numel() for parameter in held),
                 "largest": largest.nbytes,
             }
@@ -144,13 +144,13 @@ def work(folder: Path) -> None:
             write(weights_of(model), folder / f"{run}.{name}.safetensors")
         config = run_config(folder, "qwen3", mesh_config)
         write(
-            weights_of(Learner.start(config, "lora", mesh, checkpoint)[0].root.model),
+            weights_of(Trainer.start(config, "lora", mesh, checkpoint)[0].root.model),
             folder / f"checkpoint.{name}.safetensors",
         )
         for damage in DAMAGES:
             config = run_config(folder, "qwen3", mesh_config, damage)
             with pytest.raises(ModelError) as raised:
-                Learner.start(config, "lora", mesh, None)
+                Trainer.start(config, "lora", mesh, None)
             (folder / f"{damage}.{name}.{dist.get_rank()}.txt").write_text(str(raised.value))
     dist.destroy_process_group()
 

@@ -23,9 +23,9 @@ from worldmodel.models.layers import attention
 from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed, tokenizer
-from worldmodel.train.distributed import Root, whole
+from worldmodel.train.distributed import Root, full_tensor
 from worldmodel.train.objectives.registry import OBJECTIVES
-from worldmodel.train.trainer import Learner, freeze
+from worldmodel.train.trainer import Trainer, freeze
 
 pytestmark = pytest.mark.slow
 SELF = Path(__file__)
@@ -108,14 +108,14 @@ def gradients(config: TrainConfig, name: str) -> dict[str, torch.Tensor]:
                 norm = RMSNorm(len(child.weight))
                 norm.weight = child.weight
                 setattr(parent, key, norm)
-    distributed.spread(root.double(), config, mesh)
-    learner = Learner(config, name, mesh, root, {}, None)
+    distributed.parallelize(root.double(), config, mesh)
+    trainer = Trainer(config, name, mesh, root, {}, None)
     with loader.batches(config.data, config.model, stage, 5, 0, mesh.dp_rank, mesh.dp_size) as stream:
-        outcome = learner.step(next(stream), stop=False)
-    found = {"loss": torch.tensor(outcome.terms["loss"], dtype=torch.float64)}
+        outcome = trainer.step(next(stream), stop=False)
+    found = {"loss": torch.tensor(outcome.losses["loss"], dtype=torch.float64)}
     for key, parameter in root.named_parameters():
         if parameter.grad is not None:
-            found[key] = whole(parameter.grad).detach().clone()
+            found[key] = full_tensor(parameter.grad).detach().clone()
     return found
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, exact, of this model or refused."""
+"""Checkpoints: complete or absent, exact, and refused if they are of another model."""
 
 import json
 import multiprocessing
@@ -90,7 +90,7 @@ def folders(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
     net = Net(1)
     optimizers = optimizers_of(net)
     train(net, optimizers, 3, seed=1)
@@ -113,7 +113,7 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, there[name]) for name, tensor in here.items())
 
 
-def test_what_is_remembered_is_named_by_parameter(tmp_path: Path) -> None:
+def test_optimizer_state_is_named_by_parameter(tmp_path: Path) -> None:
     names = set(Manifest.read(saved(tmp_path)).tensors)
     assert {"model.embed.weight", "model.mean", "optimizer.adamw.embed.weight.exp_avg"} <= names
     assert "optimizer.muon.layers.1.weight.momentum_buffer" in names
@@ -121,7 +121,7 @@ def test_what_is_remembered_is_named_by_parameter(tmp_path: Path) -> None:
     assert not any(name.startswith("optimizer.adamw.unused") for name in names)  # it never moved
 
 
-def test_an_owner_is_loaded_alone(tmp_path: Path) -> None:
+def test_one_owner_is_loaded_alone(tmp_path: Path) -> None:
     folder, net = saved(tmp_path), Net(5)
     weights = module_state(net)
     load(folder, weights)
@@ -134,7 +134,7 @@ def test_an_owner_is_loaded_alone(tmp_path: Path) -> None:
 # What stays
 
 
-def test_old_ones_go_and_lasting_ones_stay(tmp_path: Path) -> None:
+def test_old_checkpoints_are_removed_and_lasting_ones_kept(tmp_path: Path) -> None:
     net = Net()
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         checkpoints.save("codec-9", module_state(net), {}, lasting=True)
@@ -143,7 +143,7 @@ def test_old_ones_go_and_lasting_ones_stay(tmp_path: Path) -> None:
     assert folders(tmp_path) == ["00001-codec-9", "00004-state-3", "00005-state-4"]
 
 
-def test_none_is_written_over_another(tmp_path: Path) -> None:
+def test_no_checkpoint_is_overwritten(tmp_path: Path) -> None:
     first = saved(tmp_path, seed=1)
     before = {path.name: path.read_bytes() for path in first.iterdir()}
     second = saved(tmp_path, seed=2)
@@ -151,7 +151,7 @@ def test_none_is_written_over_another(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in first.iterdir()} == before
 
 
-def test_what_a_killed_run_left_is_no_checkpoint(tmp_path: Path) -> None:
+def test_an_unfinished_folder_is_not_a_checkpoint(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     left = folder.with_name(".writing")
     shutil.copytree(folder, left)
@@ -161,7 +161,7 @@ def test_what_a_killed_run_left_is_no_checkpoint(tmp_path: Path) -> None:
     assert folders(tmp_path) == ["00001-state-3", "00002-state-3"]
 
 
-def test_there_may_be_none(tmp_path: Path) -> None:
+def test_a_run_may_have_no_checkpoint(tmp_path: Path) -> None:
     assert checkpointer.latest(tmp_path) is None
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest() is None
@@ -179,7 +179,7 @@ def save_for_ever(run: Path) -> None:
         checkpoints.save(f"state-{step}", module_state(net), {"step": step})
 
 
-def test_a_process_killed_at_any_time_leaves_a_whole_one(tmp_path: Path) -> None:
+def test_a_process_killed_at_any_time_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     chance, reached = random.Random(0), [0]
     for _ in range(200):
         process = multiprocessing.get_context("fork").Process(target=save_for_ever, args=(tmp_path,))
@@ -257,7 +257,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_one_is_skipped_and_named(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: Any) -> None:
     whole, broken = saved(tmp_path, "state-3"), saved(tmp_path, "state-6")
     verify(broken)
     damage(broken)
@@ -269,7 +269,7 @@ def test_a_damaged_one_is_skipped_and_named(tmp_path: Path, damage: Any) -> None
     assert broken.is_dir()
 
 
-def test_every_byte_counts(tmp_path: Path) -> None:
+def test_every_changed_byte_is_detected(tmp_path: Path) -> None:
     """No single changed byte of a manifest goes unseen."""
     folder = saved(tmp_path)
     path = folder / "manifest.json"
@@ -299,7 +299,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
 # Another model
 
 
-def test_another_model_is_refused_and_unchanged(tmp_path: Path) -> None:
+def test_loading_into_another_model_changes_nothing(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     wider, missing, narrower = Net(3), Net(3), Net(3)
     wider.layers[0] = nn.Linear(6, 6)
@@ -323,11 +323,11 @@ def test_optimizers_of_another_kind_are_refused(tmp_path: Path) -> None:
 # Places that cannot be written
 
 
-def test_a_place_that_cannot_be_written_is_told_at_the_next_save(tmp_path: Path) -> None:
+def test_a_failed_write_is_raised_by_the_next_save(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save("state-1", module_state(Net()), {})
-    with pytest.raises(OutputError, match="make room"):
+    with pytest.raises(OutputError, match="state-1"):
         checkpoints.save("state-2", module_state(Net()), {})
     checkpoints.close()
 

@@ -153,10 +153,10 @@ def test_weights_of_zero_and_tasks_nobody_offers() -> None:
 
 def test_own_steps_follow_the_schedule() -> None:
     made = plan({"one": Rows(5)}, steps=4000, self_rollout=(0.0, 0.5))
-    own = np.array([made.own(step) for step in range(4000)])
+    own = np.array([made.self_rollout(step) for step in range(4000)])
     assert own[:400].mean() < 0.06
     assert own[3000:].mean() == pytest.approx(0.44, abs=0.06)
-    assert not any(plan({"one": Rows(5)}).own(step) for step in range(100))
+    assert not any(plan({"one": Rows(5)}).self_rollout(step) for step in range(100))
 
 
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.5]), max_size=40), st.integers(1, 9))

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model folder: the weights as they are used, or a sentence that says why not."""
+"""Export of checkpoints: averaged and merged weights, LoRA adapters, and errors."""
 
 import copy
 import json
@@ -42,7 +42,7 @@ def hidden(model: WorldModel) -> torch.Tensor:
         return model.backbone(embeds)
 
 
-def test_a_checkpoint_becomes_a_model(run: Path, make_model: MakeModel) -> None:
+def test_a_checkpoint_is_exported_as_a_model(run: Path, make_model: MakeModel) -> None:
     trained = make_model(seed=3)
     folder = export.export(save(run, trained, {"vision": asdict(TrainedConfig())}), run / "model")
     exported = WorldModel.from_pretrained(folder).state_dict()
@@ -50,7 +50,7 @@ def test_a_checkpoint_becomes_a_model(run: Path, make_model: MakeModel) -> None:
         assert torch.equal(exported[name], tensor.bfloat16().to(tensor.dtype)), name
 
 
-def test_what_lora_learned_is_in_the_weights(run: Path, make_model: MakeModel) -> None:
+def test_exported_weights_include_lora(run: Path, make_model: MakeModel) -> None:
     train = {"backbone": TrainedConfig(lora_rank=2)}
     trained, base = make_model(seed=3), make_model(seed=3)
     lora.add(trained, train)
@@ -59,14 +59,14 @@ def test_what_lora_learned_is_in_the_weights(run: Path, make_model: MakeModel) -
             if ".lora_B." in name:
                 parameter.normal_()
     assert not torch.allclose(hidden(trained), hidden(base), atol=0.1)
-    checkpoint = save(run, trained, {name: asdict(how) for name, how in train.items()})
-    filled = make_model(seed=4)
-    export.fill(filled, checkpoint)
-    assert filled.state_dict().keys() == base.state_dict().keys()
-    torch.testing.assert_close(hidden(filled), hidden(trained), atol=1e-4, rtol=1e-4)
+    checkpoint = save(run, trained, {name: asdict(settings) for name, settings in train.items()})
+    loaded = make_model(seed=4)
+    export.load_weights(loaded, checkpoint)
+    assert loaded.state_dict().keys() == base.state_dict().keys()
+    torch.testing.assert_close(hidden(loaded), hidden(trained), atol=1e-4, rtol=1e-4)
 
 
-def test_what_lora_learned_can_be_kept_apart(
+def test_lora_weights_are_exported_as_adapters(
     run: Path, model_folder: Path, model: WorldModel, tmp_path: Path
 ) -> None:
     train = {name: TrainedConfig(lora_rank=2) for name in ("backbone", "generator")}
@@ -76,7 +76,7 @@ def test_what_lora_learned_can_be_kept_apart(
         for name, parameter in trained.named_parameters():
             if ".lora_B." in name:
                 parameter.normal_()
-    checkpoint = save(run, trained, {name: asdict(how) for name, how in train.items()})
+    checkpoint = save(run, trained, {name: asdict(settings) for name, settings in train.items()})
     folder = export.export_adapters(checkpoint, tmp_path / "adapters")
     lora.merge(trained)
     together = WorldModel.from_pretrained(model_folder, adapters=folder)
@@ -84,7 +84,7 @@ def test_what_lora_learned_can_be_kept_apart(
         trained.state_dict().items(), together.state_dict().values(), strict=True
     ):
         torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-6, msg=name)
-    # The language model's own library reads its part as it is.
+    # peft reads the folder of the backbone without our code.
     plain = WorldModel.from_pretrained(model_folder)
     before = hidden(plain)
     PeftModel.from_pretrained(plain.backbone.model, str(folder / "backbone"))
@@ -93,45 +93,45 @@ def test_what_lora_learned_can_be_kept_apart(
     (folder / "backbone").rename(folder / "vision")
     with pytest.raises(ModelError, match="does not fit this model"):
         WorldModel.from_pretrained(model_folder, adapters=folder)
-    with pytest.raises(ModelError, match="pass a folder of adapters"):
+    with pytest.raises(ModelError, match="COMPONENT"):
         WorldModel.from_pretrained(model_folder, adapters=tmp_path)
 
 
-def test_adapters_want_a_run_that_learned_some(run: Path, model: WorldModel, tmp_path: Path) -> None:
+def test_a_checkpoint_without_lora_has_no_adapters(run: Path, model: WorldModel, tmp_path: Path) -> None:
     checkpoint = save(run, model, {"vision": asdict(TrainedConfig())})
-    with pytest.raises(ModelError, match="without --adapters"):
+    with pytest.raises(ModelError, match=checkpoint.name):
         export.export_adapters(checkpoint, tmp_path / "adapters")
     assert not (tmp_path / "adapters").exists()
 
 
-def test_weights_with_an_average_are_replaced_by_it(run: Path, make_model: MakeModel) -> None:
+def test_averages_replace_weights(run: Path, make_model: MakeModel) -> None:
     trained = make_model(seed=3)
     average = torch.full_like(trained.queries, 0.25)
     checkpoint = save(run, trained, {}, queries=average)
-    filled = make_model(seed=4)
-    export.fill(filled, checkpoint)
-    assert torch.equal(filled.queries, average)
-    assert torch.equal(filled.blank_latents, trained.blank_latents)
+    loaded = make_model(seed=4)
+    export.load_weights(loaded, checkpoint)
+    assert torch.equal(loaded.queries, average)
+    assert torch.equal(loaded.blank_latents, trained.blank_latents)
 
 
-def test_another_model_is_refused(run: Path, model: WorldModel, make_model: MakeModel) -> None:
+def test_a_checkpoint_of_another_model_is_refused(
+    run: Path, model: WorldModel, make_model: MakeModel
+) -> None:
     checkpoint = save(run, model, {})
     before = copy.deepcopy(other := make_model(image_size=64)).state_dict()
-    with pytest.raises(ModelError, match="is of another model: model"):
-        export.fill(other, checkpoint)
+    with pytest.raises(ModelError, match="another model: model"):
+        export.load_weights(other, checkpoint)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
 
 
-def test_the_command_says_what_is_wrong(
-    run: Path, model: WorldModel, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_moved_and_damaged_checkpoints_are_refused(run: Path, model: WorldModel) -> None:
     checkpoint = save(run, model, {})
     moved = checkpoint.rename(run / "moved")
-    assert export.main([str(moved), str(run / "model")]) == 2
-    assert "that lies in its run's folder" in capsys.readouterr().err
+    with pytest.raises(ModelError, match=r"config\.json"):
+        export.export(moved, run / "model")
     checkpoint = moved.rename(checkpoint)
-    assert export.main([str(checkpoint), str(run / "model")]) == 0
+    export.export(checkpoint, run / "model")
     next(checkpoint.glob("*.safetensors")).write_bytes(b"")
-    assert export.main([str(checkpoint), str(run / "again")]) == 2
-    assert "is damaged" in capsys.readouterr().err
+    with pytest.raises(ModelError, match="safetensors"):
+        export.export(checkpoint, run / "again")
     assert not (run / "again").exists()

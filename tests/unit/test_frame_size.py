@@ -189,7 +189,7 @@ def loss_of(model: WorldModel, scene: np.ndarray) -> Tensor:
     """Return the loss of one step of the joint objective."""
     clip = np.random.default_rng(1).integers(0, 256, (8, HEIGHT, WIDTH, 3), dtype=np.uint8)
     episodes = [Episode("one", (scene[None], clip), (Action(LEFT),))]
-    batch = Batch(step=0, task="rounds", indices=(0,), episodes=episodes, own=False)
+    batch = Batch(step=0, task="rounds", indices=(0,), episodes=episodes, self_rollout=False)
     objective = OBJECTIVES["generator"](model)
     with torch.no_grad():
         prepared = objective.prepare(model, batch, SampleRng([(0,)]))

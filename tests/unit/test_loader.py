@@ -121,7 +121,7 @@ def test_a_step_is_the_same_for_any_ranks_from_any_start(
                 assert batch.step == step
                 assert len(batch.episodes) == len(batch.indices) <= (microbatch or batch_size)
                 assert len({len(episode.actions) for episode in batch.episodes}) == 1
-            assert len({batch.own for batch in batches}) <= 1
+            assert len({batch.self_rollout for batch in batches}) <= 1
             found[step] = {i: e.name for b in batches for i, e in zip(b.indices, b.episodes, strict=True)}
         return found
 
@@ -161,7 +161,12 @@ def test_episodes_from_workers_are_the_episodes(mixed: DataConfig) -> None:
             return [batch for step in made for batch in step]
 
     for one, two in zip(pixels(mixed), pixels(dataclasses.replace(mixed, num_workers=1)), strict=True):
-        assert (one.step, one.task, one.indices, one.own) == (two.step, two.task, two.indices, two.own)
+        assert (one.step, one.task, one.indices, one.self_rollout) == (
+            two.step,
+            two.task,
+            two.indices,
+            two.self_rollout,
+        )
         for ours, theirs in zip(one.episodes, two.episodes, strict=True):
             assert (ours.actions, ours.answer) == (theirs.actions, theirs.answer)
             assert all(map(np.array_equal, ours.observations, theirs.observations))

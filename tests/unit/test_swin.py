@@ -326,7 +326,7 @@ def test_a_step_is_learned_from_windows(
     model.config = replace(model.config, sampler="swin", num_inference_steps=4)
     model.generator.requires_grad_(True)
     objective = GeneratorObjective(model)
-    batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=clips(), own=False)
+    batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=clips(), self_rollout=False)
     asked: list[tuple[Any, ...]] = []
     training_loss = DiT.training_loss
 

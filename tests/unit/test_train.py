@@ -1,12 +1,13 @@
-"""Training: every objective learns with the parts it names, and a run that was stopped goes on exactly."""
+"""Training: objectives train the components they name, and a stopped run resumes exactly."""
 
 import dataclasses
 import json
 import math
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,16 +28,16 @@ from worldmodel.train import distributed, finetune, optim, publish, summary, tra
 from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.objectives import base
 from worldmodel.train.objectives.base import SampleRng
-from worldmodel.train.trainer import Learner, Outcome, freeze
+from worldmodel.train.trainer import StepResult, Trainer, freeze
 from worldmodel.types import Action, Episode
 
 
-def parts(*names: str, **how: TrainedConfig) -> dict[str, TrainedConfig]:
-    """What a stage trains."""
-    return {name: TrainedConfig() for name in names} | how
+def components(*names: str, **settings: TrainedConfig) -> dict[str, TrainedConfig]:
+    """The `train` of a stage."""
+    return {name: TrainedConfig() for name in names} | settings
 
 
-SPEAKING = parts(
+ALIGNED = components(
     "backbone",
     "vision",
     "action",
@@ -47,36 +48,32 @@ SPEAKING = parts(
     "condition_adapter",
 )
 STAGES = {
-    "codec": StageConfig("codec", tasks={"rounds": 1.0}, train=parts("codec"), muon_lr=0, rounds=1),
-    "language": StageConfig("language", tasks={"document": 1.0}, train=parts("backbone")),
-    "alignment": StageConfig("alignment", tasks={"rounds": 1.0}, train=parts("vision"), muon_lr=0, rounds=1),
-    "state": StageConfig("state", tasks={"rounds": 1.0}, train=SPEAKING, self_rollout=(1.0, 1.0)),
-    "describe": StageConfig("state", tasks={"describe": 1.0}, train=SPEAKING),
-    "inverse": StageConfig("state", tasks={"inverse": 1.0}, train=SPEAKING),
-    "imagine": StageConfig("state", tasks={"imagine": 1.0}, train=SPEAKING, rounds=1),
+    "codec": StageConfig("codec", tasks={"rounds": 1.0}, train=components("codec"), muon_lr=0, rounds=1),
+    "language": StageConfig("language", tasks={"document": 1.0}, train=components("backbone")),
+    "alignment": StageConfig(
+        "alignment", tasks={"rounds": 1.0}, train=components("vision"), muon_lr=0, rounds=1
+    ),
+    "state": StageConfig("state", tasks={"rounds": 1.0}, train=ALIGNED, self_rollout=(1.0, 1.0)),
+    "describe": StageConfig("state", tasks={"describe": 1.0}, train=ALIGNED),
+    "inverse": StageConfig("state", tasks={"inverse": 1.0}, train=ALIGNED),
+    "imagine": StageConfig("state", tasks={"imagine": 1.0}, train=ALIGNED, rounds=1),
     "generator": StageConfig(
-        "generator", tasks={"rounds": 1.0}, train=parts("condition_adapter", "generator"), rounds=1
+        "generator", tasks={"rounds": 1.0}, train=components("condition_adapter", "generator"), rounds=1
     ),
     "joint": StageConfig(
         "joint",
         tasks={"rounds": 1.0},
-        train=SPEAKING | parts("generator"),
+        train=ALIGNED | components("generator"),
         rounds=2,
         self_rollout=(1.0, 1.0),
     ),
     "lora": StageConfig(
-        "state", tasks={"rounds": 1.0}, train=parts("vision", backbone=TrainedConfig(lora_rank=2)), rounds=1
+        "state",
+        tasks={"rounds": 1.0},
+        train=components("vision", backbone=TrainedConfig(lora_rank=2)),
+        rounds=1,
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """Gives back the signal handlers that a run takes."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -86,7 +83,7 @@ def run_config(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> TrainConfig:
-    """A run of six steps of state alignment, with text among them."""
+    """A run of six steps of state alignment, mixed with text tasks."""
     monkeypatch.setattr(trainer, "build_tokenizer", lambda config: tokenizer)
     stage = StageConfig(
         "state",
@@ -96,7 +93,7 @@ def run_config(
         warmup_steps=2,
         ema_decay=0.9,
         tasks={"rounds": 0.6, "describe": 0.4},
-        train=SPEAKING,
+        train=ALIGNED,
         self_rollout=(0.5, 0.5),
     )
     return TrainConfig(
@@ -117,28 +114,28 @@ def changed(config: TrainConfig, **values: object) -> TrainConfig:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_objective_moves_the_parts_it_names(run_config: TrainConfig, name: str) -> None:
+def test_every_objective_trains_the_components_of_its_stage(run_config: TrainConfig, name: str) -> None:
     stage = dataclasses.replace(STAGES[name], steps=2, batch_size=2)
     config = dataclasses.replace(run_config, stages={name: stage})
-    mesh = distributed.start(config)
+    mesh = distributed.init(config)
     try:
-        learns, _ = Learner.start(config, name, mesh, None)
-        model = learns.root.model
-        before = {key: distributed.whole(t).clone() for key, t in model.state_dict().items()}
+        current, _ = Trainer.start(config, name, mesh, None)
+        model = current.root.model
+        before = {key: distributed.full_tensor(t).clone() for key, t in model.state_dict().items()}
         for batches in loader.batches(config.data, config.model, stage, seed=0):
-            outcome = learns.step(batches, stop=False)
-            assert all(math.isfinite(value) for value in outcome.terms.values())
-            assert outcome.terms["loss"] > 0
-        learns.finish(outcome.prepared)
-        after = {key: distributed.whole(t) for key, t in model.state_dict().items()}
+            result = current.step(batches, stop=False)
+            assert all(math.isfinite(value) for value in result.losses.values())
+            assert result.losses["loss"] > 0
+        current.finish(batches)
+        after = {key: distributed.full_tensor(t) for key, t in model.state_dict().items()}
     finally:
-        distributed.stop()
+        distributed.shutdown()
     moved = {key for key, tensor in after.items() if not torch.equal(tensor, before[key])}
-    components = {key.split(".")[0] for key in moved}
-    assert components
-    assert components <= set(stage.train)
+    trained = {key.split(".")[0] for key in moved}
+    assert trained
+    assert trained <= set(stage.train)
     if name in ("codec", "language", "alignment", "generator", "lora"):
-        assert components == set(stage.train)
+        assert trained == set(stage.train)
     if name == "lora":
         assert all(".lora_" in key for key in moved if key.startswith("backbone"))
 
@@ -151,31 +148,20 @@ def final_weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(next(newest.glob("*.safetensors")))
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(
-    run_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_resumes_bit_for_bit(run_config: TrainConfig, tmp_path: Path) -> None:
     model = finetune.train(run_config)
     assert (model / "config.json").is_file()
 
-    step = Learner.step
-
-    def asked(self: Learner, batches: list[Batch], stop: bool, left_out: list[tuple[str, str]]) -> Outcome:
-        if batches[0].step == 2:  # the signal arrives while the third step is running
-            signal.raise_signal(signal.SIGTERM)
-            stop = True
-        return step(self, batches, stop, left_out)
-
+    answers = iter([False, False, True])  # asked to stop before the third step
     halves = dataclasses.replace(run_config, run_dir=str(tmp_path / "halves"))
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "step", asked)
-        assert finetune.train(halves) == tmp_path / "halves"
+    assert finetune.train(halves, stop=lambda: next(answers)) == tmp_path / "halves"
     newest = checkpointer.latest(tmp_path / "halves")
     assert newest is not None
     progress = checkpointer.load(newest, {})
     assert (progress["stage"], progress["step"], progress["ended"]) == ("state", 3, False)
     assert not (tmp_path / "halves" / "model").exists()
 
-    torch.manual_seed(99)  # nothing may depend on what the process drew before
+    torch.manual_seed(99)  # the global generator must not matter
     finetune.train(halves)
     straight, resumed = final_weights(tmp_path / "run"), final_weights(tmp_path / "halves")
     assert straight.keys() == resumed.keys()
@@ -183,27 +169,63 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     one, two = (read_metrics(tmp_path / name)["state"] for name in ("run", "halves"))
     assert [line["step"] for line in one.values()] == [1, 2, 3, 4, 5, 6]
     for step_done, line in one.items():
-        told = {key for key in line if "/" in key}
-        assert {key: line[key] for key in told} == {key: two[step_done][key] for key in told}
+        losses = {key for key in line if "/" in key}
+        assert {key: line[key] for key in losses} == {key: two[step_done][key] for key in losses}
     for file in model.rglob("*.safetensors"):
         assert file.read_bytes() == (tmp_path / "halves" / "model" / file.relative_to(model)).read_bytes()
 
 
-def test_a_run_shows_itself(run_config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sigterm_stops_a_run_and_its_handler_is_restored(
+    run_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    step = Trainer.step
+
+    def terminated(self: Trainer, batches: list[Batch], stop: bool, *rest: Any) -> StepResult:
+        if batches[0].step == 0:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, batches, stop, *rest)
+
+    monkeypatch.setattr(Trainer, "step", terminated)
+    config = changed(run_config, steps=3, tasks={"rounds": 1.0})
+    with finetune.StopSignal() as stop:
+        assert finetune.train(config, stop=lambda: stop.received) == tmp_path / "run"
+    assert stop.received
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_run_inside_another_program_leaves_its_signal_handlers(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, during = signal.getsignal(signal.SIGTERM), []
+    step = Trainer.step
+
+    def watched(self: Trainer, *args: Any) -> StepResult:
+        during.append(signal.getsignal(signal.SIGTERM))
+        return step(self, *args)
+
+    monkeypatch.setattr(Trainer, "step", watched)
+    finetune.train(changed(run_config, steps=1, tasks={"rounds": 1.0}))
+    assert [*during, signal.getsignal(signal.SIGTERM)] == [before, before]
+
+
+def test_a_run_writes_metrics_plots_and_previews(
+    run_config: TrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = finetune.train(run_config).parent
     assert (run / "losses.png").stat().st_size > 5000
-    pictures = sorted(path.name for path in (run / "samples").iterdir())
-    assert pictures
-    assert set(pictures) <= {f"state-{step:06d}.png" for step in (2, 4, 6)}
+    previews = sorted(path.name for path in (run / "samples").iterdir())
+    assert previews
+    assert set(previews) <= {f"state-{step:06d}.png" for step in (2, 4, 6)}
     line = read_metrics(run)["state"][6]
     assert {"samples_per_s", "tokens_per_s", "stall_share"} <= line.keys()
     assert json.loads((run / "config.json").read_text())["seed"] == 0
-    said = capsys.readouterr()
-    assert "parameters" in said.err + said.out
-    assert "1 processes on" in said.err + said.out
+    printed = capsys.readouterr()
+    assert "parameters" in printed.err + printed.out
+    assert "1 processes on" in printed.err + printed.out
 
 
-def test_microbatches_change_nothing(run_config: TrainConfig, tmp_path: Path) -> None:
+def test_losses_do_not_depend_on_the_microbatch_size(run_config: TrainConfig, tmp_path: Path) -> None:
     losses = []
     for size in (0, 1, 2):
         config = changed(run_config, microbatch_size=size, steps=2, tasks={"rounds": 1.0})
@@ -214,7 +236,7 @@ def test_microbatches_change_nothing(run_config: TrainConfig, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("activations", ["recompute", "offload"])
-def test_recomputing_activations_changes_nothing(
+def test_losses_do_not_depend_on_activation_checkpointing(
     run_config: TrainConfig, tmp_path: Path, activations: str
 ) -> None:
     losses = []
@@ -226,7 +248,7 @@ def test_recomputing_activations_changes_nothing(
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_the_average_lags_and_is_what_the_stage_ends_with(run_config: TrainConfig, tmp_path: Path) -> None:
+def test_a_stage_ends_with_the_average_of_its_weights(run_config: TrainConfig, tmp_path: Path) -> None:
     ends = []
     for decay in (0.0, 0.9):
         config = changed(run_config, ema_decay=decay, steps=3, tasks={"rounds": 1.0})
@@ -238,21 +260,21 @@ def test_the_average_lags_and_is_what_the_stage_ends_with(run_config: TrainConfi
     assert ends[0][name].shape == ends[1][name].shape
     assert not torch.equal(ends[0][name], ends[1][name])
     weights = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
-    average = optim.Average([("a", weights[0])], decay=0.5)
+    ema = optim.EMA([("a", weights[0])], decay=0.5)
     weights[0].data.fill_(1.0)
-    average.update(step=100)
-    torch.testing.assert_close(average.weights["a"], torch.full((3,), 0.5))
-    average.swap()
+    ema.update(step=100)
+    torch.testing.assert_close(ema.weights["a"], torch.full((3,), 0.5))
+    ema.swap()
     torch.testing.assert_close(weights[0].data, torch.full((3,), 0.5))
-    torch.testing.assert_close(average.weights["a"], torch.ones(3))
+    torch.testing.assert_close(ema.weights["a"], torch.ones(3))
 
 
-def test_what_lora_learned_is_in_the_exported_weights(run_config: TrainConfig, tmp_path: Path) -> None:
-    how = {"backbone": TrainedConfig(lora_rank=2, lr=1e-2)}
-    run = finetune.train(changed(run_config, train=how, ema_decay=0.0, tasks={"rounds": 1.0})).parent
+def test_exported_weights_include_lora(run_config: TrainConfig, tmp_path: Path) -> None:
+    train = {"backbone": TrainedConfig(lora_rank=2, lr=1e-2)}
+    run = finetune.train(changed(run_config, train=train, ema_decay=0.0, tasks={"rounds": 1.0})).parent
     model = WorldModel.from_pretrained(run / "model")
     assert not any("lora" in name for name in model.state_dict())
-    start = trainer.start_model(run_config)
+    start = trainer.build_model(run_config)
     moved = {
         name
         for name, tensor in model.state_dict().items()
@@ -262,7 +284,7 @@ def test_what_lora_learned_is_in_the_exported_weights(run_config: TrainConfig, t
     assert all(name.startswith("backbone.model") and "proj" in name for name in moved)
 
 
-def test_merging_lora_keeps_what_the_model_computes(make_model: Callable[..., WorldModel]) -> None:
+def test_merging_lora_keeps_outputs(make_model: Callable[..., WorldModel]) -> None:
     model = make_model().double()
     lora.add(model, {"backbone": TrainedConfig(lora_rank=3)})
     for name, parameter in model.named_parameters():
@@ -275,7 +297,9 @@ def test_merging_lora_keeps_what_the_model_computes(make_model: Callable[..., Wo
     assert model.state_dict().keys() == make_model().state_dict().keys()
 
 
-def test_a_finished_run_starts_no_work(run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_not_trained_again(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one_step = changed(run_config, steps=1)
     model = finetune.train(one_step)
     before = (model / "condition_adapter" / "model.safetensors").read_bytes()
@@ -287,15 +311,15 @@ def test_a_finished_run_starts_no_work(run_config: TrainConfig, monkeypatch: pyt
     assert configs.build(TrainConfig, written) == one_step
 
 
-def test_a_run_remembers_how_it_was_started(
+def test_a_run_records_its_command(
     run_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text(json.dumps(configs.to_dict(changed(run_config, steps=2))))
     assert finetune.main([str(config), "seed=5"]) == 0
-    made = publish.how_trained(Path(run_config.run_dir))
-    assert made["command"] == f"worldmodel train {config} seed=5"
-    assert [stage["steps"] for stage in made["stages"].values()] == [2]
+    record = publish.training_record(Path(run_config.run_dir))
+    assert record["command"] == f"worldmodel train {config} seed=5"
+    assert [stage["steps"] for stage in record["stages"].values()] == [2]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert finetune.command_line("my.yaml") == (
         "torchrun --nproc-per-node 2 -m worldmodel.train.finetune my.yaml"
@@ -304,18 +328,18 @@ def test_a_run_remembers_how_it_was_started(
     assert "--nnodes 4 --nproc-per-node 2" in finetune.command_line("my.yaml")
 
 
-def test_a_checkpoint_becomes_a_model(run_config: TrainConfig, tmp_path: Path) -> None:
+def test_checkpoints_are_exported_as_models(run_config: TrainConfig, tmp_path: Path) -> None:
     run = finetune.train(dataclasses.replace(run_config, checkpoint_every=2)).parent
     folders = sorted((run / "checkpoints").iterdir())
-    assert len(folders) == 3  # two of the stage, and its end
-    for place, folder in enumerate(folders):
-        assert export.main([str(folder), str(tmp_path / str(place))]) == 0
-        WorldModel.from_pretrained(tmp_path / str(place))
+    assert len(folders) == 3  # two during the stage, and its end
+    for index, folder in enumerate(folders):
+        export.export(folder, tmp_path / str(index))
+        WorldModel.from_pretrained(tmp_path / str(index))
     last = (tmp_path / "2" / "vision" / "model.safetensors").read_bytes()
     assert last == (run / "model" / "vision" / "model.safetensors").read_bytes()
 
 
-def test_a_run_of_another_model_is_refused(run_config: TrainConfig) -> None:
+def test_checkpoints_of_another_model_are_refused(run_config: TrainConfig) -> None:
     finetune.train(changed(run_config, steps=1))
     other = dataclasses.replace(
         run_config, model=dataclasses.replace(run_config.model, generator=configs.GeneratorConfig(width=96))
@@ -324,15 +348,15 @@ def test_a_run_of_another_model_is_refused(run_config: TrainConfig) -> None:
         finetune.train(dataclasses.replace(other, stages={**run_config.stages, "more": STAGES["state"]}))
 
 
-def test_chance_belongs_to_the_sample() -> None:
+def test_random_numbers_depend_on_the_sample_alone() -> None:
     together = SampleRng([(5, 1), (5, 2), (5, 3)])
     alone = SampleRng([(5, 2)])
-    for draw in (lambda c: c.normal(2, 3), lambda c: c.uniform(4), lambda c: c.below(7, 5)):
+    for draw in (lambda c: c.normal(2, 3), lambda c: c.uniform(4), lambda c: c.integers(7, 5)):
         assert torch.equal(draw(together)[1:2], draw(alone))
     assert not torch.equal(SampleRng([(5, 1)]).normal(8), SampleRng([(6, 1)]).normal(8))
 
 
-def test_a_gradient_that_is_not_finite_moves_nothing(
+def test_a_gradient_that_is_not_finite_changes_no_weight(
     run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip = torch.nn.utils.clip_grad_norm_
@@ -348,12 +372,12 @@ def test_a_gradient_that_is_not_finite_moves_nothing(
     assert not dist.is_initialized()
 
 
-# Rates, parts and settings
+# Learning rates, components and settings
 
 
-def test_rates_warm_up_stay_and_fall() -> None:
+def test_learning_rates_warm_up_stay_and_decay() -> None:
     stage = StageConfig(steps=100, warmup_steps=10, constant_fraction=0.5, tasks={"rounds": 1.0})
-    factors = [optim.schedule(step, stage) for step in range(100)]
+    factors = [optim.lr_factor(step, stage) for step in range(100)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[10:51] == [1.0] * 41
     assert factors[51] < 1
@@ -361,11 +385,11 @@ def test_rates_warm_up_stay_and_fall() -> None:
     assert factors[99] == pytest.approx(0.01, abs=0.025)
 
 
-def test_muon_takes_the_matrices_of_layers_only(make_model: Callable[..., WorldModel]) -> None:
+def test_muon_gets_the_matrices_of_layers(make_model: Callable[..., WorldModel]) -> None:
     model = make_model()
     model.requires_grad_(True)
     root = torch.nn.ModuleDict({"model": model})
-    optimizers = optim.build(root, STAGES["joint"])
+    optimizers = optim.build_optimizers(root, STAGES["joint"])
     muon = {id(p) for group in optimizers["muon"].param_groups for p in group["params"]}
     chosen = [name for name, p in model.named_parameters() if id(p) in muon]
     assert chosen
@@ -376,14 +400,16 @@ def test_muon_takes_the_matrices_of_layers_only(make_model: Callable[..., WorldM
 
 
 @pytest.mark.parametrize(
-    ("stage", "told"),
+    ("stage", "value"),
     [
         (StageConfig("stat", steps=1, tasks={"rounds": 1.0}), "'stat'"),
-        (StageConfig("state", steps=1, tasks={"rounds": 1.0}, train=parts("brain")), "'brain'"),
+        (StageConfig("state", steps=1, tasks={"rounds": 1.0}, train=components("brain")), "'brain'"),
     ],
 )
-def test_a_stage_that_cannot_be(run_config: TrainConfig, stage: StageConfig, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_stage_with_an_unknown_name_is_refused(
+    run_config: TrainConfig, stage: StageConfig, value: str
+) -> None:
+    with pytest.raises(ConfigError, match=value):
         finetune.train(dataclasses.replace(run_config, stages={"state": stage}))
 
 
@@ -406,13 +432,13 @@ def test_a_stage_that_cannot_be(run_config: TrainConfig, stage: StageConfig, tol
     ],
     ids=str,
 )
-def test_a_wrong_setting_is_one_sentence(overrides: list[str]) -> None:
+def test_a_wrong_setting_is_reported_in_one_line(overrides: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         configs.load("shapes_tiny", overrides)
     assert "\n" not in str(caught.value)
 
 
-def test_overrides_win_and_keep_their_types() -> None:
+def test_overrides_take_precedence_and_keep_their_types() -> None:
     config = configs.load("shapes_tiny", ["seed=5", "stages.state.lr=1e-4", "model.action.keys=[red]"])
     assert config.seed == 5
     assert config.stages["state"].lr == 1e-4
@@ -424,7 +450,7 @@ def test_a_run_starts_from_a_saved_model(make_model: Callable[..., WorldModel], 
     model = make_model(image_size=64)
     folder = model.save_pretrained(tmp_path / "before")
     stage = StageConfig(
-        "state", steps=1, batch_size=1, tasks={"rounds": 1.0}, train=parts("vision"), rounds=1
+        "state", steps=1, batch_size=1, tasks={"rounds": 1.0}, train=components("vision"), rounds=1
     )
     config = TrainConfig(
         model=model.config, stages={"state": stage}, init_from=str(folder), run_dir=str(tmp_path / "run")
@@ -437,13 +463,13 @@ def test_a_run_starts_from_a_saved_model(make_model: Callable[..., WorldModel], 
     assert after.backbone.token_ids("the red ball") == model.backbone.token_ids("the red ball")
 
 
-def test_components_may_have_rates_of_their_own(make_model: Callable[..., WorldModel]) -> None:
-    train = parts("vision", "generator", backbone=TrainedConfig(lr=1e-5, muon_lr=0.0))
+def test_components_have_their_own_learning_rates(make_model: Callable[..., WorldModel]) -> None:
+    train = components("vision", "generator", backbone=TrainedConfig(lr=1e-5, muon_lr=0.0))
     stage = StageConfig(tasks={"rounds": 1.0}, train=train, lr=1e-3, muon_lr=0.02, warmup_steps=10)
     model = make_model()
     freeze(model, stage)
-    optimizers = optim.build(torch.nn.ModuleDict({"model": model}), stage)
-    optim.set_rates(optimizers, stage, step=4)
+    optimizers = optim.build_optimizers(torch.nn.ModuleDict({"model": model}), stage)
+    optim.set_learning_rates(optimizers, stage, step=4)
     rates = {
         id(p): group["lr"] for o in optimizers.values() for group in o.param_groups for p in group["params"]
     }
@@ -456,7 +482,7 @@ def test_components_may_have_rates_of_their_own(make_model: Callable[..., WorldM
             assert rates[id(parameter)] == pytest.approx(0.01)
 
 
-def test_a_mesh_that_does_not_fit_is_one_sentence(
+def test_a_mesh_of_the_wrong_size_is_refused(
     run_config: TrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=r"mesh\.sp 3"):
@@ -466,7 +492,7 @@ def test_a_mesh_that_does_not_fit_is_one_sentence(
     assert "no_such_config" in capsys.readouterr().err
 
 
-def test_the_work_of_a_step_is_what_torch_counts(model: WorldModel) -> None:
+def test_flops_of_a_step_match_the_count_of_torch(model: WorldModel) -> None:
     stage = StageConfig(batch_size=2, rounds=2, tasks={"rounds": 1.0})
     context = torch.randn(2, 2, 1, *model.blank_latents.shape)
     with FlopCounterMode(display=False) as counter:
@@ -477,7 +503,7 @@ def test_the_work_of_a_step_is_what_torch_counts(model: WorldModel) -> None:
         if re.fullmatch(r"WorldModel\.backbone\.model\.model\.layers\.\d+", name)
     )
     backbone, generator = summary.step_flops(model, stage)
-    # Forward alone, a third of the whole; torch counts attention as a square, of which the mask leaves half.
+    # Only the forward pass, a third of the total; torch counts attention without the causal mask.
     assert counted / (backbone / 3) == pytest.approx(1, abs=0.3)
     assert generator > 0
 
@@ -485,17 +511,17 @@ def test_the_work_of_a_step_is_what_torch_counts(model: WorldModel) -> None:
 def test_a_share_of_the_actions_is_dropped() -> None:
     actions = (Action("it jumps"),) * 5
     episodes = [Episode(f"{index}", actions=actions) for index in range(200)]
-    batch = Batch(step=0, task="rounds", indices=tuple(range(200)), episodes=episodes, own=False)
+    batch = Batch(step=0, task="rounds", indices=tuple(range(200)), episodes=episodes, self_rollout=False)
 
     def kept(batch: Batch) -> list[tuple[Action, ...]]:
         return [episode.actions for episode in batch.episodes]
 
-    def chance(rows: range) -> SampleRng:
+    def rng(rows: range) -> SampleRng:
         return SampleRng([(7, index) for index in rows])
 
-    assert base.drop_actions(batch, chance(range(200)), 0.0) is batch
-    dropped = kept(base.drop_actions(batch, chance(range(200)), 0.3))
+    assert base.drop_actions(batch, rng(range(200)), 0.0) is batch
+    dropped = kept(base.drop_actions(batch, rng(range(200)), 0.3))
     share = sum(act == Action() for row in dropped for act in row) / 1000
     assert share == pytest.approx(0.3, abs=0.05)
     alone = dataclasses.replace(batch, episodes=episodes[9:11], indices=(9, 10))
-    assert kept(base.drop_actions(alone, chance(range(9, 11)), 0.3)) == dropped[9:11]
+    assert kept(base.drop_actions(alone, rng(range(9, 11)), 0.3)) == dropped[9:11]

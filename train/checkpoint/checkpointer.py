@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written while the training goes on, loaded on any number of processes.
+"""Checkpoints of a run: written in the background, loaded on any number of processes.
 
     with Checkpoints(run) as checkpoints:
         if newest := checkpoints.latest():                      # checked byte for byte
@@ -8,10 +8,10 @@
         state = module_state(module) | optimizer_state(optimizers, module)
         checkpoints.save("state-400", state, {"stage": "state", "step": 400})
 
-A checkpoint is a folder `RUN/checkpoints/00007-state-400` of safetensors, one file a process, and a manifest.
-It is written under another name and renamed when complete, never over an old one. Nothing is pickled, so a
-crafted one cannot run code. Who writes and who reads which part of which tensor is planned by
-torch.distributed.checkpoint; its Hugging Face reader reads these folders as they are.
+A checkpoint is a folder `RUN/checkpoints/00007-state-400` of safetensors, one file per process, and a
+manifest. It is written under a temporary name and renamed when complete. Nothing is pickled, so loading one
+cannot execute code. torch.distributed.checkpoint plans which process reads and writes which shards, and its
+Hugging Face reader can read these folders.
 """
 
 import warnings
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from worldmodel.errors import ModelError
 from worldmodel.train.checkpoint.manifest import Manifest, verify
@@ -33,19 +33,19 @@ from worldmodel.train.checkpoint.storage import State, Writer, dtype_name, folde
 class Checkpoints:
     """The checkpoints of one run.
 
-    Made by all processes together after they joined their group, if there is one; every call is made by all
-    of them, in the same order. At most one checkpoint is in flight.
+    Every call is collective: all processes make it, in the same order, after the process group exists (if
+    there is one). At most one checkpoint is written at a time.
 
     Args:
         run: Folder of the run.
-        keep: How many of those that are not `lasting` stay; older ones are removed.
+        keep: Number of checkpoints to keep, besides `lasting` ones; older ones are removed.
     """
 
     def __init__(self, run: Path, keep: int = 2) -> None:
         self.root, self.keep = run / "checkpoints", keep
         self.group: dist.ProcessGroup | None = None
         if dist.is_initialized():
-            # The training's own group cannot be shared: two threads would mix up their messages.
+            # A separate group, because two threads must not share one.
             group = dist.new_group(backend="gloo")
             assert isinstance(group, dist.ProcessGroup)
             self.group = group
@@ -53,22 +53,22 @@ class Checkpoints:
         self.pending: Future[Path] | None = None
 
     def save(self, name: str, state: State, progress: dict[str, Any], lasting: bool = False) -> Future[Path]:
-        """Copy `state` and write it behind the caller's back; the tensors may change at once.
+        """Copy `state` and write it in the background; its tensors may change as soon as this returns.
 
-        Waits for the checkpoint before this one first, if that is not written yet.
+        Waits for the previous checkpoint first, if that is still being written.
 
         Args:
-            name: Ends the folder's name, for example `state-400`.
-            state: Names and whole shapes are the same on all processes; a DTensor is written in shards, and
-                what several processes hold is written by one of them.
-            progress: JSON that `load` gives back.
-            lasting: Never remove this one: the end of a stage.
+            name: Suffix of the folder's name, for example `state-400`.
+            state: Names and full shapes are the same on all processes. DTensors are written in shards;
+                replicated data is written by one process.
+            progress: JSON that `load` returns.
+            lasting: Whether to keep this checkpoint forever, as that of the end of a stage.
 
         Returns:
-            The future of the folder.
+            A future of the folder.
 
         Raises:
-            OutputError: the checkpoint before this one could not be written.
+            OutputError: the previous checkpoint could not be written.
         """
         self.wait()
         writer = Writer(self.root, name, progress, lasting, self.keep)
@@ -76,7 +76,7 @@ class Checkpoints:
         return self.pending
 
     def wait(self) -> None:
-        """Wait until the checkpoint in flight is complete on the disk.
+        """Wait until the pending checkpoint is complete on disk.
 
         Raises:
             OutputError: it could not be written.
@@ -86,7 +86,7 @@ class Checkpoints:
             pending.result()
 
     def latest(self) -> Path | None:
-        """Find the newest checkpoint that is whole; warn of newer ones that are not."""
+        """Return the newest valid checkpoint; warn of newer ones that are damaged."""
         self.wait()
         found = [latest(self.root.parent) if not self.group or dist.get_rank() == 0 else None]
         if self.group:
@@ -94,7 +94,7 @@ class Checkpoints:
         return found[0]
 
     def close(self) -> None:
-        """Wait for the checkpoint in flight and end the thread; before the process group is destroyed."""
+        """Wait for the pending checkpoint and end the thread; call before destroying the process group."""
         try:
             self.wait()
         finally:
@@ -108,12 +108,12 @@ class Checkpoints:
     ) -> None:
         if error is None:
             self.close()
-        else:  # which says more than what a save without the others would
+        else:  # keep the error: a save without the other processes would only add another
             self.thread.shutdown()
 
 
 def latest(run: Path) -> Path | None:
-    """Find the newest checkpoint of a run that is whole; warn of newer ones that are not."""
+    """Return the newest valid checkpoint of a run; warn of newer ones that are damaged."""
     for folder in reversed(folders(run / "checkpoints")):
         try:
             verify(folder)
@@ -124,28 +124,28 @@ def latest(run: Path) -> Path | None:
 
 
 def load(folder: Path, state: State) -> dict[str, Any]:
-    """Fill tensors in place from a checkpoint, each process its own shards of them; returns the progress.
+    """Load tensors in place from a checkpoint, each process its own shards; returns the progress.
 
-    Needs no other process. The files are taken to be whole: see `latest` and `verify`.
+    Not a collective call. The files are not checked: see `latest` and `verify`.
 
     Args:
         folder: A checkpoint, written by any number of processes on any mesh.
-        state: Tensors to fill. All that the checkpoint has of an owner (`model.`) are asked for, or none.
+        state: Tensors to load: of each owner (`model.`) all that the checkpoint has, or none.
 
     Raises:
-        ModelError: the checkpoint is of another model; the sentence names the first tensor that differs.
+        ModelError: the checkpoint is of another model; the message names the first tensor that differs.
             Nothing was changed then.
     """
     manifest = Manifest.read(folder)
     owners = {_owner(name) for name in state}
-    there = {name: tensor for name, tensor in manifest.tensors.items() if _owner(name) in owners}
-    for name in sorted(state.keys() | there.keys()):
-        wanted = _kind(state[name]) if name in state else None
-        found = (there[name][0], list(there[name][1])) if name in there else None
+    saved = {name: tensor for name, tensor in manifest.tensors.items() if _owner(name) in owners}
+    for name in sorted(state.keys() | saved.keys()):
+        wanted = (dtype_name(state[name].dtype), list(state[name].shape)) if name in state else None
+        found = (saved[name][0], list(saved[name][1])) if name in saved else None
         if wanted != found:
             raise ModelError(
-                f"The checkpoint {folder} is of another model: {name} is {_told(found)} there and "
-                f"{_told(wanted)} here; choose another run_dir."
+                f"The checkpoint {folder} is of another model: {name} is {_describe(found)} there and "
+                f"{_describe(wanted)} here; choose another run_dir."
             )
     if state:
         read(folder, state)
@@ -153,14 +153,14 @@ def load(folder: Path, state: State) -> dict[str, Any]:
 
 
 def module_state(module: nn.Module, owner: str = "model") -> State:
-    """Name the parameters and buffers of a module; those that are one tensor (tied embeddings) once."""
+    """Return the parameters and buffers of a module by name, each shared tensor (tied embeddings) once."""
     named = module.state_dict(keep_vars=True)
     once = {id(tensor): name for name, tensor in reversed(named.items())}
     return {f"{owner}.{name}": named[name].detach() for name in reversed(once.values())}
 
 
 def optimizer_state(optimizers: Mapping[str, torch.optim.Optimizer], module: nn.Module) -> State:
-    """Name what optimizers remember: `optimizer.OPTIMIZER.PARAMETER.KEY`."""
+    """Return the state of optimizers by name: `optimizer.OPTIMIZER.PARAMETER.KEY`."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return {
         f"optimizer.{kind}.{names[id(parameter)]}.{key}": value
@@ -173,7 +173,7 @@ def optimizer_state(optimizers: Mapping[str, torch.optim.Optimizer], module: nn.
 def load_optimizer_state(
     folder: Path, optimizers: Mapping[str, torch.optim.Optimizer], module: nn.Module
 ) -> None:
-    """Let new optimizers remember what those of a checkpoint did, of the parameters that had been moved.
+    """Load the state of optimizers, for those parameters that have any in the checkpoint.
 
     Raises:
         ModelError: the checkpoint is of another model.
@@ -191,8 +191,7 @@ def load_optimizer_state(
                 f"The checkpoint {folder} is of another model: {name} is absent here; choose another run_dir."
             )
         like = parameters[parameter].detach()
-        alike = list(like.shape) == shape
-        state[name] = torch.zeros_like(like) if alike else torch.zeros(shape)
+        state[name] = torch.zeros_like(like) if list(like.shape) == shape else torch.zeros(shape)
         state[name] = state[name].to(getattr(torch, dtype))
         slots[kind].setdefault(parameter, {})[key] = state[name]
     load(folder, state)
@@ -200,17 +199,13 @@ def load_optimizer_state(
     for kind, optimizer in optimizers.items():
         groups = optimizer.state_dict()["param_groups"]
         order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-        remembered = {index: slots[kind][name] for index, name in enumerate(order) if name in slots[kind]}
-        optimizer.load_state_dict({"state": remembered, "param_groups": groups})
+        saved = {index: slots[kind][name] for index, name in enumerate(order) if name in slots[kind]}
+        optimizer.load_state_dict({"state": saved, "param_groups": groups})
 
 
 def _owner(name: str) -> str:
     return name.split(".")[0]
 
 
-def _kind(tensor: Tensor) -> tuple[str, list[int]]:
-    return dtype_name(tensor.dtype), list(tensor.shape)
-
-
-def _told(kind: tuple[str, list[int]] | None) -> str:
-    return f"{kind[0]} {kind[1]}" if kind else "absent"
+def _describe(tensor: tuple[str, list[int]] | None) -> str:
+    return f"{tensor[0]} {tensor[1]}" if tensor else "absent"

@@ -1,10 +1,10 @@
-"""Turn a checkpoint into a model folder.
+"""Export of checkpoints as model folders, or as LoRA adapters.
 
 worldmodel export runs/mine/checkpoints/00007-state-400 mine
 
-What LoRA learned is added to the weights, and weights that have an average are replaced by it: the folder
-holds a model like any other, for `WorldModel.from_pretrained`. With --adapters only what LoRA learned is
-written, as peft reads it, to be used with the model that the run began from.
+LoRA weights are merged and averaged weights are used where there are any, so `WorldModel.from_pretrained`
+reads the folder like any other. With --adapters only the LoRA weights are written, in the format of peft,
+for use with the model that the run started from.
 """
 
 import json
@@ -53,27 +53,27 @@ def export(checkpoint: Path, folder: Path) -> Path:
     """Write the model of a checkpoint; returns its folder.
 
     Raises:
-        ModelError: the checkpoint is damaged, or no longer lies in its run's folder.
+        ModelError: the checkpoint is damaged, or is not in its run's folder.
         OutputError: the folder cannot be written.
     """
     verify(checkpoint)
     config = run_config(checkpoint)
-    model = trained(config, checkpoint)
+    model = load_model(config, checkpoint)
     return hub.save_pretrained(model, folder, training=configs.to_dict(config))
 
 
 def export_adapters(checkpoint: Path, folder: Path) -> Path:
-    """Write what LoRA learned, as peft reads it; returns the folder.
+    """Write the LoRA weights of a checkpoint in the format of peft; returns the folder.
 
     Raises:
-        ModelError: the checkpoint is damaged, or nothing in it was learned by LoRA.
+        ModelError: the checkpoint is damaged, or has no LoRA weights.
         OutputError: the folder cannot be written.
     """
     verify(checkpoint)
-    config, train = run_config(checkpoint), learned_by(checkpoint)
-    if not any(how.lora_rank for how in train.values()):
-        raise ModelError(f"{checkpoint} was not learned by LoRA; export it without --adapters.")
-    model = empty(config)
+    config, train = run_config(checkpoint), train_settings(checkpoint)
+    if not any(settings.lora_rank for settings in train.values()):
+        raise ModelError(f"{checkpoint} has no LoRA weights; export it without --adapters.")
+    model = build_empty(config)
     lora.add(model, train)
     weights = module_state(model)
     load(checkpoint, weights)
@@ -85,17 +85,17 @@ def export_adapters(checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-def learned_by(checkpoint: Path) -> dict[str, TrainedConfig]:
-    """Return how each component learned in the stage of a checkpoint."""
+def train_settings(checkpoint: Path) -> dict[str, TrainedConfig]:
+    """Return the `train` of the stage of a checkpoint."""
     train = Manifest.read(checkpoint).progress["train"]
-    return {name: TrainedConfig(**how) for name, how in train.items()}
+    return {name: TrainedConfig(**settings) for name, settings in train.items()}
 
 
 def run_config(checkpoint: Path) -> TrainConfig:
     """Read the config of the run that a checkpoint belongs to.
 
     Raises:
-        ModelError: there is none where the run put it.
+        ModelError: it is missing or damaged.
     """
     file = checkpoint.resolve().parents[1] / "config.json"
     try:
@@ -103,40 +103,40 @@ def run_config(checkpoint: Path) -> TrainConfig:
         values.pop("origin", None)
     except (OSError, ValueError, AttributeError):
         raise ModelError(
-            f"{file} is missing or damaged; pass a checkpoint that lies in its run's folder."
+            f"{file} is missing or damaged; pass a checkpoint inside its run's folder."
         ) from None
     return configs.build(TrainConfig, values)
 
 
-def trained(config: TrainConfig, checkpoint: Path) -> WorldModel:
-    """Return the model of a checkpoint, whole, with its weights as they are used.
+def load_model(config: TrainConfig, checkpoint: Path) -> WorldModel:
+    """Build the model of a run with the weights of a checkpoint, averaged and merged.
 
     Raises:
-        ModelError: the checkpoint is of another model; the sentence names the first tensor that differs.
+        ModelError: the checkpoint is of another model; the message names the first tensor that differs.
     """
-    model = empty(config)
-    fill(model, checkpoint)
+    model = build_empty(config)
+    load_weights(model, checkpoint)
     return model
 
 
-def empty(config: TrainConfig) -> WorldModel:
-    """Build a run's model for a checkpoint to fill; nothing is read from files of other libraries."""
+def build_empty(config: TrainConfig) -> WorldModel:
+    """Build a run's model without reading pretrained weights."""
     with deferred.weights():
         model = WorldModel.from_config(config.model, build_tokenizer(config))
     deferred.make(model, torch.device("cpu"))
     return model
 
 
-def fill(model: WorldModel, checkpoint: Path) -> None:
-    """Give a model the weights of a checkpoint, as they are used: averaged and with LoRA's additions merged.
+def load_weights(model: WorldModel, checkpoint: Path) -> None:
+    """Load the weights of a checkpoint, with averages in place of weights and LoRA weights merged.
 
-    Of a sharded model each process reads its own part. Additions that the model has itself stay as they are.
+    Each process reads its own shards. LoRA weights of the model itself are not changed.
 
     Raises:
-        ModelError: the checkpoint is of another model; the sentence names the first tensor that differs.
+        ModelError: the checkpoint is of another model; the message names the first tensor that differs.
             Nothing was changed then.
     """
-    tensors, train = Manifest.read(checkpoint).tensors, learned_by(checkpoint)
+    tensors, train = Manifest.read(checkpoint).tensors, train_settings(checkpoint)
     held = {deferred.plain(name): x for name, x in module_state(model).items() if ".lora_" not in name}
     state: State = {}
     for name, (dtype, shape) in tensors.items():
@@ -148,10 +148,10 @@ def fill(model: WorldModel, checkpoint: Path) -> None:
     averaged = [name for name in tensors if name.startswith("ema.")]
     load(checkpoint, {name: state[name.replace("ema.", "model.", 1)] for name in averaged})
     for name, down in state.items():
-        how = optim.component(name.removeprefix("model."), train)
-        if how and ".lora_A." in name:
+        settings = optim.settings_of(name.removeprefix("model."), train)
+        if settings and ".lora_A." in name:
             up, weight = (state[lora.beside(name, other)] for other in ("lora_B", "base_layer"))
-            lora.apply(weight, up, down, how)
+            lora.apply(weight, up, down, settings)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a checkpoint consists of: `manifest.json`, which is written last and holds a digest of every file.
+"""The manifest of a checkpoint: `manifest.json`, which is written last and has a digest of every file.
 
-A folder is a checkpoint only if its files are those of the manifest, byte for byte: a run that was killed
-while it wrote, a full disk, a copy that broke off and a flipped bit are all seen before a tensor is read.
+A folder is a valid checkpoint only if its files match the manifest byte for byte. Interrupted writes, full
+disks, partial copies and flipped bits are detected before a tensor is read.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ THREADS = 8
 
 @dataclass(frozen=True)
 class File:
-    """A file of tensors as it was written."""
+    """Name, size and digest of a file of tensors."""
 
     name: str
     num_bytes: int
@@ -29,7 +29,7 @@ class File:
 
     @classmethod
     def of(cls, path: Path) -> "File":
-        """Measure a file."""
+        """Compute the entry of a file."""
         with path.open("rb") as handle:
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
         return cls(path.name, path.stat().st_size, digest)
@@ -37,18 +37,18 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a checkpoint: where the run stood, what tensors there are, and their files."""
+    """The contents of a checkpoint: the progress of the run, its tensors, and their files."""
 
     progress: dict[str, Any]
-    """Where the run stood, in the trainer's own words."""
+    """The progress of the run, as the trainer stores it."""
     lasting: bool
-    """Whether the checkpoint is never removed, as the end of a stage."""
+    """Whether the checkpoint is never removed, as that of the end of a stage."""
     tensors: dict[str, tuple[str, list[int]]]
-    """Type and whole shape of every tensor, by name."""
+    """Dtype and full shape of every tensor, by name."""
     files: list[File]
 
     def write(self, folder: Path) -> None:
-        """Write the manifest of a folder whose other files are complete, and wait for the disk."""
+        """Write the manifest of a folder whose other files are complete, and sync it to disk."""
         values = {"format": FORMAT, **asdict(self)}
         with (folder / NAME).open("w", encoding="utf-8") as handle:
             json.dump({"sha256": _digest(values), **values}, handle, indent=1)
@@ -57,42 +57,43 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Read the manifest of a checkpoint; the files it names are not looked at.
+        """Read the manifest of a checkpoint, without checking the files.
 
         Raises:
-            ModelError: there is none, or it is not as it was written.
+            ModelError: there is none, or it is damaged.
         """
         try:
             values = json.loads((folder / NAME).read_text(encoding="utf-8"))
-            told = values.pop("sha256")
-            if told != _digest(values) or values.pop("format") != FORMAT:
+            digest = values.pop("sha256")
+            if digest != _digest(values) or values.pop("format") != FORMAT:
                 raise ValueError
             values["tensors"] = {name: (kind, shape) for name, (kind, shape) in values["tensors"].items()}
             values["files"] = [File(**file) for file in values["files"]]
             return cls(**values)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise ModelError(
-                f"{folder} is no checkpoint of this version or its {NAME} is damaged; use another one."
+                f"{folder} is not a checkpoint of this version, or its {NAME} is damaged; use another one."
             ) from None
 
 
 def verify(folder: Path) -> Manifest:
-    """Compare every byte of a checkpoint with its manifest.
+    """Check every byte of a checkpoint against its manifest.
 
     Raises:
-        ModelError: a file is missing, too many or changed; the sentence names it.
+        ModelError: a file is missing, unexpected or changed; the message names it.
     """
     manifest = Manifest.read(folder)
-    told = {file.name: file for file in manifest.files}
-    there = {path.name for path in folder.iterdir()} - {NAME}
-    if odd := sorted(told.keys() ^ there):
+    expected = {file.name: file for file in manifest.files}
+    present = {path.name for path in folder.iterdir()} - {NAME}
+    if different := sorted(expected.keys() ^ present):
+        name = different[0]
         raise ModelError(
-            f"{folder / odd[0]} is {'missing' if odd[0] in told else 'no part of the checkpoint'}; "
+            f"{folder / name} is {'missing' if name in expected else 'not a part of the checkpoint'}; "
             "use another checkpoint."
         )
-    with ThreadPoolExecutor(THREADS) as threads:  # hashing lets other threads run
-        for found in threads.map(lambda name: File.of(folder / name), sorted(told)):
-            if found != told[found.name]:
+    with ThreadPoolExecutor(THREADS) as threads:  # hashing releases the GIL
+        for found in threads.map(lambda name: File.of(folder / name), sorted(expected)):
+            if found != expected[found.name]:
                 raise ModelError(f"{folder / found.name} is damaged; use another checkpoint.")
     return manifest
 

@@ -1,4 +1,4 @@
-"""How checkpoints reach the disk and come back: safetensors, planned by torch.distributed.checkpoint."""
+"""Reading and writing of checkpoints as safetensors, planned by torch.distributed.checkpoint."""
 
 import json
 import re
@@ -26,11 +26,11 @@ from worldmodel.io import fsync, move
 from worldmodel.train.checkpoint.manifest import File, Manifest
 
 State = dict[str, Tensor]
-"""Tensors by dotted name; the first part says whose they are: `model.`, `optimizer.`, `ema.`"""
+"""Tensors by dotted name; the first part is their owner: `model.`, `optimizer.`, `ema.`"""
 
 
 class Writer(HuggingFaceStorageWriter):
-    """Writes one safetensors file a process; the first process then writes the manifest and renames."""
+    """Writes one safetensors file per process; the first process then writes the manifest and renames."""
 
     def __init__(self, root: Path, name: str, progress: dict[str, Any], lasting: bool, keep: int) -> None:
         self.root, self.folder = root, root / ".writing"
@@ -41,8 +41,8 @@ class Writer(HuggingFaceStorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        # On the first process, before any of them writes.
-        shutil.rmtree(self.folder, ignore_errors=True)  # of a run that was killed
+        # On the first process, before any process writes.
+        shutil.rmtree(self.folder, ignore_errors=True)  # left by a run that was killed
         self.folder.mkdir(parents=True)
         return super().prepare_global_plan(plans)
 
@@ -82,16 +82,16 @@ class Writer(HuggingFaceStorageWriter):
         final = self.root / f"{serial:05d}-{self.name}"
         move(self.folder, final, durable=True)
         self._remove_old()
-        metadata.storage_meta = StorageMeta(checkpoint_id=final)  # tells the other processes
+        metadata.storage_meta = StorageMeta(checkpoint_id=final)  # is broadcast to the other processes
 
     def _remove_old(self) -> None:
-        passing = []
+        removable = []
         for folder in folders(self.root):
             try:
-                passing += [] if Manifest.read(folder).lasting else [folder]
+                removable += [] if Manifest.read(folder).lasting else [folder]
             except ModelError:
-                continue  # damaged: left to whoever wants to know why
-        for folder in passing[: -self.keep]:
+                continue  # damaged: kept for inspection
+        for folder in removable[: -self.keep]:
             folder.rename(self.folder)  # a removal that is killed leaves no half checkpoint
             shutil.rmtree(self.folder)
 
@@ -100,9 +100,9 @@ def write(writer: Writer, state: State, group: dist.ProcessGroup | None) -> Path
     """Write a checkpoint of tensors that no longer change; returns its folder.
 
     Raises:
-        OutputError: some process could not write its part.
+        OutputError: a process could not write its shards.
     """
-    _expect_no_group()
+    _ignore_warning()
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         metadata = state_dict_saver.save(
@@ -114,31 +114,31 @@ def write(writer: Writer, state: State, group: dist.ProcessGroup | None) -> Path
             raise cause from None
         raise OutputError(
             f"The checkpoint {writer.name} cannot be written to {writer.root} by process {rank}: {cause}; "
-            "make room and start again."
+            "free some disk space and start again."
         ) from None
     assert metadata.storage_meta and metadata.storage_meta.checkpoint_id
     return Path(metadata.storage_meta.checkpoint_id)
 
 
 def read(folder: Path, state: State) -> None:
-    """Fill tensors, whose names and shapes must be the checkpoint's; no other process is needed."""
-    _expect_no_group()
+    """Load tensors in place, whose names and shapes must match the checkpoint; not a collective call."""
+    _ignore_warning()
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     reader = HuggingFaceStorageReader(str(folder))
     state_dict_loader.load(dict(state), storage_reader=reader, planner=planner, no_dist=True)
 
 
 def folders(root: Path) -> list[Path]:
-    """List what may be checkpoints, the oldest first."""
+    """List the folders named like checkpoints, oldest first."""
     found = [path for path in root.glob("*-*") if re.match(r"\d{5,}-", path.name) and path.is_dir()]
     return sorted(found, key=lambda path: int(path.name.split("-")[0]))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Name a type as `torch` does."""
+    """Return the name of a dtype in `torch`."""
     return str(dtype).removeprefix("torch.")
 
 
-def _expect_no_group() -> None:
-    # Said of every save by a single process and of every load that needs no other; both are meant.
+def _ignore_warning() -> None:
+    # Issued by every save of a single process and every load without the others, both of which are intended.
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")

@@ -1,1 +1,1 @@
-"""Training objectives: one small class per stage objective."""
+"""Training objectives, one file each."""

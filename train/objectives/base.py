@@ -1,32 +1,36 @@
-"""What a loss is made of, so that it does not matter how its episodes are spread over processes.
+"""The interface of training objectives, and the batches and random numbers they share.
 
-A term is a sum over rows divided by a count over the whole step. Losses add up over microbatches and
-processes; the counts are known before the first backward pass; the random numbers of a row belong to its
-episode. A step on any mesh is then the step of one process.
+Every loss is a sum over rows divided by a count over the whole step. Sums add up over microbatches and
+processes, counts are known before the first backward pass, and the random numbers of a row are keyed by its
+sample index, so a step gives the same result on any mesh.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from worldmodel.data.loader import Batch
 from worldmodel.models.vision.adapter import Observation
+from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
 
 Losses = dict[str, Tensor]
-"""Terms by name, summed over the rows of a microbatch."""
+"""Losses by name, summed over the rows of a microbatch."""
+
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a tensor over the processes that see different episodes."""
 
 
 class SampleRng:
-    """Random numbers for the rows of a batch, each row from a stream of its own.
+    """Random numbers for the rows of a batch, with one generator per row.
 
-    `keys` name the streams: whoever computes a row draws the same numbers for it.
+    Each of `keys` seeds the generator of a row, so any process that computes a row draws the same numbers.
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class SampleRng:
             self.streams.append(torch.Generator(device).manual_seed(int(state >> 1)))
 
     def normal(self, *shape: int) -> Float[Tensor, "b ..."]:
-        """Draw `[b, *shape]` from the standard normal law."""
+        """Draw `[b, *shape]` from the standard normal distribution."""
         drawn = torch.stack([torch.randn(shape, generator=s, device=self.device) for s in self.streams])
         return drawn.to(self.dtype)
 
@@ -51,38 +55,38 @@ class SampleRng:
         drawn = torch.stack([torch.rand(shape, generator=s, device=self.device) for s in self.streams])
         return drawn.to(self.dtype)
 
-    def below(self, high: int, *shape: int) -> Int[Tensor, "b ..."]:
-        """Draw whole numbers `[b, *shape]` from 0 to `high - 1`."""
+    def integers(self, high: int, *shape: int) -> Int[Tensor, "b ..."]:
+        """Draw integers `[b, *shape]` from 0 to `high - 1`."""
         return (self.uniform(*shape) * high).long().clamp(max=high - 1)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A microbatch as an objective wants it: nothing in it needs gradients."""
+class StageBatch:
+    """A microbatch prepared by an objective; nothing in it requires gradients."""
 
     batch: Batch
-    chance: SampleRng
+    rng: SampleRng
     counts: dict[str, float]
-    """Denominators of the terms, of this microbatch alone."""
+    """Denominators of the losses, for this microbatch alone."""
     content: Any
-    """What the frozen parts made of the episodes, as the objective defines it."""
+    """Outputs of the frozen parts, in the format of the objective."""
     tokens: int = 0
-    """Positions that pass the backbone."""
+    """Positions that pass through the backbone."""
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Episodes as latents: what was seen before each round and what came of it."""
+    """Latents of episodes: the context of each round and its target."""
 
     context: Float[Tensor, "b r s c h w"]
     target: Float[Tensor, "b r t c h w"]
     changed: Bool[Tensor, "b r t h w"]
-    """Cells that differ from the context: few, and all that an action is about."""
+    """Cells that differ from the context: few, but the ones that actions affect."""
     frames: Float[Tensor, "b r f 3 H W"] | None = None
-    """Pixels seen before each round, for an encoder that looks at those."""
+    """Pixels seen before each round, for a vision encoder that reads pixels."""
 
     def counts(self) -> dict[str, float]:
-        """Count changed and unchanged cells: each kind carries half of the loss, few as the former are."""
+        """Count changed and unchanged cells, so that both contribute equally although the former are few."""
         changed = float(self.changed.sum())
         return {"changed": changed, "unchanged": self.changed.numel() - changed}
 
@@ -94,54 +98,67 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Observations with a prompt and the text that should follow."""
+class TextPrompt:
+    """Observations, each with a prompt and the answer to predict."""
 
-    seen: list[Observation]
+    observations: list[Observation]
     prompts: list[str | None]
     answers: list[str]
 
 
-def drop_actions(batch: Batch, chance: SampleRng, share: float) -> Batch:
-    """Replace a share of the actions by the null action, so that a world also learns to go on by itself."""
+class Objective(nn.Module, ABC):
+    """A loss, with heads that are trained with the model but not exported.
+
+    The total loss is the sum of `weights[name] * sum / count`; losses without a weight are only reported.
+    """
+
+    weights: Mapping[str, float]
+
+    def __init__(self, model: WorldModel) -> None:
+        super().__init__()
+
+    @abstractmethod
+    def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
+        """Run the frozen parts and count the rows of each loss; called without gradients."""
+
+    @abstractmethod
+    def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
+        """Return the summed losses; all random numbers come from `inputs.rng`."""
+
+    def preview(self, model: WorldModel, inputs: StageBatch) -> tuple[Tensor, Tensor] | None:
+        """Return true and predicted videos, `[b, t, 3, h, w]`, if the objective predicts any."""
+        return None
+
+    def finish(self, model: WorldModel, batches: Sequence[Batch], reduce: Reduce) -> None:
+        """Run once after the last step of the stage, on that step's microbatches."""
+
+
+def drop_actions(batch: Batch, rng: SampleRng, share: float) -> Batch:
+    """Replace a share of the actions by the null action, so that the model also learns to go without."""
     if not share:
         return batch
-    dropped = (chance.uniform(len(batch.episodes[0].actions)) < share).tolist()
+    dropped = (rng.uniform(len(batch.episodes[0].actions)) < share).tolist()
     episodes = []
     for episode, row in zip(batch.episodes, dropped, strict=True):
         pairs = zip(episode.actions, row, strict=True)
-        episodes.append(replace(episode, actions=tuple(Action() if gone else act for act, gone in pairs)))
+        episodes.append(replace(episode, actions=tuple(Action() if drop else act for act, drop in pairs)))
     return replace(batch, episodes=episodes)
 
 
-def noisy(
-    latents: Float[Tensor, "b ..."], level: float, strength: Tensor, noise: Tensor
+def add_noise(
+    latents: Float[Tensor, "b ..."], max_sigma: float, strength: Tensor, noise: Tensor
 ) -> Float[Tensor, "b ..."]:
-    """Add noise of a strength drawn per sample from U(0, level): the model's own latents are not exact."""
-    return latents + level * strength.view(-1, *[1] * (latents.dim() - 1)) * noise
+    """Add noise with a standard deviation of `strength`, in [0, 1], times `max_sigma` to each sample.
 
-
-def reconstruction_error(
-    made: Float[Tensor, "b t 3 h w"], truth: Float[Tensor, "b t 3 h w"]
-) -> Float[Tensor, " b"]:
-    """Compare pixels; foreground and its edges count more, since shapes live there."""
-    error = made - truth
-    return (foreground_weight(truth) * (error.abs() + 2 * error.pow(2))).flatten(1).mean(dim=1)
-
-
-def foreground_weight(frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b t 1 h w"]:
-    """Weigh pixels that differ from the clip's median colour five times, those on an outline ten times."""
-    median = frames.flatten(3).median(dim=3).values[..., None, None]
-    inside = ((frames - median).abs().amax(dim=2) > 0.3).to(frames.dtype)
-    grown = F.max_pool2d(inside, 3, stride=1, padding=1)
-    shrunk = 1 - F.max_pool2d(1 - inside, 3, stride=1, padding=1)
-    return (1 + 4 * inside + 5 * (grown - shrunk))[:, :, None]
+    In a rollout the context is generated and therefore inexact.
+    """
+    return latents + max_sigma * strength.view(-1, *[1] * (latents.dim() - 1)) * noise
 
 
 def label(batch: Batch, name: str, shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Stack a label of all episodes: values `[b, *shape]`, and which rows `[b]` have it.
 
-    Rows whose source knows no such label are zeros.
+    Rows whose source has no such label are zeros.
     """
     values = torch.zeros(len(batch.episodes), *shape)
     known = torch.zeros(len(batch.episodes), dtype=torch.bool)

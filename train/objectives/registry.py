@@ -1,18 +1,12 @@
-"""The objectives that a stage of a config may name."""
+"""Objectives by the name that `stages.NAME.objective` gives them."""
 
-from worldmodel.train.objectives.generator import (
-    GeneratorObjective,
-    JointObjective,
-    PromptDivergenceObjective,
-    PromptObjective,
-)
-from worldmodel.train.objectives.states import (
-    AlignmentObjective,
-    CodecObjective,
-    LanguageObjective,
-    Objective,
-    StateObjective,
-)
+from worldmodel.train.objectives.alignment import AlignmentObjective
+from worldmodel.train.objectives.base import Objective
+from worldmodel.train.objectives.codec import CodecObjective
+from worldmodel.train.objectives.generator import GeneratorObjective, JointObjective
+from worldmodel.train.objectives.language import LanguageObjective
+from worldmodel.train.objectives.prompt import PromptDivergenceObjective, PromptObjective
+from worldmodel.train.objectives.state import StateObjective
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "codec": CodecObjective,

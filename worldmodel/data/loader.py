@@ -43,9 +43,9 @@ class Batch:
     step: int
     task: str
     indices: tuple[int, ...]
-    """Places of the episodes among all samples of the stage: keys of all chance."""
+    """Sample indices of the episodes within the stage, which seed their random numbers."""
     episodes: list[Episode]
-    own: bool = False
+    self_rollout: bool = False
     """Whether the step continues from the model's own predictions; the same for all batches of a step."""
 
 
@@ -267,13 +267,13 @@ class Stream:
                     shape = (len(episode.observations),)
                 by_shape.setdefault(shape, []).append((asked.sample.index, episode))
         number = step[0].step
-        task, own = self.plan.task(number), self.plan.own(number)
+        task, self_rollout = self.plan.task(number), self.plan.self_rollout(number)
         batches = []
         for rows in by_shape.values():
             size = self.stage.microbatch_size or len(rows)
             for first in range(0, len(rows), size):
                 indices, episodes = zip(*rows[first : first + size], strict=True)
-                batches.append(Batch(number, task, indices, list(episodes), own))
+                batches.append(Batch(number, task, indices, list(episodes), self_rollout))
         return batches
 
     def state(self) -> dict[str, Any]:

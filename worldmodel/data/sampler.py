@@ -161,11 +161,11 @@ class Plan:
             int(np.random.default_rng((self.seed, step)).choice(len(self.tasks), p=self.chances))
         ]
 
-    def own(self, step: int) -> bool:
-        """Tell whether a step continues from the model's own predictions (see StageConfig.self_rollout)."""
+    def self_rollout(self, step: int) -> bool:
+        """Return whether a step continues from the model's own predictions (see StageConfig.self_rollout)."""
         start, end = self.stage.self_rollout
-        chance = start + (end - start) * step / self.stage.steps
-        return bool(np.random.default_rng((self.seed, step, OWN)).random() < chance)
+        probability = start + (end - start) * step / self.stage.steps
+        return bool(np.random.default_rng((self.seed, step, OWN)).random() < probability)
 
     def samples(self, step: int) -> list[Sample]:
         """Return the samples of a step, over all processes."""

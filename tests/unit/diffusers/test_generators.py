@@ -10,7 +10,7 @@ from worldmodel.diffusion.swin import window_places
 from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.diffusers.scheduler import FlowPath, VariancePath
-from worldmodel.train.distributed import recompute
+from worldmodel.train.distributed import checkpoint_activations
 
 KINDS = ["wan", "wan-i2v", "wan-clip", "ltx", "cog-i2v", "cog1.5-i2v"]
 BATCH, CHUNK = 2, 3
@@ -253,7 +253,7 @@ def test_a_window_is_taught_as_the_sampler_shows_it(tiny, again):
     generator.zero_grad()
     if again:
         for layer in generator.layers:
-            recompute(layer, offload=False)
+            checkpoint_activations(layer, offload=False)
     taught = generator.training_loss(clean, noise, sigma, alike, context, behind.flatten())
     torch.testing.assert_close(taught.error, error)
     taught.error.mean().backward()

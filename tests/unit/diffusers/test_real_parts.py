@@ -150,7 +150,7 @@ def two_ways(first: np.ndarray, clips: np.ndarray) -> Batch:
     episodes = [
         Episode(words, (first, clip), (Action(text=words),)) for words, clip in zip(WORDS, clips, strict=True)
     ]
-    return Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, own=False)
+    return Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, self_rollout=False)
 
 
 @torch.no_grad()
@@ -327,7 +327,7 @@ def test_words_alone_begin_a_world(make: Callable[..., WorldModel], generator: s
     model = make("qwen3", encoder, generator, "prompt")
     clip = batch_of().episodes[0].observations[1]
     episode = Episode(WORDS[0], (clip[:0], clip), (Action(text=WORDS[0]),))
-    batch = Batch(step=0, task="imagine", indices=(0,), episodes=[episode], own=False)
+    batch = Batch(step=0, task="imagine", indices=(0,), episodes=[episode], self_rollout=False)
     beginning = model.codec.frames_before(model.config.chunk_latents)
     rounds = encode_rounds(model, batch)
     assert rounds.context.shape[2] == 0

@@ -15,7 +15,7 @@ from worldmodel.config import MeshConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train.watchdog import Stragglers, check_finite, meet
+from worldmodel.train.watchdog import StragglerDetector, check_finite, rendezvous_store
 
 pytestmark = pytest.mark.slow
 SELF = Path(__file__)
@@ -36,7 +36,7 @@ def refuse() -> None:
 def slow() -> None:
     """Process 2 computes three times as much; it is named in the third window, by all."""
     rank, told = dist.get_rank(), []
-    stragglers = Stragglers(window=4)
+    stragglers = StragglerDetector(window=4)
     for _ in range(20):
         began = time.process_time()
         while time.process_time() - began < (0.009 if rank == 2 else 0.003):
@@ -58,7 +58,7 @@ def work(folder: Path) -> None:
     attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
     if rank == 0:
         (folder / f"attempt {attempt}").touch()
-    store, rank, world_size = meet(timedelta(seconds=60))
+    store, rank, world_size = rendezvous_store(timedelta(seconds=60))
     store.set(f"attempt of {rank}", str(attempt))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     assert all(store.get(f"attempt of {other}") == str(attempt).encode() for other in range(world_size))

@@ -1,0 +1,93 @@
+"""Vision alignment: the features of latent cells and the words for the objects on them."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from worldmodel.data.loader import Batch
+from worldmodel.errors import ConfigError
+from worldmodel.media.tensors import to_tensor
+from worldmodel.models.layers.norm import upcast
+from worldmodel.models.vision.adapter import Observation
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train.episodes import encode
+from worldmodel.train.objectives.base import Losses, Objective, SampleRng, StageBatch, label
+from worldmodel.worlds import get_world
+
+
+class AlignmentObjective(Objective):
+    """Vision alignment: classify a latent cell's feature by the embeddings of the words that hold there.
+
+    The world of the model names the words by kind (for example colours and shapes); each kind is one
+    classification. Embeddings of a kind are centred first: they are nearly parallel, and the logits of tied
+    embeddings depend on their differences.
+    """
+
+    weights: Mapping[str, float] = {}
+
+    def __init__(self, model: WorldModel) -> None:
+        super().__init__(model)
+        self.scale = nn.Parameter(torch.full((1,), 8.0))
+        kinds = get_world(model.config.world).label_words() if model.config.world else {}
+        self.words = {
+            kind: [model.backbone.token_ids(word) for word in words] for kind, words in kinds.items()
+        }
+        self.weights = self.kind_weights(1.0)
+
+    def kind_weights(self, total: float) -> dict[str, float]:
+        """Divide a weight equally among the kinds."""
+        return {f"words_{kind}": total / len(self.words) for kind in self.words}
+
+    def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
+        if not self.words:
+            raise ConfigError(
+                f"model.world is {model.config.world}, which has no words for cells; set it to one that has "
+                "(shapes), or leave out the objective alignment."
+            )
+        latents = encode(model, to_tensor([episode.observations[0] for episode in batch.episodes]))
+        return StageBatch(batch, rng, self.counts(model, batch), latents)
+
+    def counts(self, model: WorldModel, batch: Batch) -> dict[str, float]:
+        """Count the labelled cells of every kind."""
+        counts = {}
+        for name, truth in self.truths(model, batch).items():
+            counts[f"words_{name}"] = counts[f"right_{name}"] = float((truth.sum(dim=-1) > 0).sum())
+        return counts
+
+    def truths(self, model: WorldModel, batch: Batch) -> dict[str, Tensor]:
+        """Return for each kind which of its words hold on each cell, `[b, cells, words]`."""
+        if not self.words:
+            return {}
+        sizes = [len(words) for words in self.words.values()]
+        truth, _ = label(batch, "words", (*model.config.codec.grid, sum(sizes)), model.device)
+        return dict(zip(self.words, truth.flatten(1, 2).split(sizes, dim=-1), strict=True))
+
+    def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
+        return self.alignment(model, inputs.content, inputs.batch)
+
+    def alignment(self, model: WorldModel, latents: Float[Tensor, "b 1 c h w"], batch: Batch) -> Losses:
+        """Score the features of first frames against the words that hold there."""
+        if not self.words:
+            return {}
+        cells = model.encode_observation(Observation(latents)).cells
+        assert cells is not None, "only the latents' own adapter makes cells"
+        cells = upcast(cells[:, 0])
+        losses: Losses = {}
+        for name, truth in self.truths(model, batch).items():
+            with torch.no_grad():
+                words = torch.stack(
+                    [
+                        model.backbone.embed(torch.tensor(ids, device=cells.device)).mean(dim=0)
+                        for ids in self.words[name]
+                    ]
+                )
+            labelled = truth.sum(dim=-1) > 0
+            logits = self.scale * cells[labelled] @ upcast(words - words.mean(dim=0)).T.to(cells)
+            target = truth[labelled]
+            share = target / target.sum(dim=-1, keepdim=True)
+            losses[f"words_{name}"] = F.cross_entropy(logits, share.to(logits.dtype), reduction="sum")
+            losses[f"right_{name}"] = target.gather(1, logits.argmax(dim=-1, keepdim=True)).sum()
+        return losses

@@ -1,0 +1,211 @@
+"""State alignment: the predicted states regress the latents of the next observation."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from worldmodel.data.loader import Batch
+from worldmodel.errors import ConfigError
+from worldmodel.models import text
+from worldmodel.models.layers.norm import upcast
+from worldmodel.models.vision.adapter import Observation
+from worldmodel.models.world_model import Prediction, WorldModel
+from worldmodel.train.episodes import encode_observations, encode_rounds
+from worldmodel.train.objectives.alignment import AlignmentObjective
+from worldmodel.train.objectives.base import (
+    Losses,
+    Objective,
+    Rounds,
+    SampleRng,
+    StageBatch,
+    TextPrompt,
+    add_noise,
+    drop_actions,
+    label,
+)
+from worldmodel.train.objectives.language import LanguageObjective, text_loss
+from worldmodel.types import Action
+
+
+class StateObjective(Objective):
+    """State alignment, mixed with text tasks that keep the backbone's language ability.
+
+    The states regress the next observation's latents without running the generator, a linear probe locates
+    the objects that the action names, and vision alignment continues. Tasks without actions are scored by the
+    log-likelihood of their answers.
+    """
+
+    context_noise = 0.15
+    weights: Mapping[str, float] = {
+        "changed": 0.5,
+        "unchanged": 1.0,
+        "nll": 0.5,
+        "named": 0.2,
+    }
+
+    def __init__(self, model: WorldModel) -> None:
+        super().__init__(model)
+        self.forecasts = model.config.condition.kind == "forecast"
+        self.named = nn.Linear(model.backbone.width, 1)
+        self.alignment = AlignmentObjective(model)
+        self.weights = {**type(self).weights, **self.alignment.kind_weights(0.5)}
+        self.language = LanguageObjective(model)
+        self.check(model)
+
+    def check(self, model: WorldModel) -> None:
+        """Check that the model can be trained by this objective.
+
+        Raises:
+            ConfigError: its condition adapter does not forecast latents.
+        """
+        if not self.forecasts:
+            raise ConfigError(
+                f"The objective state needs condition.kind forecast, not {model.config.condition.kind}; "
+                "use the objective prompt, generator or joint."
+            )
+
+    def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
+        if batch.task == "document":
+            return self.language.prepare(model, batch, rng)
+        if batch.episodes[0].prompt is not None:
+            return self.prepare_text(model, batch, rng)
+        batch = drop_actions(batch, rng, model.config.action.dropout)
+        rounds = encode_rounds(model, batch)
+        counts = rounds.counts() if self.forecasts else {}
+        if self.forecasts and batch.task == "rounds":
+            codec = model.config.codec
+            known = label(batch, "named", codec.grid, model.device)[1]
+            counts["named"] = float(known.sum() * codec.cells)
+            if model.config.vision.sees_latents:
+                counts |= self.alignment.counts(model, batch)
+        tokens = rounds.context.shape[0] * rounds.context.shape[1] * model.round_tokens
+        return StageBatch(batch, rng, counts, rounds, tokens)
+
+    def prepare_text(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
+        """Encode observations with their prompts and count the tokens of the answers."""
+        observations = encode_observations(model, batch)
+        answers = [episode.answer or "" for episode in batch.episodes]
+        answer_tokens = sum(len(model.backbone.token_ids(answer)) + 1 for answer in answers)
+        prompt = TextPrompt(observations, [episode.prompt for episode in batch.episodes], answers)
+        per_latent = model.vision.round_tokens // model.config.context_latents
+        vision_tokens = sum(
+            model.vision.round_tokens if model.vision.needs_frames else each.shape[0] * per_latent
+            for each in observations
+        )
+        return StageBatch(batch, rng, {"nll": float(answer_tokens)}, prompt, answer_tokens + vision_tokens)
+
+    def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
+        if inputs.batch.task == "document":
+            return self.language(model, inputs)
+        if isinstance(inputs.content, TextPrompt):
+            return self.text_losses(model, inputs.content, inputs.rng)
+        return self.state_losses(model, inputs, self.predict(model, inputs))
+
+    def text_losses(self, model: WorldModel, prompt: TextPrompt, rng: SampleRng) -> Losses:
+        """Score the answers to prompts about noisy observations."""
+        strength = rng.uniform()
+        longest = max(each.shape[0] for each in prompt.observations)
+        noise = rng.normal(longest, *prompt.observations[0].latents.shape[2:])
+        observations = [
+            Observation(
+                add_noise(each.latents, self.context_noise, strength[row], noise[row, None, : each.shape[0]]),
+                each.frames,
+            )
+            for row, each in enumerate(prompt.observations)
+        ]
+        rows = text.sequences(model, observations, prompt.prompts, prompt.answers)
+        return {"nll": text_loss(model, [row for row, _ in rows], [labels for _, labels in rows])}
+
+    def predict(self, model: WorldModel, inputs: StageBatch) -> Prediction:
+        """Predict every round from noisy true observations (teacher forcing), or by self-rollout.
+
+        In a share of the steps (`Batch.self_rollout`) every round after the first observes the model's own
+        prediction of the round before, while targets stay true, so the model learns to correct its drift.
+        """
+        rounds, rng = inputs.content, inputs.rng
+        actions = [list(episode.actions) for episode in inputs.batch.episodes]
+        if inputs.batch.task == "imagine":
+            blank = model.blank_observation(len(actions))
+            return model(blank.latents[:, None], actions, rounds.frames)
+        shape = rounds.context.shape
+        context = add_noise(
+            rounds.context.flatten(0, 1),
+            self.context_noise,
+            rng.uniform(shape[1]).flatten(),
+            rng.normal(*shape[1:]).flatten(0, 1),
+        ).view(shape)
+        if inputs.batch.self_rollout:
+            context, frames = self.self_rollout(model, context, rounds.frames, actions, rng)
+            return model(context, actions, frames)
+        return model(context, actions, rounds.frames)
+
+    @torch.no_grad()
+    def self_rollout(
+        self,
+        model: WorldModel,
+        context: Float[Tensor, "b r s c h w"],
+        frames: Tensor | None,
+        actions: list[list[Action]],
+        rng: SampleRng,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return context and frames whose rounds after the first are predicted by the model."""
+        predicted, pixels = context[:, :1], frames if frames is None else frames[:, :1]
+        for index in range(1, context.shape[1]):
+            last = [episode[index - 1] for episode in actions]
+            states = model(predicted, [episode[:index] for episode in actions], pixels).states[:, -1]
+            latents = self.next_latents(model, states, predicted[:, -1], last, rng)
+            clip = None
+            if model.codec.causal or pixels is not None:
+                clip = model.decode(latents, predicted[:, -1])
+            following = model.codec.context(latents, clip, model.config.context_latents)
+            predicted = torch.cat([predicted, following[:, None]], dim=1)
+            seen = None if clip is None else model.vision.select_frames(clip)
+            if seen is not None and pixels is not None:
+                pixels = torch.cat([pixels, seen[:, None]], dim=1)
+        return predicted, pixels
+
+    def next_latents(
+        self, model: WorldModel, states: Tensor, context: Tensor, actions: list[Action], rng: SampleRng
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return the latents with which a self-rollout continues."""
+        forecast = model.condition(states, context, actions).forecast
+        assert forecast is not None, "state alignment needs a condition adapter that forecasts"
+        return forecast
+
+    def state_losses(self, model: WorldModel, inputs: StageBatch, prediction: Prediction) -> Losses:
+        """Compare the forecast with the target, and the probe with the named objects."""
+        rounds, batch, forecast = inputs.content, inputs.batch, prediction.condition.forecast
+        if forecast is None:
+            return {}
+        losses = rounds.errors(forecast.view_as(rounds.target))
+        if batch.task == "rounds":
+            truth, known = label(batch, "named", model.config.codec.grid, model.device)
+            logits = upcast(self.named(prediction.states[known, 0])).squeeze(-1)
+            pos_weight = logits.new_tensor(3.0)
+            losses["named"] = F.binary_cross_entropy_with_logits(
+                logits, truth[known].flatten(1).to(logits), pos_weight=pos_weight, reduction="sum"
+            )
+            if model.config.vision.sees_latents:
+                losses |= self.alignment.alignment(model, rounds.context[:, 0], batch)
+        return losses
+
+    def preview(self, model: WorldModel, inputs: StageBatch) -> tuple[Tensor, Tensor] | None:
+        """Return the last round: the true video, and the one that the model predicts."""
+        if not isinstance(inputs.content, Rounds):
+            return None
+        rounds, prediction = inputs.content, self.predict(model, inputs)
+        latents = self.predicted_latents(model, prediction, inputs)[:, -1]
+        context = rounds.context[:, -1]
+        return model.decode(rounds.target[:, -1], context), model.decode(latents, context)
+
+    def predicted_latents(
+        self, model: WorldModel, prediction: Prediction, inputs: StageBatch
+    ) -> Float[Tensor, "b r t c h w"]:
+        """Return the latents that are shown to a user."""
+        assert prediction.condition.forecast is not None, (
+            "state alignment needs a condition adapter that forecasts"
+        )
+        return prediction.condition.forecast.unflatten(0, prediction.context.shape[:2])
