@@ -1,11 +1,10 @@
-"""One sequence on many processes: how exact, how many bytes, how even; and plans for all lengths.
+"""Sequence parallelism: exactness, bytes sent, balance, and speed of the kernels.
 
     exactness   attention on 2 and 4 gloo processes against one, and the bytes sent against the formulas
     balance     the busiest rank against the mean when a packed sequence is cut for context parallelism
-    policies    a simulated step of a 7B model on up to 12,288 processes, against perfectly even work
     kernels     forward and backward of each kernel on this device, by the area of the mask
 
-Only `exactness` and `kernels` run attention; `balance` counts visible pairs, `policies` is a cost model.
+Only `exactness` and `kernels` run attention; `balance` counts visible pairs.
 """
 
 import argparse
@@ -25,13 +24,13 @@ from torch.distributed.run import main as torchrun
 from worldmodel.config import MeshConfig
 from worldmodel.models.layers import attention
 from worldmodel.models.layers.attention import attend
-from worldmodel.parallel import collectives, context, planner, ulysses
+from worldmodel.parallel import collectives, context, ulysses
 from worldmodel.parallel.layout import Layout
-from worldmodel.parallel.mask_rules import Kind, Segment, mask_area
+from worldmodel.parallel.mask_rules import Kind, Segment
 from worldmodel.parallel.mesh import Mesh, SequenceGroup
 
 FRAME = 390
-"""Tokens of a latent frame in `balance` and `policies`."""
+"""Tokens of a latent frame in `balance`."""
 
 
 def documents(total: int, seed: int) -> list[list[Segment]]:
@@ -151,73 +150,6 @@ def balance(args: argparse.Namespace) -> None:
         print(f"{length:7,d}  {ranks:2d} " + " ".join(f"{cell:>15}" for cell in cells))
 
 
-# ---- policies ------------------------------------------------------------------------------------------
-
-COST = planner.CostModel(parameters=7e9, num_layers=28, width=4096, key_width=1024)
-CAPACITY, WIDEST, STEP = 16_384, 16, 65_536
-"""Tokens that a rank holds; ranks that share a sequence in static plans; tokens a rank and step."""
-
-
-def draw(ranks: int, seed: int) -> list[tuple[int, int]]:
-    """Draw a step's sequences: tokens and mask area of texts, images, short and long videos."""
-    chance, drawn, total = random.Random(seed), [], 0
-    while total < ranks * STEP:
-        kind = chance.random()
-        if kind < 0.45:
-            document = [(Kind.TEXT, min(CAPACITY, int(chance.lognormvariate(math.log(900), 1.0)) + 1))]
-        elif kind < 0.75:
-            document = [(Kind.FULL, chance.randint(256, 4096))]
-        else:
-            most = 60 if kind < 0.95 else CAPACITY * WIDEST // FRAME
-            frames = chance.randint(8, 60) if kind < 0.95 else chance.randint(100, most)
-            document = [(Kind.FRAME, FRAME)] * frames
-        drawn.append((sum(size for _, size in document), mask_area(document)))
-        total += drawn[-1][0]
-    return drawn
-
-
-def simulate(ranks: int, seed: int) -> tuple[list[float], float]:
-    """Return each policy's time over that of even work without messages, and the CPU seconds of planning."""
-    drawn = draw(ranks, seed)
-    ideal = sum(COST.work(*one) for one in drawn) / COST.flops / ranks
-    wide = [COST.seconds(*one, WIDEST) for one in drawn]
-    # Rows of equal tokens, in the order in which they come, dealt to groups of WIDEST ranks.
-    rows, room = [0.0], CAPACITY * WIDEST
-    for (tokens, _), seconds in zip(drawn, wide, strict=True):
-        if tokens > room:
-            rows.append(0.0)
-            room = CAPACITY * WIDEST
-        rows[-1] += seconds
-        room -= tokens
-    groups = ranks // WIDEST
-    meets = sum(max(rows[first : first + groups]) for first in range(0, len(rows), groups))
-    packed = max(sum(rows[group::groups]) for group in range(groups))
-    static = max(sum(wide[item] for item in part) for part in planner.assign(wide, groups))
-    began = time.process_time()
-    plan = planner.buddy(
-        [tokens for tokens, _ in drawn],
-        lambda item, degree: COST.seconds(*drawn[item], degree),
-        ranks,
-        CAPACITY,
-    )
-    took = time.process_time() - began
-    return [t / ideal for t in (meets, packed, static, plan.makespan, plan.bound)], took
-
-
-def policies(args: argparse.Namespace) -> None:
-    """Print the simulated time of a step under each policy."""
-    print(f"simulated step over even work without messages, mean of {args.num_samples} draws")
-    print("     P  rows, meet  rows, meet  static cp16,  buddy  its bound  planned in")
-    print("        every row   at the end  by cost")
-    for ranks in (64, 1024, 4096, 12_288):
-        runs = [simulate(ranks, args.seed + draw) for draw in range(args.num_samples)]
-        mean = [sum(run[0][column] for run in runs) / len(runs) for column in range(5)]
-        cells = "  ".join(
-            f"{value:{width}.3f}" for value, width in zip(mean, (10, 10, 11, 6, 9), strict=True)
-        )
-        print(f"{ranks:6,d}  {cells}  {sum(run[1] for run in runs) / len(runs):7.3f} s")
-
-
 # ---- kernels -------------------------------------------------------------------------------------------
 
 
@@ -256,7 +188,7 @@ def timed(run: Callable[[], None], cuda: bool, repeats: int = 3) -> float:
     return min(took[1:])
 
 
-TABLES = {"exactness": exactness, "balance": balance, "policies": policies, "kernels": kernels}
+TABLES = {"exactness": exactness, "balance": balance, "kernels": kernels}
 
 
 def main() -> None:
