@@ -43,16 +43,6 @@ from worldmodel.data import loader
 from worldmodel.models.world_model import WorldModel
 
 NUM_PROCESSES = 2
-PARTS = (
-    "backbone",
-    "vision",
-    "action",
-    "queries",
-    "blank_latents",
-    "prompt_marker",
-    "answer_marker",
-    "condition_adapter",
-)
 SMALL = WorldModelConfig(
     codec=CodecConfig(latent_channels=4, widths=(8, 16), num_blocks=2),
     backbone=BackboneConfig(
@@ -90,7 +80,7 @@ def settings(folder: Path, steps: int, seed: int) -> TrainConfig:
         ema_decay=0.9,
         self_rollout=(0.5, 0.5),
         tasks={"rounds": 0.6, "describe": 0.4},
-        train={name: TrainedConfig() for name in PARTS},
+        train={"backbone": TrainedConfig(), "adapters": TrainedConfig()},
     )
     generator = StageConfig(
         "generator",

@@ -110,7 +110,7 @@ def estimate(
     """
     model = build_on_meta(config.model)
     large, adapter = TrainedConfig(lora_rank=lora_rank if method == "lora" else 0), TrainedConfig()
-    train = {name: adapter for name in ("action", "queries", "condition_adapter")}
+    train = {"action": adapter, "queries": adapter, "condition": adapter}
     train |= {"backbone": large, generator_part(model): large}
     stage = replace(_last_stage(config), train=train)
     with torch.device("meta"):

@@ -1,11 +1,12 @@
 """Optimizers and learning-rate schedule: Muon for matrices of transformer layers, AdamW for the rest."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from worldmodel.config import StageConfig, TrainedConfig
+from worldmodel.train.components import settings_of
 from worldmodel.train.muon import Muon
 
 Optimizers = dict[str, torch.optim.Optimizer]
@@ -59,12 +60,6 @@ def build_optimizers(root: nn.Module, stage: StageConfig) -> Optimizers:
             weight_decay=stage.weight_decay,
         )
     return optimizers
-
-
-def settings_of(name: str, train: Mapping[str, TrainedConfig]) -> TrainedConfig | None:
-    """Return the settings of a parameter's component; None if it is frozen."""
-    matching = [given for given in train if f"{name}.".startswith(f"{given}.")]
-    return train[max(matching, key=len)] if matching else None
 
 
 def set_learning_rates(optimizers: Optimizers, stage: StageConfig, step: int) -> None:

@@ -28,6 +28,7 @@ from worldmodel.train.checkpoint.checkpointer import (
     optimizer_state,
 )
 from worldmodel.train.checkpoint.storage import State
+from worldmodel.train.components import check_components, settings_of
 from worldmodel.train.distributed import Root
 from worldmodel.train.objectives.base import Losses, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import OBJECTIVES
@@ -92,6 +93,7 @@ class Trainer:
         progress, stage = Progress.of(newest), config.stages[name]
         resumed = progress is not None and progress.stage == name
         model = build_model(config)
+        check_components(model, stage.train)
         lora.add(model, stage.train)
         torch.manual_seed(config.seed)
         root = Root(model, OBJECTIVES[stage.objective](model))
@@ -255,22 +257,11 @@ def build_model(config: TrainConfig) -> WorldModel:
 
 
 def freeze(model: WorldModel, stage: StageConfig) -> None:
-    """Set which parameters require gradients: those of the named components, or only their LoRA weights.
+    """Set which parameters require gradients: those that the stage trains, or only their LoRA weights.
 
-    A component may be a part of another (`vision.adapter`); the longest name that matches decides.
     The text and image encoders of a pretrained generator are never trained.
-
-    Raises:
-        ConfigError: a name is not a component of the model.
     """
-    names = [name for name, _ in model.named_parameters()]
-    for given in stage.train:
-        if not any(f"{name}.".startswith(f"{given}.") for name in names):
-            components = sorted({name.split(".")[0] for name in names})
-            raise ConfigError(
-                f"train names {given!r}; components are {', '.join(components)}, or a part of one."
-            )
     for name, parameter in model.named_parameters():
-        settings = optim.settings_of(name, stage.train)
+        settings = settings_of(name, stage.train)
         trained = settings is not None and (not settings.lora_rank or ".lora_" in name)
         parameter.requires_grad_(trained and not any(part in name for part in lora.FIXED))

@@ -29,18 +29,7 @@ from worldmodel.train.trainer import Trainer, freeze
 
 pytestmark = pytest.mark.slow
 SELF = Path(__file__)
-COMPONENTS = (
-    "backbone",
-    "vision",
-    "action",
-    "queries",
-    "blank_latents",
-    "prompt_marker",
-    "answer_marker",
-    "condition_adapter",
-    "generator",
-)
-WHOLE = {name: TrainedConfig() for name in COMPONENTS}
+WHOLE = {name: TrainedConfig() for name in ("backbone", "adapters", "generator")}
 BY_LORA = WHOLE | {name: TrainedConfig(lora_rank=4) for name in ("backbone", "generator")}
 STAGES = {
     "full": StageConfig(

@@ -208,7 +208,7 @@ def test_a_model_of_wide_frames_trains_saves_loads_and_plays(
     model = make_model(image_size=(HEIGHT, WIDTH))
     assert model.latent_shape == (4, 4, ROWS, COLUMNS)
     assert model.config.num_queries == len(model.queries) == ROWS * COLUMNS
-    parts = ("vision", "action", "queries", "condition_adapter", "generator")
+    parts = ("vision", "action", "queries", "condition", "generator")
     freeze(model, StageConfig(train={part: TrainedConfig() for part in parts}, tasks={"rounds": 1.0}))
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, losses = torch.optim.AdamW(moving, lr=3e-3), []

@@ -21,10 +21,10 @@ from worldmodel.errors import ModelError, OutputError, WorldModelError
 from worldmodel.models import lora
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import optim
 from worldmodel.train.checkpoint.checkpointer import load, module_state
 from worldmodel.train.checkpoint.manifest import Manifest, verify
 from worldmodel.train.checkpoint.storage import State
+from worldmodel.train.components import settings_of
 from worldmodel.train.tokenizer import build_tokenizer
 
 
@@ -148,7 +148,7 @@ def load_weights(model: WorldModel, checkpoint: Path) -> None:
     averaged = [name for name in tensors if name.startswith("ema.")]
     load(checkpoint, {name: state[name.replace("ema.", "model.", 1)] for name in averaged})
     for name, down in state.items():
-        settings = optim.settings_of(name.removeprefix("model."), train)
+        settings = settings_of(name.removeprefix("model."), train)
         if settings and ".lora_A." in name:
             up, weight = (state[lora.beside(name, other)] for other in ("lora_B", "base_layer"))
             lora.apply(weight, up, down, settings)

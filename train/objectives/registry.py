@@ -1,5 +1,6 @@
 """Objectives by the name that `stages.NAME.objective` gives them."""
 
+from worldmodel.config.train import ObjectiveName
 from worldmodel.train.objectives.alignment import AlignmentObjective
 from worldmodel.train.objectives.base import Objective
 from worldmodel.train.objectives.codec import CodecObjective
@@ -8,7 +9,7 @@ from worldmodel.train.objectives.language import LanguageObjective
 from worldmodel.train.objectives.prompt import PromptDivergenceObjective, PromptObjective
 from worldmodel.train.objectives.state import StateObjective
 
-OBJECTIVES: dict[str, type[Objective]] = {
+OBJECTIVES: dict[ObjectiveName, type[Objective]] = {
     "codec": CodecObjective,
     "language": LanguageObjective,
     "alignment": AlignmentObjective,

@@ -6,10 +6,12 @@ checks types and spelling on the way in and is seen nowhere else.
 
 import dataclasses
 import importlib.resources
+import re
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from worldmodel.config.literals import did_you_mean, not_one_of
 from worldmodel.config.train import TrainConfig
 from worldmodel.errors import ConfigError
 
@@ -59,8 +61,23 @@ def _merge(schema: type[T], layers: list[Any]) -> T:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), *layers)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except (OmegaConfBaseException, TypeError) as error:  # the latter where a list stands for a mapping
-        raise ConfigError(f"config: {' '.join(str(error).split())}") from None
+    except (OmegaConfBaseException, TypeError) as error:  # the latter for a list in place of a mapping
+        raise ConfigError(_message(error)) from None
+
+
+def _message(error: Exception) -> str:
+    """Return an error of OmegaConf in one line, with the key and the values that are allowed."""
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+    key, text = getattr(error, "full_key", None), " ".join(str(error).split())
+    if found := re.match(r"Invalid value '(.*?)', expected one of \[(.*?)\]", text):
+        return not_one_of(key or "", found[1], re.findall(r"'(.*?)'", found[2]))
+    if isinstance(error, ConfigAttributeError | ConfigKeyError) and dataclasses.is_dataclass(
+        error.object_type
+    ):
+        known = [each.name for each in dataclasses.fields(error.object_type)]
+        return f"{key} is not a setting{did_you_mean(str(error.key), known)}; use one of {', '.join(known)}."
+    return f"{key}: {text.split(' full_key:')[0]}" if key else f"config: {text}"
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from worldmodel.config.literals import check_literals
 from worldmodel.errors import ConfigError
 
 ImageSize = int | tuple[int, int]
@@ -23,8 +24,8 @@ class CodecConfig:
     """Folder of a diffusers video autoencoder, or of a pipeline that has one."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Arguments of a diffusers autoencoder class, with its `_class_name`: random weights."""
-    dtype: str = "fp32"
-    """fp32 | bf16: what the weights of one of diffusers are held in; ours are always held in fp32."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Dtype of the weights of one of diffusers; ours are always in fp32."""
     image_size: Any = 64
     """[height, width] of a frame in pixels, or the side of a square; multiples of `spatial_factor`."""
     spatial_factor: int = 8
@@ -54,6 +55,7 @@ class CodecConfig:
         return not (self.pretrained or self.architecture)
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if self.is_ours and self.dtype != "fp32":
             raise ConfigError(
                 f"codec.dtype is {self.dtype!r}; our own codec is held in fp32, so leave it out."
@@ -96,12 +98,15 @@ class BackboneConfig:
     `architecture` with random weights."""
     revision: str | None = None
     """Commit of a name on the Hub: 40 hex digits, so that the weights are always the same."""
-    dtype: str = "fp32"
-    """fp32 | bf16: what the weights are held in; weights that are trained in full want fp32."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Dtype of the weights; full training needs fp32."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Arguments of the transformers configuration class, with its `model_type`; empty is `SMALL_DECODER`."""
     vocab_size: int = 512
-    """Tokens learned from the world's own text when there is no pretrained tokenizer."""
+    """Size of the vocabulary that is learned if there is no pretrained tokenizer."""
+
+    def __post_init__(self) -> None:
+        check_literals(self)
 
 
 @dataclass(frozen=True)
@@ -114,8 +119,8 @@ class VisionConfig:
     """Commit of an encoder on the Hub."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Arguments of an encoder's configuration class, with its `model_type`: random weights."""
-    adapter: str = "mlp"
-    """How an encoder's patches become tokens: mlp (each, after pooling) | resampler (learned queries)."""
+    adapter: Literal["mlp", "resampler"] = "mlp"
+    """How an encoder's patches become tokens: mlp (each, after pooling) or resampler (learned queries)."""
     pool: int = 2
     """mlp: patches along one side that are averaged into one token."""
     num_tokens: int = 64
@@ -136,13 +141,12 @@ class VisionConfig:
         return not (self.encoder or self.architecture)
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if min(self.pool, self.num_tokens, self.max_frames) < 1:
             raise ConfigError(
                 f"vision has pool {self.pool}, num_tokens {self.num_tokens} and max_frames "
                 f"{self.max_frames}; each must be 1 or more."
             )
-        if self.adapter not in ("mlp", "resampler"):
-            raise ConfigError(f"vision.adapter is {self.adapter!r}; use mlp or resampler.")
 
 
 @dataclass(frozen=True)
@@ -205,11 +209,11 @@ class ActionConfig:
 
 @dataclass(frozen=True)
 class ConditionConfig:
-    """The generator adapter: states at the query positions to what the generator is conditioned on."""
+    """The condition adapter, which turns the states into the generator's condition."""
 
-    kind: str = "forecast"
-    """forecast (latents and tokens on the grid, for our generator) | prompt (a Q-Former into the place of the
-    text embeddings, as in Pandora) | stream (an added cross-attention, as in PAN)."""
+    kind: Literal["forecast", "prompt", "stream"] = "forecast"
+    """forecast (latents and tokens on the grid, for our generator), prompt (a Q-Former that replaces the text
+    embeddings, as in Pandora) or stream (an added cross-attention, as in PAN)."""
     width: int = 256
     num_layers: int = 3
     num_heads: int = 4
@@ -219,8 +223,7 @@ class ConditionConfig:
     """Whether the generator also reads the action's words with its own text encoder."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("forecast", "prompt", "stream"):
-            raise ConfigError(f"condition.kind is {self.kind!r}; use forecast, prompt or stream.")
+        check_literals(self)
 
 
 @dataclass(frozen=True)
@@ -234,9 +237,9 @@ class GeneratorConfig:
     it reads what CLIP sees in a picture (`image_dim`), `image_encoder`: arguments of that vision model."""
     scheduler: dict[str, Any] = field(default_factory=dict)
     """Arguments of the diffusers scheduler class, with its `_class_name`; empty takes the family's."""
-    dtype: str = "fp32"
-    """fp32 | bf16: what the weights of one of diffusers are held in, but for those that diffusers keeps in
-    fp32; weights that are trained in full want fp32, and ours are always held in it."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Dtype of the weights of one of diffusers, except those that diffusers keeps in fp32; full training
+    needs fp32, and ours are always in fp32."""
     width: int = 192
     num_layers: int = 4
     num_heads: int = 3
@@ -249,6 +252,7 @@ class GeneratorConfig:
         return not (self.pretrained or self.architecture)
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if self.is_ours and self.dtype != "fp32":
             raise ConfigError(
                 f"generator.dtype is {self.dtype!r}; our own generator is held in fp32, so leave it out."
@@ -279,8 +283,8 @@ class WorldModelConfig:
     guidance_scale: float = 1.0
     world: str | None = None
     """Name of the world (worldmodel/worlds) that the model learned, which can judge its frames."""
-    sampler: str = "chunk"
-    """chunk (one after the other) | swin (each joins the one before while that is still noisy)."""
+    sampler: Literal["chunk", "swin"] = "chunk"
+    """chunk (one after the other) or swin (each joins the one before while that is still noisy)."""
 
     @property
     def chunk_latents(self) -> int:
@@ -293,6 +297,7 @@ class WorldModelConfig:
         return self.queries or self.codec.cells
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if self.chunk_frames < 1 or self.chunk_frames % self.codec.temporal_factor:
             raise ConfigError(
                 f"chunk_frames is {self.chunk_frames}; use a multiple of codec.temporal_factor "
@@ -331,10 +336,10 @@ class WorldModelConfig:
                 f"queries is {self.queries}, yet without a vision encoder there is one per latent cell; "
                 "set vision.encoder or leave queries out."
             )
-        if self.sampler not in ("chunk", "swin") or (self.sampler == "swin" and self.num_inference_steps % 2):
+        if self.sampler == "swin" and self.num_inference_steps % 2:
             raise ConfigError(
-                f"sampler is {self.sampler!r} with num_inference_steps {self.num_inference_steps}; use "
-                "chunk, or swin with an even number of steps."
+                f"num_inference_steps is {self.num_inference_steps} with sampler: swin; use an even "
+                "number or sampler: chunk."
             )
         if self.history_rounds < 1:
             raise ConfigError(f"history_rounds is {self.history_rounds}; use 1 or more.")

@@ -192,7 +192,7 @@ def test_a_model_of_real_parts_trains_saves_loads_and_plays(
     make: Callable[..., WorldModel], tmp_path: Path, backbone: str, encoder: str, generator: str, kind: str
 ) -> None:
     model = make(backbone, encoder, generator, kind)
-    train = {name: TrainedConfig() for name in ("action", "queries", "condition_adapter", "generator")}
+    train = {name: TrainedConfig() for name in ("action", "queries", "condition", "generator")}
     if encoder != "latents":
         train["vision.adapter"] = TrainedConfig()
     freeze(model, StageConfig(objective="generator", train=train, tasks={"rounds": 1.0}))
@@ -249,7 +249,7 @@ def test_parts_in_bf16_train_by_lora_save_load_and_play(
     }
     torch.manual_seed(0)
     model = WorldModel.from_config(replace(config, **parts), tokenizer)
-    train = {"condition_adapter": TrainedConfig(), "generator.network": TrainedConfig(lora_rank=2)}
+    train = {"condition": TrainedConfig(), "generator.network": TrainedConfig(lora_rank=2)}
     lora.add(model, train)
     freeze(model, StageConfig(objective="generator", train=train, tasks={"rounds": 1.0}))
     loss = loss_of(model, OBJECTIVES["generator"](model), batch_of())
@@ -303,7 +303,7 @@ def test_two_clips_that_only_their_words_tell_apart_are_learned(
 ) -> None:
     model, batch = make("qwen3", "siglip", generator, kind, image_size=16, wide=True), coloured()
     standardise(model, batch)
-    names = ("backbone", "vision.adapter", "action", "queries", "condition_adapter", "generator")
+    names = ("backbone", "vision.adapter", "action", "queries", "condition", "generator")
     freeze(model, StageConfig(train={n: TrainedConfig() for n in names}, tasks={"rounds": 1.0}))
     objective = OBJECTIVES["generator"](model)
     moving = [p for p in model.parameters() if p.requires_grad]
@@ -370,7 +370,7 @@ def test_two_clips_are_learned_from_windows_of_chunks(make: Callable[..., WorldM
     model = make("qwen3", "siglip", "wan", "stream", sampler="swin", num_inference_steps=2)
     batch = windows_of(batch_of())
     standardise(model, batch)
-    names = ("backbone", "vision.adapter", "action", "queries", "condition_adapter", "generator")
+    names = ("backbone", "vision.adapter", "action", "queries", "condition", "generator")
     freeze(model, StageConfig(train={n: TrainedConfig() for n in names}, tasks={"rounds": 1.0}))
     objective = OBJECTIVES["generator"](model)
     moving = [p for p in model.parameters() if p.requires_grad]
@@ -421,7 +421,7 @@ def test_states_learn_to_be_what_the_generator_reads_words_as(
     torch.manual_seed(0)
     model, batch = WorldModel.from_config(config, tokenizer), batch_of(size=(32, 32))
     objective = OBJECTIVES[objective_name](model)
-    train = {name: TrainedConfig() for name in ("queries", "condition_adapter", "action")}
+    train = {name: TrainedConfig() for name in ("queries", "condition", "action")}
     freeze(model, StageConfig(train=train, tasks={"rounds": 1.0}))
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(moving, lr=5e-3)
@@ -454,7 +454,7 @@ def test_a_run_trains_exports_and_plays_real_parts(
     monkeypatch.setattr(tokenizer, "NUM_DOCUMENTS", 400)
     model = make("qwen2", "siglip", generator, "stream", sampler=sampler, num_inference_steps=2).config
     model = replace(model, codec=replace(model.codec, image_size=64))  # the shapes world's
-    train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "condition_adapter")}
+    train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "condition")}
     train |= {"backbone": TrainedConfig(lora_rank=2), "generator.network": TrainedConfig(lr=1e-4)}
     if sampler == "swin":
         model = replace(model, generator=replace(model.generator, dtype="bf16"))

@@ -1,0 +1,202 @@
+"""Settings of training: learning rates, components, configs, random numbers and the summary of a stage."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from worldmodel import config as configs
+from worldmodel.config import StageConfig, TrainedConfig
+from worldmodel.data.loader import Batch
+from worldmodel.errors import ConfigError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import optim, summary
+from worldmodel.train.components import check_components, settings_of
+from worldmodel.train.objectives import base
+from worldmodel.train.objectives.base import SampleRng
+from worldmodel.train.trainer import freeze
+from worldmodel.types import Action, Episode
+
+
+def components(*names: str, **settings: TrainedConfig) -> dict[str, TrainedConfig]:
+    """The `train` of a stage."""
+    return {name: TrainedConfig() for name in names} | settings
+
+
+def test_learning_rates_warm_up_stay_and_decay() -> None:
+    stage = StageConfig(steps=100, warmup_steps=10, constant_fraction=0.5, tasks={"rounds": 1.0})
+    factors = [optim.lr_factor(step, stage) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[10:51] == [1.0] * 41
+    assert factors[51] < 1
+    assert factors[51:] == sorted(factors[51:], reverse=True)
+    assert factors[99] == pytest.approx(0.01, abs=0.025)
+
+
+def test_muon_gets_the_matrices_of_layers(make_model: Callable[..., WorldModel]) -> None:
+    model = make_model()
+    model.requires_grad_(True)
+    root = torch.nn.ModuleDict({"model": model})
+    optimizers = optim.build_optimizers(root, StageConfig(tasks={"rounds": 1.0}, train=components("all")))
+    muon = {id(p) for group in optimizers["muon"].param_groups for p in group["params"]}
+    chosen = [name for name, p in model.named_parameters() if id(p) in muon]
+    assert chosen
+    assert all(".layers." in name for name in chosen)
+    assert not any("embed_tokens" in name or "norm" in name for name in chosen)
+    everything = [p for o in optimizers.values() for group in o.param_groups for p in group["params"]]
+    assert len(everything) == len({id(p) for p in everything}) == len(list(model.parameters()))
+
+
+def test_groups_of_components(make_model: Callable[..., WorldModel]) -> None:
+    names = [name for name, _ in make_model().named_parameters()]
+    vision, condition, everything = (TrainedConfig(lr=rate) for rate in (1e-3, 1e-4, 1e-5))
+    train = components("adapters") | {"vision": vision, "condition": condition, "all": everything}
+    large = ("backbone.", "generator.", "codec.")
+    for name in names:
+        expected = everything if name.startswith(large) else train["adapters"]
+        expected = vision if name.startswith("vision.") else expected
+        expected = condition if name.startswith("condition_adapter.") else expected
+        assert settings_of(name, train) == expected, name
+        assert settings_of(name, components("adapters")) == (
+            None if name.startswith(large) else TrainedConfig()
+        )
+    assert settings_of("vision.encoder.weight", components("adapters")) is None
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (components("brain"), "'brain'"),
+        (components("backbon"), "did you mean backbone"),
+        (components(adapters=TrainedConfig(lora_rank=2)), "adapters"),
+    ],
+)
+def test_wrong_components_are_refused(
+    model: WorldModel, train: dict[str, TrainedConfig], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_components(model, train)
+
+
+@pytest.mark.parametrize(("old", "new"), [("adapter", "condition"), ("unseen", "adapters")])
+def test_old_names_of_components_give_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match=f"{old!r}.*{new!r}"):
+        StageConfig(tasks={"rounds": 1.0}, train=components(old))
+
+
+def test_settings_with_few_values_offer_the_closest() -> None:
+    with pytest.raises(ConfigError, match=r"objective is 'stat'; .*did you mean state"):
+        StageConfig("stat", tasks={"rounds": 1.0})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"model\.condition\.kind is 'strem'; .*did you mean stream"):
+        configs.load("shapes_tiny", ["model.condition.kind=strem"])
+    with pytest.raises(ConfigError, match=r"stages\.state\.stepz .*did you mean steps"):
+        configs.load("shapes_tiny", ["stages.state.stepz=3"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sead=1"],
+        ["seed=one"],
+        ["stages.state.stepz=3"],
+        ["stages.state.steps=0"],
+        ["model.codec.image_size=30"],
+        ["model.chunk_frames=7"],
+        ["stages.fresh.steps=3"],
+        ["mesh.sp=0"],
+        ["stages.state.train=[backbone]"],
+        ["precision=fp8"],
+        ["activations=some"],
+        ["stages.state.train.backbone.lora_rank=-1"],
+        ["keep_checkpoints=1"],
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_reported_in_one_line(overrides: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configs.load("shapes_tiny", overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_overrides_take_precedence_and_keep_their_types() -> None:
+    config = configs.load("shapes_tiny", ["seed=5", "stages.state.lr=1e-4", "model.action.keys=[red]"])
+    assert config.seed == 5
+    assert config.stages["state"].lr == 1e-4
+    assert config.model.action.keys == ("red",)
+    assert list(config.stages) == list(configs.load("shapes_tiny").stages)
+
+
+def test_components_have_their_own_learning_rates(make_model: Callable[..., WorldModel]) -> None:
+    train = components("vision", "generator", backbone=TrainedConfig(lr=1e-5, muon_lr=0.0))
+    stage = StageConfig(tasks={"rounds": 1.0}, train=train, lr=1e-3, muon_lr=0.02, warmup_steps=10)
+    model = make_model()
+    freeze(model, stage)
+    optimizers = optim.build_optimizers(torch.nn.ModuleDict({"model": model}), stage)
+    optim.set_learning_rates(optimizers, stage, step=4)
+    rates = {
+        id(p): group["lr"] for o in optimizers.values() for group in o.param_groups for p in group["params"]
+    }
+    for name, parameter in model.named_parameters():
+        if name.startswith("backbone"):
+            assert rates[id(parameter)] == pytest.approx(0.5e-5)
+        elif name.startswith("vision"):
+            assert rates[id(parameter)] == pytest.approx(0.5e-3)
+        elif name.startswith("generator") and optim.is_layer_matrix(name, parameter):
+            assert rates[id(parameter)] == pytest.approx(0.01)
+
+
+def test_flops_of_a_step_match_the_count_of_torch(model: WorldModel) -> None:
+    stage = StageConfig(batch_size=2, rounds=2, tasks={"rounds": 1.0})
+    context = torch.randn(2, 2, 1, *model.blank_latents.shape)
+    with FlopCounterMode(display=False) as counter:
+        model(context, [[Action(), Action()]] * 2)
+    counted = sum(
+        sum(found.values())
+        for name, found in counter.get_flop_counts().items()
+        if re.fullmatch(r"WorldModel\.backbone\.model\.model\.layers\.\d+", name)
+    )
+    backbone, generator = summary.step_flops(model, stage)
+    # Only the forward pass, a third of the total; torch counts attention without the causal mask.
+    assert counted / (backbone / 3) == pytest.approx(1, abs=0.3)
+    assert generator > 0
+
+
+def test_a_share_of_the_actions_is_dropped() -> None:
+    actions = (Action("it jumps"),) * 5
+    episodes = [Episode(f"{index}", actions=actions) for index in range(200)]
+    batch = Batch(step=0, task="rounds", indices=tuple(range(200)), episodes=episodes, self_rollout=False)
+
+    def kept(batch: Batch) -> list[tuple[Action, ...]]:
+        return [episode.actions for episode in batch.episodes]
+
+    def rng(rows: range) -> SampleRng:
+        return SampleRng([(7, index) for index in rows])
+
+    assert base.drop_actions(batch, rng(range(200)), 0.0) is batch
+    dropped = kept(base.drop_actions(batch, rng(range(200)), 0.3))
+    share = sum(act == Action() for row in dropped for act in row) / 1000
+    assert share == pytest.approx(0.3, abs=0.05)
+    alone = dataclasses.replace(batch, episodes=episodes[9:11], indices=(9, 10))
+    assert kept(base.drop_actions(alone, rng(range(9, 11)), 0.3)) == dropped[9:11]
+
+
+def test_random_numbers_depend_on_the_sample_alone() -> None:
+    together = SampleRng([(5, 1), (5, 2), (5, 3)])
+    alone = SampleRng([(5, 2)])
+    for draw in (lambda c: c.normal(2, 3), lambda c: c.uniform(4), lambda c: c.integers(7, 5)):
+        assert torch.equal(draw(together)[1:2], draw(alone))
+    assert not torch.equal(SampleRng([(5, 1)]).normal(8), SampleRng([(6, 1)]).normal(8))
+
+
+def test_the_average_follows_the_weights() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    ema = optim.EMA([("a", weight)], decay=0.5)
+    weight.data.fill_(1.0)
+    ema.update(step=100)
+    torch.testing.assert_close(ema.weights["a"], torch.full((3,), 0.5))
+    ema.swap()
+    torch.testing.assert_close(weight.data, torch.full((3,), 0.5))
+    torch.testing.assert_close(ema.weights["a"], torch.ones(3))

@@ -1,0 +1,54 @@
+"""The components of a model that a stage trains, by group or by module name."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from worldmodel.config import TrainedConfig
+from worldmodel.config.literals import did_you_mean
+from worldmodel.errors import ConfigError
+
+GROUPS = ("adapters", "condition", "all")
+"""Groups of `StageConfig.train` beside the modules backbone, generator and codec."""
+CONDITION = "condition_adapter"
+"""Name of the condition adapter in a model."""
+LARGE = ("backbone", "generator", "codec", "vision.encoder")
+"""Modules that are not adapters."""
+
+
+def settings_of(name: str, train: Mapping[str, TrainedConfig]) -> TrainedConfig | None:
+    """Return the settings of a parameter of the model, by the most specific key; None if it is frozen."""
+    matching = [key for key in train if _is_below(name, key)]
+    if matching:
+        return train[max(matching, key=len)]
+    if "condition" in train and _is_below(name, CONDITION):
+        return train["condition"]
+    if "adapters" in train and not any(_is_below(name, large) for large in LARGE):
+        return train["adapters"]
+    return train.get("all")
+
+
+def check_components(model: nn.Module, train: Mapping[str, TrainedConfig]) -> None:
+    """Check that the keys of `StageConfig.train` exist.
+
+    Raises:
+        ConfigError: a key is neither a group nor a module of the model, or a group has a `lora_rank`.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for key, settings in train.items():
+        if key in GROUPS:
+            if settings.lora_rank:
+                raise ConfigError(
+                    f"train.{key}.lora_rank is {settings.lora_rank}, but {key} is a group; set it for a "
+                    "component such as backbone or generator."
+                )
+        elif not any(_is_below(name, key) for name in names):
+            known = [*GROUPS, *sorted({name.split(".")[0] for name in names} - {CONDITION})]
+            raise ConfigError(
+                f"train has {key!r}{did_you_mean(key, known)}; use {', '.join(known)} or the name of a "
+                "module inside one."
+            )
+
+
+def _is_below(name: str, module: str) -> bool:
+    return f"{name}.".startswith(f"{module}.")
