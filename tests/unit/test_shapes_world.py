@@ -190,20 +190,20 @@ def test_what_leaves_is_gone_before_the_end(verb: str, stages: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "value"),
     [
-        ("the blue ball moves left", "there is no blue object"),
-        ("the red box moves left", "not box"),
-        ("the large red ball moves left", "not large"),
-        ("the red ball turns red", "already a red object"),
-        ("a small red box appears at the top", "already a red object"),
-        ("the red ball moves left and the red ball grows", "share a target"),
-        ("the red ball sings", "is not an action"),
-        ("", "is not an action"),
+        ("the blue ball moves left", "blue"),
+        ("the red box moves left", "box"),
+        ("the large red ball moves left", "large"),
+        ("the red ball turns red", "red"),
+        ("a small red box appears at the top", "red"),
+        ("the red ball moves left and the red ball grows", "red"),
+        ("the red ball sings", "the red ball sings"),
+        ("", "''"),
     ],
 )
-def test_impossible_sentences_are_refused_with_a_reason(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_impossible_sentences_name_the_wrong_value(text: str, value: str) -> None:
+    with pytest.raises(ValueError, match=value):
         simulate(Scene("night", (SceneObject("red", "ball", "small", 30, 30),)), parse(text))
 
 
@@ -248,16 +248,21 @@ def test_captions_of_zone_scenes_read_back_exactly(seed: int) -> None:
 
 def test_empty_captions_and_wrong_ones() -> None:
     assert parse_caption(caption(Scene("dusk"))) == Scene("dusk")
-    for text in ("beach background", "night background, a small red ball at the roof", "hello"):
-        with pytest.raises(ValueError, match=r"say something like|begin with"):
+    wrong = {
+        "beach background": "beach",
+        "night background, a small red ball at the roof": "roof",
+        "hello": "hello",
+    }
+    for text, value in wrong.items():
+        with pytest.raises(ValueError, match=value):
             parse_caption(text)
-    with pytest.raises(ValueError, match="its own colour"):
+    with pytest.raises(ValueError, match="red"):
         parse_caption("night background, a small red ball at the top, a large red box at the left")
 
 
 def test_zones_contain_their_centres() -> None:
     assert [zone_of(*zone_center(zone)) for zone in ZONES] == list(ZONES)
-    with pytest.raises(ValueError, match="unknown zone"):
+    with pytest.raises(ValueError, match="middle"):
         zone_center("middle")
 
 
@@ -294,7 +299,7 @@ def test_splits_have_the_plans_they_promise() -> None:
     assert all(verbs.count(verb) > 0.04 * len(verbs) for verb in VERBS if verb != "stay")
     texts = {split: {(s.text, s.clip.before) for s in clips(split)} for split in ("train", "val")}
     assert not texts["train"] & texts["val"]
-    with pytest.raises(ValueError, match="unknown split"):
+    with pytest.raises(ValueError, match="test"):
         sample_clip("test", 0, 0)
 
 
@@ -368,5 +373,5 @@ def test_the_judge_stands_noise_and_knows_every_thing() -> None:
                     noisy = np.clip(frame + rng.normal(0, 8, frame.shape), 0, 255).astype(np.uint8)
                     (found,) = find_objects(noisy, background)
                     assert (found.colour, found.shape) == (colour, shape)
-    with pytest.raises(ValueError, match="shape"):
+    with pytest.raises(ValueError, match="32"):
         find_objects(np.zeros((32, 32, 3), np.uint8), "night")
