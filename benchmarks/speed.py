@@ -3,6 +3,7 @@
 import argparse
 
 from worldmodel.eval.speed import machine, speed
+from worldmodel.eval.suite import suite_of
 from worldmodel.eval.tables import text_table
 from worldmodel.models.world_model import WorldModel
 
@@ -15,7 +16,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1234)
     args = parser.parse_args()
     model = WorldModel.from_pretrained(args.model)
-    print(text_table("speed", speed(model, args.num_samples, args.seed)))
+    inputs = suite_of(model.config).session_inputs if model.config.world else None
+    print(text_table("speed", speed(model, args.num_samples, args.seed, inputs=inputs)))
     print(machine())
 
 
