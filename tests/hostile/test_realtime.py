@@ -204,8 +204,6 @@ MESSAGES = (EVENTS | GOOD | JSON).map(json.dumps) | st.text(max_size=60) | st.bi
 # The server's thread may draw random numbers while Hypothesis watches for them.
 @pytest.mark.filterwarnings("ignore:Do not use the .random. module")
 @settings(
-    max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(messages=st.lists(MESSAGES, max_size=8))

@@ -175,7 +175,7 @@ BODIES = st.fixed_dictionaries(
 
 
 @given(sent=JSON | BODIES)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_what_passes_the_wire_is_what_the_library_reads(sent: Any) -> None:
     """Whatever the wire lets through, the library reads as the same action as without a wire."""
     try:

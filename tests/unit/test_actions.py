@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from steering import ALL, FULL
 from torch import Tensor
@@ -143,7 +143,6 @@ FIELDS = {
 
 
 @given(value=JSON | st.fixed_dictionaries({}, optional=FIELDS))
-@settings(max_examples=300, deadline=None)
 def test_whatever_comes_is_an_action_or_an_input_error(
     model: WorldModel, adapter: ActionAdapter, value: object
 ) -> None:
@@ -273,7 +272,6 @@ def by_hand(adapter: ActionAdapter, model: WorldModel, action: Action) -> Tensor
 
 
 @given(actions=st.lists(ACTIONS, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=50)
 def test_tokens_are_what_was_done(model: WorldModel, adapter: ActionAdapter, actions: list[Action]) -> None:
     with torch.no_grad():
         for made, action in zip(adapter(actions, model.backbone), actions, strict=True):

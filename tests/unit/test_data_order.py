@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worldmodel.config import StageConfig
@@ -108,7 +108,6 @@ def test_shares_are_exact_in_every_block(weights: list[float], samples: int, see
         assert abs(mixture.given(source, 5 * BLOCK) / (5 * BLOCK) - wanted) <= rounding / BLOCK
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 30),
     st.integers(1, 30),

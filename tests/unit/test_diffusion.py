@@ -34,7 +34,6 @@ def test_timesteps_of_euler_are_the_sigmas() -> None:
 
 
 @given(steps=st.integers(1, 200), shift=st.floats(0.1, 20))
-@settings(max_examples=50, deadline=None)
 def test_sampling_levels_fall_from_one_to_zero(steps: int, shift: float) -> None:
     sigmas = sampling_sigmas(steps, shift)
     assert len(sigmas) == steps + 1

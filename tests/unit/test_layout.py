@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -51,14 +51,12 @@ def of_size(cp: int, sp: int) -> list[SequenceGroup]:
     return [SequenceGroup(cp, sp, rank // sp, rank % sp) for rank in range(cp * sp)]
 
 
-@settings(deadline=None, max_examples=60)
 @given(rows, extra)
 def test_the_mask_is_the_rule_of_the_kinds(rows: list, extra: int) -> None:
     layout = made(rows, extra)
     assert torch.equal(layout.visible(), rule(layout))
 
 
-@settings(deadline=None, max_examples=60)
 @given(rows, extra)
 def test_area_counts_the_mask(rows: list, extra: int) -> None:
     layout = made(rows, extra)
@@ -152,7 +150,6 @@ def test_blocks_of_packed_texts_are_no_more_than_needed() -> None:
 # Pieces
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     st.integers(1, 4),
     st.integers(1, 3),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from denoising import denoise
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -175,7 +175,6 @@ JSON = st.recursive(
 @given(
     value=JSON | st.fixed_dictionaries({}, optional={"text": JSON, "keys": JSON, "vector": JSON}),
 )
-@settings(max_examples=150, deadline=None)
 def test_any_json_is_an_action_or_an_input_error(model: WorldModel, value: object) -> None:
     try:
         action = Action.of(value)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worldmodel.worlds.shapes import (
@@ -49,7 +49,6 @@ from worldmodel.worlds.shapes import (
 from worldmodel.worlds.shapes.scene import apart, inside
 
 SEEDS = st.integers(0, 2**31 - 1)
-few = settings(max_examples=60, deadline=None)
 
 
 @cache
@@ -112,7 +111,6 @@ def test_things_stay_apart_inside_and_end_at_rest(split: str) -> None:
         assert np.array_equal(render(sample.clip.after), sample.clip.frames[-1]), sample.text
 
 
-@few
 @given(SEEDS)
 def test_crowded_scenes_stay_sound_whatever_is_done(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -215,7 +213,6 @@ def test_sentences_read_back_as_what_they_tell(split: str) -> None:
         assert again.frames.tobytes() == sample.clip.frames.tobytes(), sample.text
 
 
-@few
 @given(SEEDS, st.sampled_from(SPLITS))
 def test_every_phrasing_and_the_canonical_one_play_the_same(seed: int, split: str) -> None:
     rng = np.random.default_rng(seed)
@@ -236,7 +233,6 @@ def test_phrasings_vary() -> None:
     assert canonical_text(STAY) == "nothing happens"
 
 
-@few
 @given(SEEDS)
 def test_captions_of_zone_scenes_read_back_exactly(seed: int) -> None:
     scene = zone_scene(np.random.default_rng(seed))
@@ -266,7 +262,6 @@ def test_zones_contain_their_centres() -> None:
         zone_center("middle")
 
 
-@few
 @given(SEEDS)
 def test_questions_have_short_true_answers(seed: int) -> None:
     rng = np.random.default_rng(seed)
