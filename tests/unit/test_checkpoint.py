@@ -179,6 +179,7 @@ def save_for_ever(run: Path) -> None:
         checkpoints.save(f"state-{step}", module_state(net), {"step": step})
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_time_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     chance, reached = random.Random(0), [0]
     for _ in range(200):

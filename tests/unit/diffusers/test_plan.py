@@ -109,6 +109,7 @@ def test_every_layer_saves_the_same_amount(small: TrainConfig) -> None:
     assert counts[2] - counts[1] == pytest.approx(counts[1] - counts[0], rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_estimates_of_large_models(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [f"model.generator.architecture.{each}" for each in WAN_1B]
     assert main(["info", "--plan", "pan", *overrides]) == 0
