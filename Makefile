@@ -36,8 +36,8 @@ help: ## say what can be made
 	$(PIP) --editable .[dev]
 	@touch $@
 
-demo: .venv/ready ## steer the shipped world by words; films and sheets land in outputs/first-steps
-	@$(BIN)/python -m worldmodel.demo.first_steps
+demo: .venv/ready ## steer the shipped model by text; writes videos to outputs/first-steps
+	@$(BIN)/worldmodel first-steps
 
 # `pytest`, not `python -m pytest`: with the clone first on the path, a package installed as a wheel (.ci/run)
 # would be hidden by the folder worldmodel/, in which train, serving and demo are missing.
@@ -70,7 +70,7 @@ train-tiny: export MALLOC_TRIM_THRESHOLD_ = 100000000000
 train-tiny: export MALLOC_TOP_PAD_ = 268435456
 train-tiny: .venv/ready ## train such a model from nothing into runs/shapes-tiny/published (2 cores, 2 h); run again to go on
 	$(BIN)/torchrun --nproc-per-node 2 -m worldmodel.train.finetune shapes_tiny
-	$(BIN)/python -m worldmodel.train.publish runs/shapes-tiny runs/shapes-tiny/published
+	$(BIN)/worldmodel publish runs/shapes-tiny runs/shapes-tiny/published
 
 eval: .venv/ready ## measure the shipped model; the report lands in outputs/eval-shapes-tiny
 	$(BIN)/worldmodel eval shapes-tiny

@@ -1,7 +1,6 @@
-"""`worldmodel demo`: a page on which a person steers a world.
+"""The web page of `worldmodel demo`, and the server that it starts for itself if none is given.
 
-The page talks to a server over HTTP, one that runs already or one that it starts for itself. It listens on
-this machine only, and holds no model.
+The page is a client of the HTTP API. It listens on this machine only and holds no model.
 """
 
 import os
@@ -17,7 +16,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from worldmodel.cli.parser import Parser
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.worlds import World, get_world
 
@@ -25,48 +23,45 @@ if TYPE_CHECKING:
     import gradio as gr
 
 KEY_VARIABLE = "WORLDMODEL_API_KEY"
-"""Environment variable with the key of a running server; as an argument others could read it."""
-START_S = 300.0
-STOP_S = 40.0
+"""Environment variable with the API key of a running server; other users could read an argument."""
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 40.0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Show the demo until interrupted and return the exit code."""
-    parser = Parser(
-        "worldmodel demo",
-        "Open a page on which a person steers a world, by words or by suggestions, back and forth.",
-        "worldmodel demo shapes-tiny\n  worldmodel demo --server http://127.0.0.1:8000",
-    )
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="what to serve (default: shapes-tiny)")
-    parser.add_argument("--server", metavar="URL", help=f"a running server; its key stands in {KEY_VARIABLE}")
-    parser.add_argument(
-        "--world", metavar="NAME", help="world whose start images and actions are suggested (the model's)"
-    )
-    parser.add_argument("--port", type=int, help="port of the page (default: a free one from 7860)")
-    args = parser.parse_args(argv)
-    if args.model and args.server:
-        raise ConfigError("Name a MODEL to serve or the --server that runs already, not both.")
-    # Told to stop, it ends as with Ctrl-C: the server of its own must not outlive it.
+def run(
+    model: str | None = None, server: str | None = None, port: int | None = None, world: str | None = None
+) -> None:
+    """Show the page until interrupted, for a running server or for one started with `model`.
+
+    Args:
+        model: Name or folder of the model to serve; None uses `server`.
+        server: URL of a running server.
+        port: Port of the page; None takes a free one.
+        world: World whose start images and actions are suggested; None takes that of the model.
+
+    Raises:
+        ConfigError: Gradio is not installed, or the port is in use.
+        ModelError: the server for `model` does not start.
+    """
+    # SIGTERM ends the demo as Ctrl-C does, so that its own server does not outlive it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     try:
         from worldmodel.demo import page
     except ImportError:
-        raise ConfigError("The demo needs Gradio; run `pip install 'worldmodel[demo]'`.") from None
-    model = None if args.server else args.model or "shapes-tiny"
-    world = args.world or (world_of(model) if model else None)
-    with served(model) if model else nullcontext(args.server) as url:
-        blocks = build(url, os.environ.get(KEY_VARIABLE) if args.server else None, world)
+        raise ConfigError("`worldmodel demo` needs Gradio; run pip install 'worldmodel[demo]'.") from None
+    world = world or (world_of(model) if model else None)
+    with served(model) if model else nullcontext(server or "") as url:
+        blocks = build(url, None if model else os.environ.get(KEY_VARIABLE), world)
         try:
-            address = page.launch(blocks, args.port, block=False)
+            address = page.launch(blocks, port, block=False)
         except OSError:
-            raise ConfigError(f"Port {args.port} is taken; choose another with --port.") from None
-        print(f"Open {address} in a browser; Ctrl-C ends.", flush=True)
+            raise ConfigError(f"Port {port} is in use; choose another with --port.") from None
+        print(f"Open {address} in a browser; press Ctrl-C to stop.", flush=True)
         try:
             threading.Event().wait()
         finally:
             blocks.close(verbose=False)
-    return 0
 
 
 def build(client_url: str, api_key: str | None = None, world: str | None = None) -> "gr.Blocks":
@@ -95,28 +90,28 @@ def world_of(model: str) -> str | None:
 
 @contextmanager
 def served(model: str) -> Iterator[str]:
-    """Serve a model on a free port of this machine while the block runs; gives the address.
+    """Serve a model on a free local port during the block; yields the server's URL.
 
     Raises:
-        ModelError: the server does not come up, for the reason that it tells.
+        ModelError: the server does not start; the message is the server's own.
     """
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
-    # A key in the environment would be asked of this page too; nobody else reaches this server.
+    # The server is local and private; with keys in its environment it would require one from this page.
     environment = {name: value for name, value in os.environ.items() if name != "WORLDMODEL_API_KEYS"}
     with (
         tempfile.TemporaryDirectory() as folder,
         (Path(folder) / "log.txt").open("w+", errors="replace") as log,
     ):
         options = ["--host", "127.0.0.1", "--port", str(port), "--data-dir", str(Path(folder) / "data")]
-        # All visitors share the one name of callers without a key.
+        # All visitors of the page count as one caller without a key.
         options += ["--max-worlds-per-key", "64"]
-        process = subprocess.Popen(  # noqa: S603 -- our own command
+        process = subprocess.Popen(  # noqa: S603 -- this package's own command
             [sys.executable, "-P", "-m", "worldmodel", "serve", model, *options],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,  # Ctrl-C reaches this process, which ends the server
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
         )
         try:
             print(f"Loading {model} …", flush=True)
@@ -129,20 +124,21 @@ def served(model: str) -> Iterator[str]:
 def _await_ready(process: "subprocess.Popen[bytes]", url: str, log: IO[str]) -> None:
     from worldmodel.serving.client import Client
 
-    until = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     with Client(url, timeout_s=5) as client:
         while not client.ready():
             if process.poll() is not None:
                 log.seek(0)
-                told = [line for line in log.read().splitlines() if line.startswith("error: ")]
+                errors = [line for line in log.read().splitlines() if line.startswith("error: ")]
                 raise ModelError(
-                    told[-1].removeprefix("error: ")
-                    if told
-                    else "The server ended as it began; run `worldmodel serve` to see why."
+                    errors[-1].removeprefix("error: ")
+                    if errors
+                    else "The server exited during startup; run `worldmodel serve` to see why."
                 )
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise ModelError(
-                    f"The server is not ready after {START_S:.0f} s; run `worldmodel serve` and use --server."
+                    f"The server was not ready after {START_TIMEOUT_S:.0f} s; run `worldmodel serve` and "
+                    "pass its URL as --server."
                 )
             time.sleep(0.2)
 
@@ -150,7 +146,7 @@ def _await_ready(process: "subprocess.Popen[bytes]", url: str, log: IO[str]) -> 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     try:
-        process.wait(STOP_S)
+        process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -160,7 +156,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,5 @@
 """The running server: loading, listening, and stopping without losing what is under way."""
 
-import argparse
 import asyncio
 import importlib.util
 import math
@@ -16,12 +15,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from worldmodel import hub
-from worldmodel.cli.model import load_model
 from worldmodel.errors import ConfigError, OutputError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app, drain
 from worldmodel.serving.auth import Keys, check_bind
-from worldmodel.serving.command import limits_of
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import Engine, InProcessEngine
 from worldmodel.serving.settings import ServerConfig
@@ -32,27 +29,50 @@ BYE_S = 2
 """Time for answers that are being sent when everything else has ended."""
 
 
-async def serve(args: argparse.Namespace, adapters: Mapping[str, Path]) -> int:
-    """Load the model, serve until told to stop, and return the exit code.
+async def serve(
+    name_or_path: str,
+    *,
+    name: str | None,
+    host: str,
+    port: int,
+    engine: str,
+    device: str | None,
+    adapters: Mapping[str, Path],
+    data_dir: Path,
+    keys_file: str | None,
+    limits: Mapping[str, float],
+) -> None:
+    """Load a model and serve it until a signal stops the server.
+
+    Args:
+        name_or_path: The model: a shipped name or a folder.
+        name: Model name in the API; None takes the folder's.
+        host: Address to listen on.
+        port: Port to listen on; 0 picks a free one.
+        engine: auto, vllm or in-process.
+        device: Device of the model; None takes CUDA where it is available.
+        adapters: Folders of LoRA adapters by the name under which requests select them.
+        data_dir: Folder for generated videos.
+        keys_file: File with one API key per line.
+        limits: Further fields of `ServerConfig`.
 
     Raises:
         ConfigError: the address would be open to others and there is no key.
         ModelError: the model or an adapter cannot be loaded.
         OutputError: the address or the data folder cannot be used.
     """
-    keys = Keys.load(args.keys_file)
-    check_bind(args.host, keys)
-    limits = limits_of(args)
-    folder = hub.resolve(args.model)
-    with _bound(args.host, args.port) as listener:
-        model = load_model(args.model).to(_device(args.device))
+    keys = Keys.load(keys_file)
+    check_bind(host, keys)
+    folder = hub.resolve(name_or_path)
+    with _bound(host, port) as listener:
+        model = WorldModel.from_pretrained(name_or_path).to(_device(device))
         compute = Compute()
-        engine = await _engine(args.engine, folder, model, compute, adapters)
-        service = WorldService(model, engine, compute=compute)
+        runner = await _engine(engine, folder, model, compute, adapters)
+        service = WorldService(model, runner, compute=compute)
         try:
             config = ServerConfig(
-                model_name=args.name or folder.resolve().name,
-                data_dir=Path(args.data_dir),
+                model_name=name or folder.resolve().name,
+                data_dir=data_dir,
                 keys=keys,
                 **limits,  # type: ignore[arg-type]
             )
@@ -65,12 +85,11 @@ async def serve(args: argparse.Namespace, adapters: Mapping[str, Path]) -> int:
         server = Server(app, config.drain_timeout_s)
         server.greeting = (
             f"serving {config.model_name} on {address} "
-            f"(engine: {engine.name}, device: {model.device.type}, "
+            f"(engine: {runner.name}, device: {model.device.type}, "
             f"{f'keys: {len(keys)}' if len(keys) else 'no key: this machine only'})\n"
             f"play: {address}/play   schema: {address}/openapi.json   stop: Ctrl-C"
         )
         await server.serve(sockets=[listener])
-    return 0
 
 
 async def _engine(

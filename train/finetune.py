@@ -4,7 +4,6 @@ Every stage builds its model, optimizers and data stream and runs its steps. A r
 resumes from its newest checkpoint, on any number of processes.
 """
 
-import argparse
 import dataclasses
 import json
 import os
@@ -25,7 +24,7 @@ from worldmodel import config as configs
 from worldmodel import hub
 from worldmodel.config import TrainConfig, WorldModelConfig
 from worldmodel.data import loader
-from worldmodel.errors import ConfigError, WorldModelError
+from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_frames
 from worldmodel.models.layers import attention
 from worldmodel.parallel.mesh import Mesh
@@ -35,31 +34,6 @@ from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
 from worldmodel.train.trainer import Progress, Trainer
 from worldmodel.train.watchdog import StragglerDetector, Watchdog
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the training that a config describes; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="worldmodel train", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("config", help="a YAML file, or the name of a shipped one (shapes_tiny)")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="e.g. seed=1 mesh.sp=2 stages.state.steps=100"
-    )
-    args = parser.parse_args(argv)
-    try:
-        config = settled(configs.load(args.config, args.overrides))
-        with StopSignal() as stop:
-            result = train(config, command_line(args.config, *args.overrides), lambda: stop.received)
-    except WorldModelError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if int(os.environ.get("RANK", 0)) == 0:
-        ended = (result / "config.json").is_file() and result.name == "model"
-        print(
-            f"model: {result}"
-            if ended
-            else f"stopped; run the same command to resume from {result}/checkpoints"
-        )
-    return 0
 
 
 def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bool] = lambda: False) -> Path:
@@ -241,4 +215,6 @@ class StopSignal:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from worldmodel.cli import main
+
+    sys.exit(main(["train", *sys.argv[1:]]))

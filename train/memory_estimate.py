@@ -59,8 +59,8 @@ class MemoryEstimate:
         return self.weights + self.gradients + self.optimizer + self.gathered + self.activations
 
 
-def report(name: str, overrides: list[str], as_json: bool) -> int:
-    """Print the memory of a step of a config, by LoRA and in full, on 1, 8 and 64 GPUs; returns 0."""
+def report(name: str, overrides: list[str], as_json: bool) -> None:
+    """Print the memory of a step of a config, by LoRA and in full, on 1, 8 and 64 GPUs."""
     config = configs.load(name, overrides)
     model = build_on_meta(config.model)
     sizes: Counter[str] = Counter()
@@ -77,7 +77,7 @@ def report(name: str, overrides: list[str], as_json: bool) -> int:
             {"method": method, "gpus": number, **asdict(each)} for (method, number), each in estimates.items()
         ]
         print(json.dumps({"parameters": dict(sizes), "memory_bytes": rows}, indent=2))
-        return 0
+        return
     for part, size in sizes.items():
         print(f"  {part:10s} {size / 1e9:8.3f} B parameters")
     columns = ("weights", "gradients", "optimizer", "gathered", "activations", "total")

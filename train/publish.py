@@ -3,14 +3,13 @@
 python -m worldmodel.train.publish runs/shapes-tiny runs/shapes-tiny/published
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from worldmodel import hub
-from worldmodel.errors import ModelError, WorldModelError
+from worldmodel.errors import ModelError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.report import write_report
 from worldmodel.eval.speed import machine
@@ -18,22 +17,6 @@ from worldmodel.eval.suite import EvalSettings, evaluate, suite_of
 
 LONGEST_STEP_S = 300.0
 """Longer gaps between two lines of metrics.jsonl are interruptions of the run."""
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Publish a run; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run", type=Path, help="folder of a finished run (train.run_dir)")
-    parser.add_argument("folder", type=Path, help="model folder to write")
-    parser.add_argument("--num-samples", type=int, default=400, help="samples a figure (default 400)")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of a rollout (default 10)")
-    args = parser.parse_args(argv)
-    try:
-        publish(args.run, args.folder, args.num_samples, args.rounds)
-    except WorldModelError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
@@ -85,4 +68,6 @@ def training_record(run: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from worldmodel.cli import main
+
+    sys.exit(main(["publish", *sys.argv[1:]]))

@@ -39,7 +39,7 @@ def test_python_blocks_run_one_after_the_other(clone: Path) -> None:
     assert (clone / "outputs" / "out.mp4").stat().st_size > 1000
 
 
-OWN = next(place for place, command in enumerate(commands()) if "recorder" in command)
+OWN = next(place for place, command in enumerate(commands()) if "record" in command)
 """Where the commands begin that need what the one before made."""
 
 

@@ -16,12 +16,12 @@ from steering import ALL, FORWARD, FULL
 
 from worldmodel import hub
 from worldmodel.cli.info import action_facts, model_facts
-from worldmodel.cli.rollout import parse_action
 from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.action_list import parse_action
 from worldmodel.types import Action, Camera, Pose
 
 QUARTER = (0.0, math.sqrt(0.5), 0.0, math.sqrt(0.5))
@@ -328,7 +328,7 @@ def test_info_lists_the_actions_of_a_model() -> None:
     assert action_facts(ALL) == {
         "text": "up to 64 tokens",
         "keys": ["w", "a", "s", "d"],
-        "mouse": "right and down, -1 to 1 of the picture",
+        "mouse": "right and down, -1 to 1, in units of the image size",
         "vector": "2 numbers: reach (-2 to 2), grip (0 to 1)",
         "camera": "target or velocity: translation [x, y, z], rotation [x, y, z, w]",
     }

@@ -15,8 +15,8 @@ from worldmodel import config as configs
 from worldmodel import media
 from worldmodel.cli import VERBS, main
 from worldmodel.cli.info import read_card
-from worldmodel.cli.rollout import parse_action
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.action_list import parse_action
 from worldmodel.types import Action
 
 LEFT = "the red ball moves left"
@@ -129,26 +129,35 @@ def test_config_lists_and_explains(run: Callable[..., tuple[int, str, str]]) -> 
     assert configs.load("again.yaml") == configs.load("shapes_tiny", ["seed=3", "stages.state.lr=1e-5"])
 
 
-@pytest.mark.parametrize(
-    ("verb", "module"), [("eval", "worldmodel.eval.command"), ("train", "worldmodel.train.finetune")]
-)
-def test_verbs_of_other_floors_get_their_arguments(
-    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, verb: str, module: str
-) -> None:
-    got: list[list[str]] = []
-
-    class Floor:
-        @staticmethod
-        def main(argv: list[str]) -> int:
-            got.append(argv)
-            return 7
-
-    monkeypatch.setitem(sys.modules, module, Floor)  # type: ignore[arg-type]
-    assert run(verb, "shapes_tiny", "seed=1")[0] == 7
-    assert got == [["shapes_tiny", "seed=1"]]
+@pytest.mark.parametrize("launcher", [("-m", "worldmodel.train.finetune"), ("train/finetune.py",)])
+def test_scripts_run_the_verb_of_the_same_name(launcher: tuple[str, ...]) -> None:
+    root = Path(__file__).parents[2]
+    words = [str(root / word) if word.endswith(".py") else word for word in launcher]
+    done = subprocess.run(
+        [sys.executable, "-P", *words, "no_such_config"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no_such_config" in done.stderr
+    assert "error: " in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["", *(verb for verb in VERBS if verb != "eval")])
+def test_publish_names_a_run_without_a_model(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = run("publish", "no-run", "folder")
+    assert code == 2
+    assert "no-run" in err
+
+
+def test_record_writes_clips_to_train_on(run: Callable[..., tuple[int, str, str]]) -> None:
+    assert run("record", "clips", "--num-clips", "1", "--rounds", "1")[0] == 0
+    assert {path.name for path in Path("clips").iterdir()} == {"clip-00000.mp4", "clips.csv"}
+    assert run("record", "clips", "--num-clips", "0")[0] == 2
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
 def test_help_teaches_with_an_example(run: Callable[..., tuple[int, str, str]], verb: str) -> None:
     code, out, err = run(*verb.split(), "--help")
     assert (code, err) == (0, "")
@@ -303,13 +312,11 @@ def test_actions_as_words(word: str, action: Action) -> None:
     assert parse_action(word) == action
 
 
-def test_first_steps_of_the_demo(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from worldmodel.demo import first_steps
-
-    assert first_steps.main(["--model", str(model_folder), "--out", "steps"]) == 0
-    out = capsys.readouterr().out
+def test_first_steps_write_what_they_list(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = run("first-steps", "--model", "MODEL", "--out", "steps")
+    assert code == 0
     names = {"rollout.mp4", "rollout.gif", "rollout.png", "futures.png", "imagined.png"}
     assert {path.name for path in Path("steps").iterdir()} == names
     assert all(f"steps/{name}" in out for name in names)
-    assert first_steps.main(["--model", "nothing", "--out", "other"]) == 2
+    assert run("first-steps", "--model", "nothing", "--out", "other")[0] == 2
     assert not Path("other").exists()

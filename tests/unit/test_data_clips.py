@@ -18,7 +18,7 @@ from worldmodel.data.clips import Broken, Clip
 from worldmodel.data.columns import track_of
 from worldmodel.data.sources import Source, open_source
 from worldmodel.data.tables import open_table as open_file
-from worldmodel.errors import ConfigError, InputError
+from worldmodel.errors import ConfigError, InputError, OutputError
 from worldmodel.types import DESCRIBE, Action, Episode
 from worldmodel.worlds import recorder
 from worldmodel.worlds.shapes.source import KEYS
@@ -188,8 +188,9 @@ def test_a_text_is_described_and_imagined(counting: Path, tmp_path: Path) -> Non
 
 
 def test_a_recording_is_the_world_that_was_recorded(tmp_path: Path) -> None:
-    assert recorder.main([str(tmp_path), "--num-clips", "3", "--rounds", "2", "--seed", "4"]) == 0
-    assert recorder.main([str(tmp_path), "--num-clips", "0"]) == 2
+    recorder.record(tmp_path, 3, rounds=2, seed=4)
+    with pytest.raises(OutputError, match="0"):
+        recorder.record(tmp_path, 0)
     model = WorldModelConfig(action=ActionConfig(keys=KEYS))
     world = open_source("world", DataConfig({"world": SourceConfig()}), model)
     with pytest.raises(ConfigError, match=r"set model\.codec\.image_size, now 32, to 64"):

@@ -12,9 +12,9 @@ import torch
 
 from worldmodel import config as configs
 from worldmodel import hub
+from worldmodel.cli import main
 from worldmodel.config import SMALL_DECODER, CodecConfig
 from worldmodel.errors import ConfigError, InputError, OutputError
-from worldmodel.eval import command
 from worldmodel.eval.card import model_card
 from worldmodel.eval.metrics import MAX_PSNR, Rate, mean_figure, psnr, ssim
 from worldmodel.eval.report import write_report
@@ -287,9 +287,9 @@ def test_control_texts_mean_something_else() -> None:
 @pytest.mark.slow
 def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     hub.save_pretrained(model, tmp_path / "random")
-    argv = [str(tmp_path / "random"), "--num-samples", "2", "--rounds", "2"]
+    argv = ["eval", str(tmp_path / "random"), "--num-samples", "2", "--rounds", "2"]
     report, file = tmp_path / "report", tmp_path / "figures.json"
-    assert command.main([*argv, "--report", str(report), "--json", str(file)]) == 0
+    assert main([*argv, "--report", str(report), "--json", str(file)]) == 0
     shown = capsys.readouterr().out
     assert "Held-out combinations" in shown
     assert "report:" in shown
@@ -337,7 +337,7 @@ def test_one_split_alone(true_subject: TrueSubject) -> None:
 def test_bad_values_are_one_sentence(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture, tmp_path: Path
 ) -> None:
-    assert command.main(["shapes-tiny", "--report", str(tmp_path / "report"), *arguments]) == 2
+    assert main(["eval", "shapes-tiny", "--report", str(tmp_path / "report"), *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.startswith("error: ")
@@ -345,7 +345,7 @@ def test_bad_values_are_one_sentence(
 
 
 def test_unknown_model(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    assert command.main(["no-such-model", "--report", str(tmp_path / "report")]) == 2
+    assert main(["eval", "no-such-model", "--report", str(tmp_path / "report")]) == 2
     assert "no-such-model" in capsys.readouterr().err
     assert not (tmp_path / "report").exists()
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from worldmodel import config as configs
+from worldmodel.cli import main
 from worldmodel.config import MeshConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.data import loader
 from worldmodel.errors import ConfigError, ModelError
@@ -284,7 +285,7 @@ def test_a_run_records_its_command(
 ) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text(json.dumps(configs.to_dict(changed(run_config, steps=2))))
-    assert finetune.main([str(config), "seed=5"]) == 0
+    assert main(["train", str(config), "seed=5"]) == 0
     record = publish.training_record(Path(run_config.run_dir))
     assert record["command"] == f"worldmodel train {config} seed=5"
     assert [stage["steps"] for stage in record["stages"].values()] == [2]
@@ -356,5 +357,5 @@ def test_a_mesh_of_the_wrong_size_is_refused(
     with pytest.raises(ConfigError, match=r"mesh\.sp 3"):
         finetune.train(dataclasses.replace(run_config, mesh=MeshConfig(sp=3)))
     assert not dist.is_initialized()
-    assert finetune.main(["no_such_config"]) == 2
+    assert main(["train", "no_such_config"]) == 2
     assert "no_such_config" in capsys.readouterr().err

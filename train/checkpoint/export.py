@@ -8,16 +8,14 @@ for use with the model that the run started from.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import torch
 
 from worldmodel import config as configs
 from worldmodel import hub
-from worldmodel.cli.parser import Parser
 from worldmodel.config import TrainConfig, TrainedConfig
-from worldmodel.errors import ModelError, OutputError, WorldModelError
+from worldmodel.errors import ModelError, OutputError
 from worldmodel.models import lora
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
@@ -26,27 +24,6 @@ from worldmodel.train.checkpoint.manifest import Manifest, verify
 from worldmodel.train.checkpoint.storage import State
 from worldmodel.train.components import settings_of
 from worldmodel.train.tokenizer import build_tokenizer
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Export the checkpoint that the arguments name; returns the exit code."""
-    parser = Parser(
-        "worldmodel export",
-        "Turn a checkpoint of a run into a model folder, or what LoRA learned in it into adapters.",
-        "worldmodel export runs/mine/checkpoints/00007-state-400 mine",
-    )
-    parser.add_argument("checkpoint", type=Path, help="a folder in RUN_DIR/checkpoints")
-    parser.add_argument("folder", type=Path, help="folder to write")
-    parser.add_argument(
-        "--adapters", action="store_true", help="write only what LoRA learned, one folder a component"
-    )
-    try:
-        args = parser.parse_args(argv)
-        (export_adapters if args.adapters else export)(args.checkpoint, args.folder)
-    except WorldModelError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def export(checkpoint: Path, folder: Path) -> Path:
@@ -152,7 +129,3 @@ def load_weights(model: WorldModel, checkpoint: Path) -> None:
         if settings and ".lora_A." in name:
             up, weight = (state[lora.beside(name, other)] for other in ("lora_B", "base_layer"))
             lora.apply(weight, up, down, settings)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,8 @@
-"""The command line, `worldmodel VERB …`: each verb parses, runs and prints; the work is the library's.
+"""The command line, `worldmodel VERB …`.
 
-Exit codes: 0 done, 2 a mistake that the user can mend (one sentence on stderr, no traceback), 1 a bug,
-130 interrupted. A verb's module is imported when the verb is called, so that `worldmodel --help` is instant.
+Every verb is one module with a `main(argv)` that parses its arguments and then imports what it runs, so that
+`--help` is fast. Errors are reported here and nowhere else. Exit codes: 0 success, 1 a bug (traceback),
+2 a user error (one sentence on stderr), 130 interrupted, 141 the reader of a pipe has gone.
 """
 
 import difflib
@@ -14,28 +15,28 @@ from worldmodel.cli.parser import Parser
 from worldmodel.errors import InputError, WorldModelError
 
 VERBS = {
-    "rollout": ("worldmodel.cli.rollout", "play actions from an image, a video or a caption"),
-    "describe": (
-        "worldmodel.cli.describe",
-        "say what is seen, answer a question, name the action between two",
-    ),
-    "eval": ("worldmodel.eval.command", "measure a model against the world's truth"),
-    "serve": ("worldmodel.serving.command", "serve a model over HTTP and WebSocket"),
-    "demo": ("worldmodel.demo.app", "steer a world on a page in the browser"),
-    "train": ("worldmodel.cli.train", "train a model as a configuration says"),
-    "export": ("worldmodel.cli.export", "turn a checkpoint of a training run into a model folder"),
-    "info": ("worldmodel.cli.info", "say what a model is and what it takes"),
-    "config": ("worldmodel.cli.settings", "print or list configurations"),
+    "rollout": "generate a video from an observation and a list of actions",
+    "describe": "describe an observation, answer a question about it, or infer an action",
+    "info": "show the components, actions and figures of a model",
+    "eval": "evaluate a model and write a report",
+    "demo": "steer a model on a web page",
+    "first-steps": "run a short tour of what a model can do",
+    "serve": "serve a model over HTTP and WebSocket",
+    "train": "train or fine-tune a model",
+    "export": "convert a training checkpoint to a model folder",
+    "publish": "evaluate a finished run and write its model folder and model card",
+    "record": "record sample clips to train on",
+    "config": "print or list configurations",
 }
-"""Verbs, the modules whose `main(argv)` runs them, and what they do."""
+"""Verbs and their summaries; the verb `first-steps` is the module `worldmodel.cli.first_steps`."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
-        return code
+        return 0
     except WorldModelError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -43,26 +44,26 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of a pipe has left (`… | head`): what is still buffered goes nowhere.
+        # `worldmodel … | head`: redirect what is still buffered, or flushing at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except SystemExit as stop:  # argparse leaves this way after --help and --version
+    except SystemExit as stop:  # argparse exits after --help and --version
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
 
-def _run(argv: list[str]) -> int:
-    verbs = "\n".join(f"  {name:9s} {summary}" for name, (_, summary) in VERBS.items())
+def _run(argv: list[str]) -> None:
+    verbs = "\n".join(f"  {name:11s} {summary}" for name, summary in VERBS.items())
     parser = Parser(
         "worldmodel",
-        f"Any2Any world models: steer a world round after round.\n\nverbs:\n{verbs}",
+        f"Train, run and serve world models that take text, images, video and actions.\n\nverbs:\n{verbs}",
         'worldmodel rollout first_frame.png "the red ball moves left" "the blue box jumps"\n'
-        "  worldmodel VERB --help explains a verb",
+        "  worldmodel VERB --help",
     )
     parser.add_argument("--version", action="version", version=f"worldmodel {__version__}")
-    parser.add_argument("verb", metavar="VERB", help="what to do")
+    parser.add_argument("verb", metavar="VERB", help="one of the verbs above")
     verb = argv[0] if argv and not argv[0].startswith("-") else parser.parse_args(argv).verb
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(VERBS)}."
         raise InputError(f"There is no verb {verb!r}; {hint}")
-    return importlib.import_module(VERBS[verb][0]).main(argv[1:])
+    importlib.import_module(f"worldmodel.cli.{verb.replace('-', '_')}").main(argv[1:])

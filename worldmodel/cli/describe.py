@@ -1,29 +1,33 @@
-"""`worldmodel describe`: words about observations."""
+"""`worldmodel describe`: text about observations."""
 
 from worldmodel.cli.model import load_model
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import MODEL_HELP, Parser
 from worldmodel.errors import InputError
 
 
-def main(argv: list[str]) -> int:
-    """Say what an observation shows, answer a question about it, or name the action between two."""
+def main(argv: list[str]) -> None:
+    """Describe an observation, answer a question about it, or infer the action between two."""
     parser = Parser(
         "worldmodel describe",
-        "Say what an image or a video shows, answer a question about it, or (with --after) say which action\n"
+        "Describe an image or a video, answer a question about it, or (with --after) infer the action that\n"
         "led from it to a second one.",
         "worldmodel describe first_frame.png\n"
         '  worldmodel describe first_frame.png "how many things are there"\n'
         "  worldmodel describe first_frame.png --after clip.mp4",
     )
-    parser.add_argument("observation", metavar="OBSERVATION", help="an image or a video")
-    parser.add_argument("question", metavar="QUESTION", nargs="?", help="what to ask (default: describe it)")
-    parser.add_argument("--after", metavar="OBSERVATION", help="a later observation: which action led there?")
+    parser.add_argument("observation", metavar="OBSERVATION", help="path of an image or a video")
     parser.add_argument(
-        "--model", default="shapes-tiny", help="a shipped model or a model folder (%(default)s)"
+        "question", metavar="QUESTION", nargs="?", help="a question about it (default: describe it)"
     )
+    parser.add_argument(
+        "--after", metavar="OBSERVATION", help="a later observation: infer the action between"
+    )
+    parser.add_argument("--model", default="shapes-tiny", help=MODEL_HELP)
     args = parser.parse_intermixed_args(argv)
     if args.question is not None and args.after is not None:
-        raise InputError("A question and --after ask for two things; leave one of them out.")
+        raise InputError(
+            f"The question {args.question!r} and --after exclude each other; leave one of them out."
+        )
     session = load_model(args.model).session()
     session.reset(args.observation)
     if args.after is not None:
@@ -31,4 +35,3 @@ def main(argv: list[str]) -> int:
         print(session.infer_action())
     else:
         print(session.describe(args.question))
-    return 0

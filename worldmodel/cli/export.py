@@ -1,8 +1,27 @@
-"""`worldmodel export`: hands over to the training floor, which the library never imports by itself."""
+"""`worldmodel export`: convert a training checkpoint to a model folder."""
 
-import importlib
+from pathlib import Path
+
+from worldmodel.cli.parser import Parser
 
 
-def main(argv: list[str]) -> int:
-    """Turn a checkpoint of a training run into a model folder, or what LoRA learned into adapters."""
-    return importlib.import_module("worldmodel.train.checkpoint.export").main(argv)
+def main(argv: list[str]) -> None:
+    """Write the model of a checkpoint, or only its LoRA weights."""
+    parser = Parser(
+        "worldmodel export",
+        "Convert a training checkpoint to a model folder: LoRA weights are merged, averaged (EMA) weights\n"
+        "are used where there are any.",
+        "worldmodel export runs/mine/checkpoints/00007-state-400 mine\n"
+        "  worldmodel export runs/mine/checkpoints/00007-state-400 lora --adapters",
+    )
+    parser.add_argument("checkpoint", type=Path, help="a folder in RUN_DIR/checkpoints")
+    parser.add_argument("folder", type=Path, help="folder to write")
+    parser.add_argument(
+        "--adapters", action="store_true", help="write only the LoRA weights, in peft's format, by component"
+    )
+    args = parser.parse_args(argv)
+
+    from worldmodel.train.checkpoint import export
+
+    write = export.export_adapters if args.adapters else export.export
+    print(f"wrote {write(args.checkpoint, args.folder)}")

@@ -1,66 +1,76 @@
-"""`worldmodel info`: what a model is, and what training one would need."""
+"""`worldmodel info`: facts about a model, or a memory estimate for training one."""
 
-import importlib
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worldmodel.cli.parser import Parser
-from worldmodel.config import ActionConfig
 from worldmodel.errors import InputError, ModelError
 
+if TYPE_CHECKING:
+    from worldmodel.config import ActionConfig
 
-def main(argv: list[str]) -> int:
-    """Say what a model is: its parts and their sizes, what steers it, what it makes."""
+
+def main(argv: list[str]) -> None:
+    """Print the components and sizes of a model, the actions it takes and the frames it generates."""
     parser = Parser(
         "worldmodel info",
-        "Say what a model is: its parts and their sizes, the actions it takes, the frames it makes.",
+        "Show the components of a model and their sizes, the actions it takes, the frames it generates and\n"
+        "the figures of its model card. With --plan, estimate the memory that training needs instead.",
         "worldmodel info shapes-tiny\n  worldmodel info runs/shapes-tiny/model --json\n"
         "  worldmodel info --plan pan model.codec.image_size=[240,416]",
     )
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", default="shapes-tiny", help="a name or a model folder"
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default="shapes-tiny",
+        help="name or folder of a model (default: %(default)s); with --plan, a training config",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="MODEL is a training config instead: estimate the memory of a step on 1, 8 and 64 GPUs",
+        help="estimate the memory of a training step of a config on 1, 8 and 64 GPUs",
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="--plan: settings that win over the file"
+        "overrides", nargs="*", metavar="key=value", help="with --plan: settings that override the config"
     )
     args = parser.parse_args(argv)
     if args.plan:
-        return importlib.import_module("worldmodel.train.memory_estimate").report(
-            args.model, args.overrides, args.json
-        )
+        from worldmodel.train.memory_estimate import report
+
+        report(args.model, args.overrides, args.json)
+        return
     if args.overrides:
-        raise InputError(f"{args.overrides[0]!r} is a setting, which only --plan takes; leave it out.")
+        raise InputError(f"{args.overrides[0]!r} is a setting, which needs --plan; leave it out.")
     facts = model_facts(args.model)
-    if args.json:
-        print(json.dumps(facts, indent=2))
-        return 0
-    print(f"{facts['name']}  ({facts['folder']})")
-    for name, part in facts["components"].items():
-        print(f"  {name:10s} {part['parameters'] / 1e6:8.2f} M parameters  {part['bytes'] / 2**20:8.2f} MiB")
+    print(json.dumps(facts, indent=2) if args.json else _as_text(facts))
+
+
+def _as_text(facts: dict[str, Any]) -> str:
+    lines = [f"{facts['name']}  ({facts['folder']})"]
+    for name, size in facts["components"].items():
+        lines.append(
+            f"  {name:17s} {size['parameters'] / 1e6:8.2f} M parameters  {size['bytes'] / 2**20:8.2f} MiB"
+        )
     for key in ("actions", "frames", "tasks", "license", "figures"):
         value = facts[key]
         if isinstance(value, dict):
-            print(f"{key}:")
+            lines.append(f"{key}:")
             for name, item in value.items():
-                print(f"  {name:24s} {', '.join(map(str, item)) if isinstance(item, list) else item}")
+                lines.append(f"  {name:24s} {', '.join(map(str, item)) if isinstance(item, list) else item}")
         else:
-            print(f"{key}: {', '.join(value) if isinstance(value, list) else value or 'not stated'}")
-    return 0
+            lines.append(f"{key}: {', '.join(value) if isinstance(value, list) else value or 'not stated'}")
+    return "\n".join(lines)
 
 
 def model_facts(name: str) -> dict[str, Any]:
-    """Collect what `info` prints, from the files' headers: no weights are loaded.
+    """Collect facts from the config, the model card and the headers of the weight files; loads no weights.
 
     Raises:
-        ModelError: there is no such model, or its files are damaged.
+        ModelError: there is no such model, or a file is damaged.
     """
     from worldmodel import hub
 
@@ -92,21 +102,21 @@ def model_facts(name: str) -> dict[str, Any]:
     }
 
 
-def action_facts(config: ActionConfig) -> dict[str, str | list[str]]:
-    """Say what steers a model, kind by kind."""
+def action_facts(config: "ActionConfig") -> dict[str, str | list[str]]:
+    """Describe the actions that a model takes, by kind."""
     numbers = list(config.vector_names)
     if config.vector_low:
-        names = numbers or [str(place + 1) for place in range(config.vector_size)]
+        names = numbers or [str(index + 1) for index in range(config.vector_size)]
         bounds = zip(names, config.vector_low, config.vector_high, strict=True)
         numbers = [f"{name} ({low:g} to {high:g})" for name, low, high in bounds]
-    told = {
+    descriptions = {
         "text": f"up to {config.max_text_tokens} tokens",
         "keys": list(config.keys),
-        "mouse": "right and down, -1 to 1 of the picture",
+        "mouse": "right and down, -1 to 1, in units of the image size",
         "vector": f"{config.vector_size} numbers" + (f": {', '.join(numbers)}" if numbers else ""),
         "camera": "target or velocity: translation [x, y, z], rotation [x, y, z, w]",
     }
-    return {kind: told[kind] if taken else "none" for kind, taken in config.takes.items()}
+    return {kind: descriptions[kind] if taken else "none" for kind, taken in config.takes.items()}
 
 
 def _size(folder: Path, pattern: str = "*.safetensors") -> dict[str, int]:
@@ -140,7 +150,7 @@ def read_card(path: Path) -> tuple[str | None, dict[str, str]]:
         for line in lines
         if line.startswith("|")
     ]
-    # The row above |---| is a header, and the line itself is none.
+    # The row above |---| is the header.
     rules = {index for index, row in enumerate(rows) if not "".join(row).strip("-: ")}
     bodies = [row for index, row in enumerate(rows) if index not in rules and index + 1 not in rules]
     return license_name, {row[0]: " | ".join(row[1:]) for row in bodies if len(row) > 1}

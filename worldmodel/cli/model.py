@@ -1,4 +1,4 @@
-"""Loads models for verbs."""
+"""Model loading for verbs."""
 
 from typing import TYPE_CHECKING
 
@@ -7,15 +7,20 @@ if TYPE_CHECKING:
 
 
 def load_model(name: str) -> "WorldModel":
-    """Load a model by name or folder; transformers keeps its progress bars and warnings to itself.
+    """Load a model by name or path.
 
     Raises:
         ModelError: there is no such model, or its files are damaged.
     """
-    from transformers.utils import logging
-
     from worldmodel.models.world_model import WorldModel
+
+    quiet_transformers()
+    return WorldModel.from_pretrained(name)
+
+
+def quiet_transformers() -> None:
+    """Disable the progress bars and warnings of transformers."""
+    from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    return WorldModel.from_pretrained(name)

@@ -1,4 +1,4 @@
-"""Argument parsing whose complaints read like every other error."""
+"""An argument parser that raises typed errors, and the options that several verbs share."""
 
 import argparse
 from typing import NoReturn
@@ -7,16 +7,20 @@ from worldmodel.errors import InputError
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are sentences like every other error."""
+    """An `ArgumentParser` with an example below its options."""
 
     def __init__(self, prog: str, description: str, example: str) -> None:
         super().__init__(
             prog=prog,
             description=description,
-            epilog=f"example:\n  {example}" if example else None,
+            epilog=f"example:\n  {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; `{self.prog} --help` shows how it is used.")
+        raise InputError(f"{message}; see `{self.prog} --help`.")
+
+
+MODEL_HELP = "name of a shipped model, or path of a model folder (default: %(default)s)"
+OVERRIDES_HELP = "settings that override the file, for example seed=1 mesh.sp=2"

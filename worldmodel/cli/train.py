@@ -1,21 +1,39 @@
-"""`worldmodel train`: hands over to the training floor, which the library never imports by itself."""
+"""`worldmodel train`: train or fine-tune a model."""
 
-import importlib
+import os
 
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import OVERRIDES_HELP, Parser
 
 
-def main(argv: list[str]) -> int:
-    """Train a model as a configuration says."""
+def main(argv: list[str]) -> None:
+    """Train the stages of a configuration, or continue a run from its newest checkpoint."""
     parser = Parser(
         "worldmodel train",
-        "Train a model, stage after stage; a run that is started again continues where it stopped.",
+        "Train a model, stage by stage. Running the same command again resumes from the newest\n"
+        "checkpoint, on any number of processes.",
         "worldmodel train shapes_tiny run_dir=runs/mine stages.codec.steps=100\n"
+        "  worldmodel train own_clips data.sources.mine.path=clips/clips.csv    fine-tune the shipped model\n"
         "  torchrun --nproc-per-node 2 -m worldmodel train shapes_tiny",
     )
     parser.add_argument(
-        "config", metavar="CONFIG", help="a YAML file, or a shipped name (see `worldmodel config`)"
+        "config",
+        metavar="CONFIG",
+        help="a YAML file, or the name of a shipped config (see `worldmodel config`)",
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
     args = parser.parse_args(argv)
-    return importlib.import_module("worldmodel.train.finetune").main([args.config, *args.overrides])
+
+    from worldmodel import config as configs
+    from worldmodel.train import finetune
+
+    config = finetune.settled(configs.load(args.config, args.overrides))
+    with finetune.StopSignal() as stop:
+        command = finetune.command_line(args.config, *args.overrides)
+        result = finetune.train(config, command, lambda: stop.received)
+    if int(os.environ.get("RANK", 0)) == 0:
+        finished = (result / "config.json").is_file() and result.name == "model"
+        print(
+            f"model: {result}"
+            if finished
+            else f"stopped; run the same command to resume from {result}/checkpoints"
+        )

@@ -4,17 +4,15 @@ The folder gets one mp4 a clip and a table, clips.csv, that says what was done i
 own recordings look like, and what `data.sources` of kind `clips` reads.
 """
 
-import argparse
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from worldmodel import media
-from worldmodel.errors import OutputError, WorldModelError
+from worldmodel.errors import OutputError
 from worldmodel.io import atomic_file
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
@@ -59,26 +57,3 @@ def entries(actions: tuple[Action, ...], field: str) -> str:
     """Return the actions that have a field as JSON, each from the frame it finds to the last it leads to."""
     values = [(place * SECONDS, getattr(action, field)) for place, action in enumerate(actions)]
     return json.dumps([{"start": at, "end": at + SECONDS, field: value} for at, value in values if value])
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Record what the command line asks for; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m worldmodel.worlds.recorder", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("folder", help="where the clips and clips.csv go")
-    parser.add_argument("--num-clips", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=3, help="actions in a clip, one after the other")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
-    try:
-        table = record(args.folder, args.num_clips, args.rounds, args.seed)
-    except WorldModelError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    sys.stdout.write(f"{args.num_clips} clips: {table}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

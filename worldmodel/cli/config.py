@@ -1,4 +1,4 @@
-"""`worldmodel config`: configurations as they resolve, every key explained."""
+"""`worldmodel config`: resolved configurations with a comment for every key."""
 
 import ast
 import dataclasses
@@ -8,35 +8,38 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import OVERRIDES_HELP, Parser
 
 
-def main(argv: list[str]) -> int:
-    """Print a resolved configuration, every key explained; without a file, list the shipped ones."""
+def main(argv: list[str]) -> None:
+    """Print a resolved configuration, or the names of the shipped ones."""
     parser = Parser(
         "worldmodel config",
-        "Print a configuration as it resolves, every key explained; without a file, list the shipped ones.",
-        "worldmodel config shapes_tiny seed=1 stages.state.steps=100 > mine.yaml",
+        "Print a training configuration with all defaults filled in and a comment for every key. Without an\n"
+        "argument, list the shipped configurations.",
+        "worldmodel config\n  worldmodel config shapes_tiny seed=1 stages.state.steps=100 > mine.yaml",
     )
-    parser.add_argument("file", nargs="?", metavar="FILE|NAME", help="a YAML file or a shipped name")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG", help="a YAML file, or the name of a shipped config"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
     args = parser.parse_args(argv)
+
     from worldmodel import config as configs
 
-    if args.file is None:
+    if args.config is None:
         shipped = files("worldmodel.configs").iterdir()
         print("\n".join(sorted(Path(entry.name).stem for entry in shipped if entry.name.endswith(".yaml"))))
-        return 0
-    print("\n".join(explained(configs.load(args.file, args.overrides), indent="", told=set())))
-    return 0
+        return
+    print("\n".join(yaml_lines(configs.load(args.config, args.overrides), indent="", explained=set())))
 
 
-def explained(settings: Any, indent: str, told: set[type]) -> Iterator[str]:
-    """Yield YAML lines of a dataclass; comments come with the first block of each kind."""
+def yaml_lines(settings: Any, indent: str, explained: set[type]) -> Iterator[str]:
+    """Yield the YAML lines of a dataclass; its keys are explained unless its type is in `explained`."""
     import yaml
 
-    docs = {} if type(settings) in told else field_docs(type(settings))
-    told.add(type(settings))
+    docs = {} if type(settings) in explained else field_docs(type(settings))
+    explained.add(type(settings))
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         for line in docs.get(field.name, "").splitlines():
@@ -48,9 +51,9 @@ def explained(settings: Any, indent: str, told: set[type]) -> Iterator[str]:
             yield f"{indent}{field.name}:"
             for name, block in (blocks or {}).items():
                 yield f"{indent}  {name}:"
-                yield from explained(block, indent + "    ", told)
+                yield from yaml_lines(block, indent + "    ", explained)
             if not blocks:
-                yield from explained(value, indent + "  ", told)
+                yield from yaml_lines(value, indent + "  ", explained)
         else:
             plain = list(value) if isinstance(value, tuple) else value
             text = yaml.safe_dump(plain, default_flow_style=True, width=10_000, sort_keys=False)

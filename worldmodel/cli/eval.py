@@ -1,0 +1,79 @@
+"""`worldmodel eval`: evaluate a model and write a report."""
+
+import json
+import sys
+from pathlib import Path
+
+from worldmodel.cli.model import load_model
+from worldmodel.cli.parser import Parser
+from worldmodel.errors import InputError
+
+
+def main(argv: list[str]) -> None:
+    """Evaluate a model, write its report and print a table."""
+    args = _parser().parse_args(argv)
+
+    from worldmodel import hub
+    from worldmodel.eval.goals import measured
+    from worldmodel.eval.report import check_folder, json_values, write_report
+    from worldmodel.eval.suite import EvalSettings, check_split, evaluate, suite_of
+    from worldmodel.eval.tables import goals_table
+    from worldmodel.io import atomic_file
+
+    settings = EvalSettings(args.split, args.num_samples, args.rounds, args.seed, args.num_inference_steps)
+    name = Path(args.model).resolve().name
+    folder = check_folder(args.report or Path("outputs", f"eval-{name}"))
+    if args.json and Path(args.json).expanduser().is_dir():
+        raise InputError(f"--json is {args.json!r}, which is a folder; pass a file name.")
+    suite = suite_of(hub.read_config(hub.resolve(args.model)))
+    check_split(suite, settings.split)
+    model = load_model(args.model)
+    results = evaluate(model, settings, suite, progress=sys.stderr.isatty() or args.progress)
+    results["model"] = name
+    page = write_report(results, folder, suite)
+    if args.json:
+        with atomic_file(args.json) as temporary:
+            temporary.write_text(json.dumps(json_values(results), indent=1) + "\n", encoding="utf-8")
+    print(goals_table(measured(suite.goals, results)))
+    print(f"\nreport: {page}")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "worldmodel eval",
+        "Evaluate a model by the evaluation suite of its world: action following, drift over long rollouts,\n"
+        "descriptions, speed. Prints a table and writes a report with plots and examples.",
+        "worldmodel eval shapes-tiny\n"
+        "  worldmodel eval shapes-tiny --split held-out --num-samples 100     one split, about a minute\n"
+        "  worldmodel eval runs/mine/model --json figures.json --report outputs/mine",
+    )
+    parser.add_argument("model", metavar="MODEL", help="name of a shipped model, or path of a model folder")
+    parser.add_argument(
+        "--split",
+        metavar="SPLIT",
+        help="action following on one split of the suite, for example held-out; default: all figures",
+    )
+    parser.add_argument(
+        "--num-samples",
+        type=int,
+        default=400,
+        metavar="N",
+        help="samples per figure; the comparison of denoising steps uses a quarter (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, metavar="N", help="rounds per rollout (default: %(default)s)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to a JSON file")
+    parser.add_argument(
+        "--report", metavar="FOLDER", help="folder of the report (default: outputs/eval-MODEL)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1234, help="equal seeds give equal samples (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--num-inference-steps", type=int, metavar="N", help="denoising steps (default: the model's)"
+    )
+    parser.add_argument(
+        "--progress", action="store_true", help="show a progress bar even if stderr is not a terminal"
+    )
+    return parser

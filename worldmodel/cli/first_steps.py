@@ -1,0 +1,30 @@
+"""`worldmodel first-steps`: a short tour of a model."""
+
+from pathlib import Path
+
+from worldmodel.cli.model import load_model
+from worldmodel.cli.parser import MODEL_HELP, Parser
+from worldmodel.io import staged_files
+
+
+def main(argv: list[str]) -> None:
+    """Steer, fork, describe and imagine a scene, and write videos of it."""
+    parser = Parser(
+        "worldmodel first-steps",
+        "Steer the scene of first_frame.png by text, fork it, ask about it, generate a scene from a\n"
+        "caption, and write videos and contact sheets.",
+        "worldmodel first-steps --out outputs/first-steps",
+    )
+    parser.add_argument("--model", default="shapes-tiny", help=MODEL_HELP)
+    parser.add_argument(
+        "--out", default="outputs/first-steps", metavar="FOLDER", help="output folder (default: %(default)s)"
+    )
+    args = parser.parse_args(argv)
+
+    from worldmodel.demo.first_steps import first_steps
+
+    with staged_files(args.out) as staged:
+        written = first_steps(load_model(args.model), staged)
+    print("\nWrote:")
+    for name, description in written.items():
+        print(f"  {Path(args.out) / name!s:40s} {description}")

