@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from worldmodel.errors import InputError, ModelError
+from worldmodel.errors import InputError
+from worldmodel.models import lora
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.rollout import LocalEngine
@@ -130,38 +131,19 @@ def known(adapter: str | None, adapters: Sequence[str]) -> str | None:
 
 
 def load_adapters(backbone: Backbone, adapters: Mapping[str, Path]) -> Any:
-    """Put LoRA adapters that peft saved into a backbone; returns the handle that switches them.
+    """Add LoRA adapters saved by peft to a backbone; returns the handle that switches between them.
 
     Raises:
-        ModelError: a folder holds no safetensors adapter for this backbone.
+        ModelError: a folder has no safetensors adapter for this backbone.
     """
-    from peft import PeftModel
-    from safetensors import SafetensorError
-
-    lora: Any = None
-    for name, folder in adapters.items():
-        if not (Path(folder) / "adapter_model.safetensors").is_file():
-            raise ModelError(
-                f"The adapter {name!r} has no adapter_model.safetensors in {str(folder)!r}; "
-                "pass a folder that peft's save_pretrained wrote."
-            )
-        try:
-            if lora is None:
-                lora = PeftModel.from_pretrained(backbone.model, str(folder), adapter_name=name)
-            else:
-                lora.load_adapter(str(folder), adapter_name=name)
-        except (OSError, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ModelError(f"The adapter {name!r} does not fit this backbone: {reason}") from None
-    lora.eval()
-    return lora
+    return lora.attach(backbone.model, adapters).eval()
 
 
 @contextmanager
-def _switched(lora: Any, adapter: str | None) -> Iterator[None]:
+def _switched(adapters: Any, adapter: str | None) -> Iterator[None]:
     if adapter is None:
-        with lora.disable_adapter():
+        with adapters.disable_adapter():
             yield
     else:
-        lora.set_adapter(adapter)
+        adapters.set_adapter(adapter)
         yield

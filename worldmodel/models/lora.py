@@ -1,39 +1,46 @@
-"""Low-rank additions to a component's linear layers (Hu et al. 2021, arXiv:2106.09685), by peft.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) for the components of a model, by peft.
 
-On disk they are folders that peft reads, one a component: FOLDER/backbone/adapter_model.safetensors, ...
+A folder of adapters has one folder of peft per component: FOLDER/backbone/adapter_model.safetensors, ...
 """
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig
-from peft.tuners.lora import LoraLayer, LoraModel
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    PeftModel,
+    get_peft_model_state_dict,
+    inject_adapter_in_model,
+)
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import cast_adapter_dtype
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from worldmodel.config import TrainedConfig
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.loading import deferred
-from worldmodel.models.world_model import WorldModel
 
 NAME = "stage"
+"""Name of the adapter that a stage trains."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What peft puts before the names in its files."""
+"""Prefix of all names in files of peft."""
 FIXED = ("text_encoder", "image_encoder")
-"""Parts of a generator that nobody trains, in full or by LoRA."""
+"""Parts of a generator that are never trained."""
 
 
-def part(model: WorldModel, component: str) -> nn.Module:
-    """Return the module that a component's additions belong to: of the backbone, its language model."""
-    return model.backbone.model if component == "backbone" else model.get_submodule(component)
+def root_of(model: nn.Module, component: str) -> nn.Module:
+    """Return the module whose layers a component's adapter changes: of the backbone, its language model."""
+    return model.get_submodule("backbone.model" if component == "backbone" else component)
 
 
-def add(model: WorldModel, train: Mapping[str, TrainedConfig]) -> None:
-    """Give the components that a stage trains by LoRA (`stage.train`) their additions, in place.
+def add(model: nn.Module, train: Mapping[str, TrainedConfig]) -> None:
+    """Add adapters to the components that a stage trains by LoRA (`stage.train`), in place.
 
     Raises:
         ConfigError: a component has no linear layer.
@@ -41,20 +48,18 @@ def add(model: WorldModel, train: Mapping[str, TrainedConfig]) -> None:
     for component, how in train.items():
         if not how.lora_rank:
             continue
-        names = _linear(part(model, component))
+        root = root_of(model, component)
+        names = _linear(root)
         if not names:
-            raise ConfigError(
-                f"{component} has no linear layers for LoRA; leave it out of stages.NAME.train."
-            )
-        # Engines that serve language models know their layers by the last part of the name.
+            raise ConfigError(f"{component} has no linear layers for LoRA; remove it from stages.NAME.train.")
+        # Serving engines match the layers of language models by the last part of the name.
         if component == "backbone":
             names = sorted({name.rpartition(".")[2] for name in names})
-        config = LoraConfig(r=how.lora_rank, lora_alpha=how.lora_alpha, target_modules=names)
-        _add(part(model, component), config)
+        _inject(root, LoraConfig(r=how.lora_rank, lora_alpha=how.lora_alpha, target_modules=names))
 
 
 def merge(model: nn.Module) -> None:
-    """Add what was learned to the weights and take the additions out again, in place."""
+    """Merge adapters into the weights and remove them, in place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, LoraLayer):
@@ -63,83 +68,89 @@ def merge(model: nn.Module) -> None:
 
 
 def beside(name: str, other: str) -> str:
-    """Return the name of another weight of the layer whose first factor (`lora_A`) has a name."""
+    """Return the name of another weight of the layer to which the factor `name` (`lora_A`) belongs."""
     return name.replace(f"lora_A.{NAME}", other if other == "base_layer" else f"{other}.{NAME}")
 
 
 @torch.no_grad()
 def apply(weight: Tensor, up: Tensor, down: Tensor, how: TrainedConfig) -> None:
-    """Add what two whole factors say to a weight, in place; of a sharded one, to this process's part."""
-    mine, place = deferred.part(weight)
+    """Merge two factors into a weight, in place; if it is sharded, into the shard of this process."""
+    shard, index = deferred.part(weight)
     change = (up @ down) * (how.lora_alpha / how.lora_rank)
-    mine += change[place].to(mine.device)
+    shard += change[index].to(shard.device)
 
 
-def save(model: WorldModel, components: Mapping[str, TrainedConfig], folder: Path) -> None:
-    """Write the additions of every component that has some as peft reads them; the weights stay behind."""
+def save(model: nn.Module, components: Mapping[str, TrainedConfig], folder: Path) -> None:
+    """Write the adapters of all components in the format of peft, without the weights that they change."""
     for component, how in components.items():
         if not how.lora_rank:
             continue
-        root, place = part(model, component), folder / component
-        layers = {name: child for name, child in root.named_modules() if isinstance(child, LoraLayer)}
-        targets = {name.rpartition(".")[2] if component == "backbone" else name for name in layers}
-        place.mkdir(parents=True)
-        config = LoraConfig(
-            r=how.lora_rank, lora_alpha=how.lora_alpha, target_modules=sorted(targets), inference_mode=True
-        )
-        config.save_pretrained(str(place))
-        learned = {
-            PREFIX + name.replace(f".{NAME}.", "."): tensor.detach().contiguous()
-            for name, tensor in root.state_dict().items()
-            if ".lora_" in name
-        }
-        save_file(learned, place / WEIGHTS)
+        root: Any = root_of(model, component)
+        target = folder / component
+        target.mkdir(parents=True)
+        config = root.peft_config[NAME]
+        config.inference_mode, config.target_modules = True, sorted(config.target_modules)
+        config.save_pretrained(str(target))
+        weights = get_peft_model_state_dict(root, adapter_name=NAME, save_embedding_layers=False)
+        save_file({PREFIX + name: x.contiguous() for name, x in weights.items()}, target / WEIGHTS)
 
 
-def load(model: WorldModel, folder: Path) -> None:
-    """Add the additions in a folder of them to the weights of a model, in place.
+def load(model: nn.Module, folder: Path) -> None:
+    """Merge the adapters in a folder into the weights of a model, in place.
 
     Raises:
-        ModelError: there are none, or they belong to another model.
+        ModelError: the folder has no adapters, or they do not fit the model.
     """
     found = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
     if not found:
-        raise ModelError(f"{folder} has no COMPONENT/{CONFIG}; pass a folder of adapters that export wrote.")
-    for place in found:
+        raise ModelError(f"{folder} has no COMPONENT/{CONFIG}; pass a folder written by worldmodel export.")
+    for path in found:
         try:
-            config = PeftConfig.from_pretrained(str(place), local_files_only=True)
-            tensors = load_file(place / WEIGHTS)
-            root = part(model, place.name)
+            root = root_of(model, path.name)
+        except AttributeError:
+            raise ModelError(f"The adapter {path} does not fit this model: it has no {path.name}") from None
+        attach(root, {NAME: path}).merge_and_unload()
+
+
+def attach(root: nn.Module, adapters: Mapping[str, Path]) -> Any:
+    """Add saved adapters to a module, unmerged; returns the `PeftModel` that switches between them.
+
+    Raises:
+        ModelError: a folder has no LoRA adapter in safetensors, or it does not fit the module.
+    """
+    model: Any = None
+    for name, folder in adapters.items():
+        if not (Path(folder) / WEIGHTS).is_file():  # peft would also read pickled weights
+            raise ModelError(
+                f"The adapter {name!r} has no {WEIGHTS} in {str(folder)!r}; pass a folder of peft."
+            )
+        try:
+            config = PeftConfig.from_pretrained(str(folder), local_files_only=True)
             if not isinstance(config, LoraConfig):
-                raise ValueError("it is no LoRA")
-            _add(root, config)
-            wanted = {
-                PREFIX + name.replace(f".{NAME}.", "."): tensor
-                for name, tensor in root.state_dict().items()
-                if ".lora_" in name
-            }
-            if wanted.keys() != tensors.keys():
-                raise ValueError("it is of other layers")
-            with torch.no_grad():
-                for name, tensor in wanted.items():
-                    tensor.copy_(tensors[name])
-        except (OSError, SafetensorError, AttributeError, RuntimeError, ValueError) as error:
+                raise ValueError(f"its type is {config.peft_type}, not LORA")
+            config.inference_mode = True
+            model = model or PeftModel(root, config, name)
+            result = model.load_adapter(str(folder), name, torch_device="cpu")
+            if keys := [*result.missing_keys, *result.unexpected_keys]:
+                raise ValueError(f"its layers are different ones, for example {keys[0]}")
+        except (OSError, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ModelError(f"The adapter {place} does not fit this model: {reason}") from None
-    merge(model)
+            raise ModelError(f"The adapter {str(folder)!r} does not fit this model: {reason}") from None
+    return model
 
 
-def _add(root: nn.Module, config: LoraConfig) -> None:
-    """Give a module its additions: in fp32, also beside weights in bf16, which is too coarse to learn in.
+def _inject(root: nn.Module, config: LoraConfig) -> None:
+    """Add an adapter in fp32, also to weights in bf16, which is too coarse for training.
 
-    They are real also where the weights still wait on the meta device, to which peft would move them.
+    peft would create it on the meta device beside weights there, so those are replaced meanwhile.
     """
     linear = [module for module in root.modules() if type(module) is nn.Linear and module.weight.is_meta]
-    waiting = [(module, module.weight) for module in linear]
-    for module, weight in waiting:
+    deferred_weights = [(module, module.weight) for module in linear]
+    for module, weight in deferred_weights:
         module.weight = nn.Parameter(torch.empty(0, dtype=weight.dtype))
-    cast_adapter_dtype(LoraModel(root, config, NAME), NAME)
-    for module, weight in waiting:
+    inject_adapter_in_model(config, root, NAME)
+    cast_adapter_dtype(root, NAME)
+    for module, weight in deferred_weights:
         module.weight = weight
 
 
