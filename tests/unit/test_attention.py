@@ -62,7 +62,7 @@ def test_kernels_equal_the_formula(
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
-def test_gradients_are_those_of_the_formula(
+def test_gradients_equal_the_formula(
     kernel: str, dtype: torch.dtype, bound: float, softcap: float | None
 ) -> None:
     parts = [part.requires_grad_() for part in drawn(MIXED.length, (6, 2), dtype)]
@@ -74,7 +74,7 @@ def test_gradients_are_those_of_the_formula(
         assert (part.double() - other).norm() < bound * other.norm()
 
 
-def test_the_reference_computes_heads_apart() -> None:
+def test_reference_kernel_computes_heads_independently() -> None:
     q, k, v = drawn(MIXED.length, (6, 2))
     with attention.using("reference"):
         whole = attend(q, k, v, MIXED)
@@ -88,7 +88,7 @@ def test_fewer_queries_are_the_last_tokens() -> None:
     torch.testing.assert_close(attend(q[:, :, -9:], k, v, MIXED), attend(q, k, v, MIXED)[:, :, -9:])
 
 
-def test_padding_gives_numbers_and_passes_no_gradient_to_others() -> None:
+def test_padding_is_finite_and_has_no_influence() -> None:
     layout = Layout.packed([[9, 4], [5]])
     for kernel in ("reference", "sdpa"):
         for dtype in (torch.float32, torch.bfloat16):
@@ -105,7 +105,7 @@ def test_padding_gives_numbers_and_passes_no_gradient_to_others() -> None:
 # The switch
 
 
-def test_using_ends_as_it_began() -> None:
+def test_using_restores_the_kernel() -> None:
     parts = drawn(8, (2, 2), torch.bfloat16)
     before = attend(*parts)
     with attention.using("reference"):
@@ -114,18 +114,18 @@ def test_using_ends_as_it_began() -> None:
 
 
 @pytest.mark.parametrize("name", ["fast", ""])
-def test_an_unknown_kernel_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="one of auto, reference, sdpa, flex, flash"):
+def test_unknown_kernel(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
         attention.use(name)
 
 
 @pytest.mark.skipif(attention._flash_installed(), reason="flash-attn is installed")
-def test_flash_says_what_to_install() -> None:
+def test_flash_names_its_extra() -> None:
     with pytest.raises(ConfigError, match=r"worldmodel\[flash\]"):
         attention.use("flash")
 
 
-def test_flex_does_not_train_on_a_cpu() -> None:
+def test_flex_cannot_train_on_a_cpu() -> None:
     parts = [part.requires_grad_() for part in drawn(8, (2, 2))]
     with attention.using("flex"), pytest.raises(ConfigError, match="attention=auto"):
         attend(*parts, Layout.causal(8))
@@ -167,11 +167,11 @@ def difference(ours: torch.nn.Module, theirs: torch.nn.Module, lengths: list[int
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_every_family_reads_the_layout(model_type: str) -> None:
+def test_every_family_uses_the_layout(model_type: str) -> None:
     assert difference(*family(model_type), [9, 14, 1, 6]) < 1e-5  # norms and rotary tables are fp32
 
 
-def test_gemma2_caps_its_scores() -> None:
+def test_gemma2_softcap() -> None:
     ours, theirs = family("gemma2", attn_logit_softcapping=0.7)
     assert difference(ours, theirs, [9, 14]) < 1e-5
     _, uncapped = family("gemma2", attn_logit_softcapping=None)
@@ -179,14 +179,14 @@ def test_gemma2_caps_its_scores() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "mistral", "phi3"])
-def test_a_sliding_window_holds_texts_up_to_its_size(model_type: str) -> None:
+def test_sequence_longer_than_a_sliding_window(model_type: str) -> None:
     models = family(model_type, sliding_window=14)
     assert difference(*models, [9, 14]) < 1e-5
-    with pytest.raises(ConfigError, match="last 14 tokens only, and a sequence has 15"):
+    with pytest.raises(ConfigError, match=r"14 .*15"):
         difference(*models, [9, 15])
 
 
-def test_dropout_of_attention_is_refused() -> None:
+def test_attention_dropout_is_not_supported() -> None:
     ours, _ = family("llama", attention_dropout=0.1)
     embeds = torch.randn(1, 4, 32, dtype=torch.float64)
     ours(inputs_embeds=embeds)

@@ -52,13 +52,13 @@ def of_size(cp: int, sp: int) -> list[SequenceGroup]:
 
 
 @given(rows, extra)
-def test_the_mask_is_the_rule_of_the_kinds(rows: list, extra: int) -> None:
+def test_mask_follows_the_rule_of_each_kind(rows: list, extra: int) -> None:
     layout = made(rows, extra)
     assert torch.equal(layout.visible(), rule(layout))
 
 
 @given(rows, extra)
-def test_area_counts_the_mask(rows: list, extra: int) -> None:
+def test_area_counts_the_visible_pairs(rows: list, extra: int) -> None:
     layout = made(rows, extra)
     assert torch.equal(layout.area(), layout.visible().sum(dim=2))
     padding = layout.document.numel() - sum(size for row in rows for document in row for _, size in document)
@@ -66,13 +66,13 @@ def test_area_counts_the_mask(rows: list, extra: int) -> None:
 
 
 @given(st.lists(st.integers(-2, 3), min_size=1, max_size=6), st.integers(1, 4))
-def test_frames_see_blocks_up_to_their_own(numbers: list[int], cells: int) -> None:
+def test_frames_attend_to_blocks_up_to_their_own(numbers: list[int], cells: int) -> None:
     number = torch.tensor(numbers).repeat_interleave(cells)
     layout = Layout.frames(torch.tensor(numbers), cells)
     assert torch.equal(layout.visible()[0], number[None] <= number[:, None])
 
 
-def test_packed_texts_are_causal_alone_and_count_from_zero() -> None:
+def test_packed_documents_are_causal_and_independent() -> None:
     layout = Layout.packed([[2, 3], [4]])
     assert layout.position.tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 3, 0]]
     assert layout.longest == 4
@@ -82,7 +82,7 @@ def test_packed_texts_are_causal_alone_and_count_from_zero() -> None:
     assert torch.equal(Layout.causal(6).visible()[0], torch.ones(6, 6).tril().bool())
 
 
-def test_the_mask_is_made_once() -> None:
+def test_mask_is_cached() -> None:
     layout = Layout.causal(5)
     assert layout.visible() is layout.visible()
 
@@ -91,7 +91,7 @@ def test_the_mask_is_made_once() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=3), extra)
-def test_lengths_say_what_the_mask_says(lengths: list[list[int]], extra: int) -> None:
+def test_cu_seqlens_equal_the_mask(lengths: list[list[int]], extra: int) -> None:
     layout = Layout.packed(lengths, max(map(sum, lengths)) + extra)
     starts = layout.cu_seqlens()
     assert starts is not None
@@ -99,7 +99,7 @@ def test_lengths_say_what_the_mask_says(lengths: list[list[int]], extra: int) ->
     assert torch.equal(torch.block_diag(*parts).bool(), torch.block_diag(*layout.visible().int()).bool())
 
 
-def test_only_causal_texts_in_order_have_lengths() -> None:
+def test_only_causal_documents_in_order_have_cu_seqlens() -> None:
     assert Layout.frames(torch.tensor([0, 1]), 3).cu_seqlens() is None
     assert Layout.rows([[[(Kind.TEXT, 3), (Kind.FULL, 2)]]]).cu_seqlens() is None
     causal = Layout.causal(8)
@@ -120,7 +120,7 @@ LONG = [
 
 
 @pytest.mark.parametrize("group", [SequenceGroup(), SequenceGroup(cp=2, cp_rank=1)], ids=["whole", "shard"])
-def test_blocks_hide_no_pair_and_show_none(group: SequenceGroup) -> None:
+def test_block_mask_equals_the_dense_mask(group: SequenceGroup) -> None:
     layout = Layout.rows(LONG).shard(group, balance=True)
     visible = layout.visible()
     missing = [-size % flex_mask.SIZE for size in visible.shape[1:]]
@@ -141,7 +141,7 @@ def test_blocks_hide_no_pair_and_show_none(group: SequenceGroup) -> None:
     assert [bool(x) for x in asked] == visible[:, 3, 5].tolist()
 
 
-def test_blocks_of_packed_texts_are_no_more_than_needed() -> None:
+def test_block_mask_of_packed_documents_is_sparse() -> None:
     layout = Layout.packed([[300, 77, 512, 135]])
     tiles = layout.visible().unflatten(2, (-1, 128)).unflatten(1, (-1, 128)).transpose(2, 3).flatten(3)
     assert torch.equal(layout.block_mask("cpu").to_dense()[:, 0].bool(), tiles.any(dim=3))
@@ -158,7 +158,7 @@ def test_blocks_of_packed_texts_are_no_more_than_needed() -> None:
     st.booleans(),
     st.integers(0, 99),
 )
-def test_pieces_hold_every_token_once_in_whole_units(
+def test_shards_hold_every_token_once_in_whole_units(
     cp: int, sp: int, units: int, unit: int, balance: bool, seed: int
 ) -> None:
     n = units * unit
@@ -177,7 +177,7 @@ def test_pieces_hold_every_token_once_in_whole_units(
         assert max(counts) - min(counts) <= 1
 
 
-def test_balanced_pieces_share_the_mask() -> None:
+def test_balanced_shards_have_equal_areas() -> None:
     whole = Layout.rows([[[(Kind.FULL, 3000)], [(Kind.TEXT, 4000)], *[[(Kind.TEXT, 150)]] * 40]])
     shares = {}
     for balance in (False, True):
@@ -189,7 +189,7 @@ def test_balanced_pieces_share_the_mask() -> None:
     assert shares[True] < 1.03
 
 
-def test_the_mask_of_a_piece_is_its_rows_of_the_whole() -> None:
+def test_mask_of_a_shard_is_its_rows_of_the_whole() -> None:
     whole = Layout.rows(LONG)
     for group in of_size(2, 2):
         layout = whole.shard(group, balance=True)
@@ -198,7 +198,7 @@ def test_the_mask_of_a_piece_is_its_rows_of_the_whole() -> None:
         assert layout.queries == layout.visible().shape[1]
 
 
-def test_one_process_keeps_the_layout() -> None:
+def test_shard_for_one_process_is_the_layout() -> None:
     layout = Layout.causal(4)
     assert layout.shard(SequenceGroup()) is layout
     x = torch.randn(1, 4, 2)
@@ -206,7 +206,7 @@ def test_one_process_keeps_the_layout() -> None:
     assert layout.gather(x) is x
 
 
-def test_more_processes_than_frames_are_refused() -> None:
+def test_more_processes_than_frames() -> None:
     layout = Layout.frames(torch.arange(3), 16)
     with pytest.raises(ConfigError, match=r"3 frames.*mesh\.cp 2 x mesh\.sp 2"):
         layout.shard(SequenceGroup(2, 2), unit=16)
@@ -218,7 +218,7 @@ def test_more_processes_than_frames_are_refused() -> None:
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(50, 90))
-def test_packing_puts_every_sequence_into_one_row(lengths: list[int], capacity: int) -> None:
+def test_pack_puts_every_sequence_into_one_row(lengths: list[int], capacity: int) -> None:
     rows = pack(lengths, capacity)
     assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
     loads = [sum(lengths[index] for index in row) for row in rows]
@@ -227,6 +227,6 @@ def test_packing_puts_every_sequence_into_one_row(lengths: list[int], capacity: 
     assert rows == pack(lengths, capacity)
 
 
-def test_a_sequence_longer_than_a_row_is_refused() -> None:
+def test_pack_sequence_longer_than_a_row() -> None:
     with pytest.raises(ConfigError, match=r"51 tokens.*50"):
         pack([3, 51], 50)

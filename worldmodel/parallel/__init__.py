@@ -1,10 +1,14 @@
-"""One sequence on many processes: masks as data, exact attention across processes, plans that balance work.
+"""Sequence parallelism: masks as data, exact attention across processes, and balanced partitions.
 
-    mesh      who the processes are: dp_replicate x dp_shard x cp x sp
-    kinds     what a token may see; layout: the tokens of a batch and their mask; shards: who holds which
-    ulysses   exchange tokens for heads (axis sp); context: gather keys and values (axis cp)
-    blocks    the mask of flex attention; traffic: the messages, with gradients and a count of bytes
-    planner   who computes what, from lengths alone
+    mesh         the processes: dp_replicate x dp_shard x cp x sp
+    mask_rules   what a token may attend to
+    layout       the tokens of a batch and their mask
+    shards       the tokens of each process
+    ulysses      exchange tokens for heads (axis sp)
+    context      gather keys and values (axis cp)
+    flex_mask    the block mask of flex attention
+    collectives  all-to-all and all-gather with gradients and byte counts
+    planner      balanced partitions, computed from lengths
 
-Only `worldmodel.models.layers.attention` and the trainer need to know that a sequence is shared.
+Only `worldmodel.models.layers.attention` and the trainer depend on whether a sequence is shared.
 """

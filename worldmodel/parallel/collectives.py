@@ -1,9 +1,9 @@
-"""What processes of a sequence send each other: two messages with gradients, and a count of their bytes.
+"""Collectives of a sequence group: all-to-all and all-gather with gradients, and counts of sent bytes.
 
-Every rank's loss counts: a gradient is that of the *sum* of all ranks' losses, so the adjoint of a gather
-adds up. Where all ranks compute the same loss from gathered tensors, FSDP's mean over ranks undoes it.
+Gradients are those of the *sum* of all ranks' losses, so the adjoint of a gather is a sum. If all ranks
+compute the same loss from gathered tensors, FSDP's mean over ranks cancels it.
 
-Sizes never travel: who sends how much follows from a plan that all ranks know.
+Sizes are never exchanged: every rank computes them from the layout.
 """
 
 from collections import Counter
@@ -19,12 +19,12 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 sent: Counter[str] = Counter()
-"""Bytes that this process has sent to others, by the name of the message; backward passes count as well."""
+"""Bytes that this process has sent to others, forward and backward, by the name of the collective."""
 
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Give the bytes that are sent inside, complete when it ends."""
+    """Yield a counter of the bytes sent within the block, complete at its end."""
     before, inside = sent.copy(), Counter[str]()
     yield inside
     inside.update(sent - before)
@@ -47,7 +47,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _exchange(flat: Tensor, send: list[int], receive: list[int], group: ProcessGroup, name: str) -> Tensor:
-    flat = flat.contiguous()  # before the output is made like it: gloo ignores strides and permutes silently
+    flat = flat.contiguous()  # gloo ignores strides and permutes silently
     sent[name] += (flat.numel() - send[dist.get_rank(group)]) * flat.element_size()
     out = flat.new_empty(sum(receive))
     dist.all_to_all_single(out, flat, receive, send, group=group)
@@ -58,9 +58,9 @@ def _exchange(flat: Tensor, send: list[int], receive: list[int], group: ProcessG
 def all_to_all(
     flat: Float[Tensor, " n"], send: list[int], receive: list[int], group: ProcessGroup, name: str
 ) -> Float[Tensor, " m"]:
-    """Send `send[r]` numbers of `flat` to every rank r, in order; return what came, ordered by sender.
+    """Send `send[r]` elements of `flat` to every rank r, in order; return the received ones by sender.
 
-    The gradient travels the same way back.
+    The adjoint is the reverse all-to-all.
     """
     return _AllToAll.apply(flat, send, receive, group, name)  # type: ignore[return-value]
 
@@ -85,7 +85,7 @@ class _AllGather(torch.autograd.Function):
     ) -> tuple[Tensor, None, None, None]:
         sizes, group, name = ctx.plan
         largest, ranks, rank = max(sizes), len(sizes), dist.get_rank(group)
-        # Partial sums in bf16 would lose as many bits as there are ranks.
+        # Sums over ranks in bf16 would lose precision.
         precise = torch.promote_types(gradients[0].dtype, torch.float32)
         pieces = torch.cat([_padded(piece, largest) for piece in gradients[0].to(precise).split(sizes)])
         out = pieces.new_empty(largest, *pieces.shape[1:])
@@ -95,7 +95,7 @@ class _AllGather(torch.autograd.Function):
 
 
 def _padded(x: Tensor, length: int) -> Tensor:
-    """Make `x` contiguous and `length` long: collectives of uneven sizes fail on gloo."""
+    """Return `x` contiguous and padded to `length`: gloo does not support uneven sizes."""
     if x.shape[0] == length:
         return x.contiguous()
     return torch.cat([x, x.new_zeros(length - x.shape[0], *x.shape[1:])])
@@ -107,7 +107,7 @@ def all_gather(
 ) -> Float[Tensor, "..."]:
     """Concatenate every rank's piece of `sizes[rank]` along `dim`; the adjoint is a reduce-scatter (sum).
 
-    Sends `(P - 1) x max(sizes)` rows either way; gradients add up in fp32 or better.
+    Both directions send `(P - 1) x max(sizes)` rows; gradients are summed in fp32 or better.
     """
     whole = _AllGather.apply(x.movedim(dim, 0), list(sizes), group, name)
     return whole.movedim(0, dim)  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
-"""Context parallelism: every rank keeps its queries and gathers the keys and values of all.
+"""Context parallelism: every rank keeps its queries and gathers the keys and values of all ranks.
 
-It takes any number of heads, and its cost grows with the number of ranks: for a few ranks on different
-machines, with Ulysses inside each.
+It works with any number of heads, but its cost grows with the number of ranks: use it between a few machines,
+with Ulysses inside each.
 
 Source: the all-gather form of Llama 3 (arXiv:2407.21783, section 3.3.2).
 """
@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from worldmodel.parallel import collectives
 
 NAME = "context"
-"""Name of the messages in `collectives.sent`."""
+"""Name of the collective in `collectives.sent`."""
 
 
 def all_gather_kv(
@@ -25,17 +25,17 @@ def all_gather_kv(
     sizes: Sequence[int],
     group: ProcessGroup,
 ) -> tuple[Float[Tensor, "b g m d"], Float[Tensor, "b g m d"]]:
-    """Return the keys and values of all ranks, which hold `sizes` tokens each, in one message.
+    """Gather the keys and values of all ranks, with `sizes` tokens each, in one collective.
 
-    The adjoint adds the gradients of all ranks' queries and hands each rank its own tokens'. Bytes: `volume`.
+    The adjoint is a reduce-scatter: each rank receives the summed gradients of its tokens. Bytes: `volume`.
     """
     key, value = collectives.all_gather(torch.stack([key, value]), sizes, 3, group, NAME).unbind()
     return key, value
 
 
 def volume(key_heads: int, head_width: int, sizes: Sequence[int]) -> int:
-    """Count the numbers that a rank sends forward, and again backward, a sequence and layer.
+    """Return how many elements a rank sends forward, and again backward, per sequence and layer.
 
-    2 g d max(sizes) (P - 1): of the activations' type forward, of fp32 or better backward.
+    2 g d max(sizes) (P - 1): in the dtype of activations forward, in fp32 or better backward.
     """
     return 2 * key_heads * head_width * max(sizes) * (len(sizes) - 1)

@@ -1,7 +1,7 @@
-"""What the tokens of a batch are: who sees whom, and which process holds which piece.
+"""The layout of a batch: attention masks as data, and the partition over processes.
 
-A mask is not a matrix here but a few numbers a token. They survive any order of the tokens and any division
-over processes, and become what a kernel wants: a dense mask, a block mask, or lengths.
+A mask is a few integers per token instead of a matrix. They are independent of the order of tokens and of the
+partition, and are converted to the format of each kernel: a dense mask, a block mask, or sequence lengths.
 """
 
 from collections.abc import Sequence
@@ -23,67 +23,67 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 NAME = "gather"
-"""Name of the messages in `collectives.sent`."""
+"""Name of the collective in `collectives.sent`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The tokens of a batch, on the CPU; every process of a sequence group has the same.
+    """The tokens of a batch, on the CPU, equal on all processes of a sequence group.
 
-    A token sees tokens of its own document, by the rule of its kind; padding sees itself, seen by no other.
-    One row may serve the whole batch.
+    A token attends to tokens of its document by the rule of its kind; padding attends only to itself. One row
+    may serve the whole batch.
     """
 
     document: Int[Tensor, "b n"]
-    """Number of the document in its row."""
+    """Index of the document in its row."""
     block: Int[Tensor, "b n"]
-    """Number of the block, for FRAME: it never falls along a document."""
+    """Index of the block, for FRAME; it must not decrease along a document."""
     kind: Int[Tensor, "b n"]
     """One of `Kind`."""
     position: Int[Tensor, "b n"]
-    """Place in the document, from 0; also what rotary positions of text count."""
+    """Position in the document, from 0; also the rotary position of text."""
     shards: Shards | None = None
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False, init=False)
 
-    # ---- makers --------------------------------------------------------------------------------------
+    # ---- constructors --------------------------------------------------------------------------------
 
     @classmethod
     def rows(cls, rows: Sequence[Sequence[Sequence[Segment]]], length: int = 0) -> "Layout":
-        """Lay documents side by side in every row and pad rows behind.
+        """Pack the documents of every row, and pad rows at the end.
 
         Args:
-            rows: for each row its documents; each is a list of segments `(kind, tokens)`, and every
-                segment is a block of its own.
-            length: tokens of a row; 0 takes the longest.
+            rows: the documents of each row; a document is a list of segments `(kind, tokens)`, and every
+                segment is a block.
+            length: tokens per row; 0 is the length of the longest.
         """
         length = max(length, *(sum(size for document in row for _, size in document) for row in rows))
-        made = [_row(row, length) for row in rows]
+        columns = [_row(row, length) for row in rows]
         document, block, kind, position = (
-            torch.stack(column).to(torch.int32) for column in zip(*made, strict=True)
+            torch.stack(column).to(torch.int32) for column in zip(*columns, strict=True)
         )
         return cls(document, block, kind, position)
 
     @classmethod
     def causal(cls, length: int) -> "Layout":
-        """One document of text, for every row of a batch."""
+        """Return the layout of one text document, for every row of a batch."""
         return cls.rows([[[(Kind.TEXT, length)]]])
 
     @classmethod
     def packed(cls, lengths: Sequence[Sequence[int]], length: int = 0) -> "Layout":
-        """Documents of text side by side: `lengths` of each row's documents, padded behind (to `length`)."""
+        """Pack text documents of the given `lengths` into rows, padded at the end (to `length`)."""
         return cls.rows([[[(Kind.TEXT, size)] for size in row] for row in lengths], length)
 
     @classmethod
     def frames(cls, blocks: Int[Tensor, " t"], cells: int) -> "Layout":
-        """One clip of frames of `cells` tokens: a frame sees frames whose block is not above its own."""
+        """Return the layout of a clip: frames of `cells` tokens attend to blocks up to their own."""
         blocks = blocks.cpu().to(torch.int32)
-        # Along a document blocks must not fall: frames in any other order keep theirs and change places.
-        place = blocks.argsort(stable=True).argsort()
-        position = (place[:, None] * cells + torch.arange(cells)).to(torch.int32).view(1, -1)
+        # Blocks must not decrease along a document, so positions follow the order of blocks.
+        index = blocks.argsort(stable=True).argsort()
+        position = (index[:, None] * cells + torch.arange(cells)).to(torch.int32).view(1, -1)
         block = blocks.repeat_interleave(cells)[None]
         return cls(torch.zeros_like(block), block, torch.full_like(block, Kind.FRAME), position)
 
-    # ---- who sees whom -------------------------------------------------------------------------------
+    # ---- masks ---------------------------------------------------------------------------------------
 
     @property
     def length(self) -> int:
@@ -92,7 +92,7 @@ class Layout:
 
     @property
     def queries(self) -> int:
-        """Tokens whose queries this process and its sp peers compute."""
+        """Number of queries that this process and its sp peers compute."""
         return self.length if self.shards is None else sum(self.shards.sp_sizes)
 
     @cached_property
@@ -102,15 +102,15 @@ class Layout:
 
     @cached_property
     def label(self) -> Int[Tensor, "b n"]:
-        """The document, where every padding token is one of its own."""
+        """Index of the document; every padding token is a document of its own."""
         own = self.document.max() + 1 + torch.arange(self.length, dtype=torch.int32)
         return torch.where(self.kind == Kind.PAD, own, self.document)
 
     @cached_property
     def reach(self) -> Int[Tensor, "b n"]:
-        """Last position that a token sees: the rule of every kind as one comparison.
+        """Last position that a token attends to, which expresses all rules as one comparison.
 
-        Token q sees token k where `label[q] == label[k]` and `position[k] <= reach[q]`.
+        Token q attends to token k if `label[q] == label[k]` and `position[k] <= reach[q]`.
         """
         row = torch.arange(self.label.shape[0])[:, None] * (int(self.label.max()) + 1)
         document = row + self.label
@@ -121,17 +121,17 @@ class Layout:
         return torch.where(self.kind == Kind.FULL, full, reach)
 
     def visible(self, device: torch.device | str = "cpu") -> Bool[Tensor, "b n m"]:
-        """Return who sees whom as a matrix: True where query n sees key m.
+        """Return the dense mask: True where query n attends to key m.
 
-        With shards, rows are the queries that this process and its sp peers compute, and columns all keys in
-        the order in which they are gathered.
+        With shards, rows are the queries of this process and its sp peers, and columns are all keys in the
+        order in which they are gathered.
         """
         key = ("visible", str(device))
         if key not in self._cache:
             self._cache[key] = self._matrix(device)
         return self._cache[key]
 
-    # Masks are made once a batch, outside compiled graphs; compiled layers find them in the cache.
+    # Masks are computed once per batch, outside compiled graphs; compiled layers read them from the cache.
     @torch.compiler.disable()
     def _matrix(self, device: torch.device | str) -> Bool[Tensor, "b n m"]:
         queries, keys = self.tokens
@@ -140,7 +140,7 @@ class Layout:
         return same & (position[:, None, keys] <= reach[:, queries, None])
 
     def block_mask(self, device: torch.device | str) -> "BlockMask":
-        """Return `visible` as flex attention reads it, made from numbers a block and never as a matrix."""
+        """Return the mask of flex attention, computed without the dense mask."""
         key = ("block_mask", str(device))
         if key not in self._cache:
             self._cache[key] = self._blocks(device)
@@ -154,9 +154,9 @@ class Layout:
         return flex_mask.block_mask(of_queries.to(device), of_keys.to(device))
 
     def cu_seqlens(self) -> Int[Tensor, " documents"] | None:
-        """Return where documents start in the flattened batch, and its end, as flash attention reads it.
+        """Return the starts of documents in the flattened batch, and its end, for flash attention.
 
-        None where the mask is not causal text in whole documents, in order: a padding token is a document.
+        None unless the mask is causal text in whole documents, in order. A padding token is a document.
         """
         if "cu_seqlens" not in self._cache:
             self._cache["cu_seqlens"] = self._documents()
@@ -175,18 +175,18 @@ class Layout:
         return torch.cat([starts, starts.new_tensor([self.label.numel()])]).to(torch.int32)
 
     def area(self) -> Int[Tensor, "b n"]:
-        """Count the keys that every token sees."""
+        """Return the number of keys that every token attends to."""
         label = torch.arange(self.label.shape[0])[:, None] * (int(self.label.max()) + 1) + self.label
-        stride = int(self.position.max()) + 2  # a place after the last: the start of the next document's
+        stride = int(self.position.max()) + 2  # offset of the next document, beyond its last position
         keys = (label * stride + self.position).flatten().sort().values
         last = torch.searchsorted(keys, label * stride + self.reach, right=True)
         return last - torch.searchsorted(keys, label * stride)
 
-    # ---- pieces --------------------------------------------------------------------------------------
+    # ---- partition -----------------------------------------------------------------------------------
 
     @property
     def tokens(self) -> tuple[Any, Any]:
-        """Indices of the queries that are computed here, and of the keys in their order."""
+        """Indices of the queries that this process computes, and of the keys in gathered order."""
         if self.shards is None:
             return slice(None), slice(None)
         if self.shards.order is None:
@@ -194,13 +194,13 @@ class Layout:
         return self.shards.order[self.shards.row], self.shards.order
 
     def shard(self, group: SequenceGroup, unit: int = 1, balance: bool = False) -> "Layout":
-        """Divide the sequence over the processes of `group`; the layout itself stays whole.
+        """Return a layout whose sequence is divided over the processes of `group`.
 
         Args:
-            group: the processes; with one alone this is the layout as it is.
-            unit: tokens that stay together, for example those of a latent frame.
-            balance: give every cp rank chunks from all over the sequence with equal shares of the mask; with
-                plain pieces some ranks wait for others. Ulysses alone needs none of this.
+            group: the processes; a group of one returns the same layout.
+            unit: tokens that are kept together, for example those of a latent frame.
+            balance: assign chunks from all over the sequence to every cp rank, such that masks have equal
+                areas; otherwise pieces are contiguous and some ranks wait for others. Not needed for sp.
 
         Raises:
             ConfigError: there are fewer units than processes.
@@ -224,9 +224,9 @@ class Layout:
         return replace(self, shards=Shards(group, tuple(sizes), order))
 
     def _balanced(self, group: SequenceGroup, unit: int) -> list[Int[Tensor, " m"]]:
-        """Choose every cp rank's tokens: chunks of whole units, of which all ranks get equally many."""
+        """Return the tokens of every cp rank: equally many chunks of whole units each."""
         units = self.length // unit
-        # Blocks of 128 are what kernels skip; shorter sequences are cut finer so that there is a choice.
+        # Kernels skip blocks of 128 tokens; shorter sequences need smaller chunks for a balance.
         size = max(1, min(-(-128 // unit), units // (4 * group.size))) * unit
         chunks = torch.arange(self.length).split(size)
         areas = [int(part.sum()) for part in self.area().sum(dim=0).split(size)]
@@ -235,7 +235,7 @@ class Layout:
         ]
 
     def take(self, x: Shaped[Tensor, "..."], dim: int = 1) -> Shaped[Tensor, "..."]:
-        """Return this process's piece of a tensor that all have whole."""
+        """Return this process's piece of a tensor."""
         if self.shards is None:
             return x
         if self.shards.order is None:
@@ -244,46 +244,46 @@ class Layout:
         return x.index_select(dim, self.shards.order[self.shards.mine].to(x.device))
 
     def gather(self, x: Shaped[Tensor, "..."], dim: int = 1) -> Shaped[Tensor, "..."]:
-        """Put the pieces of all processes together: the inverse of `take`.
+        """Concatenate the pieces of all processes: the inverse of `take`.
 
-        The gradient is that of the sum of all processes' losses (see `traffic`).
+        The gradient is that of the sum of all processes' losses (see `collectives`).
         """
         if self.shards is None:
             return x
         group = self.shards.group.group
-        assert group is not None, "a sequence is shared by processes of a group"
+        assert group is not None, "shards need a process group"
         whole = collectives.all_gather(x, self.shards.sizes, dim, group, NAME)
         inverse = self.shards.inverse
         return whole if inverse is None else whole.index_select(dim, inverse.to(x.device))
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Put sequences into as few rows of `capacity` tokens as first-fit decreasing finds.
+    """Pack sequences into rows of `capacity` tokens by first-fit decreasing; deterministic.
 
-    Returns the numbers of the sequences in each row; the same for the same lengths, everywhere.
+    Returns the indices of the sequences in each row.
 
     Raises:
         ConfigError: a sequence is longer than a row.
     """
     rows: list[list[int]] = []
-    room: list[int] = []
+    free: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         length = lengths[index]
         if length > capacity:
             raise ConfigError(
                 f"A sequence of {length} tokens does not fit into rows of {capacity}; use longer rows."
             )
-        row = next((row for row, left in enumerate(room) if left >= length), len(rows))
+        row = next((row for row, left in enumerate(free) if left >= length), len(rows))
         if row == len(rows):
             rows.append([])
-            room.append(capacity)
+            free.append(capacity)
         rows[row].append(index)
-        room[row] -= length
+        free[row] -= length
     return rows
 
 
 def _row(documents: Sequence[Sequence[Segment]], length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return document, block, kind and position of the tokens of one row."""
+    """Return the document, block, kind and position of every token of a row."""
     segments = [
         (number, block, kind, size)
         for number, document in enumerate(documents)
@@ -299,7 +299,7 @@ def _row(documents: Sequence[Sequence[Segment]], length: int) -> tuple[Tensor, T
 
 
 def _highest(position: Int[Tensor, "b n"], group: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
-    """Return for every token the highest position among the tokens of its group."""
+    """Return, for every token, the highest position in its group."""
     names, index = group.flatten().unique(return_inverse=True)
     highest = position.new_zeros(len(names)).scatter_reduce(0, index, position.flatten(), "amax")
     return highest[index].view_as(position)

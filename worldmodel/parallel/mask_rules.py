@@ -1,29 +1,29 @@
-"""What a token may see of its document, by the token's kind."""
+"""Kinds of tokens, and what each kind may attend to in its document."""
 
 from collections.abc import Sequence
 from enum import IntEnum
 
 Segment = tuple["Kind", int]
-"""A run of tokens of one kind, and its length; a frame is a segment of its own."""
+"""Consecutive tokens of one kind: the kind and their number. Each frame is a segment."""
 
 
 class Kind(IntEnum):
-    """The rule of a token: which tokens of its own document it sees, padding never."""
+    """What a token may attend to in its document; never padding."""
 
     PAD = 0
-    """Itself only, so that no softmax is empty; no other token sees it."""
+    """Padding: only itself, so that no softmax is empty."""
     TEXT = 1
-    """Tokens up to its own position."""
+    """All positions up to its own."""
     FRAME = 2
-    """Tokens of blocks up to its own: frames are causal among each other and see all of themselves."""
+    """All blocks up to its own: causal between frames, full within a frame."""
     FULL = 3
-    """Everything."""
+    """The whole document."""
 
 
 def mask_area(document: Sequence[Segment]) -> int:
-    """Count the visible pairs of one document; attention costs 4 x area x heads x head width FLOPs forward.
+    """Return the exact number of visible pairs in a document, in which every segment is a block.
 
-    Every segment is a block of its own; the count is exact and needs no tensors.
+    The forward pass of attention costs 4 x area x heads x head width FLOPs.
     """
     total = sum(length for kind, length in document if kind != Kind.PAD)
     area = before = 0

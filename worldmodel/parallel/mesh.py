@@ -1,4 +1,4 @@
-"""The processes of a run, arranged as dp_replicate x dp_shard x cp x sp, ranks in row-major order."""
+"""The mesh of processes: dp_replicate x dp_shard x cp x sp, with ranks in row-major order."""
 
 from dataclasses import dataclass, field
 
@@ -14,18 +14,18 @@ from worldmodel.errors import ConfigError
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The processes that share each sequence: cp outer, sp inner; one process alone by default."""
+    """The processes that share each sequence: cp is the outer axis, sp the inner; by default one process."""
 
     cp: int = 1
     sp: int = 1
     cp_rank: int = 0
     sp_rank: int = 0
     cp_group: ProcessGroup | None = None
-    """Processes of one sp rank, which gather keys and values."""
+    """Processes with the same sp rank, which gather keys and values."""
     sp_group: ProcessGroup | None = None
-    """Processes of one cp rank, which exchange heads."""
+    """Processes with the same cp rank, which exchange heads."""
     group: ProcessGroup | None = None
-    """All of them, in the order of `rank`."""
+    """All processes of the group, in the order of `rank`."""
 
     @property
     def size(self) -> int:
@@ -34,13 +34,13 @@ class SequenceGroup:
 
     @property
     def rank(self) -> int:
-        """This process among them."""
+        """Rank of this process in the group."""
         return self.cp_rank * self.sp + self.sp_rank
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """This process among all, and the groups it talks to."""
+    """The position of this process in the mesh, and its process groups."""
 
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -49,23 +49,22 @@ class Mesh:
     rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     device_mesh: DeviceMesh | None = None
-    """All four axes by name; None without a process group."""
+    """The four axes by name; None without a process group."""
     sequence: SequenceGroup = SequenceGroup()
-    """The processes that see the same samples as this one and share their sequences."""
+    """The processes that share the samples and sequences of this one."""
     weights: DeviceMesh | None = None
-    """Axes `replicate` x `shard`: who holds which part of the weights."""
+    """Axes `replicate` x `shard` of the weights."""
     samples: ProcessGroup | None = None
-    """Processes of this sequence rank: each sees other samples."""
+    """The processes with this sequence rank, each with different samples."""
 
     @classmethod
     def build(cls, config: MeshConfig, device: torch.device) -> "Mesh":
-        """Arrange the processes of the default group, which must have been started (gloo or NCCL).
+        """Build the mesh of the default process group (gloo or NCCL), or of one process without a group.
 
-        Without a group this is a mesh of one process. Every process must call this, in the same order as
-        other collectives.
+        This is a collective: every process must call it.
 
         Raises:
-            ConfigError: the axes do not multiply to the number of processes.
+            ConfigError: the product of the axes is not the number of processes.
         """
         world = dist.get_world_size() if dist.is_initialized() else 1
         sequence, inner = config.cp * config.sp, config.dp_shard * config.cp * config.sp
@@ -75,15 +74,14 @@ class Mesh:
             if config.dp_replicate:
                 given = f"mesh.dp_replicate {config.dp_replicate} x {given}"
             raise ConfigError(
-                f"The run has {world} processes, but {given} make {replicate * inner}; start that many, or "
-                "change one of these keys (mesh.dp_replicate=0 takes what the others leave)."
+                f"The run has {world} processes, but {given} is {replicate * inner}; start as many "
+                "processes, or change one of these keys (mesh.dp_replicate=0 uses the remaining processes)."
             )
         sizes = (replicate, config.dp_shard, config.cp, config.sp)
         if not dist.is_initialized():
             return cls(*sizes, device=device)
         axes = init_device_mesh(device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard", "cp", "sp"))
-        # Axes taken together are meshes of their own, over the same ranks: sub-meshes that are flattened
-        # out of one another are private API of torch.
+        # Combined axes are separate meshes over the same ranks: flattening is private API of torch.
         halves = init_device_mesh(
             device.type, (world // sequence, sequence), mesh_dim_names=("dp", "sequence")
         )
@@ -101,7 +99,7 @@ class Mesh:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and prints."""
+        """Whether this process writes files and logs."""
         return self.rank == 0
 
     @property
@@ -111,25 +109,25 @@ class Mesh:
 
     @property
     def dp_size(self) -> int:
-        """Number of parts in which the samples of a step are divided."""
+        """Number of data-parallel groups."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def dp_rank(self) -> int:
-        """Which of these parts this process sees; the same within a sequence group."""
+        """Data-parallel group of this process; the same within a sequence group."""
         return self.rank // (self.cp * self.sp)
 
     @property
     def fsdp(self) -> DeviceMesh:
-        """The mesh for `fully_shard`: replicate x shard, or shard alone where nothing is replicated.
+        """The mesh for `fully_shard`: replicate x shard, or only shard if nothing is replicated.
 
-        Weights are sharded over dp_shard, cp and sp alike: a gradient is averaged over all processes.
+        Weights are sharded over dp_shard, cp and sp; gradients are averaged over all processes.
         """
         assert self.weights is not None, "start a process group before the mesh"
         return self.weights if self.dp_replicate > 1 else self.weights["shard"]
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over the data-parallel processes of this sequence rank; `tensor` stays as it is."""
+        """Return the sum of `tensor` over the data-parallel processes with this sequence rank."""
         total = tensor.detach().clone()
         if self.dp_size > 1:
             dist.all_reduce(total, group=self.samples)
@@ -142,4 +140,4 @@ class Mesh:
 
 
 ALONE = Mesh()
-"""The mesh of one process without groups."""
+"""The mesh of one process."""

@@ -1,9 +1,8 @@
-"""Ulysses: before attention every rank trades its tokens of all heads for all tokens of some heads.
+"""Ulysses: every rank exchanges its tokens of all heads for all tokens of some heads before attention.
 
-Attention itself is then that of one process, whatever the mask, and all ranks do the same work. Query heads
-are divided as evenly as they go; each rank receives the key heads that its queries read, so a key head whose
-queries live on several ranks is sent to each of them. That covers any number of key heads: more or fewer than
-ranks, divisible or not.
+Attention is then computed as in one process, with any mask, and with equal work on all ranks. Query heads are
+divided as evenly as possible. Each rank receives the key heads of its query heads, so a key head is sent to
+every rank that has one of its queries; the number of key heads need not be divisible by the number of ranks.
 
 Source: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv:2309.14509).
 """
@@ -22,40 +21,40 @@ from worldmodel.errors import ConfigError
 from worldmodel.parallel import collectives
 
 NAME = "ulysses"
-"""Name of the messages in `collectives.sent`."""
+"""Name of the collective in `collectives.sent`."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Which heads each rank computes."""
+    """The heads that each rank computes."""
 
     query: tuple[range, ...]
     """Query heads of each rank."""
     key: tuple[range, ...]
-    """Key heads of each rank: those its queries read."""
+    """Key heads of each rank: those of its query heads."""
     shared: int
-    """Query heads that read one key head."""
+    """Query heads per key head."""
 
     def readers(self, rank: int) -> list[int] | None:
-        """Return, for every query head of `rank`, which of the rank's key heads it reads.
+        """Return, for every query head of `rank`, the index of its key head among those of the rank.
 
-        None where that is the usual grouping: equal numbers of neighbouring queries for every key head.
+        None if equal numbers of neighbouring query heads share each key head, as in grouped-query attention.
         """
-        read = [head // self.shared - self.key[rank].start for head in self.query[rank]]
+        index = [head // self.shared - self.key[rank].start for head in self.query[rank]]
         queries, keys = len(self.query[rank]), len(self.key[rank])
-        usual = queries % keys == 0 and read == [head // (queries // keys) for head in range(queries)]
-        return None if usual else read
+        grouped = queries % keys == 0 and index == [head // (queries // keys) for head in range(queries)]
+        return None if grouped else index
 
 
 def divide_heads(query_heads: int, key_heads: int, ranks: int) -> Heads:
-    """Divide heads over ranks: query heads differ by one at most, the first ranks have more.
+    """Divide heads over ranks; numbers of query heads differ by at most one, larger ones first.
 
     Raises:
         ConfigError: there are fewer query heads than ranks.
     """
     if query_heads < ranks:
         raise ConfigError(
-            f"mesh.sp is {ranks}, but attention has {query_heads} heads to divide; use mesh.sp up to "
+            f"mesh.sp is {ranks}, but attention has only {query_heads} heads; use mesh.sp up to "
             f"{query_heads} and mesh.cp for the rest."
         )
     shared = query_heads // key_heads
@@ -72,13 +71,13 @@ def gather_seq_scatter_heads(
     tokens: Sequence[int],
     group: ProcessGroup,
 ) -> list[Float[Tensor, "b _ m _"]]:
-    """From this rank's tokens of all heads to all tokens of this rank's heads, in one message.
+    """Exchange this rank's tokens of all heads for all tokens of this rank's heads, in one collective.
 
     Args:
         parts: tensors `[b, k, n, d]` of `n = tokens[rank]` tokens: queries, keys, values.
-        heads: for each part, the heads that each rank receives; a head may go to several.
-        tokens: how many tokens each rank holds; together they are the `m` of the results.
-        group: the ranks.
+        heads: for each part, the heads that each rank receives; several ranks may receive the same head.
+        tokens: number of tokens of each rank; their sum is `m` in the results.
+        group: process group of the ranks.
     """
     rank, ranks = group.rank(), range(len(tokens))
     pieces = [
@@ -91,7 +90,7 @@ def gather_seq_scatter_heads(
         ]
         for source in ranks
     ]
-    received = _trade(pieces, shapes, group)
+    received = _exchange(pieces, shapes, group)
     return [torch.cat([of[part] for of in received], dim=2) for part in range(len(parts))]
 
 
@@ -99,20 +98,20 @@ def gather_seq_scatter_heads(
 def gather_heads_scatter_seq(
     x: Float[Tensor, "b _ m d"], heads: Sequence[range], tokens: Sequence[int], group: ProcessGroup
 ) -> Float[Tensor, "b k n d"]:
-    """From all tokens of this rank's heads back to this rank's tokens of all heads.
+    """Exchange all tokens of this rank's heads for this rank's tokens of all heads.
 
-    `heads` are disjoint here, in order; `tokens` as in `gather_seq_scatter_heads`.
+    `heads` must be disjoint and in order; `tokens` as in `gather_seq_scatter_heads`.
     """
     rank = group.rank()
     pieces = [[piece] for piece in x.split(list(tokens), dim=2)]
     shapes = [[(x.shape[0], len(of), tokens[rank], x.shape[3])] for of in heads]
-    return torch.cat([piece for (piece,) in _trade(pieces, shapes, group)], dim=1)
+    return torch.cat([piece for (piece,) in _exchange(pieces, shapes, group)], dim=1)
 
 
-def _trade(
+def _exchange(
     pieces: list[list[Tensor]], shapes: list[list[tuple[int, ...]]], group: ProcessGroup
 ) -> list[list[Tensor]]:
-    """Send `pieces[r]` to every rank r; return what came from each, in the given shapes."""
+    """Send `pieces[r]` to every rank r; return the pieces received from each, in the given shapes."""
     flat = torch.cat([piece.flatten() for to in pieces for piece in to])
     counts = [[prod(shape) for shape in source] for source in shapes]
     out = collectives.all_to_all(
@@ -127,11 +126,11 @@ def _trade(
 
 
 def volume(heads: Heads, head_width: int, tokens: Sequence[int], rank: int) -> tuple[int, int]:
-    """Count the numbers that `rank` sends forward and backward, a sequence and layer.
+    """Return how many elements `rank` sends forward and backward, per sequence and layer.
 
-    To every other rank r go queries, keys and values of its own tokens, `n d (q_r + 2 g_r)`, and results of
-    its own heads, `n_r d q`; the gradients of both go the other way. Where everything divides, either
-    direction is (2 k + 2 g) d (S / P) (P - 1) / P for S tokens on P ranks.
+    Every other rank r receives queries, keys and values of this rank's tokens, `n d (q_r + 2 g_r)`, and
+    results of its heads, `n_r d q`; gradients are sent in the opposite direction. If all numbers are
+    divisible, each direction sends (2 k + 2 g) d (S / P) (P - 1) / P for S tokens on P ranks.
     """
     forward = backward = 0
     query, key = [[len(part) for part in of] for of in (heads.query, heads.key)]

@@ -1,12 +1,12 @@
-"""The one attention function; the generator and every transformers backbone call it.
+"""The attention function of the generator and of every transformers backbone.
 
-Who sees whom is a `Layout`. Where processes share the layout, heads, keys and values travel between them
-(`worldmodel.parallel`), and the result is that of one process. Which kernel computes is one switch, `use`:
+A `Layout` is the mask. If processes share the layout, they exchange heads, keys and values
+(`worldmodel.parallel`), and the result equals that of one process. `use` selects the kernel:
 
-    reference   the formula in fp32 or better, head by head: the same bits whichever heads a process computes
+    reference   the formula in fp32 or better, head by head: the split of heads does not change the result
     sdpa        torch's fused attention with a dense mask; plain products for bf16 on a CPU
     flex        compiled block-sparse attention, for long sequences with any mask; trains on CUDA
-    flash       flash-attn, for causal documents side by side on CUDA (`worldmodel[flash]`)
+    flash       flash-attn, for packed causal documents on CUDA (`worldmodel[flash]`)
     auto        flash or flex for long sequences on CUDA, sdpa elsewhere
 """
 
@@ -29,11 +29,11 @@ from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.ulysses import divide_heads, gather_heads_scatter_seq, gather_seq_scatter_heads
 
 NAME = "worldmodel"
-"""Name under which transformers models find this attention (`attn_implementation`)."""
+"""Name of this attention in transformers (`attn_implementation`)."""
 
 KERNELS = ("auto", "reference", "sdpa", "flex", "flash")
 DENSE_LENGTH = 2048
-"""Keys up to which `auto` takes a dense mask on CUDA: 4 MB at most, and nothing to compile."""
+"""Number of keys up to which `auto` uses a dense mask on CUDA: at most 4 MB, and no compilation."""
 
 Mask = Layout | Bool[Tensor, "n m"] | None
 
@@ -41,7 +41,7 @@ _kernel = "auto"
 
 
 def use(name: str) -> None:
-    """Choose the kernel for all attention of this process.
+    """Set the attention kernel of this process.
 
     Raises:
         ConfigError: there is no such kernel, or it is not installed.
@@ -59,7 +59,7 @@ def use(name: str) -> None:
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Choose the kernel for what runs inside, backward passes that recompute included."""
+    """Set the attention kernel within a block."""
     before = _kernel
     use(name)
     try:
@@ -76,18 +76,18 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Float[Tensor, "b k n d"]:
-    """Scaled dot-product attention under `layout`; None: every query sees every key.
+    """Scaled dot-product attention with the mask `layout`; without one every query attends to every key.
 
-    `g` key heads may serve `k` query heads, `k / g` neighbours each (Ainslie et al. 2023, arXiv:2305.13245).
-    With fewer queries than keys, queries are the last tokens of the layout. With shards, `n` and `m` are the
-    tokens of this process, and every process of the sequence group must call at the same time.
+    `k / g` neighbouring query heads share a key head (Ainslie et al. 2023, arXiv:2305.13245).
+    If there are fewer queries than keys, the queries are the last tokens of the layout. With shards, `n` and
+    `m` are the tokens of this process, and the call is a collective of the sequence group.
 
     Args:
         query: queries.
         key: keys.
         value: values.
-        layout: who sees whom; a matrix, True where query n sees key m, serves where there are no shards.
-        scale: factor of the scores; None takes `d ** -0.5`.
+        layout: the mask; without shards also a matrix, True where query n attends to key m.
+        scale: factor of the scores; `d ** -0.5` if None.
         softcap: scores become `softcap * tanh(scores / softcap)` (Gemma 2, arXiv:2408.00118).
     """
     if scale is None:
@@ -95,7 +95,9 @@ def attend(
     if not isinstance(layout, Layout) or layout.shards is None:
         return _compute(query, key, value, layout, scale, softcap)
     shards, group = layout.shards, layout.shards.group
-    assert group.sp_group is not None and group.cp_group is not None, "shards need the groups of a mesh"
+    assert group.sp_group is not None and group.cp_group is not None, (
+        "shards need the process groups of a mesh"
+    )
     heads = divide_heads(query.shape[1], key.shape[1], group.sp)
     if group.sp > 1:
         query, key, value = gather_seq_scatter_heads(
@@ -104,7 +106,7 @@ def attend(
     if group.cp > 1:
         key, value = all_gather_kv(key, value, shards.cp_sizes, group.cp_group)
     read = heads.readers(group.sp_rank)
-    if read is not None:  # uneven groups: every query head gets a key head of its own
+    if read is not None:  # uneven groups: repeat key heads, one for each query head
         key, value = (torch.stack([part[:, head] for head in read], dim=1) for part in (key, value))
     out = _compute(query, key, value, layout, scale, softcap)
     if group.sp > 1:
@@ -112,7 +114,7 @@ def attend(
     return out
 
 
-# ---- kernels: everything a query sees is here ----------------------------------------------------------
+# ---- kernels: queries with all of their keys -----------------------------------------------------------
 
 
 def _compute(
@@ -140,7 +142,7 @@ def _choose(query: Tensor, layout: Mask) -> str:
 def _reference(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """The formula; one contiguous head at a time, since products of many heads may add in another order."""
+    """The formula, one contiguous head at a time, since batched products may sum in another order."""
     precise = torch.promote_types(query.dtype, torch.float32)
     shared, outs = query.shape[1] // key.shape[1], []
     for head in range(query.shape[1]):
@@ -162,7 +164,7 @@ def _sdpa(
     shared = heads // key.shape[1]
     if mask is not None and mask.dim() == 3:
         mask = mask[0] if mask.shape[0] == 1 else mask[:, None]
-    if shared > 1:  # queries of one key head become one long query: nothing is copied
+    if shared > 1:  # fold the queries of a key head into one long query, without copies
         query = query.reshape(batch, key.shape[1], shared * length, width)
         if mask is not None:
             mask = torch.cat([mask] * shared, dim=-2)
@@ -176,12 +178,14 @@ def _sdpa(
 def _attend_plainly(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """Attend by plain products.
+    """Attention by matrix products.
 
-    The fused kernel knows no caps, and on a CPU it computes bf16 in fp32 and is slower with gradients.
+    The fused kernel has no softcap, and on a CPU it computes bf16 in fp32 and is slower with gradients.
     """
     groups, bias = value.shape[:2], query.new_zeros(1, 1)
-    if mask is not None and mask.dim() == 2 and softcap is None:  # one for all: added with the product
+    if (
+        mask is not None and mask.dim() == 2 and softcap is None
+    ):  # one mask for all heads: fused into the product
         bias, mask = query.new_zeros(mask.shape).masked_fill(~mask, float("-inf")), None
     query, key_t = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)
     scores = torch.baddbmm(bias, query, key_t, alpha=scale)
@@ -221,13 +225,13 @@ def _flash(
     starts = layout.cu_seqlens()
     if starts is None or query.device.type != "cuda":
         raise ConfigError(
-            "attention=flash computes causal documents in whole sequences on CUDA (mesh.cp=1), and this is "
-            "another mask or device; use attention=flex or attention=auto."
+            "attention=flash supports causal documents in whole sequences on CUDA (mesh.cp=1) only; use "
+            "attention=flex or attention=auto."
         )
     from flash_attn import flash_attn_varlen_func
 
     batch, longest = query.shape[0], int(starts.diff().max())
-    if layout.document.shape[0] < batch:  # one row for all
+    if layout.document.shape[0] < batch:  # one row for the whole batch
         offsets = torch.arange(batch, dtype=torch.int32)[:, None] * layout.length
         starts = torch.cat([(starts[:-1] + offsets).flatten(), starts[-1:] * batch])
     starts = starts.to(query.device, non_blocking=True)
@@ -247,7 +251,7 @@ def _flash_installed() -> bool:
 
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "n m"] | None:
-    """Return who sees whom when the queries are the last positions of the keys; None if everyone does."""
+    """Return the causal mask of queries at the last positions of the keys; None for a single query."""
     if num_queries == 1:
         return None
     positions = torch.arange(num_keys, device=device)
@@ -267,23 +271,23 @@ def _backbone_attention(
     layout: Layout | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attend as a layer of transformers asks; `layout` is what `base_model(..., layout=...)` was given.
+    """Attention for transformers, with the layout that was passed to `base_model(..., layout=...)`.
 
-    Without one the queries are the last positions of one causal sequence.
+    Without a layout the queries are the last positions of one causal sequence.
     """
     longest = key.shape[2] if layout is None else layout.longest
     if sliding_window is not None and longest > sliding_window:
         raise ConfigError(
-            f"The backbone attends to the last {sliding_window} tokens only, and a sequence has {longest}; "
-            "use shorter ones (fewer rounds, a lower history_rounds) or a backbone without a sliding window."
+            f"The backbone attends to the last {sliding_window} tokens only, but a sequence has {longest}; "
+            "use fewer rounds (a lower history_rounds), or a backbone without a sliding window."
         )
     if dropout:
-        raise ConfigError(f"The backbone's attention_dropout is {dropout}; set it to 0, the only rate known.")
-    query, key = query.to(value.dtype), key.to(value.dtype)  # norms and rotary may have left autocast's dtype
+        raise ConfigError(f"The backbone's attention_dropout is {dropout}; only 0 is supported.")
+    query, key = query.to(value.dtype), key.to(value.dtype)  # norms and rotary embeddings may have upcast
     mask = causal_mask(query.shape[2], key.shape[2], query.device) if layout is None else layout
     return attend(query, key, value, mask, scaling, softcap).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, _backbone_attention)
-# Who sees whom comes from the layout, or from the two lengths: sequences are never padded in front.
+# The mask follows from the layout or from the two lengths: sequences are never padded in front.
 AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)

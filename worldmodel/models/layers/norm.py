@@ -1,4 +1,4 @@
-"""Precision: a norm that keeps autocast's dtype, and the way back from it."""
+"""RMSNorm in the dtype of autocast, and the upcast to fp32."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.RMSNorm):
-    """`torch.nn.RMSNorm` whose weight follows the input's dtype, so that the fused kernel applies.
+    """`torch.nn.RMSNorm` with its weight cast to the input's dtype, so that the fused kernel is used.
 
     Source: Zhang & Sennrich 2019 (arXiv:1910.07467).
     """
@@ -21,5 +21,5 @@ class RMSNorm(nn.RMSNorm):
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Return `x` in fp32 where autocast made it narrower; fp64 stays."""
+    """Return `x` in fp32 if its dtype is narrower; fp64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

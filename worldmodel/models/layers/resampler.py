@@ -1,7 +1,7 @@
-"""The resampler: learned queries read any number of inputs and come out as a fixed number of tokens.
+"""The resampler: learned queries that compress any number of tokens into a fixed number.
 
 Source: Jaegle et al. 2021 (Perceiver, arXiv:2103.03206); Li et al. 2023 (the Q-Former of BLIP-2,
-arXiv:2301.12597), which reads every second layer; here every layer reads the inputs, as in the Perceiver.
+arXiv:2301.12597). Every layer attends to the inputs, as in the Perceiver; in the Q-Former every second does.
 """
 
 import torch
@@ -16,7 +16,7 @@ from worldmodel.models.layers.norm import RMSNorm
 
 
 class Attention(nn.Module):
-    """Attention of queries to given tokens, every query to all; queries and keys are normalised."""
+    """Unmasked cross-attention with normalised queries and keys."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """The queries read the inputs, then each other, then pass a feed-forward."""
+    """Cross-attention to the inputs, self-attention of the queries, and a feed-forward."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -46,15 +46,15 @@ class Layer(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"], inputs: Float[Tensor, "b m d"]) -> Float[Tensor, "b n d"]:
         x = x + self.read(self.read_norm(x), inputs)
-        seen = self.attention_norm(x)
-        x = x + self.attention(seen, seen)
+        normed = self.attention_norm(x)
+        x = x + self.attention(normed, normed)
         return x + self.down(F.gelu(self.up(self.feed_forward_norm(x))))
 
 
 class Resampler(nn.Module):
-    """Turns `m` tokens of one width into `num_queries` tokens of another.
+    """Compresses `m` tokens of one width into `num_queries` tokens of another.
 
-    It sees its inputs as a set: what has a place or a time must bring it along.
+    It has no position embeddings: inputs must carry their own.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Resampler(nn.Module):
         self.last_norm, self.to_output = RMSNorm(width), nn.Linear(width, out_width)
 
     def forward(self, inputs: Float[Tensor, "b m e"]) -> Float[Tensor, "b n d"]:
-        """Return `num_queries` tokens that say what the inputs say."""
-        read = self.input_norm(self.from_input(inputs))
-        x = self.queries.to(read.dtype).expand(inputs.shape[0], -1, -1)
+        """Return `num_queries` tokens."""
+        keys = self.input_norm(self.from_input(inputs))
+        x = self.queries.to(keys.dtype).expand(inputs.shape[0], -1, -1)
         for layer in self.layers:
-            x = layer(x, read)
+            x = layer(x, keys)
         return self.to_output(self.last_norm(x))

@@ -1,6 +1,7 @@
-"""What the generator and its adapter share: attention with rotary places, and local mixing, on latent cells.
+"""Layers over latent cells: self-attention with rotary positions, and a feed-forward with local mixing.
 
-Without either, things dissolve instead of moving: a linear layer cannot say "what was two cells to the left".
+The generator and the condition adapter use both. Without them objects dissolve instead of moving, because a
+linear layer cannot copy the content of a cell two columns away.
 """
 
 import torch
@@ -19,29 +20,29 @@ KeyValue = tuple[Tensor, Tensor]
 def rope_table(frames: Int[Tensor, " t"], grid: tuple[int, int], head_width: int) -> Float[Tensor, "2 n d"]:
     """Return cosines and sines of the rotary angles of every (frame, row, column).
 
-    `grid` is rows and columns. A quarter of the head turns with time, the rest with the two axes of space.
+    `grid` is rows and columns. A quarter of the head encodes time, the rest the two axes of space.
     """
     share = head_width // 16
     sizes = (4 * share, 6 * share, head_width - 10 * share)
     rows, columns = (torch.arange(count, device=frames.device) for count in grid)
-    places = torch.cartesian_prod(frames, rows, columns).float()
+    positions = torch.cartesian_prod(frames, rows, columns).float()
     angles = []
-    for place, size in zip(places.unbind(dim=1), sizes, strict=True):
+    for position, size in zip(positions.unbind(dim=1), sizes, strict=True):
         frequencies = 100.0 ** (-torch.arange(0, size, 2, device=frames.device) / size)
-        angles.append(place[:, None] * frequencies)
+        angles.append(position[:, None] * frequencies)
     angle = torch.cat(angles, dim=1).repeat(1, 2)
     return torch.stack([angle.cos(), angle.sin()])
 
 
 def rotate(x: Float[Tensor, "b k n d"], table: Float[Tensor, "2 n d"]) -> Float[Tensor, "b k n d"]:
-    """Apply rotary positions (Su et al. 2021, arXiv:2104.09864)."""
+    """Apply rotary position embeddings (Su et al. 2021, arXiv:2104.09864)."""
     left, right = x.chunk(2, dim=-1)
     cos, sin = table.to(x.dtype)
     return x * cos + torch.cat([-right, left], dim=-1) * sin
 
 
 class SelfAttention(nn.Module):
-    """Attention among cells; earlier keys and values may be given, and all are handed back."""
+    """Self-attention over cells and optional past keys and values; also returns the new keys and values."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class SelfAttention(nn.Module):
 
 
 class LocalFeedForward(nn.Module):
-    """A feed-forward whose hidden units each see a 3x3 neighbourhood of their frame."""
+    """A feed-forward with a 3x3 depthwise convolution over each frame."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
