@@ -1,6 +1,6 @@
-"""What passes between the parts, and the legend of axis letters.
+"""Actions, camera poses and episodes.
 
-Axes, the same letter everywhere: `b` batch, `r` rounds, `t` frames, `c` channels, `h w` pixels or latent
+Names of axes in all shapes: `b` batch, `r` rounds, `t` frames, `c` channels, `h w` pixels or latent
 cells, `n` tokens, `d` width, `k` heads, `a` action width.
 """
 
@@ -17,18 +17,18 @@ from worldmodel.config import ActionConfig
 from worldmodel.errors import InputError
 
 DESCRIBE = "describe"
-"""Prompt that asks for a description of what is seen."""
+"""Prompt for a description of the newest observation."""
 WHAT_HAPPENED = "what happened"
-"""Prompt that asks which action led from the first observation to the second."""
+"""Prompt for the action that led from the first observation to the second."""
 MAX_NUMBER = 1e6
-"""Greatest number in an action: far larger ones leave the range of the model's arithmetic."""
+"""Largest magnitude of a number in an action; much larger ones overflow in half precision."""
 
 
 @dataclass(frozen=True)
 class Pose:
-    """Where a camera is and how it is turned; or, seen from another pose, the motion that leads there.
+    """Position and orientation of a camera, or a motion: a pose relative to another one.
 
-    Axes: x right, y up, z forward. Where a world begins the camera is at the pose without arguments.
+    Axes: x right, y up, z forward. A world begins with the camera at the default pose.
     """
 
     translation: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -41,28 +41,28 @@ class Pose:
         _check_numbers("rotation", self.rotation, 4)
         if abs(math.hypot(*self.rotation) - 1) > 0.01:
             raise InputError(
-                f"The rotation {list(self.rotation)} is no unit quaternion; pass [x, y, z, w] of length 1."
+                f"The rotation {list(self.rotation)} is not a unit quaternion; pass [x, y, z, w] of length 1."
             )
 
     def then(self, motion: "Pose") -> "Pose":
-        """Return the pose after a motion that is seen from this one."""
-        moved = zip(self.translation, turned(self.rotation, motion.translation), strict=True)
-        return Pose(tuple(a + b for a, b in moved), _product(self.rotation, motion.rotation))
+        """Return the pose after a motion relative to this pose."""
+        pairs = zip(self.translation, rotate(self.rotation, motion.translation), strict=True)
+        return Pose(tuple(a + b for a, b in pairs), _product(self.rotation, motion.rotation))
 
     def motion_to(self, other: "Pose") -> "Pose":
-        """Return the motion from here to another pose, seen from here: `a.then(a.motion_to(b))` is b."""
+        """Return the motion from this pose to another: `a.then(a.motion_to(b))` equals `b`."""
         x, y, z, w = self.rotation
-        back = (-x, -y, -z, w)
-        way = tuple(b - a for a, b in zip(self.translation, other.translation, strict=True))
-        return Pose(turned(back, way), _product(back, other.rotation))
+        inverse = (-x, -y, -z, w)
+        difference = tuple(b - a for a, b in zip(self.translation, other.translation, strict=True))
+        return Pose(rotate(inverse, difference), _product(inverse, other.rotation))
 
-    def between(self, other: "Pose", share: float) -> "Pose":
-        """Return the pose after a share (0 to 1) of the straight way to another."""
-        here, there = np.asarray(self.rotation), np.asarray(other.rotation)
-        there = there if here @ there >= 0 else -there  # q and -q are one rotation: take the near one
-        way = zip(self.translation, other.translation, strict=True)
-        rotation = _unit((here + share * (there - here)).tolist())
-        return Pose(tuple(a + share * (b - a) for a, b in way), rotation)
+    def between(self, other: "Pose", fraction: float) -> "Pose":
+        """Interpolate linearly between this pose (fraction 0) and another (fraction 1)."""
+        start, end = np.asarray(self.rotation), np.asarray(other.rotation)
+        end = end if start @ end >= 0 else -end  # q and -q are the same rotation: use the nearer one
+        pairs = zip(self.translation, other.translation, strict=True)
+        rotation = _unit((start + fraction * (end - start)).tolist())
+        return Pose(tuple(a + fraction * (b - a) for a, b in pairs), rotation)
 
 
 Mode = Literal["target", "velocity"]
@@ -70,10 +70,10 @@ Mode = Literal["target", "velocity"]
 
 @dataclass(frozen=True)
 class Camera:
-    """What the camera does in one round; the names are those of vLLM-Omni's camera events.
+    """Motion of the camera in one round, with the names of vLLM-Omni's camera events.
 
-    `target`: where it is when the round ends, seen from where it was when the world began. `velocity`: how it
-    moves in the round, seen from where it was when the round began.
+    `target`: the pose at the end of the round, relative to that at the start of the world. `velocity`: the
+    motion during the round, relative to the pose at the start of the round.
     """
 
     mode: Mode = "target"
@@ -85,10 +85,10 @@ class Camera:
 
     @classmethod
     def of(cls, value: Any) -> "Camera":
-        """Read `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`.
+        """Parse `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`.
 
         Raises:
-            InputError: the value is something else.
+            InputError: the value has another form.
         """
         if isinstance(value, Camera):
             return value
@@ -105,7 +105,7 @@ class Camera:
         return cls("target" if mode is None else mode, Pose(**given))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `of` reads, as JSON has it."""
+        """Return the JSON form that `of` parses."""
         pose = {"translation": list(self.pose.translation), "rotation": list(self.pose.rotation)}
         return {"mode": self.mode, "data": pose}
 
@@ -116,24 +116,24 @@ class Camera:
 
 @dataclass(frozen=True)
 class Action:
-    """What the user does in one round: words, keys, the mouse, a vector, the camera, or any of them together.
+    """Action of one round: text, keys, a vector, the mouse, the camera, or several of them.
 
-    All empty is the null action: time passes.
+    Without any of them it is the null action.
     """
 
     text: str | None = None
     keys: tuple[str, ...] = ()
     vector: tuple[float, ...] | None = None
     mouse: tuple[float, ...] | None = None
-    """How far it moves right and down, as shares of the picture's width and height: -1 to 1 each."""
+    """Motion to the right and down, -1 to 1 each, as fractions of the width and height of the image."""
     camera: Camera | None = None
 
     @classmethod
     def of(cls, value: "str | Action | Mapping[str, Any] | None") -> "Action":
-        """Read an action as users write it: a sentence, `{"keys": ["red", "left"]}`, or None.
+        """Parse a text, a mapping such as `{"keys": ["red", "left"]}`, or None for the null action.
 
         Raises:
-            InputError: the value is none of these, or an empty sentence.
+            InputError: the value has another type, or the text is empty.
         """
         if value is None:
             return cls()
@@ -141,7 +141,9 @@ class Action:
             return value
         if isinstance(value, str):
             if not value.strip():
-                raise InputError("The action is an empty text; say what should happen, or pass None to wait.")
+                raise InputError(
+                    "The action is an empty text; describe the action, or pass None for the null action."
+                )
             return cls(text=value.strip())
         if isinstance(value, Mapping):
             return cls._from_mapping(value)
@@ -163,10 +165,10 @@ class Action:
         return cls((text or "").strip() or None, tuple(keys), camera=camera, **given)
 
     def check(self, takes: ActionConfig) -> None:
-        """Refuse what a model does not take; how long its text may be, only the tokenizer can say.
+        """Check an action against the action config of a model, except for the length of its text.
 
         Raises:
-            InputError: a part of the action is not for this model; the sentence says what it takes.
+            InputError: the model does not support a part of the action.
         """
         for name in self.as_dict():
             if not takes.takes[name]:
@@ -174,38 +176,38 @@ class Action:
         for key in self.keys:
             if key not in takes.keys:
                 near = difflib.get_close_matches(str(key), takes.keys, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(takes.keys)}."
-                raise InputError(f"This model does not know the key {key!r}; {hint}")
+                hint = f"did you mean {near[0]!r}?" if near else f"use {', '.join(takes.keys)}."
+                raise InputError(f"This model has no key {key!r}; {hint}")
         if self.mouse is not None:
             _check_numbers("mouse", self.mouse, 2)
             if not all(-1 <= x <= 1 for x in self.mouse):
                 raise InputError(
-                    f"The mouse of the action is {list(self.mouse)}; pass how far it moves right and down as "
-                    "shares of the picture, -1 to 1."
+                    f"The mouse of the action is {list(self.mouse)}; pass its motion to the right and down "
+                    "as fractions of the image, -1 to 1."
                 )
         if self.vector is not None:
             _check_numbers("vector", self.vector, takes.vector_size)
             bounds = zip(self.vector, takes.vector_low, takes.vector_high, strict=bool(takes.vector_low))
-            for place, (x, low, high) in enumerate(bounds):
-                spare = 1e-6 * max(1.0, abs(low), abs(high))  # a bound as float32 may lie a little outside
-                if not low - spare <= x <= high + spare:
-                    name = takes.vector_names[place] if takes.vector_names else f"number {place + 1}"
-                    raise InputError(f"In the vector of the action {name} is {x:g}; use {low:g} to {high:g}.")
+            for index, (x, low, high) in enumerate(bounds):
+                tolerance = 1e-6 * max(1.0, abs(low), abs(high))  # bounds rounded to float32 are allowed
+                if not low - tolerance <= x <= high + tolerance:
+                    name = takes.vector_names[index] if takes.vector_names else f"number {index + 1}"
+                    raise InputError(f"The {name} of the action is {x:g}; use {low:g} to {high:g}.")
 
     def seen_from(self, camera: Pose) -> "Action":
-        """Return the same action with a camera's target as the motion that leads there from where it is."""
+        """Return the action with a camera target replaced by the motion to it from the pose `camera`."""
         if self.camera is None or self.camera.mode == "velocity":
             return self
         return replace(self, camera=Camera("velocity", camera.motion_to(self.camera.pose)))
 
     def moves(self, camera: Pose) -> Pose:
-        """Return where the camera is after the action."""
+        """Return the pose of the camera after the action."""
         if self.camera is None:
             return camera
         return self.camera.pose if self.camera.mode == "target" else camera.then(self.camera.pose)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `of` reads, as JSON has it: only the parts that there are."""
+        """Return the JSON form that `of` parses, without absent parts."""
         parts = {
             "text": self.text,
             "keys": list(self.keys) or None,
@@ -227,26 +229,23 @@ class Action:
 
 
 def resolve_camera_targets(actions: Sequence[Action]) -> list[Action]:
-    """Return the actions of a world's rounds, from the first on, with the camera's targets as motions."""
-    seen, camera = [], Pose()
+    """Replace the camera targets in the actions of all rounds of a world by motions."""
+    resolved, camera = [], Pose()
     for action in actions:
-        seen.append(action.seen_from(camera))
+        resolved.append(action.seen_from(camera))
         camera = action.moves(camera)
-    return seen
+    return resolved
 
 
-def turned(rotation: Sequence[float], vector: Sequence[float]) -> tuple[float, ...]:
-    """Return a vector `[3]` turned by a quaternion x, y, z, w.
-
-    Source: the rotation v + 2 w (u × v) + 2 u × (u × v) of a unit quaternion (u, w).
-    """
+def rotate(rotation: Sequence[float], vector: Sequence[float]) -> tuple[float, ...]:
+    """Rotate a vector `[3]` by a quaternion: v + 2 w (u × v) + 2 u × (u × v) with u = (x, y, z)."""
     *axis, w = _unit(rotation)
     across = np.cross(axis, vector)
     return tuple((np.asarray(vector) + 2 * (w * across + np.cross(axis, across))).tolist())
 
 
 def _product(first: Sequence[float], second: Sequence[float]) -> tuple[float, ...]:
-    """Return the quaternion that turns as `second` and then as `first` does; its length is 1 again."""
+    """Return the normalised product of two quaternions: the rotation by `second`, then by `first`."""
     (*u, a), (*v, b) = first, second
     axis = a * np.asarray(v) + b * np.asarray(u) + np.cross(u, v)
     return _unit((*axis.tolist(), a * b - float(np.dot(u, v))))
@@ -258,29 +257,32 @@ def _unit(rotation: Sequence[float]) -> tuple[float, ...]:
 
 
 def _numbers(name: str, value: Any) -> tuple[float, ...]:
-    """Read a list of numbers; text and truth values are none."""
+    """Parse a list of numbers; strings and booleans are not numbers."""
     try:
         listed = [] if isinstance(value, str | bytes | Mapping) else list(value)
         if not listed or any(isinstance(x, str | bytes | bool) for x in listed):
             raise TypeError
         return tuple(float(x) for x in listed)
     except (TypeError, ValueError, OverflowError):
-        told = f"The {name} of an action is {reprlib.repr(value)}"
-        raise InputError(f"{told}; pass a list of numbers.") from None
+        raise InputError(
+            f"The {name} of an action is {reprlib.repr(value)}; pass a list of numbers."
+        ) from None
 
 
 def _check_numbers(name: str, numbers: Sequence[float], count: int) -> None:
     if len(numbers) != count:
         raise InputError(f"The {name} of the action has {len(numbers)} numbers; pass {count}.")
     if not all(abs(x) <= MAX_NUMBER for x in numbers):
-        told = f"The {name} of the action, {list(numbers)}, is not finite or beyond {MAX_NUMBER:g}"
-        raise InputError(f"{told}; pass plain numbers.")
+        raise InputError(
+            f"The {name} of the action, {list(numbers)}, is not finite or beyond {MAX_NUMBER:g}; "
+            "pass smaller numbers."
+        )
 
 
-def _check_fields(what: str, value: Mapping[str, Any], fields: Sequence[str]) -> None:
+def _check_fields(subject: str, value: Mapping[str, Any], fields: Sequence[str]) -> None:
     for name in value:
         if name not in fields:
-            raise InputError(f"{what} has no field {str(name)!r}; use {', '.join(fields)}.")
+            raise InputError(f"{subject} has no field {str(name)!r}; use {', '.join(fields)}.")
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ ACTIONS: tuple[dict[str, Any] | None, ...] = (
 )
 BAD: tuple[tuple[Any, str], ...] = (
     ({"mouse": [0.5]}, "mouse"),
-    ({"mouse": [0.5, 3]}, "shares of the picture"),
+    ({"mouse": [0.5, 3]}, "-1 to 1"),
     ({"mouse": ["0.5", 0]}, "mouse"),
     ({"vector": [0, 2]}, "use 0 to 1"),
-    ({"camera": {"data": {"rotation": [0, 0, 0, 2]}}}, "no unit quaternion"),
+    ({"camera": {"data": {"rotation": [0, 0, 0, 2]}}}, "unit quaternion"),
     ({"camera": {"data": {"rotation": [0, 0, 90]}}}, "rotation"),
     ({"camera": {"mode": "speed", "data": {}}}, "mode"),
     ({"camera": {"mode": "target"}}, "data"),

@@ -48,7 +48,7 @@ def adapter(model: WorldModel) -> ActionAdapter:
 
 
 @given(action=ACTIONS)
-def test_an_action_is_read_as_it_was_written(action: Action) -> None:
+def test_action_round_trips_through_json(action: Action) -> None:
     written = json.loads(json.dumps(action.as_dict()))
     assert Action.of(written) == action
     assert Action.of(action) is action
@@ -56,7 +56,7 @@ def test_an_action_is_read_as_it_was_written(action: Action) -> None:
     assert str(action)
 
 
-def test_all_kinds_go_together() -> None:
+def test_action_of_all_types() -> None:
     action = Action.of(FULL)
     assert action == Action(
         "go on", ("w",), (0.1, 1.0), (0.5, -1.0), Camera("velocity", Pose((0.0, 0.0, 1.0)))
@@ -70,57 +70,55 @@ def test_all_kinds_go_together() -> None:
 
 
 BAD: list[tuple[Any, str]] = [
-    ({"prompt": "x"}, "no field 'prompt'; use text, keys, mouse, vector, camera"),
-    ({"text": 3}, "text of an action is 3"),
+    ({"prompt": "x"}, "'prompt'"),
+    ({"text": 3}, "3"),
     ({"text": "x " * 4000}, "words"),
-    ({"keys": [1]}, "keys of an action are"),
-    ({"keys": ["W"]}, "does not know the key 'W'"),
-    ({"mouse": 0.5}, "mouse of an action is 0.5; pass a list"),
-    ({"mouse": "ab"}, "pass a list of numbers"),
-    ({"mouse": [True, False]}, "pass a list of numbers"),
-    ({"mouse": [0.5]}, "has 1 numbers; pass 2"),
-    ({"mouse": [0.5, 20]}, "shares of the picture, -1 to 1"),
-    ({"mouse": [0.5, math.nan]}, "not finite"),
-    ({"vector": {}}, "pass a list of numbers"),
-    ({"vector": ["0.1", 1]}, "pass a list of numbers"),
-    ({"vector": [[0.1], [1]]}, "pass a list of numbers"),
-    ({"vector": [10**400, 1]}, "pass a list of numbers"),
-    ({"vector": [0.1, 1, 2]}, "has 3 numbers; pass 2"),
-    ({"vector": [0, 1e300]}, "beyond 1e+06"),
-    ({"vector": [2.1, 0]}, "reach is 2.1; use -2 to 2"),
-    ({"vector": [0, -0.5]}, "grip is -0.5; use 0 to 1"),
-    ({"camera": [0, 0, 1]}, "pass mode (target or velocity) and data"),
-    ({"camera": {"mode": "velocity"}}, "pass mode"),
-    ({"camera": {"mode": "velocity", "data": [0, 0, 1]}}, "pass mode"),
-    ({"camera": {"mode": "speed", "data": {}}}, "'speed'; use target or velocity"),
-    ({"camera": {"mode": ["target"], "data": {}}}, "use target or velocity"),
-    ({"camera": {"data": {"actions": ["w"]}}}, "no field 'actions'; use translation, rotation"),
-    ({"camera": {"data": {}, "speed": 1}}, "no field 'speed'; use mode, data"),
-    ({"camera": {"data": {"translation": [0, 1]}}}, "translation of the action has 2 numbers; pass 3"),
-    ({"camera": {"data": {"translation": [0, 1, math.inf]}}}, "not finite"),
-    ({"camera": {"data": {"translation": [0, 1, 1e9]}}}, "beyond"),
-    ({"camera": {"data": {"rotation": [0, 0, 90]}}}, "rotation of the action has 3 numbers; pass 4"),
-    ({"camera": {"data": {"rotation": [0, 0, 0, 0]}}}, "no unit quaternion"),
-    ({"camera": {"data": {"rotation": [0, 90, 0, 1]}}}, "no unit quaternion"),
+    ({"keys": [1]}, "[1]"),
+    ({"keys": ["W"]}, "'W'"),
+    ({"mouse": 0.5}, "mouse of an action is 0.5"),
+    ({"mouse": "ab"}, "'ab'"),
+    ({"mouse": [True, False]}, "[True, False]"),
+    ({"mouse": [0.5]}, "1 numbers"),
+    ({"mouse": [0.5, 20]}, "[0.5, 20.0]"),
+    ({"mouse": [0.5, math.nan]}, "[0.5, nan]"),
+    ({"vector": {}}, "{}"),
+    ({"vector": ["0.1", 1]}, "['0.1', 1]"),
+    ({"vector": [[0.1], [1]]}, "[[0.1], [1]]"),
+    ({"vector": [10**400, 1]}, "vector"),
+    ({"vector": [0.1, 1, 2]}, "3 numbers"),
+    ({"vector": [0, 1e300]}, "1e+300"),
+    ({"vector": [2.1, 0]}, "2.1"),
+    ({"vector": [0, -0.5]}, "-0.5"),
+    ({"camera": [0, 0, 1]}, "[0, 0, 1]"),
+    ({"camera": {"mode": "velocity"}}, "data"),
+    ({"camera": {"mode": "velocity", "data": [0, 0, 1]}}, "[0, 0, 1]"),
+    ({"camera": {"mode": "speed", "data": {}}}, "'speed'"),
+    ({"camera": {"mode": ["target"], "data": {}}}, "['target']"),
+    ({"camera": {"data": {"actions": ["w"]}}}, "'actions'"),
+    ({"camera": {"data": {}, "speed": 1}}, "'speed'"),
+    ({"camera": {"data": {"translation": [0, 1]}}}, "2 numbers"),
+    ({"camera": {"data": {"translation": [0, 1, math.inf]}}}, "inf"),
+    ({"camera": {"data": {"translation": [0, 1, 1e9]}}}, "1000000000.0"),
+    ({"camera": {"data": {"rotation": [0, 0, 90]}}}, "3 numbers"),
+    ({"camera": {"data": {"rotation": [0, 0, 0, 0]}}}, "[0.0, 0.0, 0.0, 0.0]"),
+    ({"camera": {"data": {"rotation": [0, 90, 0, 1]}}}, "[0.0, 90.0, 0.0, 1.0]"),
 ]
 
 
-@pytest.mark.parametrize(("value", "told"), BAD, ids=lambda each: str(each)[:60])
-def test_a_bad_action_is_refused_in_one_sentence(
-    model: WorldModel, adapter: ActionAdapter, value: Any, told: str
-) -> None:
-    with pytest.raises(InputError) as refused:
+@pytest.mark.parametrize(("value", "named"), BAD, ids=lambda each: str(each)[:60])
+def test_invalid_action(model: WorldModel, adapter: ActionAdapter, value: Any, named: str) -> None:
+    with pytest.raises(InputError) as raised:
         adapter.validate(Action.of(value), model.backbone)
-    assert told in str(refused.value)
-    assert str(refused.value).endswith((".", "?"))
-    assert "\n" not in str(refused.value)
+    assert named in str(raised.value)
+    assert str(raised.value).endswith((".", "?"))
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", FULL)
-def test_a_model_refuses_what_it_does_not_declare(kind: str) -> None:
+def test_action_type_that_the_model_does_not_support(kind: str) -> None:
     nothing = ActionConfig(text=False)
     Action().check(nothing)
-    with pytest.raises(InputError, match=rf"^This model takes no {kind}; see `worldmodel info MODEL`\.$"):
+    with pytest.raises(InputError, match=kind):
         Action.of({kind: FULL[kind]}).check(nothing)
     Action.of({kind: FULL[kind]}).check(ALL)
 
@@ -143,7 +141,7 @@ FIELDS = {
 
 
 @given(value=JSON | st.fixed_dictionaries({}, optional=FIELDS))
-def test_whatever_comes_is_an_action_or_an_input_error(
+def test_any_value_is_an_action_or_an_input_error(
     model: WorldModel, adapter: ActionAdapter, value: object
 ) -> None:
     try:
@@ -173,12 +171,12 @@ def test_whatever_comes_is_an_action_or_an_input_error(
     ],
     ids=str,
 )
-def test_a_schema_that_cannot_be(settings: dict[str, Any], told: str) -> None:
+def test_invalid_action_config(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         ActionConfig(**settings)
 
 
-def test_a_schema_is_written_and_read() -> None:
+def test_action_config_round_trips_through_yaml() -> None:
     assert configs.build(ActionConfig, json.loads(json.dumps(configs.to_dict(ALL)))) == ALL
     old = {"text": True, "max_text_tokens": 96, "keys": ["left"], "vector_size": 0}
     assert configs.build(ActionConfig, old) == ActionConfig(keys=("left",))
@@ -207,7 +205,7 @@ def close(made: Pose, expected: np.ndarray) -> None:
 
 
 @given(here=POSES, there=POSES, motion=POSES)
-def test_motions_are_those_of_matrices(here: Pose, there: Pose, motion: Pose) -> None:
+def test_poses_equal_matrices(here: Pose, there: Pose, motion: Pose) -> None:
     close(here.then(motion), matrix(here) @ matrix(motion))
     close(here.motion_to(there), np.linalg.inv(matrix(here)) @ matrix(there))
     close(here.then(here.motion_to(there)), matrix(there))
@@ -219,7 +217,7 @@ def test_motions_are_those_of_matrices(here: Pose, there: Pose, motion: Pose) ->
 
 
 @given(cameras=st.lists(st.none() | CAMERAS, max_size=6))
-def test_targets_become_the_motions_that_lead_there(cameras: list[Camera | None]) -> None:
+def test_resolve_camera_targets(cameras: list[Camera | None]) -> None:
     here = np.eye(4)
     seen = resolve_camera_targets([Action(camera=each) for each in cameras])
     for camera, action in zip(cameras, seen, strict=True):
@@ -238,7 +236,7 @@ def test_targets_become_the_motions_that_lead_there(cameras: list[Camera | None]
     assert resolve_camera_targets(seen) == seen
 
 
-def test_a_camera_that_looks_left_walks_left() -> None:
+def test_forward_motion_follows_the_orientation_of_the_camera() -> None:
     half = math.sqrt(0.5)
     left = Pose(rotation=(0.0, -half, 0.0, half))  # a quarter turn about y, from forward (z) to the left
     close(left.then(Pose((0.0, 0.0, 2.0))), matrix(Pose((-2.0, 0.0, 0.0), left.rotation)))
@@ -272,13 +270,15 @@ def by_hand(adapter: ActionAdapter, model: WorldModel, action: Action) -> Tensor
 
 
 @given(actions=st.lists(ACTIONS, min_size=1, max_size=3))
-def test_tokens_are_what_was_done(model: WorldModel, adapter: ActionAdapter, actions: list[Action]) -> None:
+def test_tokens_depend_on_the_action_only(
+    model: WorldModel, adapter: ActionAdapter, actions: list[Action]
+) -> None:
     with torch.no_grad():
         for made, action in zip(adapter(actions, model.backbone), actions, strict=True):
             torch.testing.assert_close(made, by_hand(adapter, model, action), atol=1e-5, rtol=1e-5)
 
 
-def test_the_shipped_model_embeds_actions_as_ever() -> None:
+def test_action_tokens_of_the_shipped_model() -> None:
     written = json.loads((hub.resolve("shapes-tiny") / "config.json").read_text(encoding="utf-8"))
     model = WorldModel.from_pretrained("shapes-tiny")
     assert model.config.action == ActionConfig(keys=tuple(written["model"]["action"]["keys"]))
@@ -288,7 +288,7 @@ def test_the_shipped_model_embeds_actions_as_ever() -> None:
         assert torch.equal(made, by_hand(model.action, model, action))
 
 
-def test_the_same_weights_learn_from_every_action(model: WorldModel) -> None:
+def test_every_action_gives_gradients_for_the_same_weights(model: WorldModel) -> None:
     adapter = ActionAdapter(ALL, model.backbone.width)
     adapter([Action()], model.backbone)[0].sum().backward()
     assert all(parameter.grad is not None for parameter in adapter.parameters())

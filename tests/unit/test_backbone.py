@@ -70,7 +70,7 @@ def seeing(model_type: str, tie: bool, vocab_size: int) -> PreTrainedModel:
 
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl"])
-def test_the_language_model_of_one_that_sees_is_a_plain_one(
+def test_language_model_of_a_vision_language_model(
     model_type: str, tie: bool, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     whole = seeing(model_type, tie, len(tokenizer))
@@ -98,9 +98,7 @@ def test_the_language_model_of_one_that_sees_is_a_plain_one(
     assert all(torch.equal(again.state_dict()[name], x) for name, x in backbone.state_dict().items())
 
 
-def test_names_of_weights_from_all_times_are_known(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_weight_names_of_older_checkpoints(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     """Checkpoints call the language model `model.` or `model.language_model.`, and come in several files."""
     whole = seeing("qwen2_5_vl", False, len(tokenizer))
     whole.save_pretrained(tmp_path / "one", max_shard_size="20KB")
@@ -127,7 +125,7 @@ def test_names_of_weights_from_all_times_are_known(
         ("olmo2", {}),
     ],
 )
-def test_scores_are_those_of_the_family(
+def test_logits_equal_the_original_model(
     model_type: str, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> None:
     torch.manual_seed(0)
@@ -141,23 +139,21 @@ def test_scores_are_those_of_the_family(
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_other_families_are_refused(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(ConfigError, match="'mamba' is not supported; use one of arcee"):
+def test_unsupported_family(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ConfigError, match="'mamba'"):
         Backbone.from_config(BackboneConfig(architecture={"model_type": "mamba"}), tokenizer)
     with pytest.raises(ConfigError, match=r"backbone\.architecture: .*hidden_act"):
         Backbone.from_config(config_of(hidden_act=7), tokenizer)
     for model_type in ("mamba", None, ["qwen3"]):
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
-        with pytest.raises(ConfigError, match="is not supported"):
+        with pytest.raises(ConfigError, match="type"):
             Backbone.from_pretrained(folder)
 
 
 # Types
 
 
-def test_weights_held_in_bf16_take_and_give_what_the_rest_computes_in(
-    folder: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_bf16_weights_keep_the_dtype_of_inputs(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     whole, half = (
         Backbone.from_pretrained(folder).eval(),
         Backbone.from_pretrained(folder, dtype="bf16").eval(),
@@ -179,14 +175,14 @@ def test_weights_held_in_bf16_take_and_give_what_the_rest_computes_in(
     assert embeds.grad.dtype == torch.float32
 
 
-def test_random_weights_can_be_held_in_bf16(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_random_weights_in_bf16(tokenizer: PreTrainedTokenizerBase) -> None:
     made = Backbone.from_config(dataclasses.replace(config_of(), dtype="bf16"), tokenizer)
     assert {parameter.dtype for parameter in made.parameters()} == {torch.bfloat16}
-    with pytest.raises(ConfigError, match="dtype is 'fp8'; use one of fp32, bf16"):
+    with pytest.raises(ConfigError, match="fp8"):
         Backbone.from_config(dataclasses.replace(config_of(), dtype="fp8"), tokenizer)
 
 
-def test_a_backbone_can_be_planned_without_memory(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_backbone_on_the_meta_device(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     large = {
         "hidden_size": 5120,
         "intermediate_size": 17408,
@@ -215,7 +211,7 @@ def same(found: torch.nn.Module, wanted: torch.nn.Module) -> None:
 
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_weights_left_in_their_files_are_read_later(
+def test_deferred_loading(
     model_type: str, tie: bool, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -233,7 +229,7 @@ def test_weights_left_in_their_files_are_read_later(
 
 
 @pytest.mark.parametrize("equal", [False, True])
-def test_ends_that_could_be_tied_are_if_their_files_say_the_same(
+def test_equal_embeddings_are_tied_by_deferred_loading(
     equal: bool, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     made = Backbone.from_config(config_of(tie_word_embeddings=True), tokenizer).model
@@ -253,7 +249,7 @@ def test_ends_that_could_be_tied_are_if_their_files_say_the_same(
 # Where they come from
 
 
-def test_a_folder_needs_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_folder_needs_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("the network was asked")
 
@@ -263,18 +259,18 @@ def test_a_folder_needs_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("revision", [None, "main", "v1.0", COMMIT[:-1], COMMIT.upper()])
-def test_a_name_on_the_hub_needs_its_commit(revision: str | None) -> None:
-    with pytest.raises(ModelError, match=r"no backbone folder 'Qwen/Qwen3-0.6B'.*40 hex digits"):
+def test_hub_name_requires_a_commit(revision: str | None) -> None:
+    with pytest.raises(ModelError, match="Qwen/Qwen3"):
         Backbone.from_config(BackboneConfig(pretrained="Qwen/Qwen3-0.6B", revision=revision))
 
 
-def test_a_commit_is_taken_from_the_cache(
+def test_commit_is_loaded_from_the_cache(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     config = BackboneConfig(pretrained="someone/something", revision=COMMIT)
-    with pytest.raises(ModelError, match=f"'someone/something' at {COMMIT} cannot be fetched"):
+    with pytest.raises(ModelError, match=COMMIT):
         Backbone.from_config(config)
     snapshots = tmp_path / "cache" / "models--someone--something" / "snapshots"
     snapshots.mkdir(parents=True)
@@ -284,10 +280,10 @@ def test_a_commit_is_taken_from_the_cache(
     assert all(torch.equal(made.state_dict()[name], x) for name, x in again.state_dict().items())
 
 
-def test_only_safetensors_that_fit_are_read(folder: Path) -> None:
+def test_only_matching_safetensors_are_loaded(folder: Path) -> None:
     model = Backbone.from_pretrained(folder).model
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
-    with pytest.raises(ModelError, match="merge it"):
+    with pytest.raises(ModelError, match="adapter_config"):
         Backbone.from_pretrained(folder)
     (folder / "adapter_config.json").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
@@ -300,10 +296,10 @@ def test_only_safetensors_that_fit_are_read(folder: Path) -> None:
     state = dict(model.state_dict())
     state.pop("model.norm.weight")
     model.save_pretrained(folder, state_dict=state)
-    with pytest.raises(ModelError, match=r"do not fit its config\.json at 'model\.norm\.weight'"):
+    with pytest.raises(ModelError, match=r"model\.norm\.weight"):
         Backbone.from_pretrained(folder)
     (folder / "config.json").write_text("[]")
-    with pytest.raises(ModelError, match="holds no settings"):
+    with pytest.raises(ModelError, match="config"):
         Backbone.from_pretrained(folder)
 
 
@@ -324,9 +320,7 @@ for folder, dtype in zip(sys.argv[1::2], sys.argv[2::2]):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_loading_takes_little_more_memory_than_the_weights(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_peak_memory_of_loading(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     """Pages of the mapped file count as memory here, though the system may drop them at any time."""
     wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3}
     for dtype in ("fp32", "bf16"):

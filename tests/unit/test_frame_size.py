@@ -50,21 +50,21 @@ def scene() -> np.ndarray:
 
 
 @pytest.mark.parametrize("given", [[480, 832], (480, 832)])
-def test_a_size_is_a_height_and_a_width(given: Any) -> None:
+def test_image_size_is_height_and_width(given: Any) -> None:
     codec = CodecConfig(image_size=given)
     assert codec.image_size == (480, 832)
     assert (codec.grid, codec.cells) == ((60, 104), 6240)
     assert configs.build(CodecConfig, json.loads(json.dumps(configs.to_dict(codec)))) == codec
 
 
-def test_a_square_is_one_number_however_it_is_written() -> None:
+def test_square_image_size_is_one_number() -> None:
     square = CodecConfig(image_size=240)
     assert square == CodecConfig(image_size=[240, 240])
     assert (square.image_size, square.grid) == (240, (30, 30))
     assert configs.to_dict(square)["image_size"] == 240
 
 
-def test_a_size_can_be_given_on_the_command_line() -> None:
+def test_image_size_on_the_command_line() -> None:
     sizes = {"[480,832]": (480, 832), "240": 240, "[64, 64]": 64}
     for text, size in sizes.items():
         loaded = configs.load("pan", [f"model.codec.image_size={text}"])
@@ -74,21 +74,21 @@ def test_a_size_can_be_given_on_the_command_line() -> None:
 @pytest.mark.parametrize(
     "size", [[480], [480, 832, 3], [480, 833], [8, 64], 30, 0, -64, 64.0, "64", None, True]
 )
-def test_other_sizes_are_refused(size: Any) -> None:
+def test_invalid_image_size(size: Any) -> None:
     with pytest.raises(
         ConfigError, match=r"codec\.image_size is .* or \[height, width\], each a multiple of 8"
     ):
         CodecConfig(image_size=size)
 
 
-def test_tokens_divide_both_sides() -> None:
+def test_merge_must_divide_both_sides() -> None:
     codec = CodecConfig(image_size=[32, 48])
     WorldModelConfig(codec=codec, vision=VisionConfig(merge=2))
     with pytest.raises(ConfigError, match="4 rows and 6 columns"):
         WorldModelConfig(codec=codec, vision=VisionConfig(merge=4))
 
 
-def test_the_config_of_a_square_model_is_saved_as_it_was() -> None:
+def test_saved_config_of_a_square_model_is_unchanged() -> None:
     folder = hub.resolve("shapes-tiny")
     saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model"]
     assert (
@@ -107,7 +107,7 @@ def test_the_config_of_a_square_model_is_saved_as_it_was() -> None:
     st.booleans(),
     st.integers(0),
 )
-def test_the_largest_centred_part_of_the_shape_is_shown(
+def test_images_are_centre_cropped_to_the_aspect_ratio(
     height: int, width: int, scale: int, margin: int, beside: bool, seed: int
 ) -> None:
     small = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -119,7 +119,7 @@ def test_the_largest_centred_part_of_the_shape_is_shown(
 # Places
 
 
-def test_rotary_places_are_rows_and_columns() -> None:
+def test_rotary_positions_are_rows_and_columns() -> None:
     """Against the angles of every cell by itself."""
     frames, head = torch.tensor([0, 3]), 16
     table = rope_table(frames, (ROWS, COLUMNS), head).view(2, 2, ROWS, COLUMNS, head)
@@ -144,7 +144,7 @@ def near(row: int, column: int, reach: int) -> set[tuple[int, int]]:
     }
 
 
-def test_neighbours_are_those_of_the_picture() -> None:
+def test_local_mixing_uses_neighbouring_cells() -> None:
     torch.manual_seed(0)
     mix = LocalFeedForward(8)
     x = torch.randn(1, 2 * ROWS * COLUMNS, 8)
@@ -155,7 +155,7 @@ def test_neighbours_are_those_of_the_picture() -> None:
     assert touched(change[1]) == near(1, 4, 1)
 
 
-def test_what_is_seen_lies_on_its_own_cells() -> None:
+def test_vision_features_are_aligned_with_cells() -> None:
     torch.manual_seed(0)
     sees = LatentVision(VisionConfig(width=16, num_blocks=0, merge=2), 4, (ROWS, COLUMNS), 8)
     latents = torch.randn(1, 1, 4, ROWS, COLUMNS)
@@ -168,7 +168,7 @@ def test_what_is_seen_lies_on_its_own_cells() -> None:
     assert touched((after.tokens - before.tokens).view(2, 3, 8)) == {(1, 1), (1, 2)}
 
 
-def test_a_change_in_a_corner_is_seen_and_shown_in_that_corner(wide: WorldModel, scene: np.ndarray) -> None:
+def test_change_in_a_corner_affects_that_corner(wide: WorldModel, scene: np.ndarray) -> None:
     """Through the whole codec, whose convolutions reach a few cells only."""
     pixels = torch.from_numpy(scene).permute(2, 0, 1)[None, None].float() / 127.5 - 1
     other = pixels.clone()
@@ -202,7 +202,7 @@ def loss_of(model: WorldModel, scene: np.ndarray) -> Tensor:
     return torch.stack(terms).sum()
 
 
-def test_a_model_of_wide_frames_trains_saves_loads_and_plays(
+def test_wide_frames_train_save_load_and_roll_out(
     make_model: Callable[..., WorldModel], scene: np.ndarray, tmp_path: Path
 ) -> None:
     model = make_model(image_size=(HEIGHT, WIDTH))
@@ -246,7 +246,7 @@ def test_a_model_of_wide_frames_trains_saves_loads_and_plays(
     assert np.abs(first - scene).mean() < 12
 
 
-def test_an_environment_shows_wide_frames(wide: WorldModel, scene: np.ndarray) -> None:
+def test_environment_of_wide_frames(wide: WorldModel, scene: np.ndarray) -> None:
     for obs_type, shape in (("frame", (HEIGHT, WIDTH, 3)), ("clip", (8, HEIGHT, WIDTH, 3))):
         env = WorldEnv(wide, start={"observation": scene}, obs_type=obs_type, render_mode="rgb_array")
         seen, _ = env.reset(seed=0)

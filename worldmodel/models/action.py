@@ -1,4 +1,4 @@
-"""The action adapter: words, keys, vectors, mouse and camera become tokens in front of the queries."""
+"""The action adapter: text, keys, vectors, mouse and camera to tokens before the queries."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from worldmodel.config import ActionConfig
 from worldmodel.errors import InputError
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.types import Action, Pose, turned
+from worldmodel.types import Action, Pose, rotate
 
 SLOT = 32
-"""Action tokens come in multiples of this, so that nearly all rounds have one length."""
+"""Action tokens are padded to a multiple of this, so that nearly all rounds have the same length."""
 
 
 class ActionAdapter(nn.Module):
-    """Every action fills a slot of `SLOT` tokens, blanks first, the marker, then what the user did."""
+    """Embeds an action as padding, a marker and the parts of the action, in a multiple of `SLOT` tokens."""
 
     def __init__(self, config: ActionConfig, width: int) -> None:
         super().__init__()
@@ -32,38 +32,36 @@ class ActionAdapter(nn.Module):
             nn.init.normal_(self.keys.weight, std=scale)
 
     def validate(self, action: Action, backbone: Backbone) -> list[int]:
-        """Return the text's token ids after checking every part of the action.
+        """Check every part of an action; return the token ids of its text.
 
         Raises:
-            InputError: the model does not take such an action; the sentence says what it takes.
+            InputError: the model does not support a part of the action.
         """
         longest = self.config.max_text_tokens
         action.check(self.config)
         if action.text is None:
             return []
         if len(action.text) > 40 * longest:
-            raise InputError(
-                f"The action has {len(action.text.split())} words; say it in one short sentence."
-            )
+            raise InputError(f"The action has {len(action.text.split())} words; use one short sentence.")
         ids = backbone.token_ids(action.text)
         if not 0 < len(ids) <= longest:
             raise InputError(f"The action has {len(ids)} tokens; use 1 to {longest}.")
         return ids
 
     def forward(self, actions: Sequence[Action], backbone: Backbone) -> list[Float[Tensor, "_ d"]]:
-        """Embed actions, each in a slot whose length (a multiple of `SLOT`) depends on nothing but itself.
+        """Embed actions; the length of each (a multiple of `SLOT`) does not depend on the others.
 
-        The camera's pose is read as the round's motion: make one of a target first (`Action.seen_from`).
+        The camera's pose must be a motion: resolve targets first (`Action.seen_from`).
         """
         rows = []
         for action in actions:
             ids = self.validate(action, backbone)
-            # An absent part is an empty one, not a missing one: all processes of a training then have
-            # gradients for the same weights, whatever their episodes hold.
+            # Absent parts are embedded as empty tensors, so that all processes of a training run have
+            # gradients for the same weights.
             parts = [self.marker[None], backbone.embed(self._tensor(ids, torch.long))]
             if self.keys is not None:
-                places = [self.config.keys.index(key) for key in action.keys]
-                parts.append(self.keys(self._tensor(places, torch.long)))
+                indices = [self.config.keys.index(key) for key in action.keys]
+                parts.append(self.keys(self._tensor(indices, torch.long)))
             for layer, size, numbers in (
                 (self.vector, self.config.vector_size, self._scaled(action.vector or ())),
                 (self.mouse, 2, action.mouse or ()),
@@ -77,7 +75,7 @@ class ActionAdapter(nn.Module):
         return rows
 
     def _scaled(self, vector: Sequence[float]) -> Sequence[float]:
-        """Return a vector (or none) with its bounds, if it has any, at -1 and 1."""
+        """Scale a vector from its bounds, if it has any, to [-1, 1]."""
         if not vector or not self.config.vector_low:
             return vector
         bounds = zip(vector, self.config.vector_low, self.config.vector_high, strict=True)
@@ -88,14 +86,14 @@ class ActionAdapter(nn.Module):
 
 
 def pose_features(pose: Pose) -> list[float]:
-    """Return a motion as nine numbers: the translation, and the first two columns of the rotation's matrix.
+    """Return a motion as nine numbers: the translation and the first two columns of the rotation matrix.
 
-    Source: Zhou et al. 2019, arXiv:1812.07035: networks learn this continuous form better than quaternions.
+    Source: Zhou et al. 2019 (arXiv:1812.07035): networks learn this continuous form better than quaternions.
     """
     return [
         *pose.translation,
-        *turned(pose.rotation, (1.0, 0.0, 0.0)),
-        *turned(pose.rotation, (0.0, 1.0, 0.0)),
+        *rotate(pose.rotation, (1.0, 0.0, 0.0)),
+        *rotate(pose.rotation, (0.0, 1.0, 0.0)),
     ]
 
 

@@ -134,7 +134,7 @@ def test_two_transformers_come_with_their_pipeline(tiny, pipeline):
 
 def test_folders_that_do_not_fit_say_so(tiny, pipeline, tmp_path):
     settings = config(tiny, "wan")
-    with pytest.raises(ModelError, match="no generator folder"):
+    with pytest.raises(ModelError, match="generator folder"):
         DiffusersGenerator.from_config(settings, tmp_path / "missing")
     folder, _ = pipeline("wan")
     index = json.loads((folder / "model_index.json").read_text())
@@ -148,7 +148,7 @@ def test_folders_that_do_not_fit_say_so(tiny, pipeline, tmp_path):
     with pytest.raises(ModelError, match="use one of WanTransformer3DModel"):
         DiffusersGenerator.from_config(settings, folder)
     place.write_text(json.dumps(values | {"num_layers": 3}))
-    with pytest.raises(ModelError, match=r"do not fit its config\.json"):
+    with pytest.raises(ModelError, match=r"config\.json"):
         DiffusersGenerator.from_config(settings, folder)
     place.write_text(json.dumps(values | {"ffn_dim": 64}))
     with pytest.raises(ModelError, match="cannot be loaded"):

@@ -110,7 +110,7 @@ def test_the_picture_is_the_first_frame_that_is_known(tiny: SimpleNamespace) -> 
     frames = codec.decode(context)
     assert frames.shape[1] == 5
     encoder = generator.image_encoder
-    pixels = encoder.preparation(frames[:, :1].clamp(-1, 1))
+    pixels = encoder.preprocess(frames[:, :1].clamp(-1, 1))
     own = encoder.model(pixel_values=pixels, output_hidden_states=True).hidden_states[-2]
     assert features.shape == (1, 1 + 4 * 4, 20)
     assert torch.equal(features, own)
@@ -162,8 +162,8 @@ def test_the_encoder_is_saved_as_its_library_reads_it(
     for name, tensor in theirs.image_encoder.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], tensor), name
         assert torch.equal(own.state_dict()[name], tensor), name
-    assert again.preparation == made.image_encoder.preparation
-    assert again.preparation.mean == tuple(processor.image_mean) == (0.1, 0.2, 0.3)
+    assert again.preprocess == made.image_encoder.preprocess
+    assert again.preprocess.mean == tuple(processor.image_mean) == (0.1, 0.2, 0.3)
 
 
 def test_low_rank_additions_leave_the_encoder_out(tiny: SimpleNamespace) -> None:

@@ -52,7 +52,7 @@ MODEL_TYPES = (
 """Decoder families that may be loaded: known code, no remote code, served by vLLM as they are."""
 
 VISION_LANGUAGE = {"qwen2_5_vl": Qwen2ForCausalLM, "qwen3_vl": Qwen3ForCausalLM}
-"""Models that see, and what their language model is by itself."""
+"""Vision-language models, and the class of the language model inside."""
 
 LANGUAGE_WEIGHTS = {
     "model.language_model.": "model.",
@@ -65,8 +65,8 @@ LANGUAGE_WEIGHTS = {
 class Backbone(nn.Module):
     """A decoder language model and its tokenizer.
 
-    The model sees one plain causal sequence of embeddings, so any engine that serves such models (and
-    caches their keys and values) can stand in for it.
+    Its input is one plain causal sequence of embeddings, so any engine that serves such models and caches
+    their keys and values can replace it.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -74,7 +74,7 @@ class Backbone(nn.Module):
         self.model = model
         self.tokenizer = tokenizer
         self.sequence = SequenceGroup()
-        """Processes that share a sequence in training: each takes a piece."""
+        """Processes that share a sequence in training."""
 
     @classmethod
     def from_config(
@@ -96,25 +96,27 @@ class Backbone(nn.Module):
     ) -> "Backbone":
         """Load model and tokenizer from a folder that transformers wrote, or a commit of a model on the Hub.
 
-        Of a model in `VISION_LANGUAGE` the language model is loaded, alone. Its multimodal rotary positions
-        have equal parts where all is one sequence, and so are plain ones.
+        Of a model in `VISION_LANGUAGE` only the language model is loaded. For a single sequence the axes of
+        its multimodal rotary positions are equal, so they reduce to plain ones.
 
         Raises:
             ModelError: the folder holds no readable safetensors checkpoint of an allowed family.
         """
-        held = pretrained.dtype_of(dtype)
+        weights_dtype = pretrained.dtype_of(dtype)
         folder = pretrained.locate(name, revision, "backbone")
         model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
         if model_type in VISION_LANGUAGE:
-            kind, config = VISION_LANGUAGE[model_type], _language_config(folder)
-            model = pretrained.load(kind, folder, held, attention.NAME, config, LANGUAGE_WEIGHTS)
+            model_class, config = VISION_LANGUAGE[model_type], _language_config(folder)
+            model = pretrained.load(
+                model_class, folder, weights_dtype, attention.NAME, config, LANGUAGE_WEIGHTS
+            )
         else:
-            model = pretrained.load(AutoModelForCausalLM, folder, held, attention.NAME)
+            model = pretrained.load(AutoModelForCausalLM, folder, weights_dtype, attention.NAME)
         return cls(model, _tokenizer(folder))
 
     @classmethod
     def on_meta(cls, config: BackboneConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> "Backbone":
-        """Build the backbone that `config` describes without weights or memory for them: to count and plan.
+        """Build the backbone of `config` on the meta device, to count parameters and estimate memory.
 
         Raises:
             ConfigError, ModelError: as `from_config`.
@@ -122,8 +124,8 @@ class Backbone(nn.Module):
         if config.pretrained:
             folder = pretrained.locate(config.pretrained, config.revision, "backbone")
             model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
-            seen = model_type in VISION_LANGUAGE
-            architecture = _language_config(folder) if seen else pretrained.read_config(folder)
+            multimodal = model_type in VISION_LANGUAGE
+            architecture = _language_config(folder) if multimodal else pretrained.read_config(folder)
             tokenizer = _tokenizer(folder)
         else:
             architecture, tokenizer = _architecture(config, tokenizer)
@@ -131,7 +133,7 @@ class Backbone(nn.Module):
             return cls(_random(architecture, config.dtype), tokenizer)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write model and tokenizer as transformers reads them."""
+        """Write the model and the tokenizer in the format of transformers."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -146,11 +148,11 @@ class Backbone(nn.Module):
 
     @property
     def end(self) -> int:
-        """Token that ends a text."""
+        """Id of the end-of-text token."""
         return int(self.tokenizer.eos_token_id)  # type: ignore[arg-type]
 
     def text(self, ids: list[int]) -> str:
-        """Put tokens back into words."""
+        """Decode token ids without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     def embed(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d"]:
@@ -169,8 +171,8 @@ class Backbone(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """Return the hidden states (after the last norm) of new positions.
 
-        `cache` grows by them. Without one, `layout` says which texts lie side by side in a row; None is one
-        text a row. The states have the type of the embeddings.
+        They are appended to `cache`. Without a cache, `layout` describes the documents packed into each row;
+        None is one document per row. The states have the dtype of the embeddings.
         """
         given, embeds = embeds.dtype, self._narrowed(embeds)
         if cache is not None:
@@ -202,11 +204,11 @@ class Backbone(nn.Module):
         return hidden[torch.arange(len(embeds), device=hidden.device)[:, None, None], positions]
 
     def logits(self, hidden: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape v"]:
-        """Score the vocabulary."""
+        """Return the logits of the vocabulary."""
         head, config = self.model.get_output_embeddings(), self.model.config
         assert head is not None, "a causal language model has an output layer"
         scores = head(self._narrowed(hidden))
-        # What some families do to their scores: Cohere, Granite, Gemma 2.
+        # Families that rescale their logits: Cohere, Granite, Gemma 2.
         if (scale := getattr(config, "logit_scale", None)) is not None:
             scores = scores * scale
         if (divisor := getattr(config, "logits_scaling", None)) is not None:
@@ -216,7 +218,7 @@ class Backbone(nn.Module):
         return scores
 
     def _narrowed(self, x: Tensor) -> Tensor:
-        """Return `x` in bf16 where the weights are held in that; elsewhere autocast has its say."""
+        """Return `x` in bf16 if the weights are in bf16; otherwise autocast decides."""
         return x.to(torch.bfloat16) if self.model.dtype == torch.bfloat16 else x
 
     def _widened(self, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -238,8 +240,8 @@ class Backbone(nn.Module):
         return [self.text(row) for row in rows]
 
 
-def _check_model_type(model_type: object, further: Container[str] = ()) -> str:
-    if not isinstance(model_type, str) or (model_type not in MODEL_TYPES and model_type not in further):
+def _check_model_type(model_type: object, extra: Container[str] = ()) -> str:
+    if not isinstance(model_type, str) or (model_type not in MODEL_TYPES and model_type not in extra):
         raise ConfigError(
             f"Backbone type {model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}."
         )
@@ -249,16 +251,16 @@ def _check_model_type(model_type: object, further: Container[str] = ()) -> str:
 def _architecture(
     config: BackboneConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """Return the configuration of a backbone with random weights, and the tokenizer it is made for."""
+    """Return the configuration and the tokenizer of a backbone with random weights."""
     if tokenizer is None:
         raise ConfigError(
             "A backbone with random weights needs a tokenizer; set backbone.pretrained instead."
         )
     chosen = config.architecture or SMALL_DECODER
     _check_model_type(chosen.get("model_type"))
-    # Token vectors then have unit norm, and logits through tied embeddings unit variance.
+    # Token embeddings get unit norm, and logits of tied embeddings unit variance.
     scale = chosen.get("hidden_size", 256) ** -0.5
-    made = pretrained.describe(
+    built = pretrained.describe(
         {"initializer_range": scale, **chosen},
         "backbone",
         vocab_size=len(tokenizer),
@@ -266,7 +268,7 @@ def _architecture(
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    return made, tokenizer
+    return built, tokenizer
 
 
 def _random(architecture: PreTrainedConfig, dtype: str) -> PreTrainedModel:
@@ -276,7 +278,7 @@ def _random(architecture: PreTrainedConfig, dtype: str) -> PreTrainedModel:
 
 
 def _language_config(folder: Path) -> PreTrainedConfig:
-    """Return the configuration of the plain language model inside a model that sees."""
+    """Return the configuration of the language model inside a vision-language model."""
     whole = pretrained.read_config(folder)
     text = whole.get_text_config()
     values = text.to_dict()

@@ -1,7 +1,7 @@
-"""The codec: a small video autoencoder, pixels to latents and back.
+"""The codec: the interface of video autoencoders, and a small one.
 
-Every group of `temporal_factor` frames is coded alone, so encoding is causal and streams for free,
-and an image is a clip whose frame is repeated.
+It encodes every group of `temporal_factor` frames independently, so clips can be streamed, and an image is a
+clip whose frame is repeated.
 """
 
 from abc import ABC, abstractmethod
@@ -16,11 +16,11 @@ from worldmodel.config import CodecConfig
 from worldmodel.models.layers.norm import upcast
 
 PATCH = 4
-"""Pixels folded into channels before the first convolution; the second halving is learned."""
+"""Side of the pixel patches that are folded into channels before the first convolution."""
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut; starts as the identity."""
+    """Two 3x3 convolutions with a residual connection; initialised to the identity."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -38,33 +38,33 @@ def residual_blocks(width: int, count: int) -> nn.Sequential:
 
 
 class VideoCodec(nn.Module, ABC):
-    """Pixels to latents and back; pixels are in [-1, 1], latents have unit variance in every channel.
+    """Maps pixels in [-1, 1] to latents of unit variance per channel, and back.
 
-    A causal codec codes the first frame of a clip alone, so what follows earlier frames is coded with them
-    in front; others code every group of `temporal_factor` frames alone and need to know nothing of before.
+    A causal codec encodes the first frame of a clip as an image, so later frames must be encoded together
+    with those before them. Other codecs encode every group of `temporal_factor` frames independently.
     """
 
     latent_channels: int
     temporal_factor: int
-    """Frames that become one latent frame (after the first one, where the codec is causal)."""
+    """Frames per latent frame (after the first one, if the codec is causal)."""
     spatial_factor: int
-    """Pixels along one side of a latent cell."""
+    """Pixels per side of a latent cell."""
     causal: bool
 
     @abstractmethod
     def encode(
         self, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
     ) -> Float[Tensor, "b t2 c h2 w2"]:
-        """Encode frames; `before` is what was seen just before them."""
+        """Encode frames; `before` are the frames that precede them."""
 
     @abstractmethod
     def decode(
         self, latents: Float[Tensor, "b t2 c h2 w2"], context: Float[Tensor, "b s c h2 w2"] | None = None
     ) -> Float[Tensor, "b t 3 h w"]:
-        """Decode latents that follow those of `context`; values can leave [-1, 1] by a little."""
+        """Decode latents that follow those of `context`; values can be slightly outside [-1, 1]."""
 
     def frames_before(self, count: int) -> int:
-        """Return how many frames `count` latent frames at the start of a clip cover."""
+        """Return how many frames the first `count` latent frames of a clip cover."""
         return 1 + (count - 1) * self.temporal_factor if self.causal else count * self.temporal_factor
 
     def context(
@@ -88,10 +88,7 @@ def newest(frames: Float[Tensor, "b t c h w"], count: int) -> Float[Tensor, "b u
 
 
 class Codec(VideoCodec):
-    """Video autoencoder with 8x spatial and `temporal_factor` x temporal compression.
-
-    Every group of frames is coded alone.
-    """
+    """A convolutional video autoencoder with 8x spatial and `temporal_factor`x temporal compression."""
 
     spatial_factor = 8
     causal = False
@@ -127,7 +124,7 @@ class Codec(VideoCodec):
     def posterior(
         self, frames: Float[Tensor, "b t 3 h w"]
     ) -> tuple[Float[Tensor, "b t2 c h2 w2"], Float[Tensor, "b t2 c h2 w2"]]:
-        """Return mean and log-variance of the unstandardised latents.
+        """Return the mean and the log-variance of the unstandardised latents.
 
         A clip whose length is not a multiple of the temporal factor repeats its last frame.
         """
@@ -145,14 +142,14 @@ class Codec(VideoCodec):
     def encode(
         self, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
     ) -> Float[Tensor, "b t2 c h2 w2"]:
-        """Encode pixels in [-1, 1] to standardised latents (the posterior's mean)."""
+        """Encode pixels in [-1, 1] to standardised latents (the mean of the posterior)."""
         mean, _ = self.posterior(frames)
         return (mean - self.latent_mean) / self.latent_std
 
     def decode(
         self, latents: Float[Tensor, "b t2 c h2 w2"], context: Float[Tensor, "b s c h2 w2"] | None = None
     ) -> Float[Tensor, "b t 3 h w"]:
-        """Decode standardised latents to pixels; values can leave [-1, 1] by a little."""
+        """Decode standardised latents to pixels; values can be slightly outside [-1, 1]."""
         return self.reconstruct(latents * self.latent_std + self.latent_mean)
 
     def reconstruct(self, latents: Float[Tensor, "b t2 c h2 w2"]) -> Float[Tensor, "b t 3 h w"]:
@@ -172,6 +169,6 @@ class Codec(VideoCodec):
 
     @torch.no_grad()
     def set_scale(self, mean: Float[Tensor, " c"], std: Float[Tensor, " c"]) -> None:
-        """Fix the standardisation: mean and deviation of unstandardised latents, channel by channel."""
+        """Set the per-channel mean and standard deviation of unstandardised latents."""
         self.latent_mean.copy_(mean[:, None, None])
         self.latent_std.copy_(std[:, None, None])

@@ -22,9 +22,9 @@ CLASSES = (AutoencoderKLWan, AutoencoderKLLTXVideo, AutoencoderKLCogVideoX)
 
 
 class DiffusersCodec(VideoCodec):
-    """A causal autoencoder: 1 + k n frames are 1 + n latent frames, the first of which is an image.
+    """A causal autoencoder of diffusers: 1 + k n frames are 1 + n latent frames, the first of one image.
 
-    Latents are the posterior's mode, scaled as the autoencoder's pipeline scales them.
+    Latents are the mode of the posterior, scaled as in the pipeline of the autoencoder.
     """
 
     causal = True
@@ -58,47 +58,46 @@ class DiffusersCodec(VideoCodec):
         if mean.shape != (self.latent_channels,) or scale.shape != (self.latent_channels,):
             raise ModelError(
                 f"The autoencoder has {self.latent_channels} latent channels, but means for {len(mean)} and "
-                f"deviations for {len(scale)}; mend its config.json."
+                f"standard deviations for {len(scale)}; correct its config.json."
             )
-        # Not in the file of weights: they come from the autoencoder's own config or buffers.
+        # Not saved with the weights: they come from the config or the buffers of the autoencoder.
         self.register_buffer("mean", mean[:, None, None], persistent=False)
         self.register_buffer("scale", scale[:, None, None], persistent=False)
 
     @classmethod
     def from_config(cls, config: CodecConfig, folder: Path | None = None) -> "DiffusersCodec":
-        """Read the autoencoder in `folder`, else in `config.pretrained`, else build `config.architecture`.
+        """Load `folder` or `config.pretrained`, or build `config.architecture` with random weights.
 
         Raises:
-            ConfigError: the architecture is no autoencoder of `CLASSES`, or its arguments are wrong.
-            ModelError: the folder is not readable, or holds something else.
+            ConfigError: the architecture is not an autoencoder in `CLASSES`, or has invalid arguments.
+            ModelError: the folder cannot be read, or holds another model.
         """
         dtype = dtype_of(config.dtype)
         if folder is not None or config.pretrained:
-            made = cls.from_pretrained(folder or str(config.pretrained))
+            codec = cls.from_pretrained(folder or str(config.pretrained))
         else:
             arguments = dict(config.architecture)
             try:
                 vae_class = pipeline_folder.chosen(
                     arguments.pop("_class_name", None), CLASSES, "codec.architecture"
                 )
-                made = cls(vae_class(**arguments))
+                codec = cls(vae_class(**arguments))
             except (ModelError, RuntimeError, TypeError, ValueError) as error:
                 raise ConfigError(f"codec.architecture cannot be built: {error}") from None
-        pipeline_folder.hold(
-            made.vae, dtype
-        )  # now, so that the means and deviations of latents are read exactly
-        return made
+        # Only now, so that the means and standard deviations of latents keep their precision.
+        pipeline_folder.hold(codec.vae, dtype)
+        return codec
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "DiffusersCodec":
-        """Read an autoencoder's folder, or that of a pipeline.
+        """Load the folder of an autoencoder or of a pipeline.
 
         Raises:
-            ModelError: the folder is not readable, or holds something else.
+            ModelError: the folder cannot be read, or holds another model.
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise ModelError(f"There is no codec folder {str(folder)!r}; pass one that diffusers wrote.")
+            raise ModelError(f"There is no codec folder {str(folder)!r}; pass a folder written by diffusers.")
         if (folder / pipeline_folder.INDEX).is_file():
             pipeline_folder.pipeline_index(folder)
             folder = folder / "vae"
@@ -107,16 +106,16 @@ class DiffusersCodec(VideoCodec):
         return cls(vae)
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Write the autoencoder as diffusers reads it."""
+        """Write the autoencoder in the format of diffusers."""
         pipeline_folder.save_model(self.vae, Path(folder), dtype)
 
     def encode(
         self, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
     ) -> Float[Tensor, "b t2 c h2 w2"]:
-        """Encode frames, as a clip of their own or as what follows `before`.
+        """Encode frames as a clip of their own, or as a continuation of `before`.
 
-        A clip of its own that is not 1 + k n frames repeats its first frame; what follows is filled up to
-        whole groups of k with its last.
+        A clip is padded to 1 + k n frames by repeating its first frame, a continuation to k n frames by
+        repeating its last.
         """
         group = self.temporal_factor
         if before is None:
@@ -131,19 +130,19 @@ class DiffusersCodec(VideoCodec):
     def decode(
         self, latents: Float[Tensor, "b t2 c h2 w2"], context: Float[Tensor, "b s c h2 w2"] | None = None
     ) -> Float[Tensor, "b t 3 h w"]:
-        """Decode latents that follow `context`, k frames each; without it the first one is one frame."""
+        """Decode latents that follow `context`, k frames each; without context the first is one frame."""
         count = latents.shape[1] * self.temporal_factor
         if context is None:
             count -= self.temporal_factor - 1
         else:
             latents = torch.cat([context, latents], dim=1)
         if isinstance(self.vae, AutoencoderKLCogVideoX) and latents.shape[1] % 2 == 0:
-            # Its decoder upsamples time right for odd numbers only.
+            # The decoder upsamples time correctly for odd lengths only.
             latents = torch.cat([latents[:, :1], latents], dim=1)
         config: Any = self.vae.config
         z = rearrange(latents / self.scale + self.mean, "b t c h w -> b c t h w").to(self.vae.dtype)
         if isinstance(self.vae, AutoencoderKLLTXVideo) and config.timestep_conditioning:
-            # The decoder also denoises; 0, as its pipeline's default, tells it that the latents are clean.
+            # The decoder also denoises; timestep 0, the default of its pipeline, marks clean latents.
             decoded = self.vae.decode(z, z.new_zeros(len(z)), return_dict=False)[0]
         else:
             decoded = self.vae.decode(z, return_dict=False)[0]

@@ -1,1 +1,1 @@
-"""Reading weights from files of transformers and diffusers, at once or deferred."""
+"""Loading of weights in the formats of transformers and diffusers, immediate or deferred."""

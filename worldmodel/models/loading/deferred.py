@@ -1,12 +1,12 @@
-"""Weights that stay in their files until processes have divided a model, and then read their own part each.
+"""Deferred loading: each process reads only its shard of the weights, after the model was sharded.
 
-    with unread.weights():
-        model = WorldModel.from_config(config)  # parts of other libraries wait on the meta device
+    with deferred.weights():
+        model = WorldModel.from_config(config)  # parts of other libraries are on the meta device
     fully_shard(model, ...)
-    unread.make(model, device)
-    unread.read(model)  # or fill it from a checkpoint
+    deferred.make(model, device)
+    deferred.read(model)  # or load a checkpoint
 
-So no process ever holds more of them than its own part, and that of one tensor which it is reading.
+A process never holds more than its own shards, and those of one tensor while it reads.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,63 +20,65 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 Slices = Mapping[str, Any]
-"""Tensors of opened files, by the names that a module has for them; what is indexed is read."""
+"""Slices of safetensors files by the name of the weight; indexing reads from the file."""
 
-_WANTED = ContextVar("unread", default=False)
-_PLACE = "_unread"
+_ENABLED = ContextVar("deferred", default=False)
+_ATTRIBUTE = "_deferred_slices"
 
 
 @contextmanager
 def weights() -> Iterator[None]:
-    """Leave the weights of parts that are loaded inside in their files."""
-    before = _WANTED.set(True)
+    """Defer reading the weights of models of transformers that are loaded within the block."""
+    before = _ENABLED.set(True)
     try:
         yield
     finally:
-        _WANTED.reset(before)
+        _ENABLED.reset(before)
 
 
 def wanted() -> bool:
-    """Tell whether weights are to be left in their files."""
-    return _WANTED.get()
+    """Return whether loading is deferred."""
+    return _ENABLED.get()
 
 
 def leave(module: nn.Module, slices: Slices) -> None:
-    """Remember from where `read` fills a module."""
-    setattr(module, _PLACE, slices)
+    """Attach the slices from which `read` fills a module."""
+    setattr(module, _ATTRIBUTE, slices)
 
 
 def left(module: nn.Module) -> Slices | None:
-    """Return what `read` fills a module from; None where nothing is left."""
-    return getattr(module, _PLACE, None)
+    """Return the slices attached to a module; None if there are none."""
+    return getattr(module, _ATTRIBUTE, None)
 
 
 def make(root: nn.Module, device: torch.device) -> None:
-    """Make what waits on the meta device on another one, in place: weights that are tied stay so."""
-    for waiting in [parameter for parameter in root.parameters() if parameter.is_meta]:
-        made = nn.Parameter(torch.empty_like(waiting, device=device), waiting.requires_grad)
-        torch.utils.swap_tensors(waiting, made)
+    """Allocate the parameters on the meta device on another device, in place; tied weights stay tied."""
+    for parameter in [parameter for parameter in root.parameters() if parameter.is_meta]:
+        empty = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, empty)
 
 
 @torch.no_grad()
 def read(root: nn.Module) -> None:
-    """Read all weights that were left in files, each process its own part of those that are sharded."""
+    """Read all deferred weights; of sharded ones only the shard of this process."""
     for module in [module for module in root.modules() if left(module)]:
-        held = {plain(name): tensor for name, tensor in module.state_dict(keep_vars=True).items()}
-        for name, source in module.__dict__.pop(_PLACE).items():
-            mine, place = part(held[name])
-            if mine.numel():
-                mine.copy_(source[place])
+        state = {plain(name): tensor for name, tensor in module.state_dict(keep_vars=True).items()}
+        for name, source in module.__dict__.pop(_ATTRIBUTE).items():
+            shard, index = part(state[name])
+            if shard.numel():
+                shard.copy_(source[index])
 
 
 def plain(name: str) -> str:
-    """Return the name that a weight has where nothing learns by LoRA."""
+    """Return the name of a weight without LoRA."""
     return name.replace(".base_layer.", ".")
 
 
 def part(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """Return what this process holds of a tensor, and where in the whole it lies."""
+    """Return this process's shard of a tensor, and the index of the shard in the whole tensor."""
     if not isinstance(tensor, DTensor):
         return tensor, (slice(None),) * tensor.dim()
     shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), tuple(slice(at, at + size) for at, size in zip(start, shape, strict=True))
+    return tensor.to_local(), tuple(
+        slice(first, first + size) for first, size in zip(start, shape, strict=True)
+    )

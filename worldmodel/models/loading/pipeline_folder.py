@@ -1,4 +1,7 @@
-"""Folders that diffusers writes: known classes only, safetensors only, nothing from the network."""
+"""Loading and saving of models in the folder format of diffusers.
+
+Only known classes and safetensors are read, and only from local folders.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,10 +30,10 @@ PIPELINES = (
     "CogVideoXPipeline",
     "CogVideoXImageToVideoPipeline",
 )
-"""Pipelines whose folders may be read."""
+"""Supported pipelines."""
 
 TEXT_ENCODERS = {"t5": T5EncoderModel, "umt5": UMT5EncoderModel}
-"""Text encoders that may be loaded, by model type."""
+"""Supported text encoders, by model type."""
 
 T = TypeVar("T", bound=type)
 
@@ -40,7 +43,7 @@ BOUNDARY = "boundary.json"
 
 @dataclass(frozen=True)
 class Source:
-    """Where the pieces of a generator lie; those that are not there are None."""
+    """Folders of the components of a generator; None if a component is absent."""
 
     transformer: Path
     scheduler: Path | None = None
@@ -53,14 +56,16 @@ class Source:
 
     @classmethod
     def of(cls, folder: str | Path) -> "Source":
-        """Find the pieces in a pipeline's folder, or around a transformer's own.
+        """Find the components in the folder of a pipeline or of a transformer.
 
         Raises:
-            ModelError: there is no such folder, or it is of another pipeline.
+            ModelError: the folder does not exist, or has an unsupported pipeline.
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise ModelError(f"There is no generator folder {str(folder)!r}; pass one that diffusers wrote.")
+            raise ModelError(
+                f"There is no generator folder {str(folder)!r}; pass a folder written by diffusers."
+            )
         index: dict[str, Any] = {}
         transformer = folder
         if (folder / INDEX).is_file():
@@ -82,15 +87,15 @@ class Source:
 
 
 def pipeline_index(folder: Path) -> dict[str, Any]:
-    """Read the index of a pipeline's folder.
+    """Read the index of a pipeline folder.
 
     Raises:
-        ModelError: it is unreadable, or of a pipeline that is not in `PIPELINES`.
+        ModelError: the index cannot be read, or the pipeline is not in `PIPELINES`.
     """
     index = pretrained.read_json(folder, INDEX)
     if index.get("_class_name") not in PIPELINES:
         raise ModelError(
-            f"{folder} is a pipeline of class {index.get('_class_name')!r}; use one of "
+            f"{folder} has a pipeline of class {index.get('_class_name')!r}; use one of "
             f"{', '.join(PIPELINES)}."
         )
     return index
@@ -100,25 +105,25 @@ def _present(folder: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def chosen(name: Any, allowed: Iterable[T], place: str) -> T:
-    """Return the class of that name.
+def chosen(name: Any, allowed: Iterable[T], source: str) -> T:
+    """Return the allowed class with a name; `source` is named in the error.
 
     Raises:
-        ModelError: the name is not one of the allowed classes'.
+        ModelError: no allowed class has this name.
     """
     classes = {each.__name__: each for each in allowed}
     if name not in classes:
-        raise ModelError(f"{place} is of class {name!r}; use one of {', '.join(classes)}.")
+        raise ModelError(f"{source} has class {name!r}; use one of {', '.join(classes)}.")
     return classes[name]
 
 
 def load_model(
     folder: Path, allowed: Iterable[type[ModelMixin]], dtype: torch.dtype = torch.float32
 ) -> ModelMixin:
-    """Load a transformer or autoencoder; in bf16 all but what diffusers keeps in fp32.
+    """Load a transformer or autoencoder in `dtype`, except for weights that diffusers keeps in fp32.
 
     Raises:
-        ModelError: it is of another class, not readable, or its weights do not fit its config.json.
+        ModelError: the class is not allowed, or the weights cannot be read or do not match config.json.
     """
     model_class = chosen(pretrained.read_json(folder).get("_class_name"), allowed, str(folder))
     try:
@@ -131,65 +136,65 @@ def load_model(
         )
     except pretrained.UNREADABLE as error:
         raise ModelError(f"{folder} cannot be loaded: {pretrained.reason(error)}") from None
-    # diffusers fills gaps with random weights and only warns.
+    # diffusers initialises missing weights randomly and only warns.
     model, report = loaded
-    gaps = sorted({*report["missing_keys"], *report["unexpected_keys"]})
-    if gaps:
-        raise ModelError(f"The weights in {folder} do not fit its config.json at {gaps[0]!r}.")
-    # They are mapped from the file, at addresses for which a CPU may round otherwise, and more slowly.
+    wrong = sorted({*report["missing_keys"], *report["unexpected_keys"]})
+    if wrong:
+        raise ModelError(f"The weights in {folder} do not match its config.json at {wrong[0]!r}.")
+    # Memory-mapped tensors may be unaligned: CPU kernels are then slower and may round differently.
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
     return model
 
 
 def save_model(model: ModelMixin, folder: Path, dtype: torch.dtype) -> None:
-    """Write a transformer or autoencoder as diffusers reads it; the model itself keeps its precision.
+    """Write a transformer or autoencoder in the format of diffusers; the model itself is not changed.
 
-    What diffusers keeps in fp32 is written in that.
+    Weights that diffusers keeps in fp32 are written in fp32.
     """
     model_class: Any = type(model)
     with torch.device("meta"):
-        twin = model_class.from_config(dict(model.config))
+        copy = model_class.from_config(dict(model.config))
     state = model.state_dict()
-    exact = {name: tensor for name, tensor in state.items() if stays(model, name)}
-    twin.load_state_dict(cast(state, dtype) | cast(exact, torch.float32), assign=True)
-    twin.save_pretrained(str(folder))
+    fp32 = {name: tensor for name, tensor in state.items() if keeps_fp32(model, name)}
+    copy.load_state_dict(cast(state, dtype) | cast(fp32, torch.float32), assign=True)
+    copy.save_pretrained(str(folder))
 
 
 def hold(model: ModelMixin, dtype: torch.dtype) -> None:
-    """Hold a model's parameters in a type, in place, but for those that diffusers keeps in fp32."""
+    """Convert the parameters of a model in place, except for those that diffusers keeps in fp32."""
     for name, parameter in model.named_parameters():
-        if not stays(model, name):
+        if not keeps_fp32(model, name):
             parameter.data = parameter.data.to(dtype)
 
 
-def stays(model: ModelMixin, name: str) -> bool:
-    """Tell whether diffusers keeps a parameter in fp32, as it does with some families' norms and times."""
+def keeps_fp32(model: ModelMixin, name: str) -> bool:
+    """Return whether diffusers keeps a parameter in fp32, such as the norms of some models."""
     kept: Any = model._keep_in_fp32_modules or []
     return any(part in kept for part in name.split("."))
 
 
 def cast(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return weights in another precision."""
+    """Convert weights to a dtype."""
     return {name: tensor.detach().to(dtype).contiguous() for name, tensor in state.items()}
 
 
 def load_text_encoder(source: Source) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the text encoder, in the precision that it is stored in, and its tokenizer.
+    """Load the text encoder, in its stored dtype, and its tokenizer.
 
     Raises:
-        ModelError: there is none, or it is of another family, not readable or incomplete.
+        ModelError: there is no text encoder, or it is not supported, unreadable or incomplete.
     """
     if source.text_encoder is None or source.tokenizer is None:
         raise ModelError(
             f"condition.text is true, but there are no text_encoder and tokenizer folders beside "
-            f"{source.transformer}; pass a whole pipeline folder or set condition.text to false."
+            f"{source.transformer}; pass the folder of a pipeline, or set condition.text to false."
         )
     folder = source.text_encoder
     values = pretrained.read_json(folder)
     encoder_class = TEXT_ENCODERS.get(str(values.get("model_type")))
     if encoder_class is None:
-        raise ModelError(f"{folder} holds no text encoder of type {' or '.join(TEXT_ENCODERS)}.")
+        raise ModelError(f"{folder} has no text encoder of type {' or '.join(TEXT_ENCODERS)}.")
     stored = values.get("dtype") or values.get("torch_dtype")
     dtype = torch.bfloat16 if stored == "bfloat16" else torch.float32
     model = pretrained.load(encoder_class, folder, dtype, "sdpa")

@@ -1,7 +1,7 @@
-"""Checkpoints of transformers: where they lie, and reading each tensor once, straight to where it stays.
+"""Loading of checkpoints of transformers, from local folders or pinned commits of the Hub.
 
-A checkpoint is JSON and safetensors: pickles and code of its own are never touched. A folder is read without
-the network; a name on the Hub needs the commit it means.
+Only JSON and safetensors are read, never pickles or remote code. Folders are read without network access;
+names on the Hub require a commit.
 """
 
 import json
@@ -21,10 +21,10 @@ from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.loading import deferred
 
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-"""Files of a repository on the Hub that are fetched: settings, weights, tokenizers."""
+"""Files that are downloaded from the Hub: configs, weights, tokenizers."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""What weights are held in, by the name that configs use."""
+"""Data types of weights, by their names in configs."""
 
 UNREADABLE = (
     OSError,
@@ -35,18 +35,18 @@ UNREADABLE = (
     SafetensorError,
     StrictDataclassError,
 )
-"""What transformers raises about files that are missing, damaged or of another shape."""
+"""Errors of transformers for files that are missing, damaged or of another shape."""
 
 Renaming = Mapping[str, str | None]
-"""Beginnings of names in a checkpoint, and what replaces them in the model; the first that fits counts.
-Tensors with None, or whose names begin otherwise, belong to other parts and are not read."""
+"""Prefixes of names in a checkpoint and their replacements in the model; the first match is used.
+Tensors whose replacement is None, or without a match, belong to other components and are not read."""
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the type that a config names.
+    """Return the torch dtype of a name in a config.
 
     Raises:
-        ConfigError: there is no such type.
+        ConfigError: the name is unknown.
     """
     if name not in DTYPES:
         raise ConfigError(f"dtype is {name!r}; use one of {', '.join(DTYPES)}.")
@@ -54,12 +54,12 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def locate(name: str | Path, revision: str | None, part: str) -> Path:
-    """Return the folder of a checkpoint; a commit of a repository on the Hub is fetched, once.
+    """Return the local folder of a checkpoint, downloading a commit from the Hub if necessary.
 
-    `part` is what error messages call it.
+    `part` is its name in error messages.
 
     Raises:
-        ModelError: there is no such folder or commit, or the name of a repository comes without a commit.
+        ModelError: the folder or commit does not exist, or the name of a repository has no commit.
     """
     try:
         if Path(name).is_dir():
@@ -68,37 +68,37 @@ def locate(name: str | Path, revision: str | None, part: str) -> Path:
         pass
     if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
         raise ModelError(
-            f"There is no {part} folder {str(name)!r}; pass one that transformers wrote, or a name on the "
-            f"Hub with its revision (the 40 hex digits of a commit, not {revision!r})."
+            f"There is no {part} folder {str(name)!r}; pass a folder written by transformers, or a name on "
+            f"the Hub with the 40 hex digits of a commit as revision (not {revision!r})."
         )
     try:
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=list(FETCHED)))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"The {part} {str(name)!r} at {revision} cannot be fetched: {reason(error)}"
+            f"The {part} {str(name)!r} at {revision} cannot be downloaded: {reason(error)}"
         ) from None
 
 
 def read_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
-    """Read one of a checkpoint's JSON files.
+    """Read a JSON file of a checkpoint.
 
     Raises:
-        ModelError: there is no such file, or no mapping in it.
+        ModelError: the file cannot be read, or is not a mapping.
     """
     try:
         values = json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder / name} cannot be read: {reason(error)}") from None
     if not isinstance(values, dict):
-        raise ModelError(f"{folder / name} holds no settings; pass a folder that transformers wrote.")
+        raise ModelError(f"{folder / name} is not a mapping; pass a folder written by transformers.")
     return values
 
 
 def describe(architecture: Mapping[str, Any], part: str, **further: Any) -> PreTrainedConfig:
-    """Return the configuration that arguments in a config describe; the caller has checked `model_type`.
+    """Build a configuration of transformers; the caller has checked `model_type`.
 
     Raises:
-        ConfigError: an argument is not what its family takes.
+        ConfigError: an argument is invalid for the model type.
     """
     try:
         return AutoConfig.for_model(**architecture, **further)
@@ -107,10 +107,10 @@ def describe(architecture: Mapping[str, Any], part: str, **further: Any) -> PreT
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """Read a checkpoint's configuration; the caller has checked `model_type`.
+    """Read the configuration of a checkpoint; the caller has checked `model_type`.
 
     Raises:
-        ModelError: it is not one of its family.
+        ModelError: the configuration is invalid.
     """
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -119,35 +119,34 @@ def read_config(folder: Path) -> PreTrainedConfig:
 
 
 def load(
-    kind: Any,
+    model_class: Any,
     folder: Path,
     dtype: torch.dtype,
     attention: str,
     config: PreTrainedConfig | None = None,
     renaming: Renaming | None = None,
 ) -> Any:
-    """Load a model of class `kind`; with `config` and `renaming`, a part of a larger checkpoint as that.
+    """Load a model of transformers; with `config` and `renaming`, a component of a larger checkpoint.
 
-    Tensors are mapped, not read into memory first, and each becomes a weight at once, so that loading takes
-    no more memory than the model; inside `deferred.weights`, none at all. The caller has checked
-    `model_type`.
+    Files are memory-mapped, so that loading needs no more memory than the model, and almost none within
+    `deferred.weights`. The caller has checked `model_type`.
 
     Raises:
-        ModelError: the weights cannot be read, or are not those of the configuration.
+        ModelError: the weights cannot be read, or do not match the configuration.
     """
-    if (folder / "adapter_config.json").exists():  # transformers would go and load what it refers to
-        raise ModelError(f"{folder} holds an adapter (adapter_config.json); merge it into its model first.")
+    if (folder / "adapter_config.json").exists():  # transformers would load the model that it refers to
+        raise ModelError(f"{folder} is a LoRA adapter (adapter_config.json); merge it into its model first.")
     source: dict[str, Any] = {"pretrained_model_name_or_path": folder, "local_files_only": True}
     try:
         if renaming is not None:
             source = {
                 "pretrained_model_name_or_path": None,
                 "config": config,
-                "state_dict": _opened(folder, renaming),
+                "state_dict": _open(folder, renaming),
             }
         if deferred.wanted():
             source["device_map"] = {"": "meta"}
-        model, report = kind.from_pretrained(
+        model, report = model_class.from_pretrained(
             **source,
             output_loading_info=True,
             use_safetensors=True,
@@ -157,25 +156,25 @@ def load(
         )
     except UNREADABLE as error:
         raise ModelError(f"{str(folder)!r} cannot be loaded: {reason(error)}") from None
-    # transformers fills gaps with random weights and only warns.
-    gaps = sorted({*report["missing_keys"], *report["unexpected_keys"]})
-    gaps += [str(entry[0]) for entry in report["mismatched_keys"]]
-    if gaps:
-        raise ModelError(f"The weights in {str(folder)!r} do not fit its config.json at {gaps[0]!r}.")
+    # transformers initialises missing weights randomly and only warns.
+    wrong = sorted({*report["missing_keys"], *report["unexpected_keys"]})
+    wrong += [str(entry[0]) for entry in report["mismatched_keys"]]
+    if wrong:
+        raise ModelError(f"The weights in {str(folder)!r} do not match its config.json at {wrong[0]!r}.")
     assert isinstance(model, PreTrainedModel)
     if deferred.wanted():
-        _leave(model, _opened(folder, renaming or {"": ""}))
+        _defer(model, _open(folder, renaming or {"": ""}))
     return model
 
 
-def _leave(model: PreTrainedModel, opened: dict[str, Any]) -> None:
-    """Leave the weights of a model on the meta device in their files; what is computed is computed."""
-    prefix, wanted = model.base_model_prefix, model.state_dict()
+def _defer(model: PreTrainedModel, opened: dict[str, Any]) -> None:
+    """Attach open files to a model on the meta device, and compute its buffers, which are not in files."""
+    prefix, expected = model.base_model_prefix, model.state_dict()
     used: Any = model._weight_conversions
     renamings = [each for each in used if isinstance(each, WeightRenaming)]
-    renamed = {rename_source_key(name, renamings, [], prefix, wanted)[0]: opened[name] for name in opened}
-    slices = {name: source for name, source in renamed.items() if name in wanted}
-    # Two that are tied are one if they are equal, which transformers cannot see on the meta device.
+    renamed = {rename_source_key(name, renamings, [], prefix, expected)[0]: opened[name] for name in opened}
+    slices = {name: source for name, source in renamed.items() if name in expected}
+    # Tie weights that are equal in the files, which transformers cannot compare on the meta device.
     for name, other in list(model.all_tied_weights_keys.items()):
         if name in slices and other in slices:
             if torch.equal(slices[name][:], slices[other][:]):
@@ -183,20 +182,20 @@ def _leave(model: PreTrainedModel, opened: dict[str, Any]) -> None:
                 del slices[name]
             else:
                 del model.all_tied_weights_keys[name]
-    held = model.state_dict(keep_vars=True)
-    found = {id(held[name]) for name in slices}
-    assert all(id(tensor) in found for tensor in held.values()), "tensors of known families are but renamed"
+    state = model.state_dict(keep_vars=True)
+    found = {id(state[name]) for name in slices}
+    assert all(id(tensor) in found for tensor in state.values()), "weights are renamed, never converted"
     for module in model.modules():
-        computed = dict(module.named_buffers(recurse=False))
-        for name, buffer in computed.items():
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
             setattr(module, name, torch.empty_like(buffer, device="cpu"))
-        if computed:
+        if buffers:
             model._init_weights(module)
     deferred.leave(model, slices)
 
 
-def _opened(folder: Path, renaming: Renaming) -> dict[str, Any]:
-    """Open the tensors of one part of a checkpoint, under the names that the part has for itself."""
+def _open(folder: Path, renaming: Renaming) -> dict[str, Any]:
+    """Return lazy slices of a component's tensors in a checkpoint, by their names in the component."""
     files = sorted(folder.glob("*.safetensors"))
     if (folder / "model.safetensors").exists():
         files = [folder / "model.safetensors"]
@@ -207,15 +206,15 @@ def _opened(folder: Path, renaming: Renaming) -> dict[str, Any]:
     for file in files:
         opened = safe_open(file, framework="pt")
         for name in opened.keys():  # noqa: SIM118 -- not a mapping
-            start = next((start for start in renaming if name.startswith(start)), "")
-            replaced = renaming.get(start)
-            if replaced is not None:
-                found[replaced + name.removeprefix(start)] = opened.get_slice(name)
+            prefix = next((prefix for prefix in renaming if name.startswith(prefix)), "")
+            replacement = renaming.get(prefix)
+            if replacement is not None:
+                found[replacement + name.removeprefix(prefix)] = opened.get_slice(name)
     if not found:
-        raise OSError("it holds no safetensors with these weights")
+        raise OSError("it has no safetensors with these weights")
     return found
 
 
 def reason(error: Exception) -> str:
-    """Return the first line of an error's message, or else its kind."""
+    """Return the first line of an error's message, or the name of its type if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Vision adapters: an observation becomes backbone tokens, and per-cell features where it is on a grid."""
+"""Vision adapters: observations to backbone tokens, and to per-cell features if they are on a grid."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,46 +16,46 @@ from worldmodel.models.layers.norm import RMSNorm
 
 @dataclass(frozen=True)
 class Observation:
-    """What is seen: latents of the codec, and pixels in [-1, 1] for an encoder that looks at those."""
+    """Latents of the codec, and pixels in [-1, 1] for vision encoders that need them."""
 
     latents: Float[Tensor, "b t c h w"]
     frames: Float[Tensor, "b f 3 H W"] | None = None
 
     @classmethod
     def stack(cls, observations: "list[Observation]") -> "Observation":
-        """Put observations of one shape into a batch."""
+        """Concatenate observations of equal shape into a batch."""
         frames = [each.frames for each in observations if each.frames is not None]
         latents = torch.cat([each.latents for each in observations])
         return cls(latents, torch.cat(frames) if frames else None)
 
     def unstack(self) -> "list[Observation]":
-        """Take a batch apart into observations of a batch of one."""
+        """Split into observations with a batch of one."""
         frames = [None] * len(self.latents) if self.frames is None else self.frames.split(1)
         return [Observation(*row) for row in zip(self.latents.split(1), frames, strict=True)]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Latent frames and frames: observations for which both agree can be stacked."""
+        """Numbers of latent frames and of frames; observations can be stacked if both agree."""
         return self.latents.shape[1], 0 if self.frames is None else self.frames.shape[1]
 
 
 @dataclass(frozen=True)
 class Vision:
-    """An observation as the backbone sees it."""
+    """Features of an observation for the backbone."""
 
     tokens: Float[Tensor, "b n d"]
-    """What enters the sequence, frame after frame."""
+    """Tokens of the sequence, frame by frame."""
     cells: Float[Tensor, "b t m d"] | None = None
-    """One feature per latent cell; the query of a cell carries its feature."""
+    """One feature per latent cell, which is added to the query of the cell."""
 
 
 class VisionAdapter(nn.Module, ABC):
-    """Turns an observation into tokens of the backbone's width."""
+    """Maps an observation to tokens of the backbone's width."""
 
     needs_frames: bool
-    """Whether it looks at pixels; else at latents."""
+    """Whether it encodes pixels; otherwise latents."""
     round_tokens: int
-    """Tokens of what is seen at the start of a round."""
+    """Vision tokens per round."""
 
     @abstractmethod
     def forward(self, observation: Observation) -> Vision:
@@ -67,10 +67,9 @@ class VisionAdapter(nn.Module, ABC):
 
 
 class LatentVision(VisionAdapter):
-    """3x3 convolutions over the latent grid, so that a cell knows its surroundings, then a projection.
+    """3x3 convolutions over the latent grid, which give cells spatial context, and a projection.
 
-    `merge` x `merge` cells share a token. The backbone stays a plain causal language model; space is the
-    adapters' business.
+    `merge` x `merge` cells share a token. The backbone remains a plain causal language model.
     """
 
     needs_frames = False

@@ -1,8 +1,8 @@
-"""Vision through an encoder of transformers: pixels of an observation become backbone tokens.
+"""Vision encoders of transformers, from pixels of an observation to backbone tokens.
 
-SigLIP, SigLIP 2, CLIP and DINO look at single frames; the towers of Qwen's models that see, at pairs (see
-`models.vision.qwen_vl`). An adapter brings their features to the backbone: a two-layer perceptron after
-pooling (LLaVA 1.5, arXiv:2310.03744), or learned queries (`models.layers.resampler`).
+SigLIP, SigLIP 2, CLIP and DINO encode single frames; the encoders of Qwen-VL models encode pairs (see
+`models.vision.qwen_vl`). An adapter maps their features to the width of the backbone: pooling and a two-layer
+perceptron (LLaVA 1.5, arXiv:2310.03744), or learned queries (`models.layers.resampler`).
 """
 
 import math
@@ -27,75 +27,74 @@ from worldmodel.models.loading import pretrained
 from worldmodel.models.vision import qwen_vl, vit
 from worldmodel.models.vision.adapter import Observation, Vision, VisionAdapter
 from worldmodel.models.vision.preprocessing import Encoder, Family, frames_wanted, read_settings
-from worldmodel.models.vision.qwen_vl import Tower
+from worldmodel.models.vision.qwen_vl import QwenVisionEncoder
 from worldmodel.models.vision.vit import PatchEncoder
 
 ADAPTER = "adapter.safetensors"
 
 FAMILIES = {**vit.FAMILIES, **qwen_vl.FAMILIES}
-"""Encoders that may be loaded, by `model_type`."""
+"""Supported encoders, by `model_type`."""
 
-WHOLE = {
+MULTIMODAL = {
     "clip": "clip_vision_model",
     "siglip": "siglip_vision_model",
     "siglip2": "siglip2_vision_model",
     "qwen2_5_vl": "qwen2_5_vl_vision",
     "qwen3_vl": "qwen3_vl_vision",
 }
-"""Models that also read, and the encoder inside; only that is loaded."""
+"""Multimodal models, and the `model_type` of the vision encoder inside, which alone is loaded."""
 
 WEIGHTS = {"vision_model.": "", "model.visual.": "", "visual.": ""}
-"""How names of an encoder's weights begin in a whole model."""
+"""Prefixes of the names of an encoder's weights in a multimodal checkpoint."""
 
 
-def build(config: VisionConfig, image_size: ImageSize, folder: Path | None = None) -> Encoder:
+def build_encoder(config: VisionConfig, image_size: ImageSize, folder: Path | None = None) -> Encoder:
     """Load the encoder from `folder` or `config.encoder`, or build `config.architecture` with random weights.
 
     Raises:
-        ConfigError: the architecture is none of `CLASSES`, or has no layer `config.select_layer`.
-        ModelError: the folder holds no readable safetensors checkpoint of an allowed family.
+        ConfigError: the architecture is not in `FAMILIES`, or has no layer `config.select_layer`.
+        ModelError: the folder has no readable safetensors checkpoint of a supported family.
     """
     if folder is None and not config.encoder:
         _family(config.architecture.get("model_type"))
-        made = pretrained.describe(config.architecture, "vision")
-        return _wrapped(AutoModel.from_config(made, attn_implementation="sdpa"), {}, config, image_size)
+        architecture = pretrained.describe(config.architecture, "vision")
+        return _wrap(AutoModel.from_config(architecture, attn_implementation="sdpa"), {}, config, image_size)
     folder = folder or pretrained.locate(str(config.encoder), config.revision, "vision encoder")
     model_type = pretrained.read_json(folder).get("model_type")
-    inside = WHOLE.get(model_type) if isinstance(model_type, str) else None
-    kind = _family(inside or model_type).kind
+    inside = MULTIMODAL.get(model_type) if isinstance(model_type, str) else None
+    model_class = _family(inside or model_type).model_class
     if inside is None:
-        model = pretrained.load(kind, folder, torch.float32, "sdpa")
+        model = pretrained.load(model_class, folder, torch.float32, "sdpa")
     else:
-        part = pretrained.read_config(folder).vision_config
-        model = pretrained.load(kind, folder, torch.float32, "sdpa", part, WEIGHTS)
-    return _wrapped(model, read_settings(folder), config, image_size)
+        vision_config = pretrained.read_config(folder).vision_config
+        model = pretrained.load(model_class, folder, torch.float32, "sdpa", vision_config, WEIGHTS)
+    return _wrap(model, read_settings(folder), config, image_size)
 
 
-def _wrapped(
+def _wrap(
     model: PreTrainedModel, settings: Mapping[str, Any], config: VisionConfig, image_size: ImageSize
 ) -> Encoder:
     if model.config.model_type in vit.FAMILIES:
         return PatchEncoder(model, settings, config.select_layer, height_width(image_size))
     if config.select_layer != -1:
         raise ConfigError(
-            f"vision.select_layer is {config.select_layer}; the tower of a model that sees gives out its "
-            "last features, -1."
+            f"vision.select_layer is {config.select_layer}; {model.config.model_type} supports only -1."
         )
-    return Tower(model, settings, height_width(image_size))
+    return QwenVisionEncoder(model, settings, height_width(image_size))
 
 
 def _family(model_type: object) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known = ", ".join([*FAMILIES, *WHOLE])
+        known = ", ".join([*FAMILIES, *MULTIMODAL])
         raise ConfigError(f"Vision encoder type {model_type!r} is not supported; use one of {known}.")
     return FAMILIES[model_type]
 
 
 class Projection(nn.Module):
-    """Averages `pool` x `pool` features of a frame, then two layers.
+    """Average pooling of `pool` x `pool` features of a frame, and a two-layer perceptron.
 
-    Features that a language model of this width already reads pass as they are, and what the layers say is
-    added to them: nothing at first.
+    If a language model of this width was already trained on the features, the perceptron is a residual branch
+    that starts at zero.
     """
 
     def __init__(self, encoder: Encoder, out_width: int, pool: int) -> None:
@@ -109,20 +108,20 @@ class Projection(nn.Module):
 
     def forward(self, features: Float[Tensor, "b u m e"]) -> Float[Tensor, "b n d"]:
         x = rearrange(features, "b u (h w) e -> (b u) e h w", h=self.rows)
-        x = F.avg_pool2d(x, self.pool, ceil_mode=True)  # at the edge: of as many as there are
+        x = F.avg_pool2d(x, self.pool, ceil_mode=True)  # windows at the edge average fewer features
         x = rearrange(x, "(b u) e h w -> b (u h w) e", b=features.shape[0])
         change = self.down(F.gelu(self.up(x)))
         return x + change if self.adds else change
 
 
 class Adapter(nn.Module):
-    """Brings features of an encoder to the backbone; all that is learned beside the encoder."""
+    """Maps features of an encoder to backbone tokens; the trained part if the encoder is frozen."""
 
     def __init__(self, config: VisionConfig, encoder: Encoder, width: int) -> None:
         super().__init__()
         steps = -(-config.max_frames // encoder.stride)
         self.frame_position = nn.Parameter(torch.zeros(steps, 1, encoder.width))
-        """Added to features, the newest frames last; zeros at first, and the encoder is as it was."""
+        """Added to features, the newest frames last; initialised to zero."""
         self.resamples = config.adapter == "resampler"
         if self.resamples:
             self.num_tokens = config.num_tokens
@@ -143,14 +142,14 @@ class Adapter(nn.Module):
             nn.init.constant_(self.token_norm.weight, 2 * width**-0.5)  # twice the scale of word embeddings
 
     def forward(self, features: Float[Tensor, "b u m e"]) -> Float[Tensor, "b n d"]:
-        """Return `num_tokens` tokens; fewer from the perceptron, where there are fewer frames."""
+        """Return `num_tokens` tokens; the perceptron returns fewer if there are fewer frames."""
         features = features + self.frame_position[-features.shape[1] :].to(features.dtype)
         tokens = self.read(features.flatten(1, 2) if self.resamples else features)
         return tokens if self.token_norm is None else self.token_norm(tokens)
 
 
 class EncoderVision(VisionAdapter):
-    """An encoder of transformers, and the adapter that brings its features to the backbone."""
+    """An encoder of transformers, and the adapter from its features to backbone tokens."""
 
     needs_frames = True
 
@@ -164,22 +163,23 @@ class EncoderVision(VisionAdapter):
     def from_config(
         cls, config: VisionConfig, width: int, folder: Path | None = None, image_size: ImageSize = 224
     ) -> "EncoderVision":
-        """Build with the config's encoder and a new adapter, or load what `save_pretrained` wrote.
+        """Build from the config with a new adapter, or load a folder written by `save_pretrained`.
 
         Args:
-            config: names or describes the encoder.
-            width: of the backbone's tokens.
-            folder: what `save_pretrained` wrote.
-            image_size: of the world's frames.
+            config: the encoder and the adapter.
+            width: width of the backbone's tokens.
+            folder: folder written by `save_pretrained`.
+            image_size: size of the world's frames.
 
         Raises:
-            ConfigError: the config describes no encoder that is known.
+            ConfigError: the encoder is not supported.
             ModelError: the encoder or the adapter cannot be loaded.
         """
-        made = cls(config, build(config, image_size, folder and folder / "encoder"), width)
+        encoder = build_encoder(config, image_size, folder and folder / "encoder")
+        vision = cls(config, encoder, width)
         if folder is not None:
-            _fill(made.adapter, folder / ADAPTER)
-        return made
+            _load_adapter(vision.adapter, folder / ADAPTER)
+        return vision
 
     def select_frames(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b f 3 h w"]:
         """Return `max_frames` evenly spaced frames, the newest included.
@@ -199,20 +199,19 @@ class EncoderVision(VisionAdapter):
         return Vision(self.adapter(self.encoder(frames)))
 
     def save_pretrained(self, folder: Path, dtype: torch.dtype | None = None) -> None:
-        """Write the encoder as transformers reads it, in `encoder/`, and the adapter beside it.
+        """Write the encoder to `encoder/` in the format of transformers, and the adapter beside it.
 
-        Weights are written in `dtype`; None: as they are held.
+        Weights are converted to `dtype`, if given.
         """
         self.encoder.save_pretrained(folder / "encoder", dtype)
         state = self.adapter.state_dict()
         save_file({name: x.detach().to(dtype).contiguous() for name, x in state.items()}, folder / ADAPTER)
 
 
-def _fill(adapter: Adapter, file: Path) -> None:
+def _load_adapter(adapter: Adapter, file: Path) -> None:
     try:
         adapter.load_state_dict(load_file(file))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelError(
-            f"{file} is missing, damaged or of another shape ({' '.join(str(error).split())}); "
-            "fetch the model again."
+            f"{file} cannot be loaded ({' '.join(str(error).split())}); download the model again."
         ) from None

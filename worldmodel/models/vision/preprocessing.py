@@ -1,4 +1,4 @@
-"""Frames as a vision encoder was trained to see them, and what all encoders have in common."""
+"""Preprocessing of frames for vision encoders, and the interface of encoders."""
 
 import json
 from abc import ABC, abstractmethod
@@ -19,42 +19,44 @@ from worldmodel.models.loading import pretrained
 
 SETTINGS = "preprocessor_config.json"
 RESAMPLING = {2: "bilinear", 3: "bicubic"}
-"""PIL's numbers, which image processors keep, as torch names them."""
+"""PIL's resampling numbers, which image processors store, and torch's names for them."""
 
 
 def frames_wanted(clip_length: int, max_frames: int) -> Int[Tensor, " f"]:
-    """Return which frames of a clip an encoder looks at: `max_frames`, evenly spaced, the last included.
+    """Return the indices of `max_frames` evenly spaced frames of a clip, the last included.
 
-    They end the equal parts of the clip. A shorter clip, such as an image, repeats frames.
+    They are the last frames of equal parts of the clip. A shorter clip, such as an image, repeats frames.
     """
     ends = torch.arange(1, max_frames + 1) * clip_length
     return (ends + max_frames - 1) // max_frames - 1
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """How frames become pixels of an encoder: resized, cut from the middle, normalised."""
+class Preprocessor:
+    """Resizes frames, crops their centre and normalises colours."""
 
     resize: tuple[int, int]
-    """Height and width of a frame before it is cut, in pixels."""
+    """Height and width before the crop, in pixels."""
     crop: tuple[int, int]
-    """Height and width of a frame after it is cut."""
+    """Height and width of the crop, in pixels."""
     mean: tuple[float, ...]
     """Of red, green and blue in [0, 1]."""
     std: tuple[float, ...]
     mode: str = "bicubic"
     """bicubic | bilinear"""
 
-    def adopt(self, settings: Mapping[str, Any], frame: tuple[int, int]) -> "Preparation":
-        """Return the same as the settings of an image processor have it, where they say something.
+    def with_settings(self, settings: Mapping[str, Any], frame: tuple[int, int]) -> "Preprocessor":
+        """Return a copy with the settings of an image processor.
 
-        What gives the shortest edge alone keeps the shape of `frame`, the height and width of what is seen.
+        A size given by the shortest edge keeps the aspect ratio of `frame` (height, width).
 
         Raises:
-            ModelError: they ask for frames of an unknown size, or for another kind of resampling.
+            ModelError: the size or the resampling method is not supported.
         """
         size = settings.get("size")
-        if isinstance(size, int) and settings.get("do_center_crop"):  # one number is then an edge
+        if isinstance(size, int) and settings.get(
+            "do_center_crop"
+        ):  # a single number is the shortest edge then
             size = {"shortest_edge": size}
         resize = _sides(size, self.resize, frame)
         top, left = _sides(settings.get("crop_size"), resize, (1, 1))
@@ -62,8 +64,8 @@ class Preparation:
         resample = settings.get("resample")
         if resample is not None and resample not in RESAMPLING:
             raise ModelError(
-                f"The image processor resizes by method {resample!r}; only 2 (bilinear) and 3 (bicubic) are "
-                "known."
+                f"The image processor uses resampling method {resample!r}; only 2 (bilinear) and 3 (bicubic) "
+                "are supported."
             )
         return replace(
             self,
@@ -75,10 +77,10 @@ class Preparation:
         )
 
     def __call__(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "n 3 y x"]:
-        """Return pixels of the frames one after the other; frames are in [-1, 1]."""
+        """Return the pixels of all frames; frames are in [-1, 1]."""
         x = rearrange(frames, "b t c h w -> (b t) c h w").float()
         if x.shape[2:] != self.resize:
-            # Antialiased, as PIL does it; bicubic overshoots, which bytes cannot.
+            # Antialiased as in PIL; clamped, since bicubic resampling overshoots.
             x = F.interpolate(x, size=self.resize, mode=self.mode, antialias=True).clamp(-1, 1)
         height, width = self.crop
         top, left = (self.resize[0] - height) // 2, (self.resize[1] - width) // 2
@@ -89,33 +91,33 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of encoders, and how it sees frames where a checkpoint says nothing."""
+    """A family of encoders, and its preprocessing if a checkpoint has no settings."""
 
-    kind: type[PreTrainedModel]
+    model_class: type[PreTrainedModel]
     mean: Sequence[float]
     std: Sequence[float]
     mode: str = "bicubic"
 
-    def preparation(self, size: tuple[int, int]) -> Preparation:
-        """Return how frames are brought to a height and width."""
-        return Preparation(size, size, tuple(self.mean), tuple(self.std), self.mode)
+    def preprocessor(self, size: tuple[int, int]) -> Preprocessor:
+        """Return the preprocessor for frames of a height and width."""
+        return Preprocessor(size, size, tuple(self.mean), tuple(self.std), self.mode)
 
 
 class Encoder(nn.Module, ABC):
-    """A vision model that turns frames into features on a grid.
+    """A vision model that maps frames to features on a grid.
 
-    It is never in training mode, whether its weights move or not: what it drops or jitters there would make a
-    sample depend on more than its own seed.
+    It always stays in eval mode, also when it is trained, because dropout would make a sample depend on more
+    than its own seed.
     """
 
     width: int
-    """Numbers in a feature."""
+    """Size of a feature."""
     grid: tuple[int, int]
-    """Rows and columns of features of a frame."""
+    """Rows and columns of features per frame."""
     stride: int = 1
-    """Frames that share their features."""
+    """Frames per feature."""
     aligned: bool = False
-    """Whether features are already what a language model of that width was trained to read."""
+    """Whether a language model of this width was trained on the features."""
 
     def __init__(self, model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:
-        """Return the features of frames in [-1, 1], row after row; `u` is `t` over `stride`, rounded up."""
+        """Return the features of frames in [-1, 1], row by row; `u` is `t / stride`, rounded up."""
 
     def train(self, mode: bool = True) -> "Encoder":
         super().train(mode)
@@ -132,7 +134,7 @@ class Encoder(nn.Module, ABC):
         return self
 
     def save_pretrained(self, folder: Path, dtype: torch.dtype | None = None) -> None:
-        """Write the model and the settings of its image processor as transformers reads them."""
+        """Write the model and the settings of its image processor in the format of transformers."""
         state = {name: x.detach().to(dtype) for name, x in self.model.state_dict().items()}
         self.model.save_pretrained(folder, state_dict=state)
         if self.settings:
@@ -140,22 +142,21 @@ class Encoder(nn.Module, ABC):
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of a checkpoint's image processor; empty where there are none.
+    """Read the settings of a checkpoint's image processor; empty if there are none.
 
     Raises:
-        ModelError: the file is there but cannot be read.
+        ModelError: the file cannot be read.
     """
     if (folder / SETTINGS).exists():
         return pretrained.read_json(folder, SETTINGS)
-    if (
-        folder / "processor_config.json"
-    ).exists():  # where newer versions keep those of models that also read
+    # Newer versions of transformers store the settings of multimodal models in this file.
+    if (folder / "processor_config.json").exists():
         return dict(pretrained.read_json(folder, "processor_config.json").get("image_processor") or {})
     return {}
 
 
 def _sides(size: Any, default: tuple[int, int], frame: tuple[int, int]) -> tuple[int, int]:
-    """Read height and width as image processors write them; a shortest edge is that of `frame`, scaled."""
+    """Return the height and width of an image processor's size; a shortest edge scales `frame`."""
     if size is None:
         return default
     if isinstance(size, int):
@@ -164,8 +165,8 @@ def _sides(size: Any, default: tuple[int, int], frame: tuple[int, int]) -> tuple
         return int(size["height"]), int(size["width"])
     if not (edge := size.get("shortest_edge")):
         raise ModelError(
-            f"The image processor makes frames of size {size}; only a height and width, or a shortest edge, "
-            "are known."
+            f"The image processor has size {size}; only a height and width, or a shortest edge, are "
+            "supported."
         )
     height, width = (int(edge * side / min(frame)) for side in frame)
     return height, width

@@ -1,8 +1,8 @@
-"""Towers: the vision models inside Qwen2.5-VL and Qwen3-VL, whose features a language model already reads.
+"""The vision encoders of Qwen2.5-VL and Qwen3-VL, whose features are aligned with a language model.
 
-Frames become patches as the models' own processors make them: two frames and 2 x 2 patches share a feature.
-What the towers give to deeper layers of their language model (Qwen3-VL's DeepStack), and the positions in
-three axes, are left out: the backbone is a plain language model and reads one sequence.
+Frames are split into patches as in the models' own processors: two frames and 2 x 2 patches share a feature.
+Features for deeper layers of the language model (DeepStack of Qwen3-VL) and three-axis positions are not
+used, since the backbone is a plain language model.
 
 Source: Qwen2.5-VL (arXiv:2502.13923), sec. 2.1.
 """
@@ -31,40 +31,42 @@ FAMILIES = {
     "qwen2_5_vl_vision": Family(Qwen2_5_VisionTransformerPretrainedModel, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD),
     "qwen3_vl_vision": Family(Qwen3VLVisionModel, IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD),
 }
-"""Towers that may be loaded, by `model_type`."""
+"""Supported encoders, by `model_type`."""
 
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 1280
-"""Bounds of a frame, where a checkpoint says nothing: those of the family's image processor."""
+"""Default bounds of a frame: those of the family's image processor."""
 
 
-class Tower(Encoder):
-    """A vision tower, with the merging of patches that its language model was trained with."""
+class QwenVisionEncoder(Encoder):
+    """The vision encoder of a Qwen-VL model, with its merging of patches."""
 
     aligned = True
 
     def __init__(self, model: PreTrainedModel, settings: Mapping[str, Any], frame: tuple[int, int]) -> None:
-        """Set the resolution: that of the world's frames, as near as whole features and the bounds allow."""
+        """Choose the resolution nearest to that of `frame` which fits whole features and the bounds."""
         super().__init__(model, settings)
         config = model.config
         self.patch, self.merge = int(config.patch_size), int(config.spatial_merge_size)
         self.stride, self.width = int(config.temporal_patch_size), int(config.out_hidden_size)
         size = settings.get("size") or {}
-        height, width = fitting_size(
+        height, width = fit_size(
             frame,
             self.patch * self.merge,
             settings.get("min_pixels") or size.get("shortest_edge") or MIN_PIXELS,
             settings.get("max_pixels") or size.get("longest_edge") or MAX_PIXELS,
         )
         colours = {name: x for name, x in settings.items() if name not in ("size", "crop_size")}
-        self.preparation = FAMILIES[config.model_type].preparation((height, width)).adopt(colours, frame)
+        self.preprocess = (
+            FAMILIES[config.model_type].preprocessor((height, width)).with_settings(colours, frame)
+        )
         self.grid = height // (self.patch * self.merge), width // (self.patch * self.merge)
 
     def forward(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:
-        """Return merged features; where a frame lacks for a pair, the last is repeated, as for images."""
+        """Return merged features; the last frame is repeated if it lacks a partner, as for images."""
         batch = frames.shape[0]
         missing = -frames.shape[1] % self.stride
         frames = torch.cat([frames, frames[:, -1:].expand(-1, missing, -1, -1, -1)], dim=1)
-        pixels = rearrange(self.preparation(frames), "(b t) c h w -> b t c h w", b=batch)
+        pixels = rearrange(self.preprocess(frames), "(b t) c h w -> b t c h w", b=batch)
         patches = rearrange(
             pixels,
             "b (u p) c (h i y) (w j x) -> (b u h w i j) (c p y x)",
@@ -81,11 +83,11 @@ class Tower(Encoder):
         return rearrange(merged, "(b u m) e -> b u m e", b=batch, u=steps)
 
 
-def fitting_size(frame: tuple[int, int], factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return the height and width nearest to those of `frame`: multiples of `factor`, within the bounds.
+def fit_size(frame: tuple[int, int], factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Return the height and width nearest to those of `frame` that are multiples of `factor`.
 
-    Outside the bounds, of the frame scaled to the bound: rounded down where it is too large, up where it is
-    too small, as the family's image processor does.
+    A frame outside the bounds is scaled to the bound, rounding down if it is too large and up if it is too
+    small, as in the family's image processor.
     """
 
     def sides(pixels: float, rounding: Callable[[float], int]) -> tuple[int, int]:

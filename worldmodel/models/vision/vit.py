@@ -41,7 +41,7 @@ FAMILIES = {
         Siglip2VisionModel, IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, "bilinear"
     ),
 }
-"""Encoders that may be loaded, by `model_type`."""
+"""Supported encoders, by `model_type`."""
 
 
 class PatchEncoder(Encoder):
@@ -54,13 +54,13 @@ class PatchEncoder(Encoder):
         select_layer: int,
         frame: tuple[int, int],
     ) -> None:
-        """Wrap a model whose hidden layer `select_layer` (-1: what it gives out) is read.
+        """Wrap a model whose features are those of hidden layer `select_layer` (-1 is the output).
 
-        It looks at frames of height and width `frame` as its image processor shows them; without settings, at
-        the square that it was made for.
+        Frames of height and width `frame` are preprocessed by `settings`; by default they are resized to the
+        square image size of the model.
 
         Raises:
-            ConfigError: it has no such layer.
+            ConfigError: the model has no such layer.
         """
         super().__init__(model, settings)
         config, self.select_layer = model.config, select_layer
@@ -76,8 +76,8 @@ class PatchEncoder(Encoder):
             settings = {name: x for name, x in settings.items() if name != "size"}
         else:
             size = height_width(int(config.image_size))
-        self.preparation = FAMILIES[config.model_type].preparation(size).adopt(settings, frame)
-        height, width = self.preparation.crop
+        self.preprocess = FAMILIES[config.model_type].preprocessor(size).with_settings(settings, frame)
+        height, width = self.preprocess.crop
         self.grid = height // self.patch, width // self.patch
 
     def forward(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:
@@ -85,17 +85,17 @@ class PatchEncoder(Encoder):
         return self.everything(frames)[:, :, -math.prod(self.grid) :]
 
     def everything(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b t m e"]:
-        """Return all features of every frame, those of classes and registers in front."""
-        given = self._given(self.preparation(frames))
+        """Return all features of every frame, class and register tokens first."""
+        inputs = self._inputs(self.preprocess(frames))
         if self.select_layer == -1:
-            features = self.model(**given).last_hidden_state
+            features = self.model(**inputs).last_hidden_state
         else:
             layer = self.model.config.num_hidden_layers + self.select_layer
-            features = self.model(**given, output_hidden_states=[layer]).hidden_states[layer]
+            features = self.model(**inputs, output_hidden_states=[layer]).hidden_states[layer]
         return rearrange(features, "(b t) m e -> b t m e", b=frames.shape[0])
 
-    def _given(self, pixels: Float[Tensor, "n 3 h w"]) -> dict[str, Any]:
-        """Return the arguments that the model takes pixels in."""
+    def _inputs(self, pixels: Float[Tensor, "n 3 h w"]) -> dict[str, Any]:
+        """Return the arguments of the model's forward."""
         model_type = self.model.config.model_type
         if model_type == "siglip2_vision_model":
             patches = rearrange(pixels, "n c (h y) (w x) -> n (h w) (y x c)", y=self.patch, x=self.patch)
@@ -105,9 +105,7 @@ class PatchEncoder(Encoder):
                 "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.long, device=pixels.device),
                 "spatial_shapes": sizes,
             }
-        if model_type in (
-            "clip_vision_model",
-            "siglip_vision_model",
-        ):  # no change at the size it was made for
+        # Interpolation changes nothing at the image size of the model.
+        if model_type in ("clip_vision_model", "siglip_vision_model"):
             return {"pixel_values": pixels, "interpolate_pos_encoding": True}
         return {"pixel_values": pixels}
