@@ -1,6 +1,6 @@
-"""One visitor's way through worlds: what was played, where they stand, and how to go back.
+"""The history of one visitor: branches of rollouts, with undo, fork and comparison.
 
-A server's world holds the present; what was shown is kept here, so that a film strip can show it.
+The server has only the current state of a world; the frames of earlier moments are kept here.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from worldmodel.worlds.base import StartImage, Target, World
 
 MAX_BRANCHES = 4
 MAX_MOMENTS = 200
-"""Longest film strip: frames are kept in memory for each visitor."""
+"""Most moments of a branch; their frames are in memory."""
 
 
 @dataclass
 class Moment:
-    """One entry of the film strip: what was done, what was seen then, and the way back to it."""
+    """One round of a branch: the action, its frames, and a snapshot to return to."""
 
     action: Action | None
-    """What led here; None for a beginning."""
+    """The action of the round; None for the start."""
     clip: Frames
     snapshot: str | None = None
     targets: tuple[Target, ...] = ()
@@ -34,7 +34,7 @@ class Moment:
 
     @property
     def label(self) -> str:
-        """What the film strip writes under it."""
+        """Label in the timeline."""
         return (
             "Start" if self.action is None else str(self.action) if self.action != Action() else "time passes"
         )
@@ -42,7 +42,7 @@ class Moment:
 
 @dataclass
 class Branch:
-    """A rollout and its world; `at` is the moment that the world is in."""
+    """A rollout and its world; `at` is the index of the current moment."""
 
     name: str
     world: AsyncRemoteWorld
@@ -51,13 +51,13 @@ class Branch:
 
     @property
     def now(self) -> Moment:
-        """The moment that is seen now."""
+        """The current moment."""
         return self.moments[self.at]
 
 
 @dataclass
 class Journey:
-    """All branches of one visitor; its calls wait for each other."""
+    """All branches of one visitor; calls are serialised by a lock."""
 
     client: AsyncClient
     catalog: World
@@ -65,7 +65,7 @@ class Journey:
     branches: list[Branch]
     current: int = 0
     futures: list[tuple[AsyncRemoteWorld, Moment]] = field(default_factory=list)
-    """Two worlds that are being compared, each a step ahead of the branch."""
+    """Two compared worlds, each one step ahead of the branch."""
     count: int = 1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -77,7 +77,7 @@ class Journey:
 
     @classmethod
     async def from_upload(cls, client: AsyncClient, catalog: World, data: bytes, seed: int) -> "Journey":
-        """Start from a visitor's image or clip."""
+        """Start from an uploaded image or video."""
         return await cls._begin(client, catalog, await client.worlds.create(data, seed=seed))
 
     @classmethod
@@ -96,24 +96,24 @@ class Journey:
 
     @property
     def branch(self) -> Branch:
-        """The branch that is on the stage."""
+        """The current branch."""
         return self.branches[self.current]
 
     async def step(self, action: AnyAction) -> None:
-        """Play a round from the present moment; what came after it in the film strip is dropped."""
+        """Run a round from the current moment, and drop the moments after it."""
         async with self.lock:
             branch = self.branch
             if branch.at + 1 >= MAX_MOMENTS:
                 raise InputError(
-                    f"The film strip has {MAX_MOMENTS} moments, the most it holds; start a new world."
+                    f"The branch has {MAX_MOMENTS} moments, which is the maximum; start a new world."
                 )
             await self._drop_futures()
-            act = Action.of(action)
-            clip = await branch.world.step(act)
-            await self._append(branch, Moment(act, clip))
+            parsed = Action.of(action)
+            clip = await branch.world.step(parsed)
+            await self._append(branch, Moment(parsed, clip))
 
     async def go(self, index: int) -> None:
-        """Go to a moment of the film strip, earlier or later."""
+        """Go to an earlier or later moment of the branch."""
         async with self.lock:
             branch = self.branch
             if not 0 <= index < len(branch.moments) or index == branch.at:
@@ -123,8 +123,8 @@ class Journey:
                 if moment.snapshot is None:
                     raise InputError("no snapshot")
                 await branch.world.restore(moment.snapshot)
-            # A server keeps the newest moments only, a fork none of its parent's: played again, they come out
-            # the same.
+            # Servers keep only the newest snapshots, and forks none of their parent: replaying gives the same
+            # frames.
             except InputError:
                 await branch.world.reset()
                 for earlier in branch.moments[1 : index + 1]:
@@ -133,70 +133,70 @@ class Journey:
             branch.at = index
 
     async def fork(self) -> None:
-        """Continue in a copy; the branch before stays as it is."""
+        """Continue in a copy of the current branch."""
         async with self.lock:
             if len(self.branches) >= MAX_BRANCHES:
                 raise InputError(
-                    f"There are {MAX_BRANCHES} branches, the most allowed; close one by starting anew."
+                    f"There are {MAX_BRANCHES} branches, which is the maximum; start a new world."
                 )
             branch = self.branch
             world = await branch.world.fork()
-            past = [replace(moment, snapshot=None) for moment in branch.moments[: branch.at + 1]]
-            self.branches.append(Branch(f"Fork {self.count}", world, past, branch.at))
+            moments = [replace(moment, snapshot=None) for moment in branch.moments[: branch.at + 1]]
+            self.branches.append(Branch(f"Fork {self.count}", world, moments, branch.at))
             self.current, self.count = len(self.branches) - 1, self.count + 1
 
     async def compare(self, first: AnyAction, second: AnyAction) -> None:
-        """Play two actions from the same moment, at once; `choose` goes on with one of them."""
+        """Run two actions from the same moment concurrently; `choose` continues with one of them."""
         actions = [Action.of(first), Action.of(second)]
         async with self.lock:
             await self._drop_futures()
             async with AsyncExitStack() as stack:
                 worlds = [await stack.enter_async_context(await self.branch.world.fork()) for _ in actions]
                 clips = await asyncio.gather(*(w.step(a) for w, a in zip(worlds, actions, strict=True)))
-                stack.pop_all()  # all went well: they live on
+                stack.pop_all()  # keep the worlds open
             moments = [Moment(action, clip) for action, clip in zip(actions, clips, strict=True)]
             self.futures = list(zip(worlds, moments, strict=True))
 
     async def choose(self, index: int) -> None:
-        """Go on with one of two futures."""
+        """Continue with one of the two compared worlds."""
         async with self.lock:
             if not 0 <= index < len(self.futures):
                 return
             world, moment = self.futures.pop(index)
             await self._drop_futures()
             branch = self.branch
-            abandoned, branch.world = branch.world, world
+            previous, branch.world = branch.world, world
             for earlier in branch.moments:
-                earlier.snapshot = None  # they were the other world's
-            await abandoned.close()
+                earlier.snapshot = None  # snapshots belong to a world
+            await previous.close()
             await self._append(branch, moment)
 
     async def forget_futures(self) -> None:
-        """End a comparison without a choice."""
+        """End a comparison without choosing."""
         async with self.lock:
             await self._drop_futures()
 
-    async def say(self, question: str | None) -> str:
-        """Describe what is seen, or answer a question about it."""
+    async def describe(self, question: str | None) -> str:
+        """Describe the current frame, or answer a question about it."""
         async with self.lock:
             return await self.branch.world.describe(question)
 
     async def explain(self) -> str:
-        """Say which action the model sees in the last round."""
+        """Return the action that the model infers from the last round."""
         async with self.lock:
             return await self.branch.world.infer_action()
 
-    def film(self) -> np.ndarray:
-        """Return all frames up to the present moment, uint8 `[t, h, w, 3]`."""
+    def frames(self) -> np.ndarray:
+        """Return all frames up to the current moment, uint8 `[t, h, w, 3]`."""
         return np.concatenate([moment.clip for moment in self.branch.moments[: self.branch.at + 1]])
 
     @property
     def worlds(self) -> list[AsyncRemoteWorld]:
-        """All worlds that this visitor holds."""
+        """All open worlds of this visitor."""
         return [*(branch.world for branch in self.branches), *(world for world, _ in self.futures)]
 
     async def close(self) -> None:
-        """End all worlds; those that are gone already are fine."""
+        """Close all worlds; ones that no longer exist are ignored."""
         await asyncio.gather(*(world.close() for world in self.worlds), return_exceptions=True)
 
     async def _append(self, branch: Branch, moment: Moment) -> None:

@@ -1,14 +1,14 @@
-"""Where everything is on the page; what happens when it is pressed stands in page.py."""
+"""Layout of the page; its event handlers are in page.py."""
 
 from collections.abc import Sequence
 
 import gradio as gr
 
-from worldmodel.demo import pictures
+from worldmodel.demo import rendering
 from worldmodel.worlds.base import StartImage
 
-# Values of gr.HTML go through `${value}` alone: a Handlebars tag would run what a visitor wrote.
-PRESSED = """
+# Values of gr.HTML are inserted by `${value}` only: a Handlebars template would execute text of visitors.
+ON_CLICK = """
 element.addEventListener('click', event => {
   const button = event.target.closest('button[data-index], button[data-kind]');
   if (button) trigger('click', {...button.dataset});
@@ -19,7 +19,7 @@ element.addEventListener('keydown', event => {
   if (event.key === 'Enter' && event.target.tagName === 'VIDEO') event.target.click();
 });
 """
-SCROLLED = """
+SCROLL_TO_CURRENT = """
 watch('value', () => {
   const now = element.querySelector('.now');
   const strip = element.querySelector('.wm-strip');
@@ -30,12 +30,12 @@ TEXT_LIMIT, QUESTION_LIMIT = 1000, 400
 
 
 class Layout:
-    """All components, built in the order in which they stand."""
+    """All components of the page, created in the order of the page."""
 
     def __init__(self, state: gr.State, start_images: Sequence[StartImage]) -> None:
-        """Lay out the page in the Blocks that is open."""
+        """Create the components in the current `gr.Blocks`."""
         self.journey, self._start_images = state, start_images
-        self.head = gr.HTML(pictures.header("Steer a world by words."), elem_id="wm-head")
+        self.head = gr.HTML(rendering.header("Steer a world by text."), elem_id="wm-head")
         with gr.Tabs(elem_id="wm-tabs"):
             with gr.Tab("Steer"):
                 with gr.Column(elem_id="wm-start") as self.start:
@@ -49,13 +49,15 @@ class Layout:
                 self.live = gr.HTML(elem_id="wm-live")
 
     def _lay_out_start(self) -> None:
-        gr.HTML('<h2>Pick a scene</h2><p class="wm-quiet">Then say what happens next, round after round.</p>')
-        self.tiles = gr.HTML(pictures.tiles(self._start_images), js_on_load=PRESSED, elem_id="wm-tiles")
+        gr.HTML(
+            '<h2>Pick a scene</h2><p class="wm-quiet">Then describe what happens next, round after round.</p>'
+        )
+        self.tiles = gr.HTML(rendering.tiles(self._start_images), js_on_load=ON_CLICK, elem_id="wm-tiles")
         with gr.Row(equal_height=False, elem_id="wm-own"):
             with gr.Column(min_width=280):
-                gr.HTML("<h3>or bring your own</h3>")
+                gr.HTML("<h3>or upload your own</h3>")
                 self.upload = gr.File(
-                    label="A picture (PNG, JPEG, WebP) or clip (MP4)",
+                    label="Image (PNG, JPEG, WebP) or video (MP4)",
                     file_types=[".png", ".jpg", ".jpeg", ".webp", ".mp4"],
                     type="binary",
                     height=120,
@@ -66,7 +68,7 @@ class Layout:
                 self.text = _line("night background, a small red ball at the left", "wm-text", lines=2)
                 with gr.Row(equal_height=False, elem_id="wm-settings"):
                     self.imagine = gr.Button(
-                        "Imagine it", variant="primary", elem_id="wm-imagine", min_width=120
+                        "Generate", variant="primary", elem_id="wm-imagine", min_width=120
                     )
                     self.seed = gr.Number(
                         0, label="Seed", precision=0, minimum=0, min_width=90, elem_id="wm-seed"
@@ -74,30 +76,30 @@ class Layout:
 
     def _lay_out_main(self) -> None:
         with gr.Column(min_width=300):
-            self.stage = gr.HTML(js_on_load=PRESSED, elem_id="wm-stage")
-            self.branches = gr.HTML(js_on_load=PRESSED, elem_id="wm-branches")
-            self.strip = gr.HTML(js_on_load=PRESSED + SCROLLED, elem_id="wm-strip")
+            self.stage = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-stage")
+            self.branches = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-branches")
+            self.timeline = gr.HTML(js_on_load=ON_CLICK + SCROLL_TO_CURRENT, elem_id="wm-strip")
         with gr.Column(min_width=300):
             with gr.Row(elem_id="wm-say", equal_height=True):
                 self.action = _line("What happens next?", "wm-action", scale=5)
                 self.act = gr.Button("Go", variant="primary", scale=1, min_width=64, elem_id="wm-act")
-            self.palette = gr.HTML(js_on_load=PRESSED, elem_id="wm-palette")
+            self.palette = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-palette")
             with gr.Row(elem_id="wm-tools"):
                 self.undo = _button("Undo", "wm-undo")
                 self.fork = _button("Fork", "wm-fork")
                 self.open_compare = _button("Compare", "wm-compare")
             with gr.Column(visible=False, elem_id="wm-versus") as self.compare:
-                gr.HTML('<p class="wm-quiet">Two futures of this moment, side by side.</p>')
-                self.first = gr.Textbox(label="Either", max_length=TEXT_LIMIT, elem_id="wm-first")
-                self.second = gr.Textbox(label="Or", max_length=TEXT_LIMIT, elem_id="wm-second")
-                self.both = gr.Button("Play both", variant="primary", size="sm", elem_id="wm-both")
+                gr.HTML('<p class="wm-quiet">Two actions from this moment, side by side.</p>')
+                self.first = gr.Textbox(label="First action", max_length=TEXT_LIMIT, elem_id="wm-first")
+                self.second = gr.Textbox(label="Second action", max_length=TEXT_LIMIT, elem_id="wm-second")
+                self.both = gr.Button("Run both", variant="primary", size="sm", elem_id="wm-both")
             self._lay_out_words()
             with gr.Row(elem_id="wm-ends"):
                 self.mp4 = _button("Save MP4", "wm-mp4")
                 self.gif = _button("Save GIF", "wm-gif")
                 self.anew = _button("New world", "wm-new")
-            # What is saved passes through the page, not through a file; the style sheet hides it.
-            self.film = gr.Textbox(show_label=False, container=False, elem_id="wm-film")
+            # The saved clip is passed to the browser as a data URI; the style sheet hides this component.
+            self.download = gr.Textbox(show_label=False, container=False, elem_id="wm-download")
 
     def _lay_out_words(self) -> None:
         with gr.Group(elem_id="wm-ask"):
@@ -109,18 +111,18 @@ class Layout:
                     "Ask: how many things are there", "wm-question", scale=4, max_length=QUESTION_LIMIT
                 )
                 self.ask = gr.Button("Ask", size="sm", scale=1, min_width=64, elem_id="wm-ask-button")
-        self.said = gr.HTML(elem_id="wm-said")
+        self.answer = gr.HTML(elem_id="wm-said")
 
     def _lay_out_futures(self) -> None:
-        gr.HTML('<h2>Two futures of one moment</h2><p class="wm-quiet">Press a clip to see it again.</p>')
+        gr.HTML('<h2>Two futures of one moment</h2><p class="wm-quiet">Click a clip to replay it.</p>')
         self.stages: list[gr.HTML] = []
         self.choices: list[gr.Button] = []
         with gr.Row(equal_height=True, elem_id="wm-pair"):
             for name in ("a", "b"):
                 with gr.Column(min_width=140, elem_classes="wm-future"):
-                    self.stages.append(gr.HTML(js_on_load=PRESSED, elem_id=f"wm-future-{name}"))
+                    self.stages.append(gr.HTML(js_on_load=ON_CLICK, elem_id=f"wm-future-{name}"))
                     choice = gr.Button(
-                        "Go on from here", variant="primary", size="sm", elem_id=f"wm-choose-{name}"
+                        "Continue from here", variant="primary", size="sm", elem_id=f"wm-choose-{name}"
                     )
                     self.choices.append(choice)
         self.neither = _button("Keep neither", "wm-neither")

@@ -1,4 +1,4 @@
-"""The page: what happens when something is pressed. Worlds live on the server; journeys know the way back."""
+"""Event handlers of the page. Worlds are on the server; a journey keeps the history of one visitor."""
 
 import asyncio
 import functools
@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from worldmodel.demo import pictures
+from worldmodel.demo import rendering
 from worldmodel.demo.journey import Journey
 from worldmodel.demo.layout import Layout
 from worldmodel.demo.theme import theme
@@ -21,22 +21,22 @@ from worldmodel.worlds import World
 MAX_UPLOAD = "20mb"
 STATE_LIFETIME_S = 3600
 SAVE = """
-(film) => {
-  if (!film) return;
+(uri) => {
+  if (!uri) return;
   const link = document.createElement('a');
-  link.href = film;
-  link.download = film.startsWith('data:image/gif') ? 'rollout.gif' : 'rollout.mp4';
+  link.href = uri;
+  link.download = uri.startsWith('data:image/gif') ? 'rollout.gif' : 'rollout.mp4';
   link.click();
 }
 """
 
 Handler = Callable[..., Awaitable[Any]]
-Shown = dict[Any, Any]
-"""Components and what they show now."""
+Updates = dict[Any, Any]
+"""New values of components."""
 
 
 def launch(page: gr.Blocks, port: int | None, *, block: bool = True) -> str:
-    """Show the page on this machine and return its address."""
+    """Serve the page on the local machine and return its address."""
     _, address, _ = page.queue(default_concurrency_limit=8, max_size=64).launch(
         server_name="127.0.0.1",
         server_port=port,
@@ -54,29 +54,29 @@ def launch(page: gr.Blocks, port: int | None, *, block: bool = True) -> str:
     return address
 
 
-def _told(handler: Handler) -> Handler:
-    """Show a visitor's mistakes, and the server's, as a note in one sentence; the page stays as it is."""
+def _with_warnings(handler: Handler) -> Handler:
+    """Show errors of the visitor and the server as a warning, and leave the page unchanged."""
 
     @functools.wraps(handler)
-    async def told(*args: Any, **kwargs: Any) -> Any:
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return await handler(*args, **kwargs)
         except WorldModelError as error:
             gr.Warning(escape(" ".join(str(error).split())), duration=8)
             return gr.skip()
 
-    return told
+    return wrapped
 
 
 class Page:
-    """Handlers of the page; a visitor's journey is the only state, and every visitor has their own."""
+    """The page and its event handlers; the only state is the journey of each visitor."""
 
     def __init__(self, client: AsyncClient, catalog: World) -> None:
-        """Lay out the page over a server's client, with the start images and actions of a world."""
+        """Create the page for the client of a server, with the start images and actions of a world."""
         self.client, self.catalog = client, catalog
         self.start_images = catalog.start_images()
         with gr.Blocks(title="worldmodel", analytics_enabled=False) as self.blocks:
-            state = gr.State(None, time_to_live=STATE_LIFETIME_S, delete_callback=_end())
+            state = gr.State(None, time_to_live=STATE_LIFETIME_S, delete_callback=_close_callback())
             self.at = Layout(state, self.start_images)
             self._connect()
 
@@ -84,7 +84,7 @@ class Page:
         at = self.at
         shown = [
             *(at.journey, at.start, at.play, at.main, at.futures, at.compare, at.undo),
-            *(at.stage, at.strip, at.branches, at.palette, at.said, *at.stages),
+            *(at.stage, at.timeline, at.branches, at.palette, at.answer, *at.stages),
         ]
         on = self._on
         on(at.tiles.click, self._start_scene, [at.seed], shown, busy=[at.tiles])
@@ -95,7 +95,7 @@ class Page:
             on(event, self._step_text, [at.action], [*shown, at.action])
         on(at.palette.click, self._step_chip, [], shown)
         on(at.undo.click, self._undo, [], shown)
-        on(at.strip.click, self._go, [], shown)
+        on(at.timeline.click, self._go, [], shown)
         on(at.branches.click, self._switch, [], shown)
         on(at.fork.click, self._fork, [], shown)
         on(at.open_compare.click, self._open_compare, [], [at.compare, at.first, at.second])
@@ -103,15 +103,17 @@ class Page:
         for index, choice in enumerate(at.choices):
             on(choice.click, functools.partial(self._choose, index), [], shown, busy=at.stages)
         on(at.neither.click, self._forget, [], shown, busy=at.stages)
-        on(at.describe.click, self._describe, [], [at.said])
-        on(at.explain.click, self._explain, [], [at.said])
+        on(at.describe.click, self._describe, [], [at.answer])
+        on(at.explain.click, self._explain, [], [at.answer])
         for event in (at.ask.click, at.question.submit):
-            on(event, self._ask, [at.question], [at.said])
+            on(event, self._ask, [at.question], [at.answer])
         for button, suffix in ((at.mp4, "mp4"), (at.gif, "gif")):
-            made = on(button.click, functools.partial(self._save, suffix), [], [at.film])
-            made.then(None, at.film, None, js=SAVE).then(lambda: "", None, at.film, show_progress="hidden")
-        on(at.anew.click, self._begin_anew, [], [at.journey, at.start, at.play])
-        # The page to play on is asked for only when somebody looks at it.
+            saved = on(button.click, functools.partial(self._save, suffix), [], [at.download])
+            saved.then(None, at.download, None, js=SAVE).then(
+                lambda: "", None, at.download, show_progress="hidden"
+            )
+        on(at.anew.click, self._reset, [], [at.journey, at.start, at.play])
+        # The iframe is loaded only when its tab is opened.
         at.live_tab.select(lambda: _frame(self.client.base_url), None, at.live, show_progress="hidden")
         self.blocks.load(self._greet, None, at.head, show_progress="hidden")
 
@@ -124,7 +126,7 @@ class Page:
         busy: list[Any] | None = None,
     ) -> Any:
         return event(
-            _told(handler),
+            _with_warnings(handler),
             [self.at.journey, *inputs],
             outputs,
             show_progress="minimal",
@@ -133,135 +135,139 @@ class Page:
             api_visibility="private",
         )
 
-    # ---- beginning -------------------------------------------------------------------------------------
+    # ---- start -----------------------------------------------------------------------------------------
 
     async def _greet(self) -> Any:
         try:
-            return pictures.header(" · ".join(await self.client.models()))
+            return rendering.header(" · ".join(await self.client.models()))
         except WorldModelError as error:
             gr.Warning(escape(str(error)), duration=None)
             return gr.skip()
 
-    async def _start_scene(self, journey: Journey | None, seed: float, event: gr.EventData) -> Shown:
+    async def _start_scene(self, journey: Journey | None, seed: float, event: gr.EventData) -> Updates:
         start = self.start_images[_index(event, len(self.start_images))]
-        begun = await Journey.from_image(self.client, self.catalog, start, _seed(seed))
-        return await self._start(journey, begun)
+        started = await Journey.from_image(self.client, self.catalog, start, _seed(seed))
+        return await self._start(journey, started)
 
-    async def _start_upload(self, journey: Journey | None, data: bytes | None, seed: float) -> Shown:
+    async def _start_upload(self, journey: Journey | None, data: bytes | None, seed: float) -> Updates:
         if not data:
             raise InputError("The file is empty; use a PNG, JPEG, WebP or MP4.")
-        begun = await Journey.from_upload(self.client, self.catalog, data, _seed(seed))
-        return {**await self._start(journey, begun), self.at.upload: None}
+        started = await Journey.from_upload(self.client, self.catalog, data, _seed(seed))
+        return {**await self._start(journey, started), self.at.upload: None}
 
-    async def _start_text(self, journey: Journey | None, text: str, seed: float) -> Shown:
+    async def _start_text(self, journey: Journey | None, text: str, seed: float) -> Updates:
         if not text.strip():
-            raise InputError("Say what the scene should show, or pick one of the pictures.")
-        begun = await Journey.from_text(self.client, self.catalog, text.strip(), _seed(seed))
-        return await self._start(journey, begun)
+            raise InputError("Describe the scene, or pick one of the examples.")
+        started = await Journey.from_text(self.client, self.catalog, text.strip(), _seed(seed))
+        return await self._start(journey, started)
 
-    async def _start(self, before: Journey | None, begun: Journey) -> Shown:
-        if before is not None:
-            await before.close()
-        return self._show(begun)
+    async def _start(self, previous: Journey | None, journey: Journey) -> Updates:
+        if previous is not None:
+            await previous.close()
+        return self._show(journey)
 
-    async def _begin_anew(self, journey: Journey | None) -> Shown:
+    async def _reset(self, journey: Journey | None) -> Updates:
         if journey is not None:
             await journey.close()
         at = self.at
         return {at.journey: None, at.start: gr.Column(visible=True), at.play: gr.Column(visible=False)}
 
-    # ---- steps, back and forth -------------------------------------------------------------------------
+    # ---- steps -----------------------------------------------------------------------------------------
 
-    async def _step_text(self, journey: Journey | None, text: str) -> Shown:
+    async def _step_text(self, journey: Journey | None, text: str) -> Updates:
         if not text.strip():
-            raise InputError("Say what happens next, or press one of the suggestions.")
+            raise InputError("Describe the action, or pick one of the suggestions.")
         return {**await self._step(journey, text), self.at.action: ""}
 
-    async def _step_chip(self, journey: Journey | None, event: gr.EventData) -> Shown:
+    async def _step_chip(self, journey: Journey | None, event: gr.EventData) -> Updates:
         kind, act = (str(event._data.get(name, "")) for name in ("kind", "act"))
         return await self._step(
             journey, {"keys": [act]} if kind == "key" else None if kind == "wait" else act
         )
 
-    async def _step(self, journey: Journey | None, action: AnyAction) -> Shown:
-        begun = _begun(journey)
-        await begun.step(action)
-        return self._show(begun)
+    async def _step(self, journey: Journey | None, action: AnyAction) -> Updates:
+        journey = _started(journey)
+        await journey.step(action)
+        return self._show(journey)
 
-    async def _undo(self, journey: Journey | None) -> Shown:
-        begun = _begun(journey)
-        if begun.branch.at == 0:
-            raise InputError("This is the beginning; there is nothing to undo.")
-        await begun.go(begun.branch.at - 1)
-        return self._show(begun)
+    async def _undo(self, journey: Journey | None) -> Updates:
+        journey = _started(journey)
+        if journey.branch.at == 0:
+            raise InputError("There is nothing to undo.")
+        await journey.go(journey.branch.at - 1)
+        return self._show(journey)
 
-    async def _go(self, journey: Journey | None, event: gr.EventData) -> Shown:
-        begun = _begun(journey)
-        await begun.go(_index(event, len(begun.branch.moments)))
-        return self._show(begun)
+    async def _go(self, journey: Journey | None, event: gr.EventData) -> Updates:
+        journey = _started(journey)
+        await journey.go(_index(event, len(journey.branch.moments)))
+        return self._show(journey)
 
     # ---- branches and futures --------------------------------------------------------------------------
 
-    async def _switch(self, journey: Journey | None, event: gr.EventData) -> Shown:
-        begun = _begun(journey)
-        begun.current = _index(event, len(begun.branches))
-        return self._show(begun)
+    async def _switch(self, journey: Journey | None, event: gr.EventData) -> Updates:
+        journey = _started(journey)
+        journey.current = _index(event, len(journey.branches))
+        return self._show(journey)
 
-    async def _fork(self, journey: Journey | None) -> Shown:
-        begun = _begun(journey)
-        await begun.fork()
-        gr.Info(f"You are on {begun.branch.name}; the branch before waits as it was.", duration=5)
-        return self._show(begun)
+    async def _fork(self, journey: Journey | None) -> Updates:
+        journey = _started(journey)
+        await journey.fork()
+        gr.Info(f"Switched to {journey.branch.name}; the previous branch is unchanged.", duration=5)
+        return self._show(journey)
 
-    async def _open_compare(self, journey: Journey | None) -> Shown:
+    async def _open_compare(self, journey: Journey | None) -> Updates:
         suggested = [
-            act for row in self.catalog.target_actions(_begun(journey).branch.now.targets) for act in row
+            action
+            for row in self.catalog.target_actions(_started(journey).branch.now.targets)
+            for action in row
         ]
         first, second = (suggested[1].text, suggested[4].text) if len(suggested) > 4 else ("", "")
         return {self.at.compare: gr.Column(visible=True), self.at.first: first, self.at.second: second}
 
-    async def _compare(self, journey: Journey | None, first: str, second: str) -> Shown:
-        begun, at = _begun(journey), self.at
+    async def _compare(self, journey: Journey | None, first: str, second: str) -> Updates:
+        journey, at = _started(journey), self.at
         if not first.strip() or not second.strip():
-            raise InputError("Say two things that could happen next, one in each field.")
-        await begun.compare(first, second)
-        made = [
-            pictures.stage(moment, begun.branch.now, world.info.fps, name)
-            for name, (world, moment) in zip(("Either", "Or"), begun.futures, strict=True)
+            raise InputError("Describe two actions, one in each field.")
+        await journey.compare(first, second)
+        rendered = [
+            rendering.stage(moment, journey.branch.now, world.info.fps, name)
+            for name, (world, moment) in zip(("First", "Second"), journey.futures, strict=True)
         ]
-        stages = dict(zip(at.stages, made, strict=True))
+        stages = dict(zip(at.stages, rendered, strict=True))
         return {at.main: gr.Row(visible=False), at.futures: gr.Column(visible=True), **stages}
 
-    async def _choose(self, index: int, journey: Journey | None) -> Shown:
-        begun = _begun(journey)
-        await begun.choose(index)
-        return self._show(begun)
+    async def _choose(self, index: int, journey: Journey | None) -> Updates:
+        journey = _started(journey)
+        await journey.choose(index)
+        return self._show(journey)
 
-    async def _forget(self, journey: Journey | None) -> Shown:
-        begun = _begun(journey)
-        await begun.forget_futures()
-        return self._show(begun)
+    async def _forget(self, journey: Journey | None) -> Updates:
+        journey = _started(journey)
+        await journey.forget_futures()
+        return self._show(journey)
 
-    # ---- words and films -------------------------------------------------------------------------------
+    # ---- questions and saving --------------------------------------------------------------------------
 
     async def _describe(self, journey: Journey | None) -> str:
-        return pictures.answer("What is seen", await _begun(journey).say(None))
+        return rendering.answer("Description", await _started(journey).describe(None))
 
     async def _explain(self, journey: Journey | None) -> str:
-        return pictures.answer("What happened last", await _begun(journey).explain())
+        return rendering.answer("Last action", await _started(journey).explain())
 
     async def _ask(self, journey: Journey | None, question: str) -> str:
         if not question.strip():
-            raise InputError("Ask something about the picture, such as: how many things are there.")
-        return pictures.answer(question, await _begun(journey).say(question.strip()))
+            raise InputError("Ask a question about the image, such as: how many things are there.")
+        return rendering.answer(question, await _started(journey).describe(question.strip()))
 
     async def _save(self, suffix: str, journey: Journey | None) -> str:
-        begun = _begun(journey)
-        fps = begun.branch.world.info.fps
-        return await asyncio.to_thread(pictures.film, begun.film(), fps, pictures.FILM_SIDE, suffix)
+        journey = _started(journey)
+        fps = journey.branch.world.info.fps
+        return await asyncio.to_thread(
+            rendering.video_uri, journey.frames(), fps, rendering.SAVED_SIDE, suffix
+        )
 
-    def _show(self, journey: Journey) -> Shown:
-        """Return the page as a journey has it."""
+    def _show(self, journey: Journey) -> Updates:
+        """Return the values of all components for a journey."""
         at, branch = self.at, journey.branch
         info = branch.world.info
         before = branch.moments[branch.at - 1] if branch.at else None
@@ -274,18 +280,18 @@ class Page:
             at.futures: gr.Column(visible=False),
             at.compare: gr.Column(visible=False),
             at.undo: gr.Button(interactive=branch.at > 0),
-            at.stage: pictures.stage(branch.now, before, info.fps, f"Round {branch.at}"),
-            at.strip: pictures.strip(branch),
-            at.branches: pictures.branches(journey),
-            at.palette: pictures.palette(self.catalog, branch.now.targets, branch.at, keys),
-            at.said: "",
+            at.stage: rendering.stage(branch.now, before, info.fps, f"Round {branch.at}"),
+            at.timeline: rendering.timeline(branch),
+            at.branches: rendering.branches(journey),
+            at.palette: rendering.palette(self.catalog, branch.now.targets, branch.at, keys),
+            at.answer: "",
             **dict.fromkeys(at.stages, ""),
         }
 
 
-def _begun(journey: Journey | None) -> Journey:
+def _started(journey: Journey | None) -> Journey:
     if journey is None:
-        raise InputError("There is no world yet; pick a scene first.")
+        raise InputError("There is no world; pick a scene first.")
     return journey
 
 
@@ -294,11 +300,11 @@ def _seed(number: float | None) -> int:
 
 
 def _index(event: gr.EventData, count: int) -> int:
-    """Read which button was pressed; it comes from the browser."""
-    told = str(event._data.get("index", "")) if isinstance(event._data, dict) else ""
-    if not told.isdecimal() or int(told) >= count:
-        raise InputError("This is no longer there; reload the page.")
-    return int(told)
+    """Return the index of the clicked button; it comes from the browser and is not trusted."""
+    index = str(event._data.get("index", "")) if isinstance(event._data, dict) else ""
+    if not index.isdecimal() or int(index) >= count:
+        raise InputError("This entry no longer exists; reload the page.")
+    return int(index)
 
 
 def _frame(base_url: str) -> str:
@@ -308,14 +314,14 @@ def _frame(base_url: str) -> str:
     )
 
 
-def _end() -> Callable[[Journey | None], None]:
-    """Return what ends the worlds of a visitor who has left."""
+def _close_callback() -> Callable[[Journey | None], None]:
+    """Return a callback that closes the worlds of a visitor who has left."""
     running: set[asyncio.Task[None]] = set()
 
-    def end(journey: Journey | None) -> None:
+    def close(journey: Journey | None) -> None:
         if journey is not None:
             task = asyncio.get_running_loop().create_task(journey.close())
             running.add(task)
             task.add_done_callback(running.discard)
 
-    return end
+    return close

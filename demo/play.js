@@ -4,14 +4,14 @@ const $ = (id) => document.getElementById(id);
 const ARROWS = { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down" };
 const SIGNS = { left: "←", right: "→", up: "↑", down: "↓" };
 const KEPT_LOG = 6;
-const MAX_AHEAD_CHUNKS = 2; // a tab that was hidden catches up instead of lagging for ever
+const MAX_AHEAD_CHUNKS = 2; // a tab that was hidden drops frames instead of lagging
 
 const session = {
   socket: null,
   hello: null, // session.created
   live: false,
   pace: "realtime",
-  expecting: null, // metadata of the chunk whose binary messages are on their way
+  expecting: null, // metadata of the chunk whose binary messages follow
   thing: null, // the colour that actions are about
   snapshot: null,
   asked: new Map(), // event_id → { at, item }
@@ -28,12 +28,12 @@ const screen = {
   decoding: Promise.resolve(),
 
   add(index, blob, generation) {
-    // One after the other, or a small frame could overtake a large one.
+    // Decode in order: a small frame could overtake a large one.
     this.decoding = this.decoding.then(async () => {
       const bitmap = await createImageBitmap(blob);
       if (generation === session.count) this.frames.push({ index, bitmap });
       else bitmap.close();
-    }).catch(() => complain("A picture could not be shown."));
+    }).catch(() => complain("A frame could not be decoded."));
   },
 
   tick(now) {
@@ -45,7 +45,7 @@ const screen = {
       this.context.imageSmoothingQuality = "high";
       this.context.drawImage(bitmap, 0, 0, width, height);
       bitmap.close();
-      // Late frames set the pace anew; frames in time keep it, without drift.
+      // A late frame resets the schedule; frames on time keep it without drift.
       this.nextAt = (now - this.nextAt > 2000 / fps ? now : this.nextAt) + 1000 / fps;
       $("screen").dataset.frame = index;
       this.clock(index, performance.now());
@@ -88,7 +88,7 @@ function connect() {
     try {
       socket = new WebSocket(address, offers);
     } catch {
-      reject(new Error("This key has characters that no key has."));
+      reject(new Error("The API key has invalid characters."));
       return;
     }
     socket.binaryType = "blob";
@@ -108,9 +108,9 @@ function connect() {
       link(met ? "Not connected" : "No connection", "closed");
       if (!met) {
         $("locked").hidden = false;
-        reject(new Error("The server refused the connection. If it needs a key, enter it and start again."));
+        reject(new Error("The server refused the connection. If it requires an API key, enter it and start again."));
       } else if (code !== 1000 && !$("alert").textContent) {
-        complain("The connection ended. Start again to go on with another world.");
+        complain("The connection was closed. Start a new world.");
       }
     };
   });
@@ -169,15 +169,15 @@ const HANDLERS = {
   "session.snapshot.created"(event) {
     session.snapshot = event.snapshot;
     $("back").disabled = false;
-    tell(`Moment ${event.round} is kept.`);
+    tell(`Saved round ${event.round}.`);
   },
-  "session.restored": (event) => tell(`Back at moment ${event.round}.`),
-  "session.described": (event) => tell(event.text ? `“${event.text}”` : "The model has no words for this."),
+  "session.restored": (event) => tell(`Restored round ${event.round}.`),
+  "session.described": (event) => tell(event.text ? `“${event.text}”` : "The model has no description."),
   "session.done"(event) {
     const why = {
-      idle: "Nobody did anything for a while, so the world was closed.",
-      session_limit: "The longest time for one session is over.",
-      round_limit: "The world has reached its last moment.",
+      idle: "The world was closed after a period without input.",
+      session_limit: "The session has reached its time limit.",
+      round_limit: "The world has reached its maximum number of rounds.",
     }[event.reason];
     if (why) complain(why);
   },
@@ -198,7 +198,7 @@ function ended() {
   $("go").disabled = false;
   $("go").textContent = "Start";
   $("veil").hidden = false;
-  $("veil").textContent = "Start a world: describe it, or choose a picture.";
+  $("veil").textContent = "Start a world: describe it, or choose an image.";
   $("screen").setAttribute("aria-label", "No live world");
 }
 
@@ -279,9 +279,9 @@ function showActions({ text, keys, vector_size: size }) {
 
 function hint(things, moves, text) {
   const parts = [];
-  if (things.length) parts.push("Choose a thing by its colour, then press what it does.");
+  if (things.length) parts.push("Choose an object by its colour, then an action.");
   if (moves.length) parts.push("Arrow keys move.");
-  if (text) parts.push("Or say it in words.");
+  if (text) parts.push("Or describe an action in text.");
   return parts.join(" ");
 }
 

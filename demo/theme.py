@@ -1,4 +1,4 @@
-"""How the demo looks: Gradio's variables, with fonts of the visitor's machine and one accent."""
+"""The Gradio theme of the demo: system fonts and one accent colour."""
 
 from gradio.themes import Base, Color, sizes
 
@@ -31,19 +31,19 @@ _ACCENT = Color(
 
 
 def theme() -> Base:
-    """Return the theme; it holds in light and in dark."""
-    made = Base(
+    """Return the theme, for light and dark mode."""
+    base = Base(
         primary_hue=_ACCENT,
         secondary_hue=_ACCENT,
         neutral_hue=_STONE,
         text_size=sizes.text_md,
         radius_size=sizes.radius_md,
         spacing_size=sizes.spacing_md,
-        # Strings are fonts of the machine: nothing is fetched from elsewhere.
+        # Strings are system fonts: nothing is downloaded.
         font=["ui-sans-serif", "system-ui", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"],
         font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
     )
-    return made.set(
+    return base.set(
         body_background_fill="*neutral_50",
         body_background_fill_dark="*neutral_950",
         block_background_fill="white",

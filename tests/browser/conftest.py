@@ -1,4 +1,4 @@
-"""A server, the demo's page over it, and a browser that looks at the page; all real, the model tiny."""
+"""A server of a tiny model, the page of the demo, and a browser."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,16 +15,16 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Playwright's own Chromium, or else the machine's.
+    """Playwright's Chromium, or else that of the system.
 
-    It ends with its module: while it is there, its event loop keeps other tests from running theirs.
+    Its scope is the module, because its event loop prevents other tests from running theirs.
     """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
         own = playwright.chromium.executable_path
         found = own if Path(own).exists() else next(filter(None, map(shutil.which, BROWSERS)), None)
         if found is None:
-            pytest.skip("there is no Chromium; install one (`apt-get install chromium`)")
+            pytest.skip("Chromium is not installed (`apt-get install chromium`)")
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -36,7 +36,7 @@ def server(
     listening: Callable[[Any], AbstractContextManager[str]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """A server of a tiny model with the frames of the shapes world; its address."""
+    """The address of a server of a tiny model with 64 x 64 frames."""
     from worldmodel.serving.app import create_app
     from worldmodel.serving.settings import ServerConfig
     from worldmodel.serving.worlds.service import WorldService
@@ -48,7 +48,7 @@ def server(
 
 @pytest.fixture(scope="module")
 def demo(server: str) -> Iterator[str]:
-    """The demo's page over the server; its address."""
+    """The address of the demo's page."""
     pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
     from worldmodel.demo import app, page
 

@@ -1,4 +1,4 @@
-"""A visitor's journey through the demo, on a desktop and on a phone."""
+"""The demo in a browser, at the sizes of a desktop and a phone."""
 
 import os
 import re
@@ -19,21 +19,21 @@ SIZES = {"desktop": (1280, 860), "phone": (390, 844)}
 
 @pytest.fixture(params=SIZES)
 def page(request: pytest.FixtureRequest, browser: Any, demo: str) -> Iterator[Any]:
-    """The page as a new visitor sees it; whatever goes wrong inside it fails the test."""
+    """The page of a new visitor; errors in the page and requests to other hosts fail the test."""
     width, height = SIZES[request.param]
     context = browser.new_context(
         viewport={"width": width, "height": height}, has_touch=request.param == "phone", accept_downloads=True
     )
-    page, broken, strangers = context.new_page(), [], []
+    page, errors, external = context.new_page(), [], []
     page.set_default_timeout(PATIENCE_MS)
-    page.on("pageerror", lambda error: broken.append(str(error)))
-    page.on("request", lambda asked: strangers.append(asked.url) if not local(asked.url) else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda sent: external.append(sent.url) if not local(sent.url) else None)
     page.goto(demo)
     page.wait_for_selector(".wm-tile")
     yield page
     context.close()
-    assert broken == []
-    assert strangers == [], "the page asks other machines"
+    assert errors == []
+    assert external == [], "the page sends requests to other hosts"
 
 
 def local(url: str) -> bool:
@@ -52,14 +52,14 @@ def say(page: Any, action: str) -> None:
 
 
 def stands_at(page: Any, index: int, count: int) -> None:
-    """Wait until a moment is the present one of so many."""
+    """Wait until the timeline has `count` moments and `index` is the current one."""
     page.wait_for_selector(f'.wm-cell.now[data-index="{index}"]')
     page.wait_for_function(f"document.querySelectorAll('.wm-cell').length === {count}")
 
 
-def plays(page: Any, place: str = "#wm-stage") -> None:
-    """Wait until the clip has been played to its end, large enough to be seen."""
-    clip = f"document.querySelector('{place} video')"
+def plays(page: Any, selector: str = "#wm-stage") -> None:
+    """Wait until the clip was played to its end, at a size of 384 pixels or more."""
+    clip = f"document.querySelector('{selector} video')"
     page.wait_for_function(f"{clip} && {clip}.ended")
     assert page.evaluate(f"{clip}.videoWidth") >= 384
     assert page.evaluate(f"{clip}.error") is None
@@ -75,9 +75,7 @@ def fits(page: Any) -> bool:
     return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_a_visitor_steers_forks_compares_and_takes_the_film_home(
-    page: Any, tmp_path: Path, server: str
-) -> None:
+def test_steer_undo_fork_compare_and_save(page: Any, tmp_path: Path, server: str) -> None:
     assert page.locator(".wm-tile").count() == 5
     assert fits(page)
     start(page)
@@ -119,9 +117,8 @@ def test_a_visitor_steers_forks_compares_and_takes_the_film_home(
     page.click("#wm-choose-b")
     stands_at(page, 2, 3)
     assert page.inner_text("#wm-stage figcaption span") == "the blue box vanishes"
-    page.click(
-        '.wm-cell[data-index="1"]'
-    )  # the fork's own world has never seen this moment: it is played again
+    # The chosen world has no snapshot of this moment, so its actions are replayed.
+    page.click('.wm-cell[data-index="1"]')
     stands_at(page, 1, 3)
     page.click(".wm-branches button >> nth=0")
     stands_at(page, 1, 2)
@@ -137,19 +134,19 @@ def test_a_visitor_steers_forks_compares_and_takes_the_film_home(
     assert httpx.get(f"{server}/v1/worlds", trust_env=False).json()["data"] == []
 
 
-def test_the_page_to_play_on_is_there(page: Any) -> None:
+def test_live_tab(page: Any) -> None:
     page.get_by_role("tab", name="Play live").click()
     frame = page.frame_locator("#wm-live iframe")
     frame.locator("h1, h2").first.wait_for()
     assert fits(page)
 
 
-def test_mistakes_are_told_and_change_nothing(page: Any, tmp_path: Path) -> None:
+def test_errors_are_warnings_and_change_nothing(page: Any, tmp_path: Path) -> None:
     page.click("#wm-imagine")
-    assert "Say what the scene should show" in note(page)
+    assert "Describe the scene" in note(page)
     page.reload()
     page.wait_for_selector(".wm-tile")
-    (tmp_path / "notes.png").write_text("no picture at all")
+    (tmp_path / "notes.png").write_text("not an image")
     page.set_input_files("#wm-upload input[type=file]", tmp_path / "notes.png")
     assert "unknown kind" in note(page)
     assert page.locator("#wm-play").is_hidden()
@@ -160,27 +157,27 @@ def test_mistakes_are_told_and_change_nothing(page: Any, tmp_path: Path) -> None
     stands_at(page, 1, 2)
     assert page.inner_text("#wm-stage figcaption span") == "<img src=x onerror=alert(1)> ${1+1} {{value}}"
     say(page, "   ")
-    assert "Say what happens next" in note(page)
+    assert "Describe the action" in note(page)
     stands_at(page, 1, 2)
     html = page.content()
     assert "/tmp/" not in html
     assert str(Path.cwd()) not in html
 
 
-def test_worlds_begin_from_words_and_from_uploads(page: Any) -> None:
+def test_start_from_text_and_from_an_upload(page: Any) -> None:
     page.fill("#wm-text textarea", "night background, a small red ball at the left")
     page.click("#wm-imagine")
     page.wait_for_selector("#wm-stage .wm-frame > *")
     page.click("#wm-new")
     page.wait_for_selector(".wm-tile")
-    picture = Path(__file__).parents[2] / "demo" / "first_frame.png"
-    page.set_input_files("#wm-upload input[type=file]", picture)
+    image = Path(__file__).parents[2] / "demo" / "first_frame.png"
+    page.set_input_files("#wm-upload input[type=file]", image)
     page.wait_for_selector("#wm-stage img")
-    # What is suggested names what is in the picture.
+    # Suggestions name the objects of the image.
     assert "red ball" in page.inner_text(".wm-palette")
 
 
-def test_the_command_starts_a_server_of_its_own_and_ends_it(model_folder: Path) -> None:
+def test_command_starts_and_stops_its_own_server(model_folder: Path) -> None:
     pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
     command = [sys.executable, "-P", "-m", "worldmodel", "demo", str(model_folder)]
     with subprocess.Popen(
@@ -194,7 +191,7 @@ def test_the_command_starts_a_server_of_its_own_and_ends_it(model_folder: Path) 
             answer = httpx.get(address[0], trust_env=False)
             assert answer.status_code == 200
             play = re.search(r"http://127\.0\.0\.1:\d+", answer.text.replace(address[0].rstrip("/"), ""))
-            assert play is None, "the server's address is told only to who looks at the play tab"
+            assert play is None, "the address of the server is sent only when the tab is opened"
         finally:
             children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
             demo.send_signal(signal.SIGTERM)
@@ -203,7 +200,7 @@ def test_the_command_starts_a_server_of_its_own_and_ends_it(model_folder: Path) 
         assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
-def test_the_command_says_in_one_sentence_why_it_does_not_start(tmp_path: Path) -> None:
+def test_command_errors(tmp_path: Path) -> None:
     pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
     for given, told in (
         ([str(tmp_path)], "error: "),

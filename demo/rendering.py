@@ -1,7 +1,7 @@
-"""Pieces of the page: clips, the film strip and suggestions as HTML that needs no file on the server.
+"""HTML of clips, the timeline and suggested actions.
 
-Pictures travel inside the page (`data:`), so that no path of the server ever reaches a browser. Whatever a
-visitor or a model wrote is escaped.
+Images and videos are embedded as data URIs, so the page refers to no files of the server. Text of visitors
+and models is escaped.
 """
 
 import base64
@@ -19,44 +19,44 @@ from worldmodel.media import Frame, Frames, write_video
 from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
 
 STAGE_SIDE = 512
-"""Clips are enlarged at least to this side: a browser would blur what it enlarges itself."""
-FILM_SIDE = 384
+"""Least side of clips in pixels: browsers blur videos that they enlarge."""
+SAVED_SIDE = 384
 MAX_TARGETS = 5
-"""Rows of suggestions; more would push the row of moments off the screen."""
+"""Rows of suggestions; more would push the timeline off the screen."""
 
 
-def data_uri(data: bytes, kind: str) -> str:
-    """Return bytes as an address that holds them."""
-    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
+def data_uri(data: bytes, media_type: str) -> str:
+    """Encode bytes as a data URI."""
+    return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-def picture(frame: Frame) -> str:
-    """Return a frame as a PNG's address; the style sheet enlarges it pixel by pixel."""
+def image_uri(frame: Frame) -> str:
+    """Encode a frame as a PNG data URI; the style sheet enlarges it without smoothing."""
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(frame)).save(buffer, "PNG")
     return data_uri(buffer.getvalue(), "image/png")
 
 
-def film(frames: Frames, fps: float, side: int, suffix: str = "mp4") -> str:
-    """Return a clip as the address of an .mp4 or .gif whose pixels are enlarged to at least `side`."""
+def video_uri(frames: Frames, fps: float, side: int, suffix: str = "mp4") -> str:
+    """Encode a clip as the data URI of an MP4 or GIF whose sides are at least `side` pixels."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"film.{suffix}"
+        path = Path(folder) / f"clip.{suffix}"
         write_video(frames, path, fps, scale=max(1, -(-side // min(frames.shape[1:3]))))
         return data_uri(path.read_bytes(), "video/mp4" if suffix == "mp4" else "image/gif")
 
 
-def stage(moment: Moment, before: Moment | None, fps: float, heading: str, said: str | None = None) -> str:
-    """Return a figure that plays a moment once; a click plays it again."""
+def stage(moment: Moment, before: Moment | None, fps: float, heading: str) -> str:
+    """Return a figure that plays the clip of a moment once, and again after a click."""
     if len(moment.clip) == 1:
-        shown = f'<img src="{picture(moment.clip[0])}" alt="The first frame">'
+        shown = f'<img src="{image_uri(moment.clip[0])}" alt="The first frame">'
     else:
-        # The frame before lies under the clip until its first one is decoded, so that nothing flashes.
-        under = picture((before or moment).clip[-1])
+        # The last frame is the background until the clip is decoded, so that the page does not flash.
+        background = image_uri((before or moment).clip[-1])
         shown = (
-            f'<video src="{film(moment.clip, fps, STAGE_SIDE)}" autoplay muted playsinline tabindex="0" '
-            f'aria-label="Clip; press to play again" style="background-image:url({under})"></video>'
+            f'<video src="{video_uri(moment.clip, fps, STAGE_SIDE)}" autoplay muted playsinline tabindex="0" '
+            f'aria-label="Clip; press to play again" style="background-image:url({background})"></video>'
         )
-    words = escape(said if said is not None else moment.label)
+    words = escape(moment.label)
     height, width = moment.clip.shape[1:3]
     return (
         f'<figure class="wm-stage"><div class="wm-frame" style="aspect-ratio:{width}/{height}">{shown}</div>'
@@ -64,22 +64,26 @@ def stage(moment: Moment, before: Moment | None, fps: float, heading: str, said:
     )
 
 
-def strip(branch: Branch) -> str:
-    """Return the film strip: a button for every moment, the present one marked, dropped ones to come pale."""
+def timeline(branch: Branch) -> str:
+    """Return the timeline: a button for every moment, with marks for the current and the undone ones."""
     cells = []
     for index, moment in enumerate(branch.moments):
-        kind = "now" if index == branch.at else "later" if index > branch.at else "earlier"
+        state = "now" if index == branch.at else "later" if index > branch.at else "earlier"
         current = ' aria-current="step"' if index == branch.at else ""
         label = escape(moment.label)
         cells.append(
-            f'<li><button type="button" class="wm-cell {kind}" data-index="{index}" title="{label}"{current}>'
-            f'<img src="{picture(moment.clip[-1])}" alt=""><small><i>{index}</i>{label}</small></button></li>'
+            f'<li><button type="button" class="wm-cell {state}" data-index="{index}" '
+            f'title="{label}"{current}>'
+            f'<img src="{image_uri(moment.clip[-1])}" alt="">'
+            f"<small><i>{index}</i>{label}</small></button></li>"
         )
-    return f'<ol class="wm-strip" aria-label="Film strip: press a moment to go there">{"".join(cells)}</ol>'
+    return (
+        f'<ol class="wm-strip" aria-label="Timeline: select a moment to return to it">{"".join(cells)}</ol>'
+    )
 
 
 def branches(journey: Journey) -> str:
-    """Return a switch between branches; nothing where there is one."""
+    """Return a switch between branches; empty if there is only one."""
     if len(journey.branches) < 2:
         return ""
     buttons = [
@@ -124,21 +128,21 @@ def tiles(start_images: Iterable[StartImage]) -> str:
     """Return the images to start from."""
     cells = [
         f'<button type="button" class="wm-tile" data-index="{index}">'
-        f'<img src="{picture(start.image)}" alt=""><small>{escape(start.title)}</small></button>'
+        f'<img src="{image_uri(start.image)}" alt=""><small>{escape(start.title)}</small></button>'
         for index, start in enumerate(start_images)
     ]
     return f'<div class="wm-tiles">{"".join(cells)}</div>'
 
 
-def answer(question: str, said: str) -> str:
-    """Return what the model said."""
-    words = escape(said) or "…"
+def answer(question: str, text: str) -> str:
+    """Return the answer of the model to a question."""
+    words = escape(text) or "…"
     return f'<div class="wm-answer" aria-live="polite"><b>{escape(question)}</b><p>{words}</p></div>'
 
 
-def header(told: str) -> str:
-    """Return the head of the page."""
+def header(subtitle: str) -> str:
+    """Return the header of the page."""
     return (
         f'<header class="wm-head"><div><span class="wm-mark" aria-hidden="true">{"<i></i>" * 4}</span>'
-        f"<h1>worldmodel</h1></div><p>{escape(told)}</p></header>"
+        f"<h1>worldmodel</h1></div><p>{escape(subtitle)}</p></header>"
     )
