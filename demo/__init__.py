@@ -1,1 +1,1 @@
-"""Demo: the first steps a new user sees, and the page to play on."""
+"""The demo: a tour of the Python API, and web pages to steer a world."""

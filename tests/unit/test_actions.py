@@ -1,4 +1,4 @@
-"""One schema of actions: read, refused and embedded alike wherever they enter."""
+"""Actions: parsing, validation, camera poses, and tokens."""
 
 import json
 import math

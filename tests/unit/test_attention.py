@@ -1,4 +1,4 @@
-"""The kernels of attention say the same; transformers' families read layouts."""
+"""Attention kernels against the formula, and layouts in the model families of transformers."""
 
 import copy
 

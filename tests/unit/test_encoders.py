@@ -1,4 +1,4 @@
-"""Encoders see what their own processors show them, and adapters make of it what the config says."""
+"""Vision encoders against the image processors and models of transformers, and their adapters."""
 
 import dataclasses
 import json
@@ -111,7 +111,7 @@ def test_deferred_loading(name: str, tmp_path: Path) -> None:
     assert not held
 
 
-# What an encoder sees
+# Preprocessing and features
 
 CLIP_SIZES = {"size": {"shortest_edge": 24}, "crop_size": {"height": 16, "width": 16}}
 SQUARE = {"size": {"height": 16, "width": 16}}

@@ -41,7 +41,7 @@ def wide(make_model: Callable[..., WorldModel]) -> WorldModel:
 
 @pytest.fixture(scope="module")
 def scene() -> np.ndarray:
-    """A picture that no turn, flip or transposition leaves as it is."""
+    """An image without any symmetry."""
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (ROWS, COLUMNS, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
 
@@ -120,7 +120,7 @@ def test_images_are_centre_cropped_to_the_aspect_ratio(
 
 
 def test_rotary_positions_are_rows_and_columns() -> None:
-    """Against the angles of every cell by itself."""
+    """Reference: the angles of every cell, computed separately."""
     frames, head = torch.tensor([0, 3]), 16
     table = rope_table(frames, (ROWS, COLUMNS), head).view(2, 2, ROWS, COLUMNS, head)
     for frame, row, column in ((0, 3, 5), (1, 0, 4), (1, 2, 1)):
@@ -239,8 +239,8 @@ def test_wide_frames_train_save_load_and_roll_out(
     assert isinstance(sessions[0].describe(), str)
     assert isinstance(sessions[0].infer_action(), str)
     assert model.session().reset(text="a red ball").shape[1:] == (HEIGHT, WIDTH, 3)
-    with av.open(str(sessions[0].save(tmp_path / "out.mp4"))) as film:
-        shown = next(film.decode(video=0))
+    with av.open(str(sessions[0].save(tmp_path / "out.mp4"))) as video:
+        shown = next(video.decode(video=0))
         assert (shown.width, shown.height) == (8 * WIDTH, 8 * HEIGHT)
         first = shown.to_ndarray(format="rgb24").reshape(HEIGHT, 8, WIDTH, 8, 3).mean(axis=(1, 3))
     assert np.abs(first - scene).mean() < 12

@@ -1,4 +1,4 @@
-"""Layouts: who sees whom, counted and cut; every form of a mask says the same."""
+"""Layouts: masks in all formats, areas, and shards."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def made(rows: list, extra: int) -> Layout:
 
 
 def rule(layout: Layout) -> Tensor:
-    """Who sees whom, pair by pair, as the kinds are described."""
+    """The dense mask, pair by pair, from the description of the kinds."""
     b, n = layout.document.shape
     seen = torch.zeros(b, n, n, dtype=torch.bool)
     for row in range(b):

@@ -23,19 +23,19 @@ def frames(tiny, count: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("count", "latents"), [(1, 1), (5, 2), (8, 3), (9, 3), (21, 6)])
-def test_lengths_of_a_clip_of_its_own(codec, tiny, count, latents):
+def test_lengths_of_a_clip(codec, tiny, count, latents):
     z = codec.encode(frames(tiny, count))
     assert z.shape == (2, latents, codec.latent_channels, SIZE // 8, SIZE // 8)
     assert codec.decode(z).shape == (2, 1 + 4 * (latents - 1), 3, SIZE, SIZE)
 
 
-def test_a_clip_that_is_too_short_by_some_frames_repeats_its_first(codec, tiny):
+def test_short_clip_repeats_its_first_frame(codec, tiny):
     clip = frames(tiny, 8)
     assert torch.equal(codec.encode(clip), codec.encode(torch.cat([clip[:, :1], clip], dim=1)))
 
 
 @pytest.mark.parametrize("seen", [1, 5])
-def test_what_follows_is_coded_with_what_was_before(codec, tiny, seen):
+def test_continuation_is_encoded_with_the_frames_before(codec, tiny, seen):
     whole = frames(tiny, seen + 8)
     after = codec.encode(whole[:, seen:], before=whole[:, :seen])
     assert torch.equal(after, codec.encode(whole)[:, -2:])
@@ -46,14 +46,14 @@ def test_what_follows_is_coded_with_what_was_before(codec, tiny, seen):
     torch.testing.assert_close(decoded, alone, atol=0, rtol=0)
 
 
-def test_the_first_frame_of_wan_is_coded_alone(tiny):
+def test_wan_encodes_the_first_frame_as_an_image(tiny):
     codec = DiffusersCodec(tiny.vae("wan"))
     clip = frames(tiny, 9)
     latents = codec.encode(clip)
     torch.testing.assert_close(latents[:, :1], codec.context(latents, clip[:, :1], 1))
 
 
-def test_scales_are_the_pipelines(tiny):
+def test_latent_scales_equal_the_pipelines(tiny):
     """Standardised latents are those that pipelines denoise (their formulas, written out)."""
     x = frames(tiny, 5)
     pixels = x.transpose(1, 2)
@@ -74,13 +74,13 @@ def test_scales_are_the_pipelines(tiny):
     torch.testing.assert_close(DiffusersCodec(cog).encode(x), expected.transpose(1, 2))
 
 
-def test_decoding_undoes_the_scale(codec, tiny):
+def test_decoding_inverts_the_scale(codec, tiny):
     z = tiny.draw(3, 1, 3, codec.latent_channels, 4, 4)
     raw = (z / codec.scale + codec.mean).transpose(1, 2)
     torch.testing.assert_close(codec.decode(z), codec.vae.decode(raw).sample.transpose(1, 2))
 
 
-def test_a_decoder_that_denoises_is_told_that_latents_are_clean(tiny):
+def test_denoising_decoder_gets_timestep_zero(tiny):
     vae = tiny.vae("ltx", timestep_conditioning=True)
     z = tiny.draw(3, 2, 2, 8, 4, 4)
     expected = vae.decode(z.transpose(1, 2), torch.zeros(2)).sample
@@ -103,7 +103,7 @@ def test_random_weights_from_a_config(tiny):
     assert (codec.latent_channels, codec.temporal_factor, codec.spatial_factor) == (16, 4, 8)
 
 
-def test_errors_say_what_to_do(tiny, tmp_path):
+def test_codec_errors(tiny, tmp_path):
     with pytest.raises(ModelError, match="codec folder"):
         DiffusersCodec.from_pretrained(tmp_path / "missing")
     with pytest.raises(ConfigError, match="'AutoencoderKL'; use one of AutoencoderKLWan"):
@@ -117,7 +117,7 @@ def test_errors_say_what_to_do(tiny, tmp_path):
         DiffusersCodec.from_pretrained(tmp_path)
 
 
-def test_damaged_folders_are_refused(tiny, tmp_path):
+def test_damaged_folders(tiny, tmp_path):
     tiny.vae("wan").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"base_dim": 6}))

@@ -50,7 +50,7 @@ def rouse(generator) -> None:
 
 
 @pytest.mark.parametrize("text", [False, True], ids=["alone", "with words"])
-def test_teaching_reaches_the_states_the_transformer_and_the_stream(tiny, kind, streamed, text):
+def test_loss_has_gradients_for_states_and_weights(tiny, kind, streamed, text):
     generator = make(tiny, kind, streamed).requires_grad_(True)
     given = condition(tiny, generator, text=text)
     given.tokens.requires_grad_(True)
@@ -76,7 +76,7 @@ def test_teaching_reaches_the_states_the_transformer_and_the_stream(tiny, kind, 
             assert ("0.attention.to_q.weight" in moved) == (not silent)
 
 
-def test_error_and_implied_latents_are_those_of_the_prediction(tiny, kind):
+def test_error_and_implied_latents_follow_from_the_prediction(tiny, kind):
     generator = make(tiny, kind)
     given, context = condition(tiny, generator), latents(tiny, kind, 3, 1)
     clean, noise = latents(tiny, kind, 1), latents(tiny, kind, 2)
@@ -91,7 +91,7 @@ def test_error_and_implied_latents_are_those_of_the_prediction(tiny, kind):
 
 
 @pytest.mark.parametrize("kind", ["ltx", "wan"])
-def test_the_flow_path_is_the_schedulers(tiny, kind):
+def test_flow_path_equals_the_scheduler(tiny, kind):
     values = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 5.0} if kind == "wan" else {}
     scheduler = tiny.scheduler(kind, **values)
     path, clean, noise = FlowPath(scheduler), latents(tiny, kind, 1), latents(tiny, kind, 2)
@@ -102,7 +102,7 @@ def test_the_flow_path_is_the_schedulers(tiny, kind):
     torch.testing.assert_close(path.add_noise(clean, noise, level), rows.view_as(clean))
 
 
-def test_the_flow_path_of_unipc_is_the_schedulers_up_to_its_rounding(tiny):
+def test_flow_path_of_unipc_equals_the_scheduler(tiny):
     scheduler = tiny.scheduler("wan")
     path, clean, noise = FlowPath(scheduler), latents(tiny, "wan", 1), latents(tiny, "wan", 2)
     level = path.nearest(torch.tensor([[0.1, 0.5, 0.9], [0.2, 0.33, 0.8]]))
@@ -111,7 +111,7 @@ def test_the_flow_path_of_unipc_is_the_schedulers_up_to_its_rounding(tiny):
     torch.testing.assert_close(path.add_noise(clean, noise, level), rows.view_as(clean), atol=0.01, rtol=0)
 
 
-def test_the_variance_path_is_the_schedulers(tiny):
+def test_variance_preserving_path_equals_the_scheduler(tiny):
     scheduler = tiny.scheduler("cog")
     path = VariancePath(scheduler)
     level = path.nearest(torch.tensor([[0.0, 0.5, 1.0]]))
@@ -120,7 +120,7 @@ def test_the_variance_path_is_the_schedulers(tiny):
     assert (deviation - torch.tensor([[0.0, 0.5, 1.0]])).abs().max() < 0.05
 
 
-def test_what_is_given_matters(tiny, kind, streamed):
+def test_prediction_depends_on_every_input(tiny, kind, streamed):
     generator = make(tiny, kind, streamed)
     if streamed:
         rouse(generator)
@@ -142,7 +142,7 @@ def test_what_is_given_matters(tiny, kind, streamed):
 
 
 @pytest.mark.parametrize("kind", ["wan", "wan-i2v", "ltx", "cog-i2v"])
-def test_context_may_be_several_frames(tiny, kind):
+def test_context_of_several_frames(tiny, kind):
     generator = make(tiny, kind, context=2)
     given, noisy = condition(tiny, generator), latents(tiny, kind, 1, 2)
     level = torch.full((BATCH, 2), 500.0)
@@ -155,7 +155,7 @@ def test_context_may_be_several_frames(tiny, kind):
 
 
 @pytest.mark.parametrize("kind", ["wan", "ltx"])
-def test_frames_may_have_noise_levels_of_their_own(tiny, kind):
+def test_noise_level_per_frame(tiny, kind):
     generator = make(tiny, kind)
     given, context, noisy = condition(tiny, generator), latents(tiny, kind, 3, 1), latents(tiny, kind, 1)
     past = generator.prefill(context, given)
@@ -164,7 +164,7 @@ def test_frames_may_have_noise_levels_of_their_own(tiny, kind):
     assert not torch.allclose(same[:, 2], other[:, 2])
 
 
-def test_computing_blocks_again_changes_no_gradient(tiny, kind):
+def test_activation_checkpointing_keeps_gradients(tiny, kind):
     grads = []
     for again in (False, True):
         generator = make(tiny, kind, streamed=True).requires_grad_(True).train()
@@ -183,7 +183,7 @@ def test_computing_blocks_again_changes_no_gradient(tiny, kind):
 # ---- chunks in blocks ------------------------------------------------------------------------------
 
 
-def test_one_block_is_plain_attention(tiny):
+def test_one_block_equals_full_attention(tiny):
     generator = make(tiny, "wan")
     given, noisy = condition(tiny, generator), latents(tiny, "wan", 1)
     level = torch.full((BATCH, CHUNK), 700.0)
@@ -195,7 +195,7 @@ def test_one_block_is_plain_attention(tiny):
     assert torch.equal(generator(noisy, level, given, past), plain)
 
 
-def test_a_block_sees_no_later_one(tiny):
+def test_blocks_do_not_attend_to_later_ones(tiny):
     generator = make(tiny, "wan")
     given, noisy = condition(tiny, generator), latents(tiny, "wan", 1)
     past, blocks = generator.prefill(latents(tiny, "wan", 3, 1), given), torch.tensor([0, 1, 1])
@@ -208,7 +208,7 @@ def test_a_block_sees_no_later_one(tiny):
     assert not torch.allclose(first[:, 1], second[:, 1])
 
 
-def test_following_a_noisy_chunk_is_the_joint_window(tiny):
+def test_cached_chunk_equals_the_joint_window(tiny):
     """Keys and values of the front chunk are all that the back one needs of it."""
     generator = make(tiny, "wan", streamed=True)
     rouse(generator)
@@ -229,7 +229,7 @@ def test_following_a_noisy_chunk_is_the_joint_window(tiny):
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
-def test_a_window_is_taught_as_the_sampler_shows_it(tiny, again):
+def test_training_window_equals_the_sampler(tiny, again):
     """Errors and gradients are those of one pass over the window, also where blocks are computed again."""
     generator = make(tiny, "wan", streamed=True).requires_grad_(True)
     rouse(generator)
@@ -265,7 +265,7 @@ def test_a_window_is_taught_as_the_sampler_shows_it(tiny, again):
 
 
 @pytest.mark.parametrize("shift", [3.0, 5.0])
-def test_training_meets_the_levels_of_sampling(tiny, shift):
+def test_training_timesteps_cover_the_sampler(tiny, shift):
     """A chunk's level at a place of the schedule is what the sampler tells it there, up to one timestep."""
     values = tiny.WanGenerator.scheduler_default | {"flow_shift": shift}
     generator = tiny.generator("wan", scheduling=values)
@@ -283,7 +283,7 @@ def test_training_meets_the_levels_of_sampling(tiny, shift):
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0], ids=["plain", "guided"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["prompt", "stream"])
-def test_two_transformers_take_turns_as_in_the_pipeline(tiny, streamed, guidance):
+def test_two_transformers_switch_as_in_the_pipeline(tiny, streamed, guidance):
     generator = tiny.generator("wan", 0, 3, streamed)
     generator.set_second(tiny.transformer("wan", seed=7), 0.8)
     noise, texts = latents(tiny, "wan", 0), (tiny.draw(1, 2, 8, tiny.TEXT), tiny.draw(2, 2, 8, tiny.TEXT))
@@ -312,7 +312,7 @@ def test_two_transformers_take_turns_as_in_the_pipeline(tiny, streamed, guidance
     assert torch.equal(ours.transpose(1, 2), theirs)
 
 
-def test_samples_at_different_levels_share_a_batch_of_two_transformers(tiny):
+def test_batch_with_both_transformers(tiny):
     generator = make(tiny, "wan")
     generator.set_second(tiny.transformer("wan", seed=7), 0.8)
     given, noisy, context = condition(tiny, generator), latents(tiny, "wan", 1), latents(tiny, "wan", 3, 1)

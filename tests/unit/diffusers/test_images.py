@@ -59,7 +59,7 @@ def given(tiny: SimpleNamespace, generator: DiffusersGenerator, seed: int = 0) -
 
 @pytest.mark.parametrize("kind", ["prompt", "stream"])
 @pytest.mark.parametrize("guidance", [1.0, 4.0], ids=["plain", "guided"])
-def test_a_pipelines_folder_makes_what_the_pipeline_makes(
+def test_samples_equal_the_pipeline(
     tiny: SimpleNamespace,
     pipeline: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -101,7 +101,7 @@ def test_a_pipelines_folder_makes_what_the_pipeline_makes(
     assert torch.equal(ours.transpose(1, 2), made)
 
 
-def test_the_picture_is_the_first_frame_that_is_known(tiny: SimpleNamespace) -> None:
+def test_clip_image_is_the_first_known_frame(tiny: SimpleNamespace) -> None:
     """As in the pipeline, where it begins the clip; of later frames their latents speak."""
     codec = DiffusersCodec(tiny.vae("wan-clip"))
     generator = tiny.generator("wan-clip", 2, 2, codec=codec)
@@ -118,7 +118,7 @@ def test_the_picture_is_the_first_frame_that_is_known(tiny: SimpleNamespace) -> 
     assert torch.equal(generator.prefill(other, given(tiny, generator)).image_features, features)
 
 
-def test_what_clip_sees_matters(tiny: SimpleNamespace) -> None:
+def test_prediction_depends_on_the_clip_image(tiny: SimpleNamespace) -> None:
     generator = tiny.generator("wan-clip", codec=DiffusersCodec(tiny.vae("wan-clip")))
     said, noisy = given(tiny, generator), tiny.draw(2, 1, 3, 16, *tiny.GRID)
     cache = generator.prefill(tiny.draw(3, 1, 1, 16, *tiny.GRID), said)
@@ -127,13 +127,13 @@ def test_what_clip_sees_matters(tiny: SimpleNamespace) -> None:
     assert not torch.allclose(first, other)
 
 
-def test_no_world_begins_with_words_alone(tiny: SimpleNamespace) -> None:
+def test_clip_image_is_required(tiny: SimpleNamespace) -> None:
     generator = tiny.generator("wan-clip", codec=DiffusersCodec(tiny.vae("wan-clip")))
     with pytest.raises(InputError, match="cannot begin with words alone"):
         generator.prefill(tiny.draw(3, 1, 0, 16, *tiny.GRID), given(tiny, generator))
 
 
-def test_words_and_states_fill_the_places_that_text_has(tiny: SimpleNamespace) -> None:
+def test_text_and_states_share_the_prompt_tokens(tiny: SimpleNamespace) -> None:
     """Its attentions take the last 512 embeddings for text and what is before them for a picture."""
     generator = tiny.generator("wan-clip")
     tokens, text = tiny.draw(0, 1, 7, tiny.TEXT), tiny.draw(1, 1, PLACES, tiny.TEXT)
@@ -147,7 +147,7 @@ def test_words_and_states_fill_the_places_that_text_has(tiny: SimpleNamespace) -
         generator.prompt(Condition(tokens=tiny.draw(0, 1, PLACES + 1, tiny.TEXT)))
 
 
-def test_the_encoder_is_saved_as_its_library_reads_it(
+def test_image_encoder_is_saved_for_transformers(
     tiny: SimpleNamespace, pipeline: Callable[..., Any], tmp_path: Path
 ) -> None:
     folder, theirs = pipeline("wan-clip", image_mean=[0.1, 0.2, 0.3])
@@ -166,18 +166,18 @@ def test_the_encoder_is_saved_as_its_library_reads_it(
     assert again.preprocess.mean == tuple(processor.image_mean) == (0.1, 0.2, 0.3)
 
 
-def test_low_rank_additions_leave_the_encoder_out(tiny: SimpleNamespace) -> None:
+def test_lora_excludes_the_image_encoder(tiny: SimpleNamespace) -> None:
     names = lora._linear(tiny.generator("wan-clip"))
     assert any("add_k_proj" in name for name in names)
     assert not any("image_encoder" in name for name in names)
 
 
-def test_a_stream_copies_no_attention_to_the_picture(tiny: SimpleNamespace) -> None:
+def test_state_cross_attention_excludes_image_attention(tiny: SimpleNamespace) -> None:
     stream = tiny.generator("wan-clip", streamed=True).network.stream
     assert not any("add" in name for name in stream.state_dict())
 
 
-def test_folders_without_their_encoder_say_so(
+def test_folder_without_its_image_encoder(
     tiny: SimpleNamespace, pipeline: Callable[..., Any], tmp_path: Path
 ) -> None:
     folder, _ = pipeline("wan-clip")

@@ -188,7 +188,7 @@ def loss_of(model: WorldModel, objective: Any, batch: Batch, seed: int = 0) -> t
 
 
 @pytest.mark.parametrize(("backbone", "encoder", "generator", "kind"), PAIRS)
-def test_a_model_of_real_parts_trains_saves_loads_and_plays(
+def test_train_save_load_and_roll_out(
     make: Callable[..., WorldModel], tmp_path: Path, backbone: str, encoder: str, generator: str, kind: str
 ) -> None:
     model = make(backbone, encoder, generator, kind)
@@ -236,7 +236,7 @@ def test_a_model_of_real_parts_trains_saves_loads_and_plays(
     ("generator", "kind"),
     [("wan", "stream"), ("wan-clip", "stream"), ("ltx", "prompt"), ("cog-i2v", "stream")],
 )
-def test_parts_in_bf16_train_by_lora_save_load_and_play(
+def test_lora_on_bf16_weights(
     make: Callable[..., WorldModel],
     tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
@@ -273,7 +273,7 @@ def test_parts_in_bf16_train_by_lora_save_load_and_play(
     assert session.step(WORDS[0]).shape == (CHUNK, *SIZE, 3)
 
 
-def test_every_part_is_read_by_its_own_library(make: Callable[..., WorldModel], tmp_path: Path) -> None:
+def test_every_component_is_read_by_its_library(make: Callable[..., WorldModel], tmp_path: Path) -> None:
     folder = make("qwen2", "siglip", "wan", "stream").save_pretrained(tmp_path / "model")
     AutoModelForCausalLM.from_pretrained(folder / "backbone")
     AutoModel.from_pretrained(folder / "vision" / "encoder")
@@ -298,7 +298,7 @@ def told_apart(model: WorldModel, batch: Batch) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("generator", "kind"), [*GENERATORS, ("wan-clip", "stream")])
-def test_two_clips_that_only_their_words_tell_apart_are_learned(
+def test_overfit_two_clips_that_differ_in_text(
     make: Callable[..., WorldModel], generator: str, kind: str
 ) -> None:
     model, batch = make("qwen3", "siglip", generator, kind, image_size=16, wide=True), coloured()
@@ -323,7 +323,7 @@ def test_two_clips_that_only_their_words_tell_apart_are_learned(
 
 
 @pytest.mark.parametrize(("generator", "encoder"), [("wan", "siglip"), ("wan", "latents"), ("ltx", "clip")])
-def test_words_alone_begin_a_world(make: Callable[..., WorldModel], generator: str, encoder: str) -> None:
+def test_start_from_text(make: Callable[..., WorldModel], generator: str, encoder: str) -> None:
     model = make("qwen3", encoder, generator, "prompt")
     clip = batch_of().episodes[0].observations[1]
     episode = Episode(WORDS[0], (clip[:0], clip), (Action(text=WORDS[0]),))
@@ -346,7 +346,7 @@ def test_words_alone_begin_a_world(make: Callable[..., WorldModel], generator: s
 
 
 @pytest.mark.parametrize("generator", ["wan-i2v", "wan-clip", "cog-i2v"])
-def test_a_generator_that_wants_a_picture_does_not_begin_with_words(
+def test_generator_that_requires_an_image_cannot_start_from_text(
     make: Callable[..., WorldModel], generator: str
 ) -> None:
     session = make("qwen3", "siglip", generator, "prompt").session(num_inference_steps=2)
@@ -366,7 +366,7 @@ def windows_of(batch: Batch) -> Batch:
     return replace(batch, episodes=episodes)
 
 
-def test_two_clips_are_learned_from_windows_of_chunks(make: Callable[..., WorldModel]) -> None:
+def test_overfit_two_clips_with_overlapping_chunks(make: Callable[..., WorldModel]) -> None:
     model = make("qwen3", "siglip", "wan", "stream", sampler="swin", num_inference_steps=2)
     batch = windows_of(batch_of())
     standardise(model, batch)
@@ -388,20 +388,18 @@ def test_two_clips_are_learned_from_windows_of_chunks(make: Callable[..., WorldM
 
 
 @pytest.mark.parametrize("generator", ["wan-i2v", "ltx", "cog-i2v"])
-def test_a_generator_that_cannot_overlap_chunks_says_so(
-    make: Callable[..., WorldModel], generator: str
-) -> None:
+def test_generator_without_overlapping_chunks(make: Callable[..., WorldModel], generator: str) -> None:
     with pytest.raises(ConfigError, match=r"sampler: swin .* use our own, a Wan model"):
         make("qwen3", "siglip", generator, "prompt", sampler="swin", num_inference_steps=2)
 
 
-def test_a_generator_without_an_image_path_says_so(make: Callable[..., WorldModel]) -> None:
+def test_generator_without_image_conditioning(make: Callable[..., WorldModel]) -> None:
     with pytest.raises(ConfigError, match="image"):
         make("qwen3", "siglip", "cog", "prompt")
 
 
 @pytest.mark.parametrize("objective_name", ["prompt", "prompt_kl"])
-def test_states_learn_to_be_what_the_generator_reads_words_as(
+def test_states_align_with_text_features(
     tiny: SimpleNamespace,
     pipeline: Callable[..., tuple[Path, Any]],
     tokenizer: PreTrainedTokenizerBase,
@@ -436,7 +434,7 @@ def test_states_learn_to_be_what_the_generator_reads_words_as(
     assert not any("text_encoder" in name for name in model.state_dict())
 
 
-def test_alignment_with_words_wants_a_generator_that_reads_them(make: Callable[..., WorldModel]) -> None:
+def test_text_alignment_requires_a_text_encoder(make: Callable[..., WorldModel]) -> None:
     with pytest.raises(ConfigError, match="the folder of a whole pipeline"):
         OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "prompt"))
     with pytest.raises(ConfigError, match=r"condition\.kind prompt"):
@@ -444,7 +442,7 @@ def test_alignment_with_words_wants_a_generator_that_reads_them(make: Callable[.
 
 
 @pytest.mark.parametrize(("generator", "sampler"), [("wan", "chunk"), ("wan", "swin"), ("wan-clip", "chunk")])
-def test_a_run_trains_exports_and_plays_real_parts(
+def test_run_trains_exports_and_rolls_out(
     make: Callable[..., WorldModel],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
