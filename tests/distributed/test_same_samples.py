@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.run import main as torchrun
 
 from worldmodel import config as configs
+from worldmodel.cli import main
 from worldmodel.config import (
     ActionConfig,
     DataConfig,
@@ -34,7 +35,7 @@ from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import finetune, tokenizer
+from worldmodel.train import tokenizer
 from worldmodel.train.watchdog import check_same_samples
 from worldmodel.types import Episode
 from worldmodel.worlds import recorder
@@ -173,8 +174,9 @@ def train(folder: Path) -> None:
     for num_workers in (0, 2):
         told = io.StringIO()
         with contextlib.redirect_stderr(told):
-            code = finetune.main(
+            code = main(
                 [
+                    "train",
                     str(folder / "config.yaml"),
                     f"data.sources.mine.root={folder / f'disk {rank}'}",
                     f"data.num_workers={num_workers}",
