@@ -22,7 +22,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format train-tiny eval bench vllm-cpu clean
+.PHONY: help docs demo test test-all check format train-tiny eval bench vllm-cpu clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -57,6 +57,10 @@ check: .venv/ready-dev ## everything CI runs: format, lint, spelling, types, imp
 	@$(PIP) --no-deps --upgrade --target $(CACHE)/installed .
 	cd $(CACHE)/installed && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
 	$(MAKE) test-all
+
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: .venv/ready-dev ## build the documentation into .cache/site
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 format: .venv/ready-dev ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
