@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from worldmodel import hub
 from worldmodel.eval.speed import machine
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History
+from worldmodel.models.loading import model_folder
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import Engine, InProcessEngine
 
@@ -73,7 +73,7 @@ def processor_seconds(with_children: bool) -> float:
 
 async def compare(args: argparse.Namespace) -> dict[str, Way]:
     """Measure every way at every number of sessions, taking turns."""
-    folder = Path(args.backbone) if args.backbone else hub.resolve("shapes-tiny") / "backbone"
+    folder = Path(args.backbone) if args.backbone else model_folder.resolve("shapes-tiny") / "backbone"
     backbone, compute = Backbone.from_pretrained(folder).eval(), Compute()
 
     async def uncached(history: History, num_queries: int) -> torch.Tensor:

@@ -25,7 +25,6 @@ import torch
 from transformers import AutoTokenizer
 
 from worldmodel import config as configs
-from worldmodel import hub
 from worldmodel.config import (
     ActionConfig,
     BackboneConfig,
@@ -33,6 +32,7 @@ from worldmodel.config import (
     ConditionConfig,
     DataConfig,
     GeneratorConfig,
+    SourceConfig,
     StageConfig,
     TrainConfig,
     TrainedConfig,
@@ -40,6 +40,7 @@ from worldmodel.config import (
     WorldModelConfig,
 )
 from worldmodel.data import loader
+from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 
 NUM_PROCESSES = 2
@@ -68,7 +69,7 @@ SMALL = WorldModelConfig(
 def settings(folder: Path, steps: int, seed: int) -> TrainConfig:
     """Return a short training of two stages with everything a checkpoint has to hold."""
     torch.manual_seed(seed)
-    tokenizer = AutoTokenizer.from_pretrained(hub.resolve("shapes-tiny") / "backbone")
+    tokenizer = AutoTokenizer.from_pretrained(model_folder.resolve("shapes-tiny") / "backbone")
     start = WorldModel.from_config(SMALL, tokenizer).save_pretrained(folder / "start")
     state = StageConfig(
         "state",
@@ -93,6 +94,7 @@ def settings(folder: Path, steps: int, seed: int) -> TrainConfig:
     return TrainConfig(
         model=SMALL,
         stages={"state": state, "generator": generator},
+        data=DataConfig({"shapes": SourceConfig()}),
         init_from=str(start),
         seed=seed,
         checkpoint_every=2,
@@ -173,7 +175,7 @@ def differences(straight: Path, broken: Path) -> Iterator[str]:
 def sample_order(config: TrainConfig, dp_size: int, num_workers: int, first_step: int) -> list[tuple]:
     """Return step, index and name of every sample that all processes together see."""
     stage = config.stages["state"]
-    data = DataConfig(num_workers=num_workers)
+    data = DataConfig({"shapes": SourceConfig()}, num_workers=num_workers)
     found = []
     for rank in range(dp_size):
         with loader.batches(data, config.model, stage, config.seed, first_step, rank, dp_size) as stream:

@@ -83,9 +83,9 @@ def build(client_url: str, api_key: str | None = None, world: str | None = None)
 
 def world_of(model: str) -> str | None:
     """Return the name of a model's world."""
-    from worldmodel import hub
+    from worldmodel.models.loading import model_folder
 
-    return hub.read_config(hub.resolve(model)).world
+    return model_folder.read_config(model_folder.resolve(model)).world
 
 
 @contextmanager

@@ -14,8 +14,8 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
-from worldmodel import hub
 from worldmodel.errors import ConfigError, OutputError
+from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app, drain
 from worldmodel.serving.auth import Keys, check_bind
@@ -63,9 +63,9 @@ async def serve(
     """
     keys = Keys.load(keys_file)
     check_bind(host, keys)
-    folder = hub.resolve(name_or_path)
+    folder = model_folder.resolve(name_or_path)
     with _bound(host, port) as listener:
-        model = WorldModel.from_pretrained(name_or_path).to(_device(device))
+        model = WorldModel.from_pretrained(name_or_path, device=_device(device))
         compute = Compute()
         runner = await _engine(engine, folder, model, compute, adapters)
         service = WorldService(model, runner, compute=compute)

@@ -10,7 +10,7 @@ from jaxtyping import install_import_hook
 
 # Where tensors pass. Not hooked: the procedural world, which is called a million times, and the doors where
 # users' values come in (types, rollout, media, cli), whose own errors are under test.
-HOOKED = ["models", "diffusion", "parallel", "media.tensors", "hub", "train"]
+HOOKED = ["models", "diffusion", "parallel", "media.tensors", "train"]
 install_import_hook(
     [f"worldmodel.{name}" for name in HOOKED],
     # Numeric tower: an int is welcome wherever a float is.
@@ -31,14 +31,15 @@ from hypothesis import settings
 from steering import ALL
 from transformers import PreTrainedTokenizerBase
 
-from worldmodel import hub
 from worldmodel.config import (
     ActionConfig,
     BackboneConfig,
     CodecConfig,
     ConditionConfig,
+    DataConfig,
     GeneratorConfig,
     ImageSize,
+    SourceConfig,
     TrainConfig,
     VisionConfig,
     WorldModelConfig,
@@ -88,7 +89,9 @@ def tokenizer() -> PreTrainedTokenizerBase:
     """The shapes world's tokenizer, learned once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizers, "NUM_DOCUMENTS", 400)
-        made = tokenizers.build_tokenizer(TrainConfig(model=tiny_config()))
+        made = tokenizers.build_tokenizer(
+            TrainConfig(model=tiny_config(), data=DataConfig({"shapes": SourceConfig()}))
+        )
     assert made is not None
     return made
 
@@ -126,7 +129,7 @@ def world(make_model: Callable[..., WorldModel]) -> WorldModel:
 @pytest.fixture(scope="session")
 def model_folder(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model, saved; tests that damage it copy it first."""
-    return hub.save_pretrained(model, tmp_path_factory.mktemp("models") / "tiny", dtype=torch.float32)
+    return model.save_pretrained(tmp_path_factory.mktemp("models") / "tiny", dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from worldmodel import config as configs
-from worldmodel import hub
 from worldmodel.config import TrainConfig, WorldModelConfig
 from worldmodel.data import loader
 from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_frames
 from worldmodel.models.layers import attention
+from worldmodel.models.loading import model_folder
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.report import RunLog
 from worldmodel.train import distributed, summary
@@ -76,7 +76,7 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
             if mesh.first:
                 assert newest, "there is at least one stage"
                 model = export.load_model(config, newest)
-                hub.save_pretrained(model, run / "model", training=configs.to_dict(config))
+                model.save_pretrained(run / "model", training=configs.to_dict(config))
             mesh.barrier()
         return run / "model"
     finally:
@@ -138,7 +138,9 @@ def log_preview(trainer: Trainer, batches: list[loader.Batch], log: RunLog, step
 def settled(config: TrainConfig) -> TrainConfig:
     """Take the model's settings from `init_from`, if the config has none."""
     if config.init_from and config.model == WorldModelConfig():
-        return dataclasses.replace(config, model=hub.read_config(hub.resolve(config.init_from)))
+        return dataclasses.replace(
+            config, model=model_folder.read_config(model_folder.resolve(config.init_from))
+        )
     return config
 
 

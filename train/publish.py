@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from worldmodel import hub
 from worldmodel.errors import ModelError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.report import write_report
 from worldmodel.eval.speed import machine
 from worldmodel.eval.suite import EvalSettings, evaluate, suite_of
+from worldmodel.models.world_model import WorldModel
 
 LONGEST_STEP_S = 300.0
 """Longer gaps between two lines of metrics.jsonl are interruptions of the run."""
@@ -27,14 +27,14 @@ def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
     """
     if not (run / "model").is_dir():
         raise ModelError(f"{run} has no finished model; run `worldmodel train` again to resume it.")
-    model = hub.from_pretrained(run / "model")
+    model = WorldModel.from_pretrained(run / "model")
     training = training_record(run)
     suite = suite_of(model.config)
     results = evaluate(model, EvalSettings(num_samples=num_samples, rounds=rounds), suite, progress=True)
     name = folder.name if folder.parent.name == "pretrained" else str(folder)
     results["model"] = name
     write_report(results, run / "report", suite)
-    hub.save_pretrained(model, folder, training=training, card=model_card(results, name, suite, training))
+    model.save_pretrained(folder, training=training, card=model_card(results, name, suite, training))
 
 
 def training_record(run: Path) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from worldmodel import hub
 from worldmodel.config import TrainConfig
+from worldmodel.models.loading import model_folder
 from worldmodel.worlds import get_world, world_names
 
 NUM_DOCUMENTS = 8000
@@ -23,7 +23,7 @@ def build_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase | None:
     """
     if config.init_from:
         return AutoTokenizer.from_pretrained(
-            hub.resolve(config.init_from) / "backbone", trust_remote_code=False
+            model_folder.resolve(config.init_from) / "backbone", trust_remote_code=False
         )
     if config.model.backbone.pretrained:
         return None

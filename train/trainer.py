@@ -10,12 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from worldmodel import hub
 from worldmodel.config import StageConfig, TrainConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models import lora
-from worldmodel.models.loading import deferred
+from worldmodel.models.loading import deferred, model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import distributed, optim
@@ -252,7 +251,7 @@ def build_model(config: TrainConfig) -> WorldModel:
     with deferred.weights():
         model = WorldModel.from_config(config.model, build_tokenizer(config))
     if config.init_from:
-        hub.load_weights(model, config.init_from)
+        model_folder.load_weights(model, config.init_from)
     return model
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from steering import ALL, FORWARD, FULL
 
-from worldmodel import hub
 from worldmodel.cli.info import action_facts, model_facts
 from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.sources import Source, open_source
@@ -88,7 +87,7 @@ def test_training_resolves_camera_targets(world: WorldModel) -> None:
 
 
 def test_model_folder_keeps_the_action_config(world: WorldModel, tmp_path: Path) -> None:
-    folder = hub.save_pretrained(world, tmp_path / "steerable", dtype=torch.float32)
+    folder = world.save_pretrained(tmp_path / "steerable", dtype=torch.float32)
     again = WorldModel.from_pretrained(folder)
     assert again.config.action == ALL
     action = Action.of(FULL)

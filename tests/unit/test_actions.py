@@ -13,10 +13,10 @@ from steering import ALL, FULL
 from torch import Tensor
 
 from worldmodel import config as configs
-from worldmodel import hub
 from worldmodel.config import ActionConfig
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.action import SLOT, ActionAdapter, pose_features
+from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action, Camera, Pose, resolve_camera_targets
 
@@ -279,7 +279,7 @@ def test_tokens_depend_on_the_action_only(
 
 
 def test_action_tokens_of_the_shipped_model() -> None:
-    written = json.loads((hub.resolve("shapes-tiny") / "config.json").read_text(encoding="utf-8"))
+    written = json.loads((model_folder.resolve("shapes-tiny") / "config.json").read_text(encoding="utf-8"))
     model = WorldModel.from_pretrained("shapes-tiny")
     assert model.config.action == ActionConfig(keys=tuple(written["model"]["action"]["keys"]))
     assert set(model.action.state_dict()) == {"blank", "marker", "keys.weight"}

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from worldmodel import config as configs
-from worldmodel import hub
 from worldmodel.cli import main
 from worldmodel.config import SMALL_DECODER, CodecConfig
 from worldmodel.errors import ConfigError, InputError, OutputError
@@ -286,7 +285,7 @@ def test_control_texts_mean_something_else() -> None:
 
 @pytest.mark.slow
 def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    hub.save_pretrained(model, tmp_path / "random")
+    model.save_pretrained(tmp_path / "random")
     argv = ["eval", str(tmp_path / "random"), "--num-samples", "2", "--rounds", "2"]
     report, file = tmp_path / "report", tmp_path / "figures.json"
     assert main([*argv, "--report", str(report), "--json", str(file)]) == 0

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from worldmodel import config as configs
-from worldmodel import hub
 from worldmodel.config import CodecConfig, StageConfig, TrainedConfig, VisionConfig, WorldModelConfig
 from worldmodel.data.loader import Batch
 from worldmodel.env import WorldEnv
 from worldmodel.errors import ConfigError
 from worldmodel.media import read_image
 from worldmodel.models.layers.spatial import LocalFeedForward, rope_table
+from worldmodel.models.loading import model_folder
 from worldmodel.models.vision.adapter import LatentVision, Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import SampleRng
@@ -89,10 +89,12 @@ def test_merge_must_divide_both_sides() -> None:
 
 
 def test_saved_config_of_a_square_model_is_unchanged() -> None:
-    folder = hub.resolve("shapes-tiny")
+    folder = model_folder.resolve("shapes-tiny")
     saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model"]
     assert (
-        configs.to_dict(hub.read_config(folder))["codec"]["image_size"] == saved["codec"]["image_size"] == 64
+        configs.to_dict(model_folder.read_config(folder))["codec"]["image_size"]
+        == saved["codec"]["image_size"]
+        == 64
     )
 
 
@@ -220,7 +222,7 @@ def test_wide_frames_train_save_load_and_roll_out(
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.9 * losses[0]
 
-    folder = hub.save_pretrained(model.eval().requires_grad_(False), tmp_path / "wide", dtype=torch.float32)
+    folder = model.eval().requires_grad_(False).save_pretrained(tmp_path / "wide", dtype=torch.float32)
     assert json.loads((folder / "config.json").read_text())["model"]["codec"]["image_size"] == [HEIGHT, WIDTH]
     assert "8 frames of 48 x 32 pixels" in (folder / "README.md").read_text()
     loaded = WorldModel.from_pretrained(folder)

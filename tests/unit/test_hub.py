@@ -4,6 +4,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from worldmodel import config as configs
-from worldmodel import hub
 from worldmodel.errors import ConfigError, ModelError, OutputError
 from worldmodel.models.loading import deferred
+from worldmodel.models.loading import model_folder as folders
 from worldmodel.models.world_model import WorldModel
 
-PARTS = ("backbone", *hub.COMPONENTS)
+PARTS = ("backbone", *folders.COMPONENTS)
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def test_bf16_comes_back_close_and_is_half_the_size(
     model: WorldModel, model_folder: Path, tmp_path: Path
 ) -> None:
     folder = model.save_pretrained(tmp_path / "half")
-    loaded = hub.from_pretrained(folder)
+    loaded = WorldModel.from_pretrained(folder)
     for name, tensor in loaded.state_dict().items():
         assert tensor.dtype == torch.float32
         torch.testing.assert_close(tensor, model.state_dict()[name], atol=0, rtol=2**-8)
@@ -63,18 +65,18 @@ def test_bf16_comes_back_close_and_is_half_the_size(
 
 def test_a_folder_holds_what_it_says(model: WorldModel, model_folder: Path) -> None:
     values = json.loads((model_folder / "config.json").read_text())
-    assert values["format"] == hub.FORMAT
+    assert values["format"] == folders.FORMAT
     assert configs.build(configs.WorldModelConfig, values["model"]) == model.config
     assert sorted(path.name for path in model_folder.iterdir()) == sorted(
         [*PARTS, "README.md", "config.json", "tokens.safetensors"]
     )
-    assert not [path for path in model_folder.rglob("*") if path.suffix in hub.PICKLES]
+    assert not [path for path in model_folder.rglob("*") if path.suffix in folders.PICKLE_SUFFIXES]
     tokens = load_file(model_folder / "tokens.safetensors")
     assert set(tokens) == {"queries", "blank_latents", "prompt_marker", "answer_marker"}
 
 
 def test_training_and_card_are_kept(model: WorldModel, tmp_path: Path) -> None:
-    folder = hub.save_pretrained(model, tmp_path / "m", training={"seed": 3}, card="# Shapes\n")
+    folder = model.save_pretrained(tmp_path / "m", training={"seed": 3}, card="# Shapes\n")
     assert json.loads((folder / "config.json").read_text())["training"] == {"seed": 3}
     assert (folder / "README.md").read_text() == "# Shapes\n"
 
@@ -83,11 +85,67 @@ def test_load_weights_copies_a_saved_model(
     make_model: Callable[..., WorldModel], model: WorldModel, model_folder: Path
 ) -> None:
     other = make_model(seed=5)
-    hub.load_weights(other, model_folder)
+    folders.load_weights(other, model_folder)
     deferred.read(other)
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other.state_dict().items())
     with pytest.raises(ModelError, match="does not fit"):
-        hub.load_weights(make_model(image_size=64), model_folder)
+        folders.load_weights(make_model(image_size=64), model_folder)
+
+
+def test_a_folder_of_format_1_is_loaded_bit_for_bit(folder: Path, model: WorldModel) -> None:
+    (folder / "condition_adapter").rename(folder / "adapter")
+    former = {"blank_latents": "unseen", "prompt_marker": "ask", "answer_marker": "answer"}
+    tokens = load_file(folder / "tokens.safetensors")
+    save_file(
+        {former.get(name, name): tensor for name, tensor in tokens.items()}, folder / "tokens.safetensors"
+    )
+    change_json(folder / "config.json", format=1)
+    loaded = WorldModel.from_pretrained(folder).state_dict()
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_device_and_dtype_can_be_chosen(folder: Path, picture: np.ndarray) -> None:
+    loaded = WorldModel.from_pretrained(folder, device="cpu", dtype=torch.bfloat16)
+    assert {tensor.dtype for tensor in loaded.backbone.model.parameters()} == {torch.bfloat16}
+    assert (loaded.device.type, loaded.dtype) == ("cpu", torch.float32)
+    session = loaded.session()
+    session.reset(picture)
+    assert session.step("the red ball moves left").shape == (8, 32, 32, 3)
+    with pytest.raises(ConfigError, match="float16"):
+        WorldModel.from_pretrained(folder, dtype=torch.float16)
+
+
+def test_a_repository_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.append({"name": name, **options})
+        return str(folder)
+
+    monkeypatch.setattr(folders, "snapshot_download", snapshot_download)
+    WorldModel.from_pretrained("someone/model", revision="v1", token="secret", cache_dir="cache")
+    assert asked[0]["name"] == "someone/model"
+    assert (asked[0]["revision"], asked[0]["token"], asked[0]["cache_dir"]) == ("v1", "secret", "cache")
+    assert not any(pattern in {"*", "*.py", "*.bin"} for pattern in asked[0]["allow_patterns"])
+
+
+def test_a_model_is_pushed_to_the_hub(model: WorldModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: list[tuple[str, set[str]]] = []
+
+    class Api:
+        def __init__(self, token: str | None = None) -> None: ...
+
+        def create_repo(self, repo_id: str, **_: Any) -> Any:
+            return SimpleNamespace(repo_id=repo_id)
+
+        def upload_folder(self, repo_id: str, folder_path: Path, **_: Any) -> str:
+            pushed.append((repo_id, {path.name for path in folder_path.iterdir()}))
+            return "https://hub/commit"
+
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
+    assert model.push_to_hub("someone/model") == "https://hub/commit"
+    assert pushed == [("someone/model", {*PARTS, "README.md", "config.json", "tokens.safetensors"})]
 
 
 # What is refused
@@ -127,7 +185,7 @@ FILES = [*(f"{part}/model.safetensors" for part in PARTS), "tokens.safetensors"]
 def test_damaged_weights_are_one_sentence(folder: Path, file: str, damage: Callable[[Path], None]) -> None:
     damage(folder / file)
     with pytest.raises(ModelError) as caught:
-        hub.from_pretrained(folder)
+        WorldModel.from_pretrained(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -135,7 +193,7 @@ def test_extra_weights_are_refused(folder: Path) -> None:
     path = folder / "codec" / "model.safetensors"
     save_file({**load_file(path), "surprise": torch.zeros(1)}, path)
     with pytest.raises(ModelError, match="'surprise'"):
-        hub.from_pretrained(folder)
+        WorldModel.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "codec/model.pt", "backbone/x.pkl", "deep/er/a.ckpt"])
@@ -144,7 +202,7 @@ def test_pickles_are_refused_before_anything_is_read(folder: Path, name: str) ->
     (folder / name).write_bytes(b"\x80\x04.")
     (folder / "config.json").write_text("not even JSON")
     with pytest.raises(ModelError, match="pickled"):
-        hub.from_pretrained(folder)
+        WorldModel.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -155,22 +213,22 @@ def test_pickles_are_refused_before_anything_is_read(folder: Path, name: str) ->
 def test_unknown_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError):
-        hub.from_pretrained(name)
+        WorldModel.from_pretrained(name)
 
 
 def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json"):
-        hub.from_pretrained(tmp_path)
+        WorldModel.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "3", '{"format": 1}', '{"format": 2, "model": {}}', '{"format": 1, "model": []}', "\x00"],
+    ["", "{", "[]", "3", '{"format": 2}', '{"format": 3, "model": {}}', '{"format": 2, "model": []}', "\x00"],
 )
 def test_a_config_that_is_none(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json"):
-        hub.from_pretrained(folder)
+        WorldModel.from_pretrained(folder)
 
 
 def test_a_config_with_an_unknown_key_or_a_wrong_value(folder: Path) -> None:
@@ -178,7 +236,7 @@ def test_a_config_with_an_unknown_key_or_a_wrong_value(folder: Path) -> None:
     for wrong in ({**values, "fqs": 8}, {**values, "fps": "fast"}, {**values, "chunk_frames": 7}):
         change_json(folder / "config.json", model=wrong)
         with pytest.raises(ConfigError) as caught:
-            hub.from_pretrained(folder)
+            WorldModel.from_pretrained(folder)
         assert "\n" not in str(caught.value)
 
 
@@ -186,7 +244,7 @@ def test_a_config_with_an_unknown_key_or_a_wrong_value(folder: Path) -> None:
 def test_only_known_backbones_are_loaded(folder: Path, model_type: str | None) -> None:
     change_json(folder / "backbone" / "config.json", model_type=model_type)
     with pytest.raises((ModelError, ConfigError)) as caught:
-        hub.from_pretrained(folder)
+        WorldModel.from_pretrained(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -198,7 +256,7 @@ def test_code_beside_a_backbone_does_not_run(folder: Path, tmp_path: Path) -> No
         auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"},
     )
     with pytest.raises((ModelError, ConfigError)):
-        hub.from_pretrained(folder)
+        WorldModel.from_pretrained(folder)
     assert not (tmp_path / "ran").exists()
 
 
@@ -206,16 +264,16 @@ def test_code_beside_a_backbone_does_not_run(folder: Path, tmp_path: Path) -> No
 
 
 def test_saving_again_replaces_the_model(model: WorldModel, tmp_path: Path) -> None:
-    first = hub.save_pretrained(model, tmp_path / "m", card="one")
-    hub.save_pretrained(model, tmp_path / "m", card="two")
+    first = model.save_pretrained(tmp_path / "m", card="one")
+    model.save_pretrained(tmp_path / "m", card="two")
     assert (first / "README.md").read_text() == "two"
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
 def test_saving_never_removes_what_is_no_model(model: WorldModel, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("five years")
-    with pytest.raises(OutputError, match="other files"):
-        hub.save_pretrained(model, tmp_path)
+    with pytest.raises(OutputError, match="a model"):
+        model.save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -223,7 +281,7 @@ def test_a_place_that_cannot_be_written(model: WorldModel, tmp_path: Path) -> No
     (tmp_path / "file").write_text("in the way")
     for place in (tmp_path / "file", tmp_path / "file" / "m"):
         with pytest.raises(OutputError):
-            hub.save_pretrained(model, place)
+            model.save_pretrained(place)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "in the way"
 
@@ -236,18 +294,18 @@ def test_a_failure_on_the_way_leaves_the_old_model(
         raise error
 
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr(hub, "save_file", fail)
+    monkeypatch.setattr(folders, "save_file", fail)
     with pytest.raises(OutputError):
-        hub.save_pretrained(model, folder)
+        model.save_pretrained(folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_a_model_that_nobody_measured_says_what_it_is(model: WorldModel, tmp_path: Path) -> None:
     training = {"stages": {"state": {"objective": "state", "steps": 12}}}
-    card = (hub.save_pretrained(model, tmp_path / "mine", training=training) / "README.md").read_text()
+    card = (model.save_pretrained(tmp_path / "mine", training=training) / "README.md").read_text()
     assert "# mine" in card
     assert "| backbone | qwen3 |" in card
-    assert "and takes text, keys, vector." in card
+    assert "text, keys, vector" in card
     assert "| state | state | 12 |" in card
-    assert "None measured." in card
+    assert "Not measured." in card

@@ -8,7 +8,7 @@ import pytest
 from worldmodel import WorldModel
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.suite import EvalSettings, evaluate
-from worldmodel.hub import resolve
+from worldmodel.models.loading.model_folder import resolve
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.evaluation.language import describe, inverse_dynamics
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from worldmodel import config as configs
-from worldmodel import hub
 from worldmodel.config import TrainConfig, TrainedConfig
 from worldmodel.errors import ModelError, OutputError
 from worldmodel.models import lora
@@ -36,7 +35,7 @@ def export(checkpoint: Path, folder: Path) -> Path:
     verify(checkpoint)
     config = run_config(checkpoint)
     model = load_model(config, checkpoint)
-    return hub.save_pretrained(model, folder, training=configs.to_dict(config))
+    return model.save_pretrained(folder, training=configs.to_dict(config))
 
 
 def export_adapters(checkpoint: Path, folder: Path) -> Path:

@@ -13,19 +13,19 @@ def main(argv: list[str]) -> None:
     """Evaluate a model, write its report and print a table."""
     args = _parser().parse_args(argv)
 
-    from worldmodel import hub
     from worldmodel.eval.goals import measured
     from worldmodel.eval.report import check_folder, json_values, write_report
     from worldmodel.eval.suite import EvalSettings, check_split, evaluate, suite_of
     from worldmodel.eval.tables import goals_table
     from worldmodel.io import atomic_file
+    from worldmodel.models.loading import model_folder
 
     settings = EvalSettings(args.split, args.num_samples, args.rounds, args.seed, args.num_inference_steps)
     name = Path(args.model).resolve().name
     folder = check_folder(args.report or Path("outputs", f"eval-{name}"))
     if args.json and Path(args.json).expanduser().is_dir():
         raise InputError(f"--json is {args.json!r}, which is a folder; pass a file name.")
-    suite = suite_of(hub.read_config(hub.resolve(args.model)))
+    suite = suite_of(model_folder.read_config(model_folder.resolve(args.model)))
     check_split(suite, settings.split)
     model = load_model(args.model)
     results = evaluate(model, settings, suite, progress=sys.stderr.isatty() or args.progress)

@@ -72,11 +72,11 @@ def model_facts(name: str) -> dict[str, Any]:
     Raises:
         ModelError: there is no such model, or a file is damaged.
     """
-    from worldmodel import hub
+    from worldmodel.models.loading import model_folder
 
-    folder = hub.resolve(name)
-    config = hub.read_config(folder)
-    components = {part: _size(folder / part) for part in ("backbone", *hub.COMPONENTS)}
+    folder = model_folder.resolve(name)
+    config = model_folder.read_config(folder)
+    components = {part: _size(folder / part) for part in ("backbone", *model_folder.COMPONENTS)}
     components["tokens"] = _size(folder, "tokens.safetensors")
     components["total"] = {
         key: sum(part[key] for part in components.values()) for key in ("parameters", "bytes")

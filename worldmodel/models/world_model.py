@@ -29,6 +29,7 @@ from worldmodel.models import factory, text
 from worldmodel.models.action import SLOT, ActionAdapter
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.conditioning import Condition
+from worldmodel.models.loading.model_folder import PretrainedMixin
 from worldmodel.models.vision.adapter import Observation, Vision
 from worldmodel.types import Action, resolve_camera_targets
 
@@ -46,7 +47,7 @@ class Prediction:
     """Batch axis is `b * r`, rounds fastest."""
 
 
-class WorldModel(nn.Module):
+class WorldModel(nn.Module, PretrainedMixin):
     """An any-to-any world model: backbone, three adapters, video generator, codec."""
 
     def __init__(self, config: WorldModelConfig, backbone: Backbone, folder: Path | None = None) -> None:
@@ -72,21 +73,6 @@ class WorldModel(nn.Module):
     ) -> "WorldModel":
         """Build a model with random weights (or with the pretrained backbone of the config)."""
         return cls(config, Backbone.from_config(config.backbone, tokenizer))
-
-    @classmethod
-    def from_pretrained(
-        cls, name: str | Path, revision: str | None = None, adapters: str | Path | None = None
-    ) -> "WorldModel":
-        """Load a shipped model by name, a model folder, or one on the Hub (see `worldmodel.hub`)."""
-        from worldmodel import hub
-
-        return hub.from_pretrained(name, revision, adapters)
-
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Write a model folder that `from_pretrained` reads."""
-        from worldmodel import hub
-
-        return hub.save_pretrained(self, folder)
 
     def session(
         self, seed: int = 0, num_inference_steps: int | None = None, guidance_scale: float | None = None

@@ -1,0 +1,65 @@
+"""The model card of a model without measured figures."""
+
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from worldmodel.config import height_width
+
+if TYPE_CHECKING:
+    from worldmodel.models.world_model import WorldModel
+
+TAGS = ["world-model", "any-to-any", "video-generation", "image-to-video", "text-to-image", "flow-matching"]
+
+
+def card_text(
+    name: str, body: str, license_name: str | None = None, results: list[EvalResult] | None = None
+) -> str:
+    """Return a model card: metadata for the Hub, then the text."""
+    data = ModelCardData(
+        license=license_name,
+        library_name="worldmodel",
+        pipeline_tag="image-to-video",
+        tags=TAGS,
+        model_name=name if results else None,
+        eval_results=results,
+    )
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{body}"))
+
+
+def plain_card(model: "WorldModel", name: str, training: dict[str, Any] | None) -> str:
+    """Return the card of a model: its components, actions and training."""
+    config = model.config
+    components = {
+        child: module for child, module in model.named_children() if any(True for _ in module.parameters())
+    }
+    kinds = {child: type(module).__name__ for child, module in components.items()}
+    kinds["backbone"] = model.backbone.model.config.model_type
+    height, width = height_width(config.codec.image_size)
+    actions = [kind for kind, takes in config.action.takes.items() if takes]
+    lines = [
+        "A world model: it takes text, images, video and actions, and generates video, images and text.\n",
+        "```python\nfrom worldmodel import WorldModel\n",
+        f'session = WorldModel.from_pretrained("{name}").session(seed=0)',
+        'session.reset("first_frame.png")\nframes = session.step("...")\n```\n',
+        "| Component | Kind | Parameters |\n|---|---|---:|",
+    ]
+    for child, module in components.items():
+        count = sum(parameter.numel() for parameter in module.parameters())
+        lines.append(f"| {child} | {kinds[child]} | {count / 1e6:,.1f} M |")
+    lines += [
+        f"\nIt generates {config.chunk_frames} frames of {width} x {height} pixels per round at {config.fps} "
+        f"frames per second. Actions: {', '.join(actions) or 'none'}.\n",
+        "## Training\n",
+    ]
+    stages = (training or {}).get("stages") or {}
+    if stages:
+        lines += ["| Stage | Objective | Steps |\n|---|---|---:|"]
+        lines += [f"| {key} | {stage['objective']} | {stage['steps']} |" for key, stage in stages.items()]
+        lines.append(
+            "\nThe resolved config is `training` in config.json; `worldmodel train CONFIG` runs it.\n"
+        )
+    else:
+        lines.append("Not recorded.\n")
+    lines.append("## Figures\n\nNot measured.\n")
+    return card_text(name, "\n".join(lines))

@@ -1,0 +1,304 @@
+"""Model folders: safetensors and JSON, one sub-folder per component, with a model card.
+
+config.json          the WorldModelConfig, the version of the format, the training summary
+backbone/            in the format of transformers, with the tokenizer
+codec/ vision/ …     one safetensors file each; components of other libraries in those libraries' formats
+tokens.safetensors   the model's own parameters: queries, markers, blank latents
+README.md            the model card
+"""
+
+import importlib.resources
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from huggingface_hub import ModelHubMixin, snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from worldmodel import config as configs
+from worldmodel.config import BackboneConfig, WorldModelConfig
+from worldmodel.errors import ConfigError, ModelError, OutputError
+from worldmodel.io import atomic_folder
+from worldmodel.models import lora
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.loading import deferred, pretrained
+from worldmodel.models.loading.model_card import plain_card
+
+if TYPE_CHECKING:
+    from worldmodel.models.world_model import WorldModel
+
+FORMAT = 2
+COMPONENTS = ("codec", "vision", "action", "condition_adapter", "generator")
+CONFIG, WEIGHTS, TOKENS = "config.json", "model.safetensors", "tokens.safetensors"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+FOLDERS_OF_FORMAT_1 = {"condition_adapter": "adapter"}
+TOKENS_OF_FORMAT_1 = {"blank_latents": "unseen", "prompt_marker": "ask", "answer_marker": "answer"}
+"""Names of today, and the names that folders of format 1 have for them."""
+
+M = TypeVar("M", bound="PretrainedMixin")
+
+
+class PretrainedMixin(ModelHubMixin, library_name="worldmodel", tags=["world-model"]):
+    """Loading and saving of model folders, and `push_to_hub`."""
+
+    @classmethod
+    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride] -- no arguments of the class
+        cls: type[M],
+        pretrained_model_name_or_path: str | Path,
+        *,
+        revision: str | None = None,
+        adapters: str | Path | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        cache_dir: str | Path | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
+    ) -> M:
+        """Load a model in evaluation mode, without gradients.
+
+        Args:
+            pretrained_model_name_or_path: A shipped model, a model folder, or a repository on the Hugging
+                Face Hub, such as `user/name`.
+            revision: Branch, tag or commit of the repository.
+            adapters: Folder of LoRA weights (`worldmodel export --adapters`) to merge into the weights.
+            device: Device of the model; the CPU by default.
+            dtype: float32 or bfloat16 for components of other libraries (the backbone, a codec or generator
+                of diffusers) instead of what the config says; our own components always have float32.
+            cache_dir: Folder of downloaded files.
+            token: Token for private repositories.
+            local_files_only: Use downloaded files without contacting the Hub.
+            force_download: Download again.
+
+        Raises:
+            ModelError: there is no such model, or its files are damaged, pickled or do not fit its config.
+        """
+        name = pretrained_model_name_or_path
+        if is_repository(name):
+            name = download(
+                str(name),
+                revision=revision,
+                cache_dir=cache_dir,
+                token=token,
+                local_files_only=local_files_only,
+                force_download=force_download,
+            )
+        model: Any = load(cls, resolve(name), dtype)
+        if adapters is not None:
+            lora.load(model, Path(adapters))
+        return model.to(device=device).eval().requires_grad_(False)
+
+    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        save_directory: str | Path,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        training: dict[str, Any] | None = None,
+        card: str | None = None,
+        **_: Any,
+    ) -> Path:
+        """Write a model folder, completely or not at all, and return its path.
+
+        Args:
+            save_directory: The folder; an existing model in it is replaced.
+            dtype: Data type of the weights in the files.
+            training: Summary of how the model was trained, for config.json and the card.
+            card: Text of the model card; by default a card without figures.
+            **_: Arguments of `ModelHubMixin.push_to_hub`, which need no action here.
+
+        Raises:
+            OutputError: the folder cannot be written, or has files that are not those of a model.
+        """
+        return save(self, Path(save_directory), dtype, training, card)  # pyright: ignore[reportArgumentType]
+
+
+def shipped_models() -> list[str]:
+    """Return the names of the models inside the package."""
+    root = importlib.resources.files("worldmodel").joinpath("pretrained")
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
+
+
+def resolve(name: str | Path) -> Path:
+    """Return the folder of a shipped model or of a model folder.
+
+    Raises:
+        ModelError: there is no such model, or it is not a model folder.
+    """
+    folder = Path(name)
+    if str(name) in shipped_models():
+        folder = Path(str(importlib.resources.files("worldmodel").joinpath("pretrained", str(name))))
+    if not _is_folder(folder):
+        raise ModelError(
+            f"There is no model {str(name)!r}; pass a model folder, a repository on the Hub (user/name) or a "
+            f"shipped name ({', '.join(shipped_models())})."
+        )
+    if not (folder / CONFIG).is_file():
+        raise ModelError(f"{folder} has no {CONFIG}; pass a folder written by save_pretrained.")
+    return folder
+
+
+def is_repository(name: str | Path) -> bool:
+    """Return whether a name is that of a repository on the Hub, `user/name`, and not a folder here."""
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name), re.ASCII)) and not _is_folder(Path(name))
+
+
+def download(name: str, **options: Any) -> Path:
+    """Download the settings and weights of a repository on the Hub, without code and pickles.
+
+    Raises:
+        ModelError: there is no such repository, or it cannot be reached.
+    """
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(pretrained.FETCHED), **options))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"There is no folder {name!r}, and the Hub has no such model: {pretrained.reason(error)}"
+        ) from None
+
+
+def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
+    """Load the model of a folder.
+
+    Raises:
+        ModelError: files are damaged, pickled or do not fit the config.
+    """
+    pickles = sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise ModelError(
+            f"{folder} has pickled weights ({pickles[0]}), which can run code; convert them to safetensors."
+        )
+    version, config = _read_config(folder)
+    config = config if dtype is None else _with_dtype(config, dtype)
+    folders, tokens = (FOLDERS_OF_FORMAT_1, TOKENS_OF_FORMAT_1) if version == 1 else ({}, {})
+    backbone = Backbone.from_pretrained(folder / "backbone", dtype=config.backbone.dtype)
+    model = cls(config, backbone, folder)
+    for name in COMPONENTS:
+        component = getattr(model, name)
+        if not hasattr(component, "save_pretrained"):  # those of other libraries are read when they are built
+            _fill(component.state_dict(), folder / folders.get(name, name) / WEIGHTS)
+    own = dict(model.named_parameters(recurse=False))
+    _fill({tokens.get(name, name): parameter for name, parameter in own.items()}, folder / TOKENS)
+    return model
+
+
+def load_weights(model: "WorldModel", name: str | Path) -> None:
+    """Copy the weights of a saved model with the same config.
+
+    Those of components of other libraries stay in their files, for `deferred.read`.
+
+    Raises:
+        ModelError: there is no such model, or it has another config.
+    """
+    with deferred.weights():
+        other = type(model).from_pretrained(name)
+    own, theirs = model.state_dict(), other.state_dict()
+    waiting = {key for key, x in theirs.items() if x.is_meta and key in own and own[key].shape == x.shape}
+    try:
+        model.load_state_dict(theirs | {key: own[key] for key in waiting})
+    except RuntimeError as error:
+        raise ModelError(f"{name} does not fit this config: {str(error).splitlines()[1].strip()}") from None
+    for path, module in other.named_modules():
+        if slices := deferred.left(module):
+            deferred.leave(model.get_submodule(path), slices)
+
+
+def read_config(folder: Path) -> WorldModelConfig:
+    """Read the configuration of a model folder.
+
+    Raises:
+        ModelError: config.json is damaged, or of a format that this version cannot read.
+        ConfigError: a setting is unknown or has a wrong value.
+    """
+    return _read_config(folder)[1]
+
+
+def _read_config(folder: Path) -> tuple[int, WorldModelConfig]:
+    try:
+        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ModelError(f"{folder / CONFIG} is not readable JSON; download the model again.") from None
+    version = values.get("format") if isinstance(values, dict) else None
+    if version not in (1, FORMAT) or not isinstance(values.get("model"), dict):
+        raise ModelError(
+            f"{folder / CONFIG} has format {version!r}, and this version reads 1 and {FORMAT}; update "
+            "worldmodel or download the model again."
+        )
+    return version, configs.build(WorldModelConfig, values["model"])
+
+
+def _with_dtype(config: WorldModelConfig, dtype: torch.dtype) -> WorldModelConfig:
+    """Return a config whose components of other libraries have another data type."""
+    names = {value: name for name, value in pretrained.DTYPES.items()}
+    if dtype not in names:
+        raise ConfigError(f"dtype is {dtype}; use one of {', '.join(map(str, names))}.")
+    parts = {"backbone": config.backbone, "codec": config.codec, "generator": config.generator}
+    changed = {
+        name: replace(part, dtype=names[dtype])
+        for name, part in parts.items()
+        if isinstance(part, BackboneConfig) or not part.is_ours
+    }
+    return replace(config, **changed)
+
+
+def save(
+    model: "WorldModel", folder: Path, dtype: torch.dtype, training: dict[str, Any] | None, card: str | None
+) -> Path:
+    """Write a model folder; see `PretrainedMixin.save_pretrained`."""
+    folder = folder.resolve()
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
+        raise OutputError(f"{folder} has files that are not those of a model; choose a new folder.")
+    try:
+        with atomic_folder(folder) as temporary:
+            language_model = model.backbone.model
+            state = _cast(language_model.state_dict(), dtype)
+            language_model.save_pretrained(temporary / "backbone", state_dict=state)
+            model.backbone.tokenizer.save_pretrained(temporary / "backbone")
+            for name in COMPONENTS:
+                component: Any = getattr(model, name)
+                if hasattr(component, "save_pretrained"):
+                    component.save_pretrained(temporary / name, dtype)
+                    continue
+                (temporary / name).mkdir()
+                save_file(_cast(component.state_dict(), dtype), temporary / name / WEIGHTS)
+            own = dict(model.named_parameters(recurse=False))
+            save_file(_cast(own, dtype), temporary / TOKENS)
+            values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
+            (temporary / CONFIG).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+            text = card or plain_card(model, folder.name, training)
+            (temporary / "README.md").write_text(text, encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(
+            f"The model cannot be written to {folder}: {reason}; choose another folder."
+        ) from None
+    return folder
+
+
+@torch.no_grad()
+def _fill(tensors: dict[str, Tensor], file: Path) -> None:
+    """Fill tensors from a file whose names and shapes must all fit."""
+    try:
+        stored = load_file(file)
+    except (OSError, SafetensorError):
+        raise ModelError(f"{file} is missing or damaged; download the model again.") from None
+    for name in tensors.keys() | stored.keys():
+        if name not in stored or name not in tensors or stored[name].shape != tensors[name].shape:
+            raise ModelError(f"{file} does not fit its {CONFIG} at {name!r}; download the model again.")
+    for name, tensor in tensors.items():
+        tensor.copy_(stored[name])
+
+
+def _cast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: tensor.detach().to(dtype).contiguous() for name, tensor in tensors.items()}
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or has a null character
+        return False
