@@ -16,7 +16,16 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.run import main as torchrun
 
-from worldmodel.config import MeshConfig, StageConfig, TrainConfig, TrainedConfig, WorldModelConfig, build
+from worldmodel.config import (
+    DataConfig,
+    MeshConfig,
+    SourceConfig,
+    StageConfig,
+    TrainConfig,
+    TrainedConfig,
+    WorldModelConfig,
+    build,
+)
 from worldmodel.data import loader
 from worldmodel.models import lora
 from worldmodel.models.layers import attention
@@ -126,6 +135,7 @@ def work(folder: Path, config_file: Path) -> None:
                 precision="fp32",
                 activations="recompute" if kernel == "sdpa" else "keep",
                 stages={stage_name: dataclasses.replace(STAGES[stage_name], steps=1, max_gradient_norm=1e9)},
+                data=DataConfig({"shapes": SourceConfig()}),
             )
             found = gradients(config, stage_name)
             if dist.get_rank() == 0:

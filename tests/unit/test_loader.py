@@ -53,6 +53,9 @@ def names(
         ]
 
 
+SHAPES = {"shapes": SourceConfig()}
+
+
 @pytest.fixture
 def mixed(recorded: Path) -> DataConfig:
     """The procedural world, mixed with clips on disk."""
@@ -289,7 +292,7 @@ def test_bad_clips_are_counted_over_all_ranks_and_starts(
 
 def endless(num_workers: int = 2, timeout_s: float = 60.0) -> Stream:
     stage = dataclasses.replace(STAGE, steps=10**6)
-    return loader.batches(DataConfig(num_workers=num_workers, timeout_s=timeout_s), MODEL, stage, 0)
+    return loader.batches(DataConfig(SHAPES, num_workers=num_workers, timeout_s=timeout_s), MODEL, stage, 0)
 
 
 def until_error(made: Stream) -> str:
@@ -408,10 +411,10 @@ def test_only_a_few_batches_are_ready_ahead() -> None:
 
 CHILD = """
 import sys, time
-from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
+from worldmodel.config import DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
 stage = StageConfig(steps=10**6, batch_size=2, tasks={"rounds": 1.0})
-stream = loader.batches(DataConfig(num_workers=2), WorldModelConfig(), stage, 0)
+stream = loader.batches(DataConfig({"shapes": SourceConfig()}, num_workers=2), WorldModelConfig(), stage, 0)
 next(stream)
 print(*[worker.process.pid for worker in stream.workers], flush=True)
 time.sleep(600)
@@ -494,4 +497,4 @@ def test_a_stage_draws_from_sources_of_its_own() -> None:
 )
 def test_settings_that_cannot_be(setting: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        loader.batches(DataConfig(**setting), MODEL, STAGE, 0)
+        loader.batches(DataConfig(**{"sources": SHAPES, **setting}), MODEL, STAGE, 0)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from worldmodel import config as configs
 from worldmodel.cli import main
-from worldmodel.config import MeshConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.config import DataConfig, MeshConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.data import loader
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models import lora
@@ -33,6 +33,7 @@ def components(*names: str, **settings: TrainedConfig) -> dict[str, TrainedConfi
     return {name: TrainedConfig() for name in names} | settings
 
 
+SHAPES = DataConfig({"shapes": SourceConfig()})
 ALIGNED = components("backbone", "adapters")
 STAGES = {
     "codec": StageConfig("codec", tasks={"rounds": 1.0}, train=components("codec"), muon_lr=0, rounds=1),
@@ -86,6 +87,7 @@ def run_config(
     return TrainConfig(
         model=make_model(image_size=64, world="shapes").config,
         stages={"state": stage},
+        data=SHAPES,
         run_dir=str(tmp_path / "run"),
         precision="fp32",
         log_every=1,
@@ -341,7 +343,11 @@ def test_a_run_starts_from_a_saved_model(make_model: Callable[..., WorldModel], 
         "state", steps=1, batch_size=1, tasks={"rounds": 1.0}, train=components("vision"), rounds=1
     )
     config = TrainConfig(
-        model=model.config, stages={"state": stage}, init_from=str(folder), run_dir=str(tmp_path / "run")
+        model=model.config,
+        stages={"state": stage},
+        data=SHAPES,
+        init_from=str(folder),
+        run_dir=str(tmp_path / "run"),
     )
     after = WorldModel.from_pretrained(finetune.train(config))
     kept, moved = model.codec.state_dict(), model.vision.state_dict()

@@ -17,7 +17,8 @@ TRAINING = """
 import json
 from pathlib import Path
 
-from worldmodel.config import StageConfig, TrainConfig, TrainedConfig, WorldModelConfig, build
+from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.config import WorldModelConfig, build
 from worldmodel.train import finetune
 
 HERE = Path(__file__).parent
@@ -27,7 +28,9 @@ def test_training():
     model = build(WorldModelConfig, json.loads((HERE / "model.json").read_text()))
     train = {"codec": TrainedConfig()}
     stage = StageConfig("codec", steps=10**6, batch_size=1, tasks={"rounds": 1.0}, train=train)
-    finetune.train(TrainConfig(model=model, stages={"codec": stage}, run_dir=str(HERE / "run"), log_every=1))
+    data = DataConfig({"shapes": SourceConfig()})
+    stages, run = {"codec": stage}, str(HERE / "run")
+    finetune.train(TrainConfig(model=model, stages=stages, data=data, run_dir=run, log_every=1))
 
 
 def test_next():

@@ -123,7 +123,7 @@ class SourceConfig:
 class DataConfig:
     """The data sources and how they are read."""
 
-    sources: dict[str, SourceConfig] = field(default_factory=lambda: {"shapes": SourceConfig()})
+    sources: dict[str, SourceConfig] = field(default_factory=dict)
     """Sources by name, mixed by weight; each task of a stage is drawn from those that offer it."""
     num_workers: int = 0
     """Processes that read and decode; 0 reads in the training process, between steps."""

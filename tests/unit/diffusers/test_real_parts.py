@@ -18,8 +18,10 @@ from worldmodel.config import (
     BackboneConfig,
     CodecConfig,
     ConditionConfig,
+    DataConfig,
     GeneratorConfig,
     ImageSize,
+    SourceConfig,
     StageConfig,
     TrainConfig,
     TrainedConfig,
@@ -466,7 +468,13 @@ def test_run_trains_exports_and_rolls_out(
         tasks={"rounds": 0.7, "describe": 0.3},
         train=train,
     )
-    config = TrainConfig(model=model, stages={"joint": stage}, run_dir=str(tmp_path / "run"), log_every=1)
+    config = TrainConfig(
+        model=model,
+        stages={"joint": stage},
+        data=DataConfig({"shapes": SourceConfig()}),
+        run_dir=str(tmp_path / "run"),
+        log_every=1,
+    )
     made = finetune.train(config)
     session = WorldModel.from_pretrained(made).session(num_inference_steps=2)
     session.reset(np.zeros((64, 64, 3), np.uint8))
