@@ -1,15 +1,15 @@
-"""The one part of the build that `pyproject.toml` cannot say: which folder becomes which package.
+"""The mapping of folders to packages, which `pyproject.toml` cannot express.
 
-`train/`, `serving/`, `demo/` and `configs/` lie beside the library and are installed inside it: a top-level
-package called `train` would be shadowed by any `train.py` in a user's folder.
+`train/`, `serving/`, `demo/` and `configs/` are top-level folders of the repository and subpackages of
+`worldmodel`: a top-level package `train` would be shadowed by a `train.py` in the user's folder.
 """
 
 from setuptools import find_packages, setup
 
-ROOMS = ("train", "serving", "demo", "configs")
+FOLDERS = ("train", "serving", "demo", "configs")
 
 packages = find_packages(include=["worldmodel", "worldmodel.*"])
-for room in ROOMS:
-    packages += [f"worldmodel.{room}", *(f"worldmodel.{room}.{name}" for name in find_packages(room))]
+for folder in FOLDERS:
+    packages += [f"worldmodel.{folder}", *(f"worldmodel.{folder}.{name}" for name in find_packages(folder))]
 
-setup(packages=packages, package_dir={f"worldmodel.{room}": room for room in ROOMS})
+setup(packages=packages, package_dir={f"worldmodel.{folder}": folder for folder in FOLDERS})

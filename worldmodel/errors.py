@@ -1,15 +1,15 @@
-"""Errors that a user can mend; each message is one sentence that names the bad value and the remedy.
+"""Errors caused by a user's input; each message is one sentence that names the bad value and the remedy.
 
 WorldModelError(ValueError)
 ├── ConfigError     a key or value in a configuration
 ├── InputError      an image, video, text or action that cannot be used
 ├── ModelError      a model name or folder that cannot be loaded
-└── OutputError     a place that cannot be written
+└── OutputError     a file or folder that cannot be written
 """
 
 
 class WorldModelError(ValueError):
-    """Base of every error a user can mend; the command line prints it and exits with code 2."""
+    """Base class of user errors; the command line prints the message and exits with code 2."""
 
 
 class ConfigError(WorldModelError):
@@ -25,4 +25,4 @@ class ModelError(WorldModelError):
 
 
 class OutputError(WorldModelError):
-    """A result cannot be written where it was asked for."""
+    """A file or folder cannot be written."""
