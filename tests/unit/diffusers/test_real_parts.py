@@ -207,7 +207,7 @@ def test_train_save_load_and_roll_out(
     assert all(name.startswith(tuple(train)) and ".image_encoder." not in name for name in moved)
     assert any(name.startswith("generator.") for name in moved)
     if kind == "prompt":  # a stream's output starts at zero, and so what comes before it does not move yet
-        assert any(name.startswith("adapter.") for name in moved)
+        assert any(name.startswith("condition_adapter.") for name in moved)
 
     folder = model.eval().requires_grad_(False).save_pretrained(tmp_path / "model")
     loaded = WorldModel.from_pretrained(folder)
@@ -391,7 +391,7 @@ def test_overfit_two_clips_with_overlapping_chunks(make: Callable[..., WorldMode
 
 @pytest.mark.parametrize("generator", ["wan-i2v", "ltx", "cog-i2v"])
 def test_generator_without_overlapping_chunks(make: Callable[..., WorldModel], generator: str) -> None:
-    with pytest.raises(ConfigError, match=r"sampler: swin .* use our own, a Wan model"):
+    with pytest.raises(ConfigError, match="sampler: swin"):
         make("qwen3", "siglip", generator, "prompt", sampler="swin", num_inference_steps=2)
 
 
@@ -486,5 +486,5 @@ def test_run_trains_exports_and_rolls_out(
     if sampler == "swin":
         whole = replace(stage, train={"generator.network": TrainedConfig()})
         config = replace(config, stages={"whole": whole}, run_dir=str(tmp_path / "whole"))
-        with pytest.raises(ConfigError, match="held in bf16 and would be trained in full"):
+        with pytest.raises(ConfigError, match="bf16"):
             finetune.train(config)
