@@ -310,7 +310,7 @@ def test_a_row_that_cannot_be(counting: Path, tmp_path: Path, row: dict[str, Any
 def test_the_wrong_row_of_many_is_found(counting: Path, tmp_path: Path) -> None:
     rows = [{"path": counting.name, "keys": "left"} for _ in range(2000)]
     rows[1234]["keys"] = "left+fly"
-    with pytest.raises(ConfigError, match="row 1235: .*'fly'"):
+    with pytest.raises(ConfigError, match=r"row 1235: .*'fly'"):
         open_table(table(tmp_path, rows), {"video": "path", "keys": "keys"}, root=str(counting.parent))
 
 
