@@ -24,7 +24,7 @@ def jobs(model: WorldModel, count: int, steps: int, seed: int) -> list[Job]:
         states = torch.randn(1, config.num_queries, model.backbone.width, generator=generator)
         context = torch.randn(1, config.context_latents, *model.blank_latents.shape, generator=generator)
         condition = model.condition(states, context)
-        noise = torch.randn(1, *model.latent_shape, generator=generator)
+        noise = torch.randn(1, *model.config.latent_shape, generator=generator)
         made.append((condition, context, noise, steps))
     return made
 

@@ -208,7 +208,7 @@ def test_wide_frames_train_save_load_and_roll_out(
     make_model: Callable[..., WorldModel], scene: np.ndarray, tmp_path: Path
 ) -> None:
     model = make_model(image_size=(HEIGHT, WIDTH))
-    assert model.latent_shape == (4, 4, ROWS, COLUMNS)
+    assert model.config.latent_shape == (4, 4, ROWS, COLUMNS)
     assert model.config.num_queries == len(model.queries) == ROWS * COLUMNS
     parts = ("vision", "action", "queries", "condition", "generator")
     freeze(model, StageConfig(train={part: TrainedConfig() for part in parts}, tasks={"rounds": 1.0}))

@@ -10,9 +10,9 @@ from worldmodel.data.loader import Batch
 from worldmodel.diffusion import swin
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.diffusion.schedule import training_sigmas
-from worldmodel.models.conditioning import choose
+from worldmodel.models.conditioning import Prediction, choose
 from worldmodel.models.generator.base import LossOutput
-from worldmodel.models.world_model import Prediction, WorldModel
+from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import Losses, Rounds, SampleRng, StageBatch
 from worldmodel.train.objectives.codec import reconstruction_error
 from worldmodel.train.objectives.state import StateObjective
@@ -88,7 +88,7 @@ class JointObjective(GeneratorObjective):
         self, model: WorldModel, states: Tensor, context: Tensor, actions: list[Action], rng: SampleRng
     ) -> Float[Tensor, "b t c h w"]:
         condition = model.condition(states, context, actions)
-        noise, context = rng.normal(*model.latent_shape), sampler_context(model, context, rng)
+        noise, context = rng.normal(*model.config.latent_shape), sampler_context(model, context, rng)
         return model.denoise([Chunk(noise, model.generator.solver(1), (condition,), context)])[0]
 
     def predicted_latents(

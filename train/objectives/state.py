@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models import text
+from worldmodel.models.conditioning import Prediction
 from worldmodel.models.layers.norm import upcast
 from worldmodel.models.vision.adapter import Observation
-from worldmodel.models.world_model import Prediction, WorldModel
+from worldmodel.models.world_model import WorldModel
 from worldmodel.train.episodes import encode_observations, encode_rounds
 from worldmodel.train.objectives.alignment import AlignmentObjective
 from worldmodel.train.objectives.base import (

@@ -287,6 +287,11 @@ class WorldModelConfig:
     """chunk (one after the other) or swin (each joins the one before while that is still noisy)."""
 
     @property
+    def latent_shape(self) -> tuple[int, int, int, int]:
+        """Shape `[t, c, h, w]` of the latents of a chunk."""
+        return self.chunk_latents, self.codec.latent_channels, *self.codec.grid
+
+    @property
     def chunk_latents(self) -> int:
         """Latent frames generated in one round."""
         return self.chunk_frames // self.codec.temporal_factor

@@ -32,6 +32,16 @@ class Condition:
     """The action's text, embedded by the generator's own text encoder."""
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """Teacher-forced prediction of every round of a batch of episodes."""
+
+    states: Float[Tensor, "b r n d"]
+    context: Float[Tensor, "b r s c h w"]
+    condition: Condition
+    """Batch axis is `b * r`, rounds fastest."""
+
+
 class Layer(nn.Module):
     """A transformer layer with full attention over the cells of one frame."""
 

@@ -16,6 +16,14 @@ MAX_TOKENS = 96
 """Longest text that is decoded by default."""
 
 
+@torch.no_grad()
+def generate(model: "WorldModel", observation: Observation, prompt: str | None, max_tokens: int) -> list[str]:
+    """Describe observations, or answer a prompt about them, by greedy decoding."""
+    rows = observation.unstack()
+    prefix = torch.stack([row for row, _ in sequences(model, rows, [prompt] * len(rows))])
+    return model.backbone.decode_text(prefix, model.backbone.new_cache(), max_tokens)
+
+
 def sequences(
     model: "WorldModel",
     observations: Sequence[Observation],

@@ -7,12 +7,11 @@
                            │ condition           condition adapter
     context latents ─► denoise ─► decode ─► o_{i+1} ─► next round
 
-`worldmodel.rollout` plays rounds with these verbs; `forward` runs several teacher-forced rounds in one pass.
-Text comes out of the same prefix by ordinary decoding (`generate_text`).
+`worldmodel.rollout` plays rounds with these verbs; `forward` runs teacher-forced rounds in one pass.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,23 +27,13 @@ from worldmodel.diffusion.sampler import Chunk
 from worldmodel.models import factory, text
 from worldmodel.models.action import SLOT, ActionAdapter
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.models.conditioning import Condition
+from worldmodel.models.conditioning import Condition, Prediction
 from worldmodel.models.loading.model_folder import PretrainedMixin
 from worldmodel.models.vision.adapter import Observation, Vision
 from worldmodel.types import Action, resolve_camera_targets
 
 if TYPE_CHECKING:
     from worldmodel.rollout import Session
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Prediction of `forward` for every round."""
-
-    states: Float[Tensor, "b r n d"]
-    context: Float[Tensor, "b r s c h w"]
-    condition: Condition
-    """Batch axis is `b * r`, rounds fastest."""
 
 
 class WorldModel(nn.Module, PretrainedMixin):
@@ -71,7 +60,7 @@ class WorldModel(nn.Module, PretrainedMixin):
     def from_config(
         cls, config: WorldModelConfig, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> "WorldModel":
-        """Build a model with random weights (or with the pretrained backbone of the config)."""
+        """Build a model with random weights (or the pretrained backbone of the config)."""
         return cls(config, Backbone.from_config(config.backbone, tokenizer))
 
     def session(
@@ -111,10 +100,7 @@ class WorldModel(nn.Module, PretrainedMixin):
     def predict_states(
         self, embeds: Float[Tensor, "b n d"], ends: Int[Tensor, "b r"]
     ) -> Float[Tensor, "b r q d"]:
-        """Run the backbone; the hidden states at the queries that end each round are the predicted state.
-
-        In a rollout an engine does this, in process or in vLLM, and computes only new positions.
-        """
+        """Return the hidden states at the queries that end each round; in a rollout, an engine does this."""
         return self.backbone.predict_states(embeds, ends, self.config.num_queries)
 
     def condition(
@@ -123,11 +109,8 @@ class WorldModel(nn.Module, PretrainedMixin):
         context: Float[Tensor, "b s c h w"],
         actions: Sequence[Action] | None = None,
     ) -> Condition:
-        """Map states and context latents to the generator's condition.
-
-        With `condition.text`, the generator's own text encoder embeds the text of the actions as well.
-        """
-        return self._with_text(self.condition_adapter(states, context), actions)
+        """Map states, context latents and (with `condition.text`) actions to the generator's condition."""
+        return self._add_text(self.condition_adapter(states, context), actions)
 
     def denoise(self, chunks: Sequence[Chunk[Condition]]) -> list[Float[Tensor, "b t c h w"]]:
         """Generate the latents of chunks from noise."""
@@ -159,27 +142,17 @@ class WorldModel(nn.Module, PretrainedMixin):
 
     def null_condition(self, context: Float[Tensor, "b s c h w"]) -> Condition:
         """Return the unconditional condition, which guidance extrapolates away from."""
-        return self._with_text(self.condition_adapter.null(context), [Action()] * len(context))
+        return self._add_text(self.condition_adapter.null(context), [Action()] * len(context))
 
-    def _with_text(self, condition: Condition, actions: Sequence[Action] | None) -> Condition:
+    def _add_text(self, condition: Condition, actions: Sequence[Action] | None) -> Condition:
         if not self.config.condition.text:
             return condition
         assert actions is not None
-        texts = [action.text or "" for action in actions]
-        distinct = list(dict.fromkeys(texts))  # a text encoder can be larger than all other parts
-        with torch.no_grad():
-            embeds = self.generator.encode_text(distinct)
-        rows = [distinct.index(each) for each in texts]
-        return replace(condition, text=None if embeds is None else embeds[rows])
+        embeds = self.generator.encode_distinct([action.text or "" for action in actions])
+        return replace(condition, text=embeds)
 
     def _blank_context(self, batch: int) -> Float[Tensor, "b s c h w"]:
         return self.blank_latents.expand(batch, self.config.context_latents, -1, -1, -1)
-
-    @property
-    def latent_shape(self) -> tuple[int, int, int, int]:
-        """Shape `[t, c, h, w]` of the latents of a chunk."""
-        channels, height, width = self.blank_latents.shape
-        return self.config.chunk_latents, channels, height, width
 
     @property
     def round_tokens(self) -> int:
@@ -208,10 +181,7 @@ class WorldModel(nn.Module, PretrainedMixin):
     ) -> Prediction:
         """Predict every round's next observation, teacher-forced, in one pass of the backbone.
 
-        Args:
-            context: context latents of every round.
-            actions: `actions[j][i]` is the action of episode j in round i.
-            frames: pixels observed before every round, for a vision encoder that needs them.
+        `actions[j][i]` is the action of episode j in round i; `frames` are for encoders that need pixels.
         """
         batch, rounds = context.shape[:2]
         flat = [action for episode in actions for action in resolve_camera_targets(episode)]
@@ -223,11 +193,8 @@ class WorldModel(nn.Module, PretrainedMixin):
         condition = self.condition(rearrange(states, "b r n d -> (b r) n d"), context.flatten(0, 1), flat)
         return Prediction(states, context, condition)
 
-    @torch.no_grad()
     def generate_text(
         self, observation: Observation, prompt: str | None = None, max_tokens: int = text.MAX_TOKENS
     ) -> list[str]:
         """Describe observations, or answer a prompt about them, by greedy decoding."""
-        rows = observation.unstack()
-        prefix = torch.stack([row for row, _ in text.sequences(self, rows, [prompt] * len(rows))])
-        return self.backbone.decode_text(prefix, self.backbone.new_cache(), max_tokens)
+        return text.generate(self, observation, prompt, max_tokens)

@@ -150,7 +150,7 @@ def start_chunks(
     chunks = []
     for world, *conditions in zip(inputs.worlds, *branches, strict=True):
         draws = [(seed, world.round) for seed in world.seeds]
-        latents, past = draw_noise(draws, model.latent_shape).to(context), world.context
+        latents, past = draw_noise(draws, model.config.latent_shape).to(context), world.context
         if overlapping:  # the noise of the context has random streams of its own
             draws = [(-1 - seed, index) for seed, index in draws]
             past = swin.renoise(past, draw_noise(draws, past.shape[1:]).to(context))

@@ -289,7 +289,7 @@ def told_apart(model: WorldModel, batch: Batch) -> bool:
     """Say whether two words make two clips of one noise, far apart and each nearer to its own."""
     rounds = encode_rounds(model, batch)
     prediction = model(rounds.context, [episode.actions for episode in batch.episodes], rounds.frames)
-    noise = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(11))
+    noise = torch.randn(1, *model.config.latent_shape, generator=torch.Generator().manual_seed(11))
     context = rounds.context[:, 0]
     made = denoise(model, prediction.condition, context, noise.repeat(2, 1, 1, 1, 1), num_inference_steps=4)
     true = rounds.target[:, 0]

@@ -135,3 +135,10 @@ class VideoGenerator(nn.Module, ABC):
     def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b m e"] | None:
         """Embed texts as the model was trained to read them; None where it reads none."""
         return None
+
+    @torch.no_grad()
+    def encode_distinct(self, texts: Sequence[str]) -> Float[Tensor, "b m e"] | None:
+        """Embed texts, equal ones once: a text encoder can be larger than all other parts."""
+        distinct = list(dict.fromkeys(texts))
+        embeds = self.encode_text(distinct)
+        return None if embeds is None else embeds[[distinct.index(text) for text in texts]]
