@@ -90,7 +90,6 @@ def report(name: str, overrides: list[str], as_json: bool) -> None:
         f"\nOne sample of {rounds} round{'s' if rounds > 1 else ''} per GPU, weights sharded over all GPUs, "
         f"activations: {config.activations}. Estimated with fake tensors, without the memory of libraries."
     )
-    return 0
 
 
 def estimate(

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from worldmodel.config import ActionConfig, ImageSize, height_width
 from worldmodel.env.actions import (
     ActionType,
+    ActionTypes,
     action_space,
     parse_action_schema,
     resolve_action_types,
@@ -149,7 +150,7 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
                 f"world is a {type(world).__name__}; pass a model, its name or an open session."
             )
         self.world_spec = known = world_spec or WorldSpec.from_world(self.world)
-        self.action_types = resolve_action_types(actions, known.action)
+        self.action_types: ActionTypes = resolve_action_types(actions, known.action)
         self.action_space = action_space(self.action_types, known.action)
         shape = (*height_width(known.image_size), 3)
         shape = shape if obs_type == "frame" else (known.chunk_frames, *shape)

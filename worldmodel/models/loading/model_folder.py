@@ -181,8 +181,8 @@ def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
         component = getattr(model, name)
         if not hasattr(component, "save_pretrained"):  # those of other libraries are read when they are built
             _fill(component.state_dict(), folder / folders.get(name, name) / WEIGHTS)
-    own = dict(model.named_parameters(recurse=False))
-    _fill({tokens.get(name, name): parameter for name, parameter in own.items()}, folder / TOKENS)
+    own = model.named_parameters(recurse=False)
+    _fill({str(tokens.get(name, name)): parameter for name, parameter in own}, folder / TOKENS)
     return model
 
 
@@ -265,7 +265,7 @@ def save(
                     continue
                 (temporary / name).mkdir()
                 save_file(_cast(component.state_dict(), dtype), temporary / name / WEIGHTS)
-            own = dict(model.named_parameters(recurse=False))
+            own: dict[str, Tensor] = dict(model.named_parameters(recurse=False))
             save_file(_cast(own, dtype), temporary / TOKENS)
             values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
             (temporary / CONFIG).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
