@@ -102,7 +102,7 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
             layer.compile()
         fully_shard(layer, mesh=mesh.fsdp, reshard_after_forward=mesh.fsdp.size(-1) > 1)
     fully_shard(root, mesh=mesh.fsdp, reshard_after_forward=False)
-    deferred.make(root, mesh.device)
+    deferred.materialize(root, mesh.device)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:

@@ -154,7 +154,7 @@ def _language_model(config: BackboneConfig) -> Backbone:
     size = config.architecture.get("vocab_size", config.vocab_size)
     with torch.device("meta"):
         chosen = config.architecture or SMALL_DECODER
-        architecture = pretrained.describe({**chosen, "vocab_size": size}, "backbone")
+        architecture = pretrained.build_config({**chosen, "vocab_size": size}, "backbone")
         model = AutoModelForCausalLM.from_config(
             architecture, attn_implementation="sdpa", dtype=pretrained.dtype_of(config.dtype)
         )

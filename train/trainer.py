@@ -99,7 +99,7 @@ class Trainer:
         freeze(model, stage)
         distributed.parallelize(root, config, mesh)
         if newest is None:
-            deferred.read(root)
+            deferred.load_shards(root)
         elif not resumed:
             export.load_weights(root.model, newest)
         ema = optim.EMA(root.model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
@@ -245,10 +245,10 @@ class Trainer:
 def build_model(config: TrainConfig) -> WorldModel:
     """Build the model that a run starts from: that of `init_from`, or one with random weights.
 
-    Weights in files of other libraries are loaded later, by `deferred.read`.
+    Weights in files of other libraries are loaded later, by `deferred.load_shards`.
     """
     torch.manual_seed(config.seed)
-    with deferred.weights():
+    with deferred.loading():
         model = WorldModel.from_config(config.model, build_tokenizer(config))
     if config.init_from:
         model_folder.load_weights(model, config.init_from)

@@ -194,13 +194,13 @@ class Action:
                     name = takes.vector_names[index] if takes.vector_names else f"number {index + 1}"
                     raise InputError(f"The {name} of the action is {x:g}; use {low:g} to {high:g}.")
 
-    def seen_from(self, camera: Pose) -> "Action":
+    def relative_to(self, camera: Pose) -> "Action":
         """Return the action with a camera target replaced by the motion to it from the pose `camera`."""
         if self.camera is None or self.camera.mode == "velocity":
             return self
         return replace(self, camera=Camera("velocity", camera.motion_to(self.camera.pose)))
 
-    def moves(self, camera: Pose) -> Pose:
+    def move_camera(self, camera: Pose) -> Pose:
         """Return the pose of the camera after the action."""
         if self.camera is None:
             return camera
@@ -232,8 +232,8 @@ def resolve_camera_targets(actions: Sequence[Action]) -> list[Action]:
     """Replace the camera targets in the actions of all rounds of a world by motions."""
     resolved, camera = [], Pose()
     for action in actions:
-        resolved.append(action.seen_from(camera))
-        camera = action.moves(camera)
+        resolved.append(action.relative_to(camera))
+        camera = action.move_camera(camera)
     return resolved
 
 

@@ -99,13 +99,13 @@ class Counted:
 @contextmanager
 def watched() -> Iterator[Largest]:
     """Count what is read from now on, and see the largest tensor."""
-    leave, Counted.numbers = deferred.leave, 0
-    deferred.leave = lambda module, slices: leave(module, {name: Counted(x) for name, x in slices.items()})
+    attach, Counted.numbers = deferred.attach, 0
+    deferred.attach = lambda module, slices: attach(module, {name: Counted(x) for name, x in slices.items()})
     try:
         with Largest() as largest:
             yield largest
     finally:
-        deferred.leave = leave
+        deferred.attach = attach
 
 
 def run_config(folder: Path, run: str, mesh: MeshConfig | None = None, backbone: str = "") -> TrainConfig:
@@ -239,7 +239,7 @@ def test_a_stage_starts_with_the_weights_of_the_one_before(started: Path, mesh: 
     added = {name: x for name, x in found.items() if ".lora_" in name}
     assert added
     assert not any(x.any() for name, x in added.items() if ".lora_B." in name)
-    same({deferred.plain(name): x for name, x in found.items() if name not in added}, weights_of(wanted))
+    same({deferred.base_name(name): x for name, x in found.items() if name not in added}, weights_of(wanted))
 
 
 @pytest.mark.parametrize(("run", "mesh"), CASES)

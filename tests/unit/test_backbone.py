@@ -219,11 +219,11 @@ def test_deferred_loading(
     made.model.save_pretrained(tmp_path, max_shard_size="20KB")
     tokenizer.save_pretrained(tmp_path)
     dtype, chance = "bf16" if tie else "fp32", torch.get_rng_state()
-    with deferred.weights():
+    with deferred.loading():
         left = Backbone.from_pretrained(tmp_path, dtype=dtype)
     assert all(parameter.is_meta for parameter in left.parameters())
-    deferred.make(left, torch.device("cpu"))
-    deferred.read(left)
+    deferred.materialize(left, torch.device("cpu"))
+    deferred.load_shards(left)
     assert torch.equal(torch.get_rng_state(), chance)
     same(left, Backbone.from_pretrained(tmp_path, dtype=dtype))
 
@@ -238,10 +238,10 @@ def test_equal_embeddings_are_tied_by_deferred_loading(
     state = load_file(tmp_path / "model.safetensors")
     head = state["model.embed_tokens.weight"] + (0 if equal else 1)
     save_file({**state, "lm_head.weight": head}, tmp_path / "model.safetensors", {"format": "pt"})
-    with deferred.weights():
+    with deferred.loading():
         left = Backbone.from_pretrained(tmp_path)
-    deferred.make(left, torch.device("cpu"))
-    deferred.read(left)
+    deferred.materialize(left, torch.device("cpu"))
+    deferred.load_shards(left)
     assert (left.model.get_output_embeddings().weight is left.model.get_input_embeddings().weight) == equal
     same(left, Backbone.from_pretrained(tmp_path))
 

@@ -100,11 +100,11 @@ def as_frames(pictures: np.ndarray) -> Tensor:
 def test_deferred_loading(name: str, tmp_path: Path) -> None:
     AutoModel.from_config(AutoConfig.for_model(**ARCHITECTURES[name])).save_pretrained(tmp_path)
     whole = build_encoder(VisionConfig(encoder=str(tmp_path)), 16)
-    with deferred.weights():
+    with deferred.loading():
         left = build_encoder(VisionConfig(encoder=str(tmp_path)), 16)
     assert all(parameter.is_meta for parameter in left.parameters())
-    deferred.make(left, torch.device("cpu"))
-    deferred.read(left)
+    deferred.materialize(left, torch.device("cpu"))
+    deferred.load_shards(left)
     held = dict(left.named_parameters()) | dict(left.named_buffers())
     for key, tensor in [*whole.named_parameters(), *whole.named_buffers()]:
         assert torch.equal(held.pop(key), tensor), key

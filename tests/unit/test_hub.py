@@ -86,7 +86,7 @@ def test_load_weights_copies_a_saved_model(
 ) -> None:
     other = make_model(seed=5)
     folders.load_weights(other, model_folder)
-    deferred.read(other)
+    deferred.load_shards(other)
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other.state_dict().items())
     with pytest.raises(ModelError, match="does not fit"):
         folders.load_weights(make_model(image_size=64), model_folder)

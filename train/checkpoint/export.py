@@ -97,9 +97,9 @@ def load_model(config: TrainConfig, checkpoint: Path) -> WorldModel:
 
 def build_empty(config: TrainConfig) -> WorldModel:
     """Build a run's model without reading pretrained weights."""
-    with deferred.weights():
+    with deferred.loading():
         model = WorldModel.from_config(config.model, build_tokenizer(config))
-    deferred.make(model, torch.device("cpu"))
+    deferred.materialize(model, torch.device("cpu"))
     return model
 
 
@@ -113,11 +113,11 @@ def load_weights(model: WorldModel, checkpoint: Path) -> None:
             Nothing was changed then.
     """
     tensors, train = Manifest.read(checkpoint).tensors, train_settings(checkpoint)
-    held = {deferred.plain(name): x for name, x in module_state(model).items() if ".lora_" not in name}
+    held = {deferred.base_name(name): x for name, x in module_state(model).items() if ".lora_" not in name}
     state: State = {}
     for name, (dtype, shape) in tensors.items():
-        if deferred.plain(name) in held:
-            state[name] = held.pop(deferred.plain(name))
+        if deferred.base_name(name) in held:
+            state[name] = held.pop(deferred.base_name(name))
         elif name.startswith("model.") and ".lora_" in name:
             state[name] = torch.empty(shape, dtype=getattr(torch, dtype))
     load(checkpoint, state | held)

@@ -51,7 +51,7 @@ class ActionAdapter(nn.Module):
     def forward(self, actions: Sequence[Action], backbone: Backbone) -> list[Float[Tensor, "_ d"]]:
         """Embed actions; the length of each (a multiple of `SLOT`) does not depend on the others.
 
-        The camera's pose must be a motion: resolve targets first (`Action.seen_from`).
+        The camera's pose must be a motion: resolve targets first (`Action.relative_to`).
         """
         rows = []
         for action in actions:

@@ -75,7 +75,7 @@ def beside(name: str, other: str) -> str:
 @torch.no_grad()
 def apply(weight: Tensor, up: Tensor, down: Tensor, how: TrainedConfig) -> None:
     """Merge two factors into a weight, in place; if it is sharded, into the shard of this process."""
-    shard, index = deferred.part(weight)
+    shard, index = deferred.local_shard(weight)
     change = (up @ down) * (how.lora_alpha / how.lora_rank)
     shard += change[index].to(shard.device)
 

@@ -124,7 +124,7 @@ def prepare(model: WorldModel, worlds: Sequence[WorldState], actions: Sequence[A
     histories: list[History] = []
     remaining = iter(actions)
     for world in worlds:
-        resolved = [next(remaining).seen_from(camera) for camera in world.cameras]
+        resolved = [next(remaining).relative_to(camera) for camera in world.cameras]
         embeds = model.embed_round(observe(model, world.context, world.frames), resolved)
         for history, row in zip(world.histories, embeds, strict=True):
             kept = history if len(history) < model.config.history_rounds else ()
@@ -188,7 +188,7 @@ def finish(
             latents=made,
             frames=frames,
             histories=tuple(next(histories) for _ in world.seeds),
-            cameras=tuple(next(actions).moves(camera) for camera in world.cameras),
+            cameras=tuple(next(actions).move_camera(camera) for camera in world.cameras),
             round=world.round + 1,
             previous_latents=world.context[:, -1:],
             previous_frames=world.frames[:, -1:],

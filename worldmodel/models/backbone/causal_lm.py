@@ -103,15 +103,15 @@ class Backbone(nn.Module):
             ModelError: the folder holds no readable safetensors checkpoint of an allowed family.
         """
         weights_dtype = pretrained.dtype_of(dtype)
-        folder = pretrained.locate(name, revision, "backbone")
+        folder = pretrained.resolve_folder(name, revision, "backbone")
         model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
         if model_type in VISION_LANGUAGE:
             model_class, config = VISION_LANGUAGE[model_type], _language_config(folder)
-            model = pretrained.load(
+            model = pretrained.load_model(
                 model_class, folder, weights_dtype, attention.NAME, config, LANGUAGE_WEIGHTS
             )
         else:
-            model = pretrained.load(AutoModelForCausalLM, folder, weights_dtype, attention.NAME)
+            model = pretrained.load_model(AutoModelForCausalLM, folder, weights_dtype, attention.NAME)
         return cls(model, _tokenizer(folder))
 
     @classmethod
@@ -122,7 +122,7 @@ class Backbone(nn.Module):
             ConfigError, ModelError: as `from_config`.
         """
         if config.pretrained:
-            folder = pretrained.locate(config.pretrained, config.revision, "backbone")
+            folder = pretrained.resolve_folder(config.pretrained, config.revision, "backbone")
             model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
             multimodal = model_type in VISION_LANGUAGE
             architecture = _language_config(folder) if multimodal else pretrained.read_config(folder)
@@ -174,10 +174,10 @@ class Backbone(nn.Module):
         They are appended to `cache`. Without a cache, `layout` describes the documents packed into each row;
         None is one document per row. The states have the dtype of the embeddings.
         """
-        given, embeds = embeds.dtype, self._narrowed(embeds)
+        given, embeds = embeds.dtype, self._to_weight_dtype(embeds)
         if cache is not None:
             output = self.model.base_model(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
-            return self._widened(output.last_hidden_state, given)
+            return self._from_weight_dtype(output.last_hidden_state, given)
         layout = layout or Layout.causal(embeds.shape[1])
         layout = layout.shard(self.sequence, balance=True)
         output = self.model.base_model(
@@ -186,7 +186,7 @@ class Backbone(nn.Module):
             use_cache=False,
             layout=layout,
         )
-        return layout.gather(self._widened(output.last_hidden_state, given))
+        return layout.gather(self._from_weight_dtype(output.last_hidden_state, given))
 
     def predict_states(
         self,
@@ -207,7 +207,7 @@ class Backbone(nn.Module):
         """Return the logits of the vocabulary."""
         head, config = self.model.get_output_embeddings(), self.model.config
         assert head is not None, "a causal language model has an output layer"
-        scores = head(self._narrowed(hidden))
+        scores = head(self._to_weight_dtype(hidden))
         # Families that rescale their logits: Cohere, Granite, Gemma 2.
         if (scale := getattr(config, "logit_scale", None)) is not None:
             scores = scores * scale
@@ -217,11 +217,11 @@ class Backbone(nn.Module):
             scores = cap * torch.tanh(scores / cap)
         return scores
 
-    def _narrowed(self, x: Tensor) -> Tensor:
+    def _to_weight_dtype(self, x: Tensor) -> Tensor:
         """Return `x` in bf16 if the weights are in bf16; otherwise autocast decides."""
         return x.to(torch.bfloat16) if self.model.dtype == torch.bfloat16 else x
 
-    def _widened(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def _from_weight_dtype(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(dtype) if self.model.dtype == torch.bfloat16 else x
 
     @torch.no_grad()
@@ -260,7 +260,7 @@ def _architecture(
     _check_model_type(chosen.get("model_type"))
     # Token embeddings get unit norm, and logits of tied embeddings unit variance.
     scale = chosen.get("hidden_size", 256) ** -0.5
-    built = pretrained.describe(
+    built = pretrained.build_config(
         {"initializer_range": scale, **chosen},
         "backbone",
         vocab_size=len(tokenizer),
@@ -293,6 +293,6 @@ def _language_config(folder: Path) -> PreTrainedConfig:
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except pretrained.UNREADABLE as error:
-        reason = pretrained.reason(error)
+    except pretrained.LOAD_ERRORS as error:
+        reason = pretrained.first_line(error)
         raise ModelError(f"The tokenizer in {str(folder)!r} cannot be loaded: {reason}") from None

@@ -78,14 +78,14 @@ class DiffusersCodec(VideoCodec):
         else:
             arguments = dict(config.architecture)
             try:
-                vae_class = pipeline_folder.chosen(
+                vae_class = pipeline_folder.allowed_class(
                     arguments.pop("_class_name", None), CLASSES, "codec.architecture"
                 )
                 codec = cls(vae_class(**arguments))
             except (ModelError, RuntimeError, TypeError, ValueError) as error:
                 raise ConfigError(f"codec.architecture cannot be built: {error}") from None
         # Only now, so that the means and standard deviations of latents keep their precision.
-        pipeline_folder.hold(codec.vae, dtype)
+        pipeline_folder.convert(codec.vae, dtype)
         return codec
 
     @classmethod

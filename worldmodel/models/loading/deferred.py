@@ -1,10 +1,10 @@
 """Deferred loading: each process reads only its shard of the weights, after the model was sharded.
 
-    with deferred.weights():
+    with deferred.loading():
         model = WorldModel.from_config(config)  # parts of other libraries are on the meta device
     fully_shard(model, ...)
-    deferred.make(model, device)
-    deferred.read(model)  # or load a checkpoint
+    deferred.materialize(model, device)
+    deferred.load_shards(model)  # or load a checkpoint
 
 A process never holds more than its own shards, and those of one tensor while it reads.
 """
@@ -27,7 +27,7 @@ _ATTRIBUTE = "_deferred_slices"
 
 
 @contextmanager
-def weights() -> Iterator[None]:
+def loading() -> Iterator[None]:
     """Defer reading the weights of models of transformers that are loaded within the block."""
     before = _ENABLED.set(True)
     try:
@@ -36,22 +36,22 @@ def weights() -> Iterator[None]:
         _ENABLED.reset(before)
 
 
-def wanted() -> bool:
+def enabled() -> bool:
     """Return whether loading is deferred."""
     return _ENABLED.get()
 
 
-def leave(module: nn.Module, slices: Slices) -> None:
-    """Attach the slices from which `read` fills a module."""
+def attach(module: nn.Module, slices: Slices) -> None:
+    """Attach the slices from which `load_shards` fills a module."""
     setattr(module, _ATTRIBUTE, slices)
 
 
-def left(module: nn.Module) -> Slices | None:
+def attached(module: nn.Module) -> Slices | None:
     """Return the slices attached to a module; None if there are none."""
     return getattr(module, _ATTRIBUTE, None)
 
 
-def make(root: nn.Module, device: torch.device) -> None:
+def materialize(root: nn.Module, device: torch.device) -> None:
     """Allocate the parameters on the meta device on another device, in place; tied weights stay tied."""
     for parameter in [parameter for parameter in root.parameters() if parameter.is_meta]:
         empty = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
@@ -59,22 +59,22 @@ def make(root: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def read(root: nn.Module) -> None:
+def load_shards(root: nn.Module) -> None:
     """Read all deferred weights; of sharded ones only the shard of this process."""
-    for module in [module for module in root.modules() if left(module)]:
-        state = {plain(name): tensor for name, tensor in module.state_dict(keep_vars=True).items()}
+    for module in [module for module in root.modules() if attached(module)]:
+        state = {base_name(name): tensor for name, tensor in module.state_dict(keep_vars=True).items()}
         for name, source in module.__dict__.pop(_ATTRIBUTE).items():
-            shard, index = part(state[name])
+            shard, index = local_shard(state[name])
             if shard.numel():
                 shard.copy_(source[index])
 
 
-def plain(name: str) -> str:
+def base_name(name: str) -> str:
     """Return the name of a weight without LoRA."""
     return name.replace(".base_layer.", ".")
 
 
-def part(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+def local_shard(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
     """Return this process's shard of a tensor, and the index of the shard in the whole tensor."""
     if not isinstance(tensor, DTensor):
         return tensor, (slice(None),) * tensor.dim()

@@ -157,7 +157,7 @@ def download(name: str, **options: Any) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(pretrained.FETCHED), **options))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"There is no folder {name!r}, and the Hub has no such model: {pretrained.reason(error)}"
+            f"There is no folder {name!r}, and the Hub has no such model: {pretrained.first_line(error)}"
         ) from None
 
 
@@ -189,12 +189,12 @@ def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
 def load_weights(model: "WorldModel", name: str | Path) -> None:
     """Copy the weights of a saved model with the same config.
 
-    Those of components of other libraries stay in their files, for `deferred.read`.
+    Those of components of other libraries stay in their files, for `deferred.load_shards`.
 
     Raises:
         ModelError: there is no such model, or it has another config.
     """
-    with deferred.weights():
+    with deferred.loading():
         other = type(model).from_pretrained(name)
     own, theirs = model.state_dict(), other.state_dict()
     waiting = {key for key, x in theirs.items() if x.is_meta and key in own and own[key].shape == x.shape}
@@ -203,8 +203,8 @@ def load_weights(model: "WorldModel", name: str | Path) -> None:
     except RuntimeError as error:
         raise ModelError(f"{name} does not fit this config: {str(error).splitlines()[1].strip()}") from None
     for path, module in other.named_modules():
-        if slices := deferred.left(module):
-            deferred.leave(model.get_submodule(path), slices)
+        if slices := deferred.attached(module):
+            deferred.attach(model.get_submodule(path), slices)
 
 
 def read_config(folder: Path) -> WorldModelConfig:

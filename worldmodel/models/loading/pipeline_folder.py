@@ -105,7 +105,7 @@ def _present(folder: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def chosen(name: Any, allowed: Iterable[T], source: str) -> T:
+def allowed_class(name: Any, allowed: Iterable[T], source: str) -> T:
     """Return the allowed class with a name; `source` is named in the error.
 
     Raises:
@@ -125,7 +125,7 @@ def load_model(
     Raises:
         ModelError: the class is not allowed, or the weights cannot be read or do not match config.json.
     """
-    model_class = chosen(pretrained.read_json(folder).get("_class_name"), allowed, str(folder))
+    model_class = allowed_class(pretrained.read_json(folder).get("_class_name"), allowed, str(folder))
     try:
         loaded: Any = model_class.from_pretrained(
             str(folder),
@@ -134,8 +134,8 @@ def load_model(
             local_files_only=True,
             output_loading_info=True,
         )
-    except pretrained.UNREADABLE as error:
-        raise ModelError(f"{folder} cannot be loaded: {pretrained.reason(error)}") from None
+    except pretrained.LOAD_ERRORS as error:
+        raise ModelError(f"{folder} cannot be loaded: {pretrained.first_line(error)}") from None
     # diffusers initialises missing weights randomly and only warns.
     model, report = loaded
     wrong = sorted({*report["missing_keys"], *report["unexpected_keys"]})
@@ -161,7 +161,7 @@ def save_model(model: ModelMixin, folder: Path, dtype: torch.dtype) -> None:
     copy.save_pretrained(str(folder))
 
 
-def hold(model: ModelMixin, dtype: torch.dtype) -> None:
+def convert(model: ModelMixin, dtype: torch.dtype) -> None:
     """Convert the parameters of a model in place, except for those that diffusers keeps in fp32."""
     for name, parameter in model.named_parameters():
         if not keeps_fp32(model, name):
@@ -197,11 +197,11 @@ def load_text_encoder(source: Source) -> tuple[PreTrainedModel, PreTrainedTokeni
         raise ModelError(f"{folder} has no text encoder of type {' or '.join(TEXT_ENCODERS)}.")
     stored = values.get("dtype") or values.get("torch_dtype")
     dtype = torch.bfloat16 if stored == "bfloat16" else torch.float32
-    model = pretrained.load(encoder_class, folder, dtype, "sdpa")
+    model = pretrained.load_model(encoder_class, folder, dtype, "sdpa")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(source.tokenizer), local_files_only=True, trust_remote_code=False
         )
-    except pretrained.UNREADABLE as error:
-        raise ModelError(f"{source.tokenizer} cannot be loaded: {pretrained.reason(error)}") from None
+    except pretrained.LOAD_ERRORS as error:
+        raise ModelError(f"{source.tokenizer} cannot be loaded: {pretrained.first_line(error)}") from None
     return model.eval().requires_grad_(False), tokenizer

@@ -26,7 +26,7 @@ FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Data types of weights, by their names in configs."""
 
-UNREADABLE = (
+LOAD_ERRORS = (
     OSError,
     KeyError,
     TypeError,
@@ -53,7 +53,7 @@ def dtype_of(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def locate(name: str | Path, revision: str | None, part: str) -> Path:
+def resolve_folder(name: str | Path, revision: str | None, part: str) -> Path:
     """Return the local folder of a checkpoint, downloading a commit from the Hub if necessary.
 
     `part` is its name in error messages.
@@ -75,7 +75,7 @@ def locate(name: str | Path, revision: str | None, part: str) -> Path:
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=list(FETCHED)))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"The {part} {str(name)!r} at {revision} cannot be downloaded: {reason(error)}"
+            f"The {part} {str(name)!r} at {revision} cannot be downloaded: {first_line(error)}"
         ) from None
 
 
@@ -88,13 +88,13 @@ def read_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
     try:
         values = json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder / name} cannot be read: {reason(error)}") from None
+        raise ModelError(f"{folder / name} cannot be read: {first_line(error)}") from None
     if not isinstance(values, dict):
         raise ModelError(f"{folder / name} is not a mapping; pass a folder written by transformers.")
     return values
 
 
-def describe(architecture: Mapping[str, Any], part: str, **further: Any) -> PreTrainedConfig:
+def build_config(architecture: Mapping[str, Any], part: str, **further: Any) -> PreTrainedConfig:
     """Build a configuration of transformers; the caller has checked `model_type`.
 
     Raises:
@@ -114,11 +114,11 @@ def read_config(folder: Path) -> PreTrainedConfig:
     """
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except UNREADABLE as error:
-        raise ModelError(f"The config of {str(folder)!r} cannot be read: {reason(error)}") from None
+    except LOAD_ERRORS as error:
+        raise ModelError(f"The config of {str(folder)!r} cannot be read: {first_line(error)}") from None
 
 
-def load(
+def load_model(
     model_class: Any,
     folder: Path,
     dtype: torch.dtype,
@@ -129,7 +129,7 @@ def load(
     """Load a model of transformers; with `config` and `renaming`, a component of a larger checkpoint.
 
     Files are memory-mapped, so that loading needs no more memory than the model, and almost none within
-    `deferred.weights`. The caller has checked `model_type`.
+    `deferred.loading`. The caller has checked `model_type`.
 
     Raises:
         ModelError: the weights cannot be read, or do not match the configuration.
@@ -144,7 +144,7 @@ def load(
                 "config": config,
                 "state_dict": _open(folder, renaming),
             }
-        if deferred.wanted():
+        if deferred.enabled():
             source["device_map"] = {"": "meta"}
         model, report = model_class.from_pretrained(
             **source,
@@ -154,15 +154,15 @@ def load(
             attn_implementation=attention,
             dtype=dtype,
         )
-    except UNREADABLE as error:
-        raise ModelError(f"{str(folder)!r} cannot be loaded: {reason(error)}") from None
+    except LOAD_ERRORS as error:
+        raise ModelError(f"{str(folder)!r} cannot be loaded: {first_line(error)}") from None
     # transformers initialises missing weights randomly and only warns.
     wrong = sorted({*report["missing_keys"], *report["unexpected_keys"]})
     wrong += [str(entry[0]) for entry in report["mismatched_keys"]]
     if wrong:
         raise ModelError(f"The weights in {str(folder)!r} do not match its config.json at {wrong[0]!r}.")
     assert isinstance(model, PreTrainedModel)
-    if deferred.wanted():
+    if deferred.enabled():
         _defer(model, _open(folder, renaming or {"": ""}))
     return model
 
@@ -191,7 +191,7 @@ def _defer(model: PreTrainedModel, opened: dict[str, Any]) -> None:
             setattr(module, name, torch.empty_like(buffer, device="cpu"))
         if buffers:
             model._init_weights(module)
-    deferred.leave(model, slices)
+    deferred.attach(model, slices)
 
 
 def _open(folder: Path, renaming: Renaming) -> dict[str, Any]:
@@ -215,6 +215,6 @@ def _open(folder: Path, renaming: Renaming) -> dict[str, Any]:
     return found
 
 
-def reason(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or the name of its type if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -57,17 +57,17 @@ def build_encoder(config: VisionConfig, image_size: ImageSize, folder: Path | No
     """
     if folder is None and not config.encoder:
         _family(config.architecture.get("model_type"))
-        architecture = pretrained.describe(config.architecture, "vision")
+        architecture = pretrained.build_config(config.architecture, "vision")
         return _wrap(AutoModel.from_config(architecture, attn_implementation="sdpa"), {}, config, image_size)
-    folder = folder or pretrained.locate(str(config.encoder), config.revision, "vision encoder")
+    folder = folder or pretrained.resolve_folder(str(config.encoder), config.revision, "vision encoder")
     model_type = pretrained.read_json(folder).get("model_type")
     inside = MULTIMODAL.get(model_type) if isinstance(model_type, str) else None
     model_class = _family(inside or model_type).model_class
     if inside is None:
-        model = pretrained.load(model_class, folder, torch.float32, "sdpa")
+        model = pretrained.load_model(model_class, folder, torch.float32, "sdpa")
     else:
         vision_config = pretrained.read_config(folder).vision_config
-        model = pretrained.load(model_class, folder, torch.float32, "sdpa", vision_config, WEIGHTS)
+        model = pretrained.load_model(model_class, folder, torch.float32, "sdpa", vision_config, WEIGHTS)
     return _wrap(model, read_settings(folder), config, image_size)
 
 

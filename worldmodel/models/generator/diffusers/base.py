@@ -156,7 +156,7 @@ class DiffusersGenerator(VideoGenerator):
                     "condition.text needs a text encoder, which generator.architecture does not bring; set "
                     "generator.pretrained to a pipeline folder, or condition.text to false."
                 )
-            pipeline_folder.hold(transformer, dtype)
+            pipeline_folder.convert(transformer, dtype)
             scheduler = family.read_scheduler(chosen.scheduler)
             return family(transformer, scheduler, clip, streamed, None, codec, image)
         source = pipeline_folder.Source.of(folder or str(chosen.pretrained))
@@ -182,7 +182,7 @@ class DiffusersGenerator(VideoGenerator):
         if not values and folder is not None:
             values = pretrained.read_json(folder, "scheduler_config.json")
         values = dict(values or cls.scheduler_default)
-        scheduler_class = pipeline_folder.chosen(
+        scheduler_class = pipeline_folder.allowed_class(
             values.get("_class_name"), cls.scheduler_classes, "The scheduler"
         )
         try:
@@ -337,4 +337,4 @@ def _family(name: Any, place: str) -> type[DiffusersGenerator]:
     from worldmodel.models.generator.diffusers.wan import WanGenerator
 
     families = {each.transformer_class: each for each in (WanGenerator, LTXGenerator, CogVideoXGenerator)}
-    return families[pipeline_folder.chosen(name, families, place)]
+    return families[pipeline_folder.allowed_class(name, families, place)]

@@ -25,7 +25,7 @@ def describe(architecture: Mapping[str, Any], image_size: tuple[int, int]) -> Pa
     Raises:
         ConfigError: these are no arguments of a CLIP vision model.
     """
-    made = pretrained.describe({**architecture, "model_type": MODEL_TYPE}, "generator")
+    made = pretrained.build_config({**architecture, "model_type": MODEL_TYPE}, "generator")
     model = AutoModel.from_config(made, attn_implementation="sdpa")
     return PatchEncoder(model, {}, LAYER, image_size).requires_grad_(False)
 
@@ -44,6 +44,6 @@ def load(source: Source, image_size: tuple[int, int]) -> PatchEncoder:
         )
     if pretrained.read_json(folder).get("model_type") != MODEL_TYPE:
         raise ModelError(f"{folder} holds no image encoder of type {MODEL_TYPE}.")
-    model = pretrained.load(CLIPVisionModel, folder, torch.float32, "sdpa")
+    model = pretrained.load_model(CLIPVisionModel, folder, torch.float32, "sdpa")
     settings = read_settings(source.image_processor or folder)
     return PatchEncoder(model, settings, LAYER, image_size).requires_grad_(False)
