@@ -27,7 +27,7 @@ from worldmodel.data.sources import Recipe, Source, open_source
 from worldmodel.types import Episode
 
 if TYPE_CHECKING:
-    from worldmodel.data.loader import Stream
+    from worldmodel.data.loader import BatchLoader
 
 COLUMNS = {"video": "path", "text": "text", "keys": "keys"}
 BATCH = 8
@@ -71,16 +71,18 @@ class FarSource:
         self.near.close()
 
 
-def stream(table: Path, latency_s: float, num_steps: int, num_workers: int) -> "Stream":
+def stream(table: Path, latency_s: float, num_steps: int, num_workers: int) -> "BatchLoader":
     """Open the clips for `num_steps` batches."""
-    from worldmodel.data.loader import Stream  # not at the top, which workers read to find `Fetched`: torch
+    from worldmodel.data.loader import (
+        BatchLoader,
+    )  # not at the top, which workers read to find `Fetched`: torch
     from worldmodel.worlds.shapes.source import KEYS
 
     model = WorldModelConfig(action=ActionConfig(keys=KEYS))
     config = SourceConfig(kind="clips", path=str(table), columns=COLUMNS)
     data = DataConfig({"far": config}, num_workers=num_workers)
     stage = StageConfig(steps=num_steps, batch_size=BATCH, rounds=2, tasks={"rounds": 1.0})
-    return Stream({"far": FarSource(open_source("far", data, model), latency_s)}, data, stage, seed=0)
+    return BatchLoader({"far": FarSource(open_source("far", data, model), latency_s)}, data, stage, seed=0)
 
 
 def stalls(table: Path, step_s: float, num_steps: int) -> None:

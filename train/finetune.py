@@ -100,15 +100,22 @@ def run_stage(
         log.say(line)
     batches: list[loader.Batch] = []
     stream = loader.batches(
-        config.data, config.model, stage, config.seed, done, mesh.dp_rank, mesh.dp_size, progress.bad
+        config.data,
+        config.model,
+        stage,
+        config.seed,
+        done,
+        mesh.dp_rank,
+        mesh.dp_size,
+        progress.bad,
+        mesh.sum_counts,
     )
     with stream, Watchdog(config.hang_timeout_s) as watchdog:
         stalled, stragglers = 0.0, StragglerDetector()
         for batches in stream:
             watchdog.beat(f"step {done}")
             began = time.process_time()
-            result = trainer.step(batches, stop(), stream.left_out)
-            stream.hear(result.bad)
+            result = trainer.step(batches, stop(), stream.unreadable)
             for rank, slowdown in stragglers.step(time.process_time() - began).items():
                 log.say(f"  process {rank} is {slowdown:.1f}x slower than the others; check that machine")
             done += 1

@@ -1,6 +1,5 @@
 """The trainer of one stage, and its training step, which gives the same result on any mesh."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +63,6 @@ class StepResult:
     """Samples and tokens."""
     stop: bool
     """Whether any process was asked to stop."""
-    bad: dict[str, int]
-    """Unreadable clips of the step, by source."""
 
 
 @dataclass
@@ -148,9 +145,7 @@ class Trainer:
         check_same_samples(batches, unreadable, self.mesh)
         optim.set_learning_rates(self.optimizers, self.stage, step)
         prepared = self.prepare(batches)
-        counts, most, bad, stop = self._all_reduce(
-            prepared, Counter(source for source, _ in unreadable), stop
-        )
+        counts, most, stop = self._all_reduce(prepared, stop)
         sums: Losses = {}
         totals = []
         for index in range(most):
@@ -172,7 +167,7 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         if self.ema:
             self.ema.update(step)
-        return StepResult(*self._report(prepared, sums, counts, float(norm)), stop, bad)
+        return StepResult(*self._report(prepared, sums, counts, float(norm)), stop)
 
     def prepare(self, batches: Sequence[Batch]) -> list[StageBatch]:
         """Run the frozen parts over microbatches."""
@@ -200,22 +195,19 @@ class Trainer:
         with torch.no_grad():
             self.root(lambda: self.root.objective.finish(self.root.model, batches, self.mesh.sum))
 
-    def _all_reduce(
-        self, prepared: Sequence[StageBatch], bad: Counter[str], stop: bool
-    ) -> tuple[dict[str, float], int, dict[str, int], bool]:
-        """Return counts, most microbatches of any process, unreadable clips, and whether to stop."""
-        mesh, names, sources = self.mesh, sorted(prepared[0].counts), sorted(self.config.data.sources)
+    def _all_reduce(self, prepared: Sequence[StageBatch], stop: bool) -> tuple[dict[str, float], int, bool]:
+        """Return the counts and the most microbatches of all processes, and whether to stop."""
+        mesh, names = self.mesh, sorted(prepared[0].counts)
         counts = [sum(each.counts[name] for each in prepared) for name in names]
         microbatches = [len(prepared) * (rank == mesh.dp_rank) for rank in range(mesh.dp_size)]
-        own = [*counts, *(bad[source] for source in sources), *microbatches, stop]
+        own = [*counts, *microbatches, stop]
         vector = torch.tensor(own, dtype=torch.float64, device=mesh.device)
         if mesh.sequence.rank:  # processes that share a sequence hold the same counts
             vector[:-1] = 0
         dist.all_reduce(vector)
         values = vector.tolist()
-        totals, rest = dict(zip(names, values, strict=False)), values[len(names) :]
-        unreadable = {source: int(count) for source, count in zip(sources, rest, strict=False) if count}
-        return totals, int(max(rest[len(sources) : -1])), unreadable, rest[-1] > 0
+        totals = dict(zip(names, values, strict=False))
+        return totals, int(max(values[len(names) : -1])), values[-1] > 0
 
     def _total_loss(self, losses: Losses, counts: dict[str, float]) -> Tensor:
         """Add up the weighted losses, each divided by its count over all processes."""

@@ -96,7 +96,7 @@ def see(folder: Path) -> None:
         with loader.batches(data, MODEL, stage, seed=7) as stream:
             for step in stream:
                 for mesh in meshes:
-                    check_same_samples(step, stream.left_out, mesh)
+                    check_same_samples(step, stream.unreadable, mesh)
                 seen += [exactly(step)]
         both = [seen, seen]
         dist.all_gather_object(both, seen)

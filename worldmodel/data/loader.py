@@ -1,37 +1,39 @@
-"""Streams of training batches: the same in every run, on any number of processes, from any step on.
+"""Loader of training batches: the same in every run, on any number of processes, from any step on.
 
-The order is a function of (seed, step) (see order.py), so the state of a stream is that step, and how many
-clips could not be used before it. Episodes are read beside the training by processes that can be lost without
-a hang (see worker.py): decoding in threads would slow the training's own Python, and the procedural world is
-Python itself (benchmarks/loading.py).
-This is the only file that imports torchdata; its nodes carry the pipeline
+The samples of a step are a function of (seed, step) (see sampler.py), so the state of a loader is its step
+and the number of bad clips before it. Episodes are made by worker processes that can be lost without a hang
+(see worker.py): decoding in threads would slow down the trainer's own Python, and some sources are Python
+themselves (benchmarks/loading.py). No other module imports torchdata, whose nodes form the pipeline
 
-    IterableWrapper ─► ParallelMapper (asks the workers, in order) ─► Steps ─► Prefetcher
+    IterableWrapper ─► ParallelMapper (calls the workers, keeps the order) ─► StepCollator ─► Prefetcher
 """
 
 import logging
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchdata.nodes import BaseNode, IterableWrapper, Mapper, ParallelMapper, Prefetcher
 
 from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
-from worldmodel.data.sampler import Plan, Sample, share
+from worldmodel.data.sampler import Sample, StepSampler, rank_share
 from worldmodel.data.sources import Source, open_sources
-from worldmodel.data.worker import Answer, Bad, Failure, Request, Worker, answer, patient
+from worldmodel.data.worker import BadClip, Failure, Request, Result, Worker, make_episode, with_timeout
 from worldmodel.errors import ConfigError
 from worldmodel.types import Episode
 
 MAX_ATTEMPTS = 20
 """Bad clips in a row, in place of one sample, before the run fails."""
-GRACE = 200
-"""Clips before the share of bad ones is taken at its word."""
-MANNERS_S = 5.0
-"""A source that itself notices that nothing comes can say more, and is given the time."""
+MIN_CLIPS = 200
+"""Number of clips against which the share of bad ones is computed at first, when few were read."""
+SOURCE_GRACE_S = 5.0
+"""Extra time for a source to report its own timeout."""
+
+SumCounts = Callable[[Sequence[int]], list[int]]
+"""Sums counts, element by element, over all data-parallel ranks."""
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingSample:
     """A sample on its way through the pipeline."""
 
     step: int
@@ -59,15 +61,15 @@ class Asked:
     sample: Sample | None = None
     """None where a rank has no sample in a step."""
     request: Request | None = None
-    result: Answer | None = None
+    result: Result | None = None
     bad: tuple[str, ...] = ()
-    """Why the clips that it should have been could not be read."""
+    """Reasons why the clips that it replaces could not be read."""
 
 
-class Steps(BaseNode[list[Asked]]):
-    """Collects the samples of a step. Its state says nothing: a stream starts again at its step."""
+class StepCollator(BaseNode[list[PendingSample]]):
+    """Collects the samples of a step. It has no state: a loader restarts at its step."""
 
-    def __init__(self, source: BaseNode[Asked]) -> None:
+    def __init__(self, source: BaseNode[PendingSample]) -> None:
         super().__init__()
         self.source = source
 
@@ -75,27 +77,33 @@ class Steps(BaseNode[list[Asked]]):
         super().reset(initial_state)
         self.source.reset()
 
-    def next(self) -> list[Asked]:
-        asked = [next(self.source)]
-        while not asked[-1].last and not isinstance(asked[-1].result, Failure):
-            asked.append(next(self.source))
-        return asked
+    def next(self) -> list[PendingSample]:
+        samples = [next(self.source)]
+        while not samples[-1].last and not isinstance(samples[-1].result, Failure):
+            samples.append(next(self.source))
+        return samples
 
     def get_state(self) -> dict[str, Any]:
         return {}
 
 
-class Stream:
-    """Iterates over steps: each is a list of batches, this rank's part of the step.
+class BatchLoader:
+    """Iterates over the steps of a stage: each is a list of batches, this rank's part of the step.
 
     A rank's episodes of a step may have several shapes (clips that end early have fewer rounds), so the
-    number of batches differs between ranks and can be 0. A stream is a context manager; `close` ends its
+    number of batches differs between ranks and can be 0. A loader is a context manager; `close` ends its
     workers.
 
     Args:
-        first_step: where to start.
-        dp_rank: which part of every step is this rank's, of `dp_size`.
-        bad: how many clips could not be used before that step, by source.
+        sources: sources by name, as in `config.sources`.
+        config: workers, prefetching, windows and limits.
+        stage: steps, batch size and tasks.
+        seed: seed of the order of samples.
+        first_step: the step to start at.
+        dp_rank: index of this rank's part of every step, of `dp_size`.
+        bad: number of bad clips before `first_step`, by source.
+        sum_counts: sums bad clips over ranks, so that all ranks count the same; every rank calls it once a
+            step. None: this rank's clips are all.
 
     Raises:
         ConfigError: more clips are bad than `data.max_bad_fraction` allows, or a worker was killed or hangs.
@@ -111,85 +119,89 @@ class Stream:
         dp_rank: int = 0,
         dp_size: int = 1,
         bad: Mapping[str, int] | None = None,
+        sum_counts: SumCounts | None = None,
     ) -> None:
         self.sources, self.config, self.stage, self.seed = sources, config, stage, seed
-        self.dp_rank, self.dp_size = dp_rank, dp_size
-        self.plan = Plan(sources, stage_weights(config, stage), stage, seed, config.window)
-        self.plan.steps_before(first_step)  # counted now: far into a run it takes seconds
+        self.dp_rank, self.dp_size, self.sum_counts = dp_rank, dp_size, sum_counts
+        self.sampler = StepSampler(sources, stage_weights(config, stage), stage, seed, config.window)
+        self.sampler.steps_before(first_step)  # cached now: it takes seconds far into a run
         self.step = first_step
-        self.asking = ""
-        """The source that was last asked for a clip."""
+        self.active_source = ""
+        """The source that was called last."""
         self.bad = Counter(bad or {})
-        """Clips of the stage that could not be used so far, by source: of this rank and what `hear` told."""
-        self.left_out: list[tuple[str, str]] = []
-        """Source of each clip that this rank could not use in the newest step, and why."""
-        self.named: set[str] = set()
+        """Number of bad clips of the stage so far, by source, over all ranks."""
+        self.unreadable: list[tuple[str, str]] = []
+        """Source of each clip that this rank could not read in the newest step, and the reason."""
+        self.logged: set[str] = set()
         self.stall_s = 0.0
-        """Seconds that the caller has waited for batches."""
+        """Seconds that the caller waited for batches."""
         self.workers = [Worker(config.timeout_s) for _ in range(config.num_workers)]
-        self._node: BaseNode[list[Asked]] | None = self._pipeline()
+        self._node: BaseNode[list[PendingSample]] | None = self._pipeline()
 
-    def _pipeline(self) -> BaseNode[list[Asked]]:
+    def _pipeline(self) -> BaseNode[list[PendingSample]]:
         config = self.config
-        samples = patient(self._samples(self.step), config.timeout_s + MANNERS_S, self._late)
-        requests: BaseNode[Asked] = IterableWrapper(samples)
+        samples = with_timeout(
+            self._samples(self.step), config.timeout_s + SOURCE_GRACE_S, self._source_timeout
+        )
+        requests: BaseNode[PendingSample] = IterableWrapper(samples)
         if not self.workers:
-            return Steps(Mapper(requests, lambda asked: self._answered(asked, answer)))
+            return StepCollator(Mapper(requests, lambda pending: self._make(pending, make_episode)))
         idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in self.workers * 2:  # one episode is made, and the next already asked for
+        for worker in self.workers * 2:  # a worker makes one episode while its next request is waiting
             idle.put(worker)
 
-        def ask(asked: Asked) -> Asked:
+        def make(pending: PendingSample) -> PendingSample:
             worker = idle.get()
             try:
-                return self._answered(asked, worker.ask)
+                return self._make(pending, worker.make)
             finally:
                 idle.put(worker)
 
-        asking = ParallelMapper(requests, ask, num_workers=idle.qsize(), method="thread", in_order=True)
-        return Prefetcher(Steps(asking), prefetch_factor=config.prefetch)
+        made = ParallelMapper(requests, make, num_workers=idle.qsize(), method="thread", in_order=True)
+        return Prefetcher(StepCollator(made), prefetch_factor=config.prefetch)
 
-    def _samples(self, first_step: int) -> Iterator[Asked]:
+    def _samples(self, first_step: int) -> Iterator[PendingSample]:
         """Yield this rank's samples from a step on."""
         try:
             for step in range(first_step, self.stage.steps):
-                samples, rounds = self.plan.samples(step), self.stage.rounds
-                costs = [self._asked(sample).cost(sample.episode, rounds) for sample in samples]
-                mine = [samples[place] for place in share(costs, self.dp_rank, self.dp_size)]
-                if not mine:
-                    yield Asked(step, last=True)
-                for sample in mine:
-                    yield Asked(step, sample is mine[-1], sample, self._request(sample, sample.episode, step))
-        except Exception as error:  # here it would be lost in a thread
-            yield Asked(self.stage.steps, last=True, result=Failure(error))
+                samples, rounds = self.sampler.samples(step), self.stage.rounds
+                costs = [self._source(sample).cost(sample.episode, rounds) for sample in samples]
+                own = [samples[index] for index in rank_share(costs, self.dp_rank, self.dp_size)]
+                if not own:
+                    yield PendingSample(step, last=True)
+                for sample in own:
+                    request = self._request(sample, sample.episode, step)
+                    yield PendingSample(step, sample is own[-1], sample, request)
+        except Exception as error:  # would be lost in a thread
+            yield PendingSample(self.stage.steps, last=True, result=Failure(error))
 
     def _request(self, sample: Sample, episode: int, step: int) -> Request:
-        recipe = self._asked(sample).at(episode)
-        return Request(recipe, self.plan.task(step), self.seed, episode, self.stage.rounds)
+        recipe = self._source(sample).at(episode)
+        return Request(recipe, self.sampler.task(step), self.seed, episode, self.stage.rounds)
 
-    def _asked(self, sample: Sample) -> Source:
-        """Return the source of a sample, and remember that it was asked."""
-        self.asking = sample.source
+    def _source(self, sample: Sample) -> Source:
+        """Return the source of a sample, and record it for the message of a timeout."""
+        self.active_source = sample.source
         return self.sources[sample.source]
 
-    def _late(self) -> Asked:
-        """End the stream because a source does not answer."""
+    def _source_timeout(self) -> PendingSample:
+        """Return the end of a pipeline whose source does not respond."""
         error = ConfigError(
-            f"data.sources.{self.asking} has not said for {self.config.timeout_s:g} s where a clip is; "
-            "check its disk or connection, or raise data.timeout_s."
+            f"data.sources.{self.active_source} did not respond within {self.config.timeout_s:g} s; check "
+            "its disk or connection, or raise data.timeout_s."
         )
-        return Asked(self.stage.steps, last=True, result=Failure(error))
+        return PendingSample(self.stage.steps, last=True, result=Failure(error))
 
-    def _answered(self, asked: Asked, ask: Callable[[Request], Answer]) -> Asked:
-        """Have the episode of a sample made, or another in place of a bad one."""
-        sample, request = asked.sample, asked.request
+    def _make(self, pending: PendingSample, make: Callable[[Request], Result]) -> PendingSample:
+        """Make the episode of a sample, or another one in place of a bad one."""
+        sample, request = pending.sample, pending.request
         if sample is None or request is None:
-            return asked
+            return pending
         bad: list[str] = []
-        while isinstance(result := ask(request), Bad):
+        while isinstance(result := make(request), BadClip):
             bad.append(result.reason)
-            order = self.plan.orders.get(sample.source)
-            if order is None or len(bad) == MAX_ATTEMPTS:
+            sampler = self.sampler.samplers.get(sample.source)
+            if sampler is None or len(bad) == MAX_ATTEMPTS:
                 result = Failure(
                     ConfigError(
                         f"{len(bad)} clips in a row of data.sources.{sample.source} cannot be used; "
@@ -198,11 +210,12 @@ class Stream:
                 )
                 break
             try:
-                request = self._request(sample, order.replacement(sample.episode, len(bad)), asked.step)
+                replacement = sampler.replacement(sample.episode, len(bad))
+                request = self._request(sample, replacement, pending.step)
             except Exception as error:  # as in _samples
                 result = Failure(error)
                 break
-        return Asked(asked.step, asked.last, sample, result=result, bad=tuple(bad))
+        return PendingSample(pending.step, pending.last, sample, result=result, bad=tuple(bad))
 
     def __iter__(self) -> Iterator[list[Batch]]:
         return self
@@ -213,82 +226,78 @@ class Stream:
             raise StopIteration
         began = time.perf_counter()
         try:
-            step = next(self._node)
+            samples = next(self._node)
             self.stall_s += time.perf_counter() - began
             self.step += 1
-            self._check(step)
+            self._add_bad(samples)
+            self._check_bad_fraction()
+            for pending in samples:
+                if isinstance(pending.result, Failure):
+                    raise pending.result.error
         except BaseException:
             self.close()
             raise
-        return self._batches(step)
+        return self._batches(samples)
 
-    def _check(self, step: list[Asked]) -> None:
-        """Count and name this rank's bad clips of a step; raise what must end the run."""
-        self.left_out = [(each.sample.source, why) for each in step if each.sample for why in each.bad]
-        for source, reason in self.left_out:
-            if reason not in self.named:
-                log.warning("A clip of %s is left out: %s", source, reason)
-            self.named.add(reason)
-        self.bad.update(source for source, _ in self.left_out)
-        self._judge()
-        for asked in step:
-            if isinstance(asked.result, Failure):
-                raise asked.result.error
+    def _add_bad(self, samples: list[PendingSample]) -> None:
+        """Log this rank's bad clips of a step, and count those of all ranks."""
+        self.unreadable = [
+            (each.sample.source, reason) for each in samples if each.sample for reason in each.bad
+        ]
+        for source, reason in self.unreadable:
+            if reason not in self.logged:
+                log.warning("Skipped a clip of %s: %s", source, reason)
+            self.logged.add(reason)
+        counts = Counter(source for source, _ in self.unreadable)
+        if self.sum_counts is not None:
+            names = sorted(self.sources)
+            counts = Counter(dict(zip(names, self.sum_counts([counts[name] for name in names]), strict=True)))
+        self.bad += counts  # drops sources without bad clips
 
-    def hear(self, bad: Mapping[str, int]) -> None:
-        """Count the clips that all ranks together could not use in the newest step, instead of this rank's.
-
-        Raises:
-            ConfigError: they are too many, over all ranks and since the stage began.
-        """
-        self.bad = self.bad - Counter(source for source, _ in self.left_out) + Counter(bad)
-        self._judge()
-
-    def _judge(self) -> None:
-        """Refuse more bad clips than the run may have."""
+    def _check_bad_fraction(self) -> None:
         read = self.step * self.stage.batch_size
-        if self.bad.total() > self.config.max_bad_fraction * max(read, GRACE):
+        if self.bad.total() > self.config.max_bad_fraction * max(read, MIN_CLIPS):
             source, count = self.bad.most_common(1)[0]
             raise ConfigError(
                 f"{self.bad.total()} of {read} clips cannot be used, {count} of them of "
-                f"data.sources.{source} (the log names each); mend them or raise data.max_bad_fraction."
+                f"data.sources.{source} (the log names each); repair them or raise data.max_bad_fraction."
             )
 
-    def _batches(self, step: list[Asked]) -> list[Batch]:
-        """Put episodes of one shape together, at most `microbatch_size` of them.
+    def _batches(self, samples: list[PendingSample]) -> list[Batch]:
+        """Group episodes of one shape, at most `microbatch_size` of them.
 
         Episodes that ask for text may differ in length: texts are packed side by side.
         """
         by_shape: dict[tuple, list[tuple[int, Episode]]] = {}
-        for asked in step:
-            if asked.sample is not None and isinstance(episode := asked.result, Episode):
+        for pending in samples:
+            if pending.sample is not None and isinstance(episode := pending.result, Episode):
                 shape: tuple = (len(episode.actions), *(clip.shape for clip in episode.observations))
                 if episode.prompt is not None:
                     shape = (len(episode.observations),)
-                by_shape.setdefault(shape, []).append((asked.sample.index, episode))
-        number = step[0].step
-        task, self_rollout = self.plan.task(number), self.plan.self_rollout(number)
+                by_shape.setdefault(shape, []).append((pending.sample.index, episode))
+        step = samples[0].step
+        task, self_rollout = self.sampler.task(step), self.sampler.self_rollout(step)
         batches = []
         for rows in by_shape.values():
             size = self.stage.microbatch_size or len(rows)
             for first in range(0, len(rows), size):
                 indices, episodes = zip(*rows[first : first + size], strict=True)
-                batches.append(Batch(number, task, indices, list(episodes), self_rollout))
+                batches.append(Batch(step, task, indices, list(episodes), self_rollout))
         return batches
 
     def state(self) -> dict[str, Any]:
-        """Return where the stream stands: arguments of one that goes on from here."""
+        """Return the arguments with which another loader continues from here."""
         return {"first_step": self.step, "bad": dict(self.bad)}
 
     def close(self) -> None:
-        """End the workers; the stream is over."""
+        """End the workers and close the sources."""
         for worker in self.workers:
             worker.close()
         for source in self.sources.values():
             source.close()
         self._node = None  # torchdata's threads end with their nodes
 
-    def __enter__(self) -> "Stream":
+    def __enter__(self) -> "BatchLoader":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -320,12 +329,15 @@ def batches(
     dp_rank: int = 0,
     dp_size: int = 1,
     bad: Mapping[str, int] | None = None,
-) -> Stream:
-    """Stream one stage's batches from `first_step` on, for one of `dp_size` ranks that share every step.
+    sum_counts: SumCounts | None = None,
+) -> BatchLoader:
+    """Load one stage's batches from `first_step` on, for one of `dp_size` ranks that share every step.
 
-    Step `s` is made of samples `s * batch_size` up to `(s + 1) * batch_size`, whoever takes them.
+    Step `s` consists of samples `s * batch_size` up to `(s + 1) * batch_size`, whichever rank loads them. For
+    the arguments see `BatchLoader`.
 
     Raises:
         ConfigError: a setting, a source or a task is wrong.
     """
-    return Stream(open_sources(config, model), config, stage, seed, first_step, dp_rank, dp_size, bad)
+    sources = open_sources(config, model)
+    return BatchLoader(sources, config, stage, seed, first_step, dp_rank, dp_size, bad, sum_counts)

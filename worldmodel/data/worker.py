@@ -1,8 +1,8 @@
-"""A process that makes episodes: one end of a line asks, the other answers.
+"""Worker processes that make episodes on request.
 
-Every worker has a line of its own and no lock that others hold, so that one that is killed, or hangs, takes
-nobody with it: the asking side sees the end of the line at once, and a silence after its patience. A worker
-starts from this module alone: the training script is not imported a second time, and a notebook works.
+Every worker has a connection of its own and shares no lock with others, so a worker that is killed or hangs
+affects no other: the trainer sees the connection close at once, or time out. A worker imports this module
+only: the training script is not imported a second time, and notebooks work.
 """
 
 import os
@@ -25,8 +25,8 @@ from worldmodel.types import Episode
 
 T = TypeVar("T")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
-"""Else glibc gives the memory of every decoded frame back to the kernel, and asks for it again."""
+MALLOC_OPTIONS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
+"""Without these glibc returns the memory of every decoded frame to the kernel and requests it again."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Bad:
-    """Why an episode cannot be made; another takes its place."""
+class BadClip:
+    """Reason why an episode cannot be made; another one replaces it."""
 
     reason: str
 
@@ -54,15 +54,15 @@ class Failure:
     error: Exception
 
 
-Answer = Episode | Bad | Failure
+Result = Episode | BadClip | Failure
 
 
-def answer(request: Request) -> Answer:
+def make_episode(request: Request) -> Result:
     """Make an episode."""
     try:
         return request.recipe.episode(request.task, request.seed, request.index, request.rounds)
     except InputError as error:
-        return Bad(str(error))
+        return BadClip(str(error))
     except WorldModelError as error:
         return Failure(error)
     except Exception:
@@ -70,10 +70,10 @@ def answer(request: Request) -> Answer:
 
 
 class Worker:
-    """The asking side, which starts the process.
+    """Handle of a worker process, which it starts.
 
     Args:
-        timeout_s: how long an answer may take.
+        timeout_s: how long one episode may take.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -83,123 +83,124 @@ class Worker:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             here.setsockopt(socket.SOL_SOCKET, option, limit)
         with there:
-            self.process = subprocess.Popen(  # noqa: S603 -- this interpreter, and a text of ours
+            self.process = subprocess.Popen(  # noqa: S603 -- this interpreter, and fixed code
                 [sys.executable, "-P", "-c", f"from {__name__} import main; main({there.fileno()})"],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **ONE_THREAD, **KEPT_MEMORY, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**os.environ, **ONE_THREAD, **MALLOC_OPTIONS, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
-        self.line = here
+        self.connection = here
         self.sending, self.receiving = threading.Lock(), threading.Lock()
 
-    def ask(self, request: Request) -> Answer:
-        """Have an episode made; a second thread may ask meanwhile, so that the process never lacks work.
+    def make(self, request: Request) -> Result:
+        """Make an episode in the process.
 
-        Returns a `Failure` when the process was killed or does not answer in time: the caller then ends.
+        A second thread may call this meanwhile, so that the process always has a next request. Returns a
+        `Failure` when the process was killed or does not respond in time.
         """
         name = request.recipe.name
         try:
             with self.sending:
-                send(self.line, request)
-                self.receiving.acquire()  # in the order of the requests, as the answers come
+                send(self.connection, request)
+                self.receiving.acquire()  # results arrive in the order of the requests
             try:
-                return receive(self.line)
+                return receive(self.connection)
             finally:
                 self.receiving.release()
         except BlockingIOError:
             return Failure(
                 ConfigError(
-                    f"Data worker {self.process.pid} has been making {name} for more than "
-                    f"{self.timeout_s:g} s; look at that file, or raise data.timeout_s."
+                    f"Data worker {self.process.pid} did not finish {name} within {self.timeout_s:g} s; "
+                    "check that file, or raise data.timeout_s."
                 )
             )
         except (EOFError, OSError):
             code = self.process.wait(self.timeout_s)
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             return Failure(
                 ConfigError(
-                    f"Data worker {self.process.pid} was {how} while making {name}; "
+                    f"Data worker {self.process.pid} {how} while making {name}; "
                     "if memory ran out, lower data.num_workers or data.prefetch."
                 )
             )
 
     def close(self) -> None:
-        """End the process, whatever it does; an `ask` under way in another thread returns."""
+        """Kill the process; a call of `make` in another thread then returns."""
         self.process.kill()
         self.process.wait()
-        self.line.close()
+        self.connection.close()
 
 
-def patient(items: Iterator[T], timeout_s: float, late: Callable[[], T]) -> Iterator[T]:
-    """Yield what an iterator gives, asked for in a thread; where one item takes too long, end with `late()`.
+def with_timeout(items: Iterator[T], timeout_s: float, on_timeout: Callable[[], T]) -> Iterator[T]:
+    """Yield the items of an iterator that runs in a thread; end with `on_timeout()` when one takes too long.
 
     The iterator must not raise: its error would be lost in the thread.
     """
-    wanted, over = threading.Semaphore(0), threading.Event()
-    given: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
+    requested, closed = threading.Semaphore(0), threading.Event()
+    produced: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
 
-    def give() -> None:
+    def produce() -> None:
         for item in items:
-            given.put((item,))
-            wanted.acquire()
-            if over.is_set():
+            produced.put((item,))
+            requested.acquire()
+            if closed.is_set():
                 return
-        given.put(None)
+        produced.put(None)
 
-    threading.Thread(target=give, daemon=True).start()  # one that hangs must not keep the process
+    threading.Thread(target=produce, daemon=True).start()  # a thread that hangs must not block the exit
     try:
-        while (item := given.get(timeout=timeout_s)) is not None:
+        while (item := produced.get(timeout=timeout_s)) is not None:
             yield item[0]
-            wanted.release()
+            requested.release()
     except queue.Empty:
-        yield late()
+        yield on_timeout()
     finally:
-        over.set()
-        wanted.release()
+        closed.set()
+        requested.release()
 
 
-def send(line: socket.socket, thing: object) -> None:
-    """Send what `receive` gives on the other side; arrays go from where they lie, without a copy."""
+def send(connection: socket.socket, message: object) -> None:
+    """Send an object, which `receive` returns on the other side; arrays are sent without a copy."""
     arrays: list[pickle.PickleBuffer] = []
-    rest = pickle.dumps(thing, protocol=5, buffer_callback=arrays.append)
-    pixels = [array.raw() for array in arrays]
-    sizes = [len(rest), *(each.nbytes for each in pixels)]
-    line.sendall(struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes) + rest)
-    for each in pixels:
-        line.sendall(each)
+    rest = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
+    buffers = [array.raw() for array in arrays]
+    sizes = [len(rest), *(buffer.nbytes for buffer in buffers)]
+    connection.sendall(struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes) + rest)
+    for buffer in buffers:
+        connection.sendall(buffer)
 
 
-def receive(line: socket.socket) -> Any:
-    """Return what the other side sent; both sides are this program.
+def receive(connection: socket.socket) -> Any:
+    """Return the next object that the other side, a process of the same program, sent.
 
     Raises:
-        BlockingIOError: the line is silent for longer than its patience.
-        EOFError: the other side is gone.
+        BlockingIOError: nothing arrived within the timeout of the connection.
+        EOFError: the other side closed the connection.
     """
-    (count,) = struct.unpack("<Q", _bytes(line, 8))
-    sizes = struct.unpack(f"<{count}Q", _bytes(line, 8 * count))
-    rest, *pixels = [_bytes(line, size) for size in sizes]
-    return pickle.loads(rest, buffers=pixels)  # noqa: S301 -- from a process of ours, over a line of its own
+    (count,) = struct.unpack("<Q", _receive_bytes(connection, 8))
+    sizes = struct.unpack(f"<{count}Q", _receive_bytes(connection, 8 * count))
+    rest, *buffers = [_receive_bytes(connection, size) for size in sizes]
+    return pickle.loads(rest, buffers=buffers)  # noqa: S301 -- from our own process, over a private connection
 
 
-def _bytes(line: socket.socket, size: int) -> bytearray:
-    """Wait for all of a part in the kernel: coming back for every piece would fight for the GIL."""
+def _receive_bytes(connection: socket.socket, size: int) -> bytearray:
+    """Receive exactly `size` bytes; waiting in the kernel avoids contention for the GIL."""
     data = bytearray(size)
     missing = memoryview(data)
     while missing:
-        got = line.recv_into(missing, flags=socket.MSG_WAITALL)
-        if not got:
+        received = connection.recv_into(missing, flags=socket.MSG_WAITALL)
+        if not received:
             raise EOFError
-        missing = missing[got:]
+        missing = missing[received:]
     return data
 
 
-def main(line_number: int) -> None:
-    """Answer on an inherited line until the asking side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training to handle
-    with socket.socket(fileno=line_number) as line:
+def main(descriptor: int) -> None:
+    """Serve requests on an inherited connection until the other side closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the trainer
+    with socket.socket(fileno=descriptor) as connection:
         while True:
             try:
-                send(line, answer(receive(line)))
+                send(connection, make_episode(receive(connection)))
             except (EOFError, OSError):
                 return

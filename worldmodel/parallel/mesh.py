@@ -1,5 +1,6 @@
 """The mesh of processes: dp_replicate x dp_shard x cp x sp, with ranks in row-major order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -132,6 +133,10 @@ class Mesh:
         if self.dp_size > 1:
             dist.all_reduce(total, group=self.samples)
         return total
+
+    def sum_counts(self, counts: Sequence[int]) -> list[int]:
+        """Return the sums over the data-parallel processes of this sequence rank."""
+        return self.sum(torch.tensor(counts, device=self.device)).tolist()
 
     def barrier(self) -> None:
         """Wait for all processes."""

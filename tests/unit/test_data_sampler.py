@@ -1,4 +1,4 @@
-"""The order of samples: a function of (seed, step) that shares, mixes and shuffles as it says."""
+"""Samplers: the order of samples is a function of (seed, step)."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldmodel.config import StageConfig
-from worldmodel.data.sampler import BLOCK, Mixture, Order, Plan, share
+from worldmodel.data.sampler import BLOCK, EpisodeSampler, Mixture, StepSampler, rank_share
 from worldmodel.data.sources import Recipe
 from worldmodel.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A source of which only the index matters."""
+    """A source whose episodes are never made."""
 
     size: int | None
     tasks: tuple[str, ...] = ("rounds",)
@@ -32,14 +32,14 @@ class Rows:
         pass
 
 
-def plan(sources: dict[str, Rows], weights: dict[str, float] | None = None, **stage: object) -> Plan:
+def plan(sources: dict[str, Rows], weights: dict[str, float] | None = None, **stage: object) -> StepSampler:
     settings = StageConfig(**{"steps": 100, "tasks": {"rounds": 1.0}, **stage})
-    return Plan(sources, weights or dict.fromkeys(sources, 1.0), settings, seed=5, window=7)
+    return StepSampler(sources, weights or dict.fromkeys(sources, 1.0), settings, seed=5, window=7)
 
 
 @given(st.integers(1, 60), st.integers(1, 25), st.integers(0, 9))
 def test_every_epoch_has_every_row_once(size: int, window: int, seed: int) -> None:
-    order = Order(Rows(size), "clips", window, seed)
+    order = EpisodeSampler(Rows(size), "clips", window, seed)
     walk = [order.episode(position) for position in range(3 * size)]
     for epoch in range(3):
         assert sorted(walk[epoch * size : (epoch + 1) * size]) == list(
@@ -49,7 +49,7 @@ def test_every_epoch_has_every_row_once(size: int, window: int, seed: int) -> No
 
 def test_epochs_and_seeds_and_sources_differ() -> None:
     def rows(name: str, seed: int, epoch: int) -> list[int]:
-        order = Order(Rows(100), name, 32, seed)
+        order = EpisodeSampler(Rows(100), name, 32, seed)
         return [order.episode(epoch * 100 + place) % 100 for place in range(100)]
 
     orders = [rows("a", 0, 0), rows("a", 0, 1), rows("a", 1, 0), rows("b", 0, 0)]
@@ -58,7 +58,7 @@ def test_epochs_and_seeds_and_sources_differ() -> None:
 
 
 def test_a_window_bounds_how_far_reading_jumps() -> None:
-    order = Order(Rows(1000), "clips", 50, 0)
+    order = EpisodeSampler(Rows(1000), "clips", 50, 0)
     walk = [order.episode(position) for position in range(1000)]
     assert max(len({row // 50 for row in walk[i : i + 50]}) for i in range(0, 1000, 50)) == 1
     assert Counter(row // 50 for row in walk).most_common(1)[0][1] == 50
@@ -67,7 +67,7 @@ def test_a_window_bounds_how_far_reading_jumps() -> None:
 
 
 def test_a_stream_is_read_front_to_back() -> None:
-    order = Order(Rows(None, seekable=False), "stream", 8, 0)
+    order = EpisodeSampler(Rows(None, seekable=False), "stream", 8, 0)
     walk = [order.episode(position) for position in range(40)]
     assert walk != sorted(walk)
     assert all(sorted(walk[i : i + 8]) == list(range(i, i + 8)) for i in range(0, 40, 8))
@@ -76,7 +76,7 @@ def test_a_stream_is_read_front_to_back() -> None:
 
 @given(st.integers(2, 60), st.integers(2, 25), st.integers(0, 10**6))
 def test_a_replacement_is_another_row_of_the_window(size: int, window: int, episode: int) -> None:
-    order = Order(Rows(size), "clips", window, 3)
+    order = EpisodeSampler(Rows(size), "clips", window, 3)
     epoch, row = divmod(episode, size)
     alone = min(order.window, size - row // order.window * order.window) == 1
     for attempt in range(1, 5):
@@ -89,12 +89,12 @@ def test_a_replacement_is_another_row_of_the_window(size: int, window: int, epis
 
 def test_a_window_without_a_good_row_is_left() -> None:
     """Of 41 rows in windows of 8, the last stands alone and those of one window are all bad."""
-    order = Order(Rows(41), "clips", 8, 3)
+    order = EpisodeSampler(Rows(41), "clips", 8, 3)
     for row, bad in ((40, {40}), (17, set(range(16, 24)))):
         tried = [order.replacement(row, attempt) for attempt in range(1, 20)]
         assert set(tried) - bad
         assert all(0 <= other < 41 and other != row for other in tried)
-    assert Order(Rows(1), "clips", 8, 3).replacement(5, 1) == 5  # there is no other
+    assert EpisodeSampler(Rows(1), "clips", 8, 3).replacement(5, 1) == 5  # there is no other
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(0, 5000), st.integers(0, 9))
@@ -102,10 +102,10 @@ def test_shares_are_exact_in_every_block(weights: list[float], samples: int, see
     mixture = Mixture(weights, seed)
     drawn = [mixture.source(sample) for sample in range(min(samples, 1200))]
     for source, weight in enumerate(weights):
-        assert mixture.given(source, len(drawn)) == drawn.count(source)
+        assert mixture.count(source, len(drawn)) == drawn.count(source)
         wanted = weight / sum(weights)
         rounding = max(1, len(weights))  # samples of a block
-        assert abs(mixture.given(source, 5 * BLOCK) / (5 * BLOCK) - wanted) <= rounding / BLOCK
+        assert abs(mixture.count(source, 5 * BLOCK) / (5 * BLOCK) - wanted) <= rounding / BLOCK
 
 
 @given(
@@ -129,7 +129,7 @@ def test_a_mixture_walks_every_source_in_its_own_order(
     steps = [made.samples(number) for number in range(step + 4)]
     for name in ("one", "two"):
         walk = [sample.episode for samples in steps for sample in samples if sample.source == name]
-        order = Order(sources[name], name, 7, 5)
+        order = EpisodeSampler(sources[name], name, 7, 5)
         assert walk == [order.episode(position) for position in range(len(walk))]
     for samples in steps:
         assert all(s.episode == s.index for s in samples if s.source == "world")
@@ -146,7 +146,7 @@ def test_weights_of_zero_and_tasks_nobody_offers() -> None:
     assert {sample.source for sample in made.samples(0)} == {"two"}
     with pytest.raises(ConfigError, match=r"'dance'.*rounds"):
         plan(sources, tasks={"dance": 1.0})
-    with pytest.raises(ConfigError, match=r"with a weight offers the task 'rounds'.*offer nothing"):
+    with pytest.raises(ConfigError, match=r"'rounds'.*nothing"):
         plan(sources, {"one": 0.0, "two": 0.0})
 
 
@@ -160,7 +160,7 @@ def test_own_steps_follow_the_schedule() -> None:
 
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.5]), max_size=40), st.integers(1, 9))
 def test_ranks_share_a_step_without_overlap(costs: list[float], dp_size: int) -> None:
-    parts = [share(costs, rank, dp_size) for rank in range(dp_size)]
+    parts = [rank_share(costs, rank, dp_size) for rank in range(dp_size)]
     assert sorted(place for part in parts for place in part) == list(range(len(costs)))
     loads = [sum(costs[place] for place in part) for part in parts]
     assert max(loads) <= sum(costs) / dp_size + max(costs, default=0)
