@@ -28,10 +28,10 @@ from worldmodel.media.tensors import to_frames
 from worldmodel.models.layers import attention
 from worldmodel.models.loading import model_folder
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.report import RunLog
 from worldmodel.train import distributed, summary
 from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
+from worldmodel.train.run_log import RunLog
 from worldmodel.train.trainer import Progress, Trainer
 from worldmodel.train.watchdog import StragglerDetector, Watchdog
 
@@ -97,7 +97,7 @@ def run_stage(
     done = progress.step
     log = RunLog(run, name, stage.steps, done, mesh.first, config.log_every)
     for line in summary.describe(trainer.root, stage, mesh):
-        log.say(line)
+        log.print(line)
     batches: list[loader.Batch] = []
     stream = loader.batches(
         config.data,
@@ -117,7 +117,7 @@ def run_stage(
             began = time.process_time()
             result = trainer.step(batches, stop(), stream.unreadable)
             for rank, slowdown in stragglers.step(time.process_time() - began).items():
-                log.say(f"  process {rank} is {slowdown:.1f}x slower than the others; check that machine")
+                log.print(f"  process {rank} is {slowdown:.1f}x slower than the others; check that machine")
             done += 1
             log.step(done - 1, batches[0].task, result.losses, result.processed, stream.stall_s - stalled)
             stalled = stream.stall_s
@@ -130,7 +130,7 @@ def run_stage(
                 return False
     trainer.finish(batches)
     trainer.save(checkpoints, stage.steps, stream.bad, ended=True)
-    log.say(f"  peak memory: {summary.peak_memory(mesh.device)}")
+    log.print(f"  peak memory: {summary.peak_memory(mesh.device)}")
     log.close()
     return not stop()
 
@@ -139,7 +139,7 @@ def log_preview(trainer: Trainer, batches: list[loader.Batch], log: RunLog, step
     """Write true and predicted videos of a batch."""
     pair = trainer.preview(batches[0])
     if pair is not None:
-        log.picture(step, *(np.stack([to_frames(clip) for clip in clips]) for clips in pair))
+        log.write_samples(step, *(np.stack([to_frames(clip) for clip in clips]) for clips in pair))
 
 
 def settled(config: TrainConfig) -> TrainConfig:

@@ -21,10 +21,10 @@ from worldmodel.data import loader
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
-from worldmodel.report import read_metrics
 from worldmodel.train import distributed, finetune, publish, trainer
 from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.components import settings_of
+from worldmodel.train.run_log import read_metrics
 from worldmodel.train.trainer import StepResult, Trainer
 
 
