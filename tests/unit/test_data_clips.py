@@ -14,7 +14,7 @@ import pytest
 
 from worldmodel import media
 from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
-from worldmodel.data.clips import Broken, Clip
+from worldmodel.data.clips import BrokenClip, Clip
 from worldmodel.data.columns import track_of
 from worldmodel.data.sources import Source, open_source
 from worldmodel.data.tables import open_table as open_file
@@ -100,7 +100,7 @@ def test_reading_from_the_middle_shows_what_reading_whole_shows(tmp_path: Path) 
             assert np.array_equal(media.read_video(path, 32, 8, 6, first / 8), whole[first : first + 6])
         for first in (5, 77):
             assert np.array_equal(media.read_video(path, 32, None, 6, first / 24), own[first : first + 6])
-        with pytest.raises(InputError, match="no decodable frame from 9"):
+        with pytest.raises(InputError, match=" 9 s"):
             media.read_video(path, 32, 8, 6, 9.0)
 
 
@@ -164,7 +164,7 @@ def test_start_and_end_bound_the_clip(counting: Path, tmp_path: Path) -> None:
     assert len(actions) == 1
     assert seen[-1] < 28
     assert (shorter.cost(0, 3), source.cost(0, 3), source.cost(0, 1)) == (1, 2, 1)
-    with pytest.raises(InputError, match=r"counting.mp4.*8 frames at 8 a second, and a round takes 1 \+ 8"):
+    with pytest.raises(InputError, match=r"counting.mp4.* 8 frames.*1 \+ 8"):
         rounds(one(counting, tmp_path, start=7, end=8.0), 0)
 
 
@@ -193,7 +193,7 @@ def test_a_recording_is_the_world_that_was_recorded(tmp_path: Path) -> None:
         recorder.record(tmp_path, 0)
     model = WorldModelConfig(action=ActionConfig(keys=KEYS))
     world = open_source("world", DataConfig({"world": SourceConfig()}), model)
-    with pytest.raises(ConfigError, match=r"set model\.codec\.image_size, now 32, to 64"):
+    with pytest.raises(ConfigError, match=r"model\.codec\.image_size.*32.*64"):
         open_source("world", DataConfig({"world": SourceConfig()}), MODEL)
     source = open_table(tmp_path / "clips.csv", COLUMNS, model)
     assert source.size == 3
@@ -285,18 +285,18 @@ def test_an_address_names_a_file_that_is_there(counting: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"keys": ["left", "jmup"]}, "row 1.*'jmup'; did you mean 'jump'"),
-        ({"vector": [1, 2, 3]}, "row 1: the vector of the action has 3 numbers; pass 2\\."),
-        ({"vector": [math.nan, 1]}, "row 1: the vector of the action, .*, is not finite"),
-        ({"vector": ["a", 1]}, "row 1: the vector of an action is .*; pass a list of numbers"),
-        ({"keys": [3]}, "row 1: the keys of an action are .*; pass a list of names"),
-        ({"start": 5, "end": 4}, "row 1.*ends at 4 s"),
+        ({"keys": ["left", "jmup"]}, "row 1.*'jmup'.*'jump'"),
+        ({"vector": [1, 2, 3]}, "row 1: .*vector.* 3 .* 2"),
+        ({"vector": [math.nan, 1]}, "row 1: .*vector.*not finite"),
+        ({"vector": ["a", 1]}, "row 1: .*vector.*'a'"),
+        ({"keys": [3]}, "row 1: .*keys.*3"),
+        ({"start": 5, "end": 4}, "row 1.* 4 s"),
         ({"start": "soon"}, "row 1.*'soon'"),
-        ({"text": [3]}, "row 1: the text of an action is 3; pass a sentence"),
-        ({"text": [{"text": "x"}]}, "row 1.*without start and end"),
-        ({"path": "gone"}, "row 1.*no file.*gone"),
-        ({"path": ""}, "row 1.*names no video"),
-        ({"path": "../../etc/hostname"}, "row 1.*leads out of"),
+        ({"text": [3]}, "row 1: .*text.* 3"),
+        ({"text": [{"text": "x"}]}, "row 1.*start and end"),
+        ({"path": "gone"}, "row 1.*gone"),
+        ({"path": ""}, "row 1.*no video"),
+        ({"path": "../../etc/hostname"}, r"row 1.*\.\./etc/hostname"),
     ],
     ids=str,
 )
@@ -317,11 +317,11 @@ def test_the_wrong_row_of_many_is_found(counting: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "more", "told"),
     [
-        ({"video": "pathe"}, {}, "did you mean 'path'"),
-        ({"film": "path"}, {}, "'film'; the fields are video"),
-        ({}, {}, "must say which column is the video: path, text"),
-        ({"video": "path"}, {"preset": "webvit"}, "'webvit'; use webvid, panda70m, openvid"),
-        ({"video": "path"}, {"root": "/no/such/folder"}, "no folder"),
+        ({"video": "pathe"}, {}, "'pathe'.*'path'"),
+        ({"film": "path"}, {}, "'film'.*video"),
+        ({}, {}, "columns.*path, text"),
+        ({"video": "path"}, {"preset": "webvit"}, "'webvit'.*webvid, panda70m, openvid"),
+        ({"video": "path"}, {"root": "/no/such/folder"}, "/no/such/folder"),
     ],
 )
 def test_columns_that_cannot_be(
@@ -334,19 +334,19 @@ def test_columns_that_cannot_be(
 
 def test_actions_that_the_model_does_not_take(counting: Path, tmp_path: Path) -> None:
     path = table(tmp_path, [{"path": counting.name, "vector": [1.0]}])
-    with pytest.raises(ConfigError, match="names vector, but the model takes no vector"):
+    with pytest.raises(ConfigError, match="vector"):
         open_table(path, {"video": "path", "vector": "vector"}, WorldModelConfig(), root=str(counting.parent))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("gone.csv", None, "no table"),
-        ("clips.txt", "x", "none of .csv"),
+        ("gone.csv", None, "gone.csv"),
+        ("clips.txt", "x", "clips.txt.*.csv"),
         ("clips.csv", "path,text\n", "no rows"),
         ("clips.csv", "", "no rows"),
-        ("clips.jsonl", "{broken\n", "no JSON"),
-        ("clips.jsonl", "[1]\n", "no JSON object"),
+        ("clips.jsonl", "{broken\n", "not valid JSON"),
+        ("clips.jsonl", "[1]\n", "not a JSON object"),
     ],
 )
 def test_a_table_that_cannot_be(tmp_path: Path, name: str, content: str | None, told: str) -> None:
@@ -360,8 +360,8 @@ def test_a_broken_row_among_good_ones_is_a_bad_clip(counting: Path, tmp_path: Pa
     path = tmp_path / "clips.csv"
     path.write_text(f"path,text\n{counting.name},fine\n{counting.name},one,too many\n{counting.name},fine\n")
     source = open_table(path, {"video": "path", "text": "text"}, root=str(counting.parent))
-    assert isinstance(source.at(1), Broken)
-    with pytest.raises(InputError, match=r"row 2.*3 cells, and the header 2"):
+    assert isinstance(source.at(1), BrokenClip)
+    with pytest.raises(InputError, match=r"row 2.* 3 .* 2"):
         source.at(1).episode("rounds", 0, 1, 1)
     assert rounds(source, 2)[1][0].text == "fine"
 
@@ -416,7 +416,7 @@ def test_a_broken_row_of_many_clips_is_one_bad_clip(counting: Path, tmp_path: Pa
     captions = PUBLISHED["panda70m"][2]
     for index, caption in zip((0, 1, 4, 5), captions * 2, strict=True):
         assert rounds(source, index, 1)[1][0].text == caption
-    for index, told in ((2, "row 2: it has 2 cells"), (3, "row 3")):
+    for index, told in ((2, "row 2: .* 2 "), (3, "row 3")):
         with pytest.raises(InputError, match=told):
             rounds(source, index, 1)
     source.close()
@@ -438,7 +438,7 @@ def test_a_damaged_part_of_a_parquet_file_is_bad_clips(counting: Path, tmp_path:
     path.write_bytes(data)
     source = open_table(path, {"video": "path", "text": "text"}, root=str(counting.parent))
     assert rounds(source, 19, 1)[1][0].text == rows[19]["text"]
-    with pytest.raises(InputError, match="row 31: its part of the file is damaged"):
+    with pytest.raises(InputError, match="row 31"):
         rounds(source, 30, 1)
     source.close()
 
@@ -449,5 +449,5 @@ def test_cells_are_read_as_written() -> None:
     assert track_of("left + up", "keys").values == (("left", "up"),)
     assert track_of("[]", "keys").values == ()
     assert track_of("0.5", "vector").values == ((0.5,),)
-    with pytest.raises(InputError, match="no JSON"):
+    with pytest.raises(InputError, match=r"vector.*\[1,"):
         track_of("[1,", "vector")

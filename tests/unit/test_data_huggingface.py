@@ -100,9 +100,9 @@ def test_many_threads_may_ask() -> None:
 
 
 def test_a_stream_that_breaks_or_hangs_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="here cannot be read on: the line is dead"):
+    with pytest.raises(ConfigError, match=r"here.*the line is dead"):
         ReadAhead(Rows(10, breaks_at=3), 8, 10.0, "here").row(0)
-    with pytest.raises(ConfigError, match=r"did not send 8 rows in 0.3 s"):
+    with pytest.raises(ConfigError, match=r"here.* 8 .* 0.3 s"):
         ReadAhead(Rows(10, hangs_at=3), 8, 0.3, "here").row(0)
 
 
@@ -110,7 +110,7 @@ def test_closing_ends_those_who_wait() -> None:
     ahead, told = ReadAhead(Rows(10, hangs_at=3), 8, 60.0, "here"), []
 
     def ask() -> None:
-        with pytest.raises(ConfigError, match="here cannot be read on: it was closed"):
+        with pytest.raises(ConfigError, match=r"here.*closed"):
             ahead.row(0)
         told.append(True)
 
@@ -121,7 +121,7 @@ def test_closing_ends_those_who_wait() -> None:
     ahead.close()
     thread.join(20)
     assert told
-    with pytest.raises(ConfigError, match="it was closed"):  # and nothing is read any more
+    with pytest.raises(ConfigError, match="closed"):  # and nothing is read any more
         ahead.row(0)
     assert ahead.thread is None
 
@@ -194,9 +194,9 @@ def test_bytes_in_parquet(datasets: Any, recorded: Path, tmp_path: Path) -> None
     for index in (0, 2, 5):
         assert source.at(index).episode("describe", 0, index, 1).answer == f"clip {index}"
     source.close()
-    with pytest.raises(ConfigError, match=r"'txet'.*did you mean 'text'"):
+    with pytest.raises(ConfigError, match=r"'txet'.*'text'"):
         open_source("hub", configured(folder, columns={"text": "txet"}), MODEL)
-    with pytest.raises(ConfigError, match="which column is the video"):
+    with pytest.raises(ConfigError, match=r"columns.video"):
         open_source("hub", configured(folder, columns={"video": "film"}), MODEL)
 
 
@@ -248,12 +248,12 @@ def test_a_row_cannot_name_files_elsewhere(datasets: Any, tmp_path: Path) -> Non
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "set" / "train.parquet")
     source = open_source("hub", configured(tmp_path / "set"), MODEL)
     for index in range(len(outside)):
-        with pytest.raises(InputError, match=r"leads out of|not in the dataset's own"):
+        with pytest.raises(InputError, match=r"outside of|not in the dataset's own"):
             source.at(index).episode("rounds", 0, index, 1)
     source.close()
 
 
 def test_a_dataset_that_is_not_there(datasets: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data.sources.hub.*cannot be opened") as caught:
+    with pytest.raises(ConfigError, match=r"data.sources.hub") as caught:
         open_source("hub", configured(tmp_path / "nothing"), MODEL)
     assert "\n" not in str(caught.value)

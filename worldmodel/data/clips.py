@@ -1,4 +1,4 @@
-"""A clip of the user's: a video file and what was done in it, cut into rounds."""
+"""Clips: a video with its text and actions, divided into rounds."""
 
 import os
 from collections.abc import Sequence
@@ -13,64 +13,64 @@ from worldmodel.errors import InputError
 from worldmodel.types import DESCRIBE, Action, Camera, Episode, Pose
 
 WITH_TEXT = ("rounds", "imagine", "describe")
-"""Tasks of clips that come with text; those without have only the first."""
+"""Tasks of clips with text; clips without text only have the first."""
 EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
 
 
 @dataclass(frozen=True)
-class Cut:
-    """What rounds look like to a model."""
+class RoundFormat:
+    """Frame size, frame rate and length of a model's rounds."""
 
     size: ImageSize
     fps: int
     chunk: int
-    """Frames of a round."""
+    """Frames per round."""
 
     @classmethod
-    def of(cls, model: WorldModelConfig) -> "Cut":
-        """Read it from a model's config."""
+    def of(cls, model: WorldModelConfig) -> "RoundFormat":
+        """Return the format of a model's config."""
         return cls(model.codec.image_size, model.fps, model.chunk_frames)
 
 
 @dataclass(frozen=True)
 class Track:
-    """Values along a clip: one for all of it, one a round from its start on, or each for its own time."""
+    """Values along a clip: one for the whole clip, one per round, or one per interval of time."""
 
     values: tuple[Any, ...] = ()
     per_round: bool = False
     times: tuple[tuple[float, float], ...] = ()
     """Start and end of each value, in seconds after the clip's start."""
 
-    def during(self, place: int, start: float, end: float) -> Any:
-        """Return the value in the clip's round `place`, which lasts from `start` to `end`.
+    def during(self, index: int, start: float, end: float) -> Any:
+        """Return the value in round `index` of the clip, which lasts from `start` to `end`, or None.
 
-        Of several values with times, it is the one that covers most of the round; None if there is none.
+        Of several intervals, the one that covers most of the round counts.
         """
         if self.times:
             shares = [min(end, last) - max(start, first) for first, last in self.times]
             best = max(range(len(shares)), key=shares.__getitem__)
             return self.values[best] if shares[best] > 0 else None
         if self.per_round:
-            return self.values[place] if place < len(self.values) else None
+            return self.values[index] if index < len(self.values) else None
         return self.values[0] if self.values else None
 
     def pose(self, second: float, round_s: float) -> Pose:
-        """Return where the camera is at a second of the clip, of a track of its targets.
+        """Return the pose of the camera at a second of the clip, for a track of camera targets.
 
-        An entry leads on a straight way from the one before it (or from where the clip begins) to its own.
+        Each entry leads in a straight line from the previous target (or the start of the clip) to its own.
         """
-        times = self.times or [(place * round_s, (place + 1) * round_s) for place in range(len(self.values))]
-        here = Pose()
+        times = self.times or [(i * round_s, (i + 1) * round_s) for i in range(len(self.values))]
+        pose = Pose()
         for (start, end), target in sorted(zip(times, self.values, strict=True), key=lambda entry: entry[0]):
             if target is None or second <= start:
                 continue
-            here = here.between(target.pose, min(1.0, (second - start) / max(end - start, 1e-6)))
-        return here
+            pose = pose.between(target.pose, min(1.0, (second - start) / max(end - start, 1e-6)))
+        return pose
 
 
 @dataclass(frozen=True)
 class Files:
-    """Where a video may lie; the first that exists is it."""
+    """Candidate paths of a video; the first that exists is used."""
 
     paths: tuple[str, ...]
 
@@ -89,7 +89,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes inside a larger file."""
+    """A byte range of a larger file."""
 
     path: str
     offset: int
@@ -113,23 +113,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Stills:
-    """A clip as encoded pictures, one a frame."""
+    """A clip stored as encoded images, one per frame."""
 
     frames: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
 class Clip:
-    """How to make episodes of a clip.
+    """Recipe of a clip's episodes.
 
-    `rounds` is one observation and up to the asked number of rounds, from a random place of the clip on;
-    `imagine` leads from nothing to a part of the clip, from the first frame that its text is about, and
-    `describe` from what is seen in a round to its text.
+    The task `rounds` has one observation and up to the requested number of rounds, from a random offset in
+    the clip; `imagine` leads from no observation to a round of the clip, starting where its text does, and
+    `describe` leads from a round to its text.
     """
 
     name: str
     video: Files | Part | Stills | bytes = field(repr=False)
-    cut: Cut
+    format: RoundFormat
     text: Track = Track()
     keys: Track = Track()
     mouse: Track = Track()
@@ -140,26 +140,26 @@ class Clip:
     """Seconds in the file between which the clip lies; None: up to the file's end."""
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
-        """Return one episode; `index` draws where in the clip it lies.
+        """Return one episode; `index` seeds its offset in the clip.
 
         Raises:
-            InputError: the video is missing or damaged or shorter than a round, or there is no text to say.
+            InputError: the video is missing, damaged or shorter than a round, or has no text for the task.
         """
-        chunk = self.cut.chunk
+        chunk = self.format.chunk
         try:
             first, frames = self._frames(
                 np.random.default_rng((seed, index)), rounds if task == "rounds" else 1
             )
             if len(frames) <= chunk:
                 raise InputError(
-                    f"it has {len(frames)} frames at {self.cut.fps} a second, and a round takes 1 + {chunk}"
+                    f"it has {len(frames)} frames at {self.format.fps} fps, and a round needs 1 + {chunk}"
                 )
-            actions = [self._action(first, place) for place in range((len(frames) - 1) // chunk)]
+            actions = [self._action(first, index) for index in range((len(frames) - 1) // chunk)]
             if task != "rounds" and not actions[0].text:
-                raise InputError(f"it has no text, which the task {task!r} takes")
+                raise InputError(f"it has no text, which the task {task!r} needs")
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None
-        clips = [frames[1 + place * chunk :][:chunk] for place in range(len(actions))]
+        clips = [frames[1 + index * chunk :][:chunk] for index in range(len(actions))]
         if task == "describe":
             return Episode(self.name, (clips[0],), prompt=DESCRIBE, answer=actions[0].text)
         if task == "imagine":
@@ -167,37 +167,41 @@ class Clip:
         return Episode(self.name, (frames[:1], *clips), tuple(actions))
 
     def _frames(self, rng: np.random.Generator, rounds: int) -> tuple[int, np.ndarray]:
-        """Return frames for up to `rounds` rounds, and the place in the clip of the first of them."""
-        cut, wanted, source = self.cut, 1 + rounds * self.cut.chunk, self.video
+        """Return the index in the clip of the first frame, and the frames of up to `rounds` rounds."""
+        wanted, source = 1 + rounds * self.format.chunk, self.video
 
-        def first_of(length: int) -> int:
+        def draw_first(length: int) -> int:
             starts = self._starts(max(0, length - wanted))
             return starts[int(rng.integers(len(starts)))]
 
         if isinstance(source, Stills):
-            first = first_of(len(source.frames))
+            first = draw_first(len(source.frames))
             chosen = source.frames[first : first + wanted]
-            return first, np.stack([media.read_image(frame, cut.size) for frame in chosen])
+            return first, np.stack([media.read_image(frame, self.format.size) for frame in chosen])
         with media.open_video(source if isinstance(source, bytes) else source.read()) as video:
-            length = int(((video.duration_s if self.end is None else self.end) - self.start) * cut.fps + 1e-3)
-            first = first_of(length)
+            length = int(
+                ((video.duration_s if self.end is None else self.end) - self.start) * self.format.fps + 1e-3
+            )
+            first = draw_first(length)
             if self.end is not None:
                 wanted = max(1, min(wanted, length - first))
-            return first, video.read(cut.size, cut.fps, wanted, self.start + first / cut.fps)
+            return first, video.read(
+                self.format.size, self.format.fps, wanted, self.start + first / self.format.fps
+            )
 
     def _starts(self, last: int) -> Sequence[int]:
-        """Return the frames up to `last` at which rounds may begin: where what is said does, or anywhere."""
+        """Return the frames up to `last` at which an episode may begin: where its text begins, or all."""
         if any(track.per_round for track in (self.text, self.keys, self.mouse, self.vector, self.camera)):
-            return range(0, last + 1, self.cut.chunk)
+            return range(0, last + 1, self.format.chunk)
         if self.text.times:
-            starts = sorted(round(start * self.cut.fps) for start, _ in self.text.times)
+            starts = sorted(round(start * self.format.fps) for start, _ in self.text.times)
             return [start for start in starts if start <= last] or starts[:1]
         return range(last + 1)
 
-    def _action(self, first: int, place: int) -> Action:
-        """Return the action of the round `place` after the observation at frame `first` of the clip."""
-        chunk, fps = self.cut.chunk, self.cut.fps
-        start = first + place * chunk
+    def _action(self, first: int, index: int) -> Action:
+        """Return the action of round `index` after the observation at frame `first` of the clip."""
+        chunk, fps = self.format.chunk, self.format.fps
+        start = first + index * chunk
         when = (start // chunk, start / fps, (start + chunk) / fps)
         camera: Camera | None = self.camera.during(*when)
         if camera is not None and camera.mode == "target":
@@ -213,16 +217,16 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Broken:
-    """A clip whose row cannot be read."""
+class BrokenClip:
+    """Recipe of a clip whose row cannot be read."""
 
     name: str
     reason: str
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
-        """Refuse.
+        """Raise the error of the row.
 
         Raises:
-            InputError: always; it says what is wrong with the row.
+            InputError: always.
         """
         raise InputError(f"{self.name}: {self.reason}")

@@ -1,22 +1,22 @@
-"""From a row of a table to a clip: which column holds what, and how its cells are read.
+"""Reading of clips from the rows of a table.
 
 Columns that a source may name (`data.sources.NAME.columns`), all but `video` optional:
 
-video   path of the file from `root` on, with or without its extension; or an address, whose file is looked
-        for under `root` by the row's name and by the address's last part. Nothing is downloaded.
-text    what happens: one sentence for the whole clip, or a list with one a round.
-keys    keys held: `left+up`, or a list of names, for the whole clip; a list of such lists has one a round.
-vector, mouse   a list of numbers for the whole clip; a list of lists has one a round.
-camera  `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`, the motion of
-        every round (`worldmodel.types.Camera`), or a list with one a round. With the mode `target` a list has
-        where the camera is at the end of every entry, seen from where it is at the clip's start.
-start, end   the part of the file that is the clip: seconds, or h:mm:ss.
-name    what messages call the clip.
+video   path of the file relative to `root`, with or without its extension; or a URL, whose file is looked up
+        under `root` by the row's name and by the last part of the URL. Nothing is downloaded.
+text    one sentence for the whole clip, or a list with one per round.
+keys    keys held: `left+up`, or a list of names, for the whole clip; a list of such lists has one per round.
+vector, mouse   a list of numbers for the whole clip; a list of lists has one per round.
+camera  `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`, the motion in
+        every round (`worldmodel.types.Camera`), or a list with one per round. With the mode `target` a list
+        has the pose of the camera at the end of every entry, relative to its pose at the start of the clip.
+start, end   the part of the file that is the clip, in seconds or as h:mm:ss.
+name    name of the clip in messages.
 
-Lists are JSON where a cell can only hold text. Instead of one value a round, a list may say when each holds,
-in seconds after the clip's start: `[{"start": 0, "end": 1.5, "text": "she opens the door"}, ...]`, with the
-column's own field in place of `text`; the frame at `start` is the last before the action shows. Rounds in
-which nothing is said have the null action.
+Lists are JSON where a cell can only hold text. Instead of one value per round, a list may give the interval
+of each value, in seconds after the start of the clip: `[{"start": 0, "end": 1.5, "text": "she waves"}, ...]`,
+with the column's own field in place of `text`; the frame at `start` is the last before the action is visible.
+Rounds without a value have the null action.
 """
 
 import ast
@@ -31,12 +31,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from worldmodel.config import ActionConfig, SourceConfig
-from worldmodel.data.clips import Clip, Cut, Files, Track
+from worldmodel.data.clips import Clip, Files, RoundFormat, Track
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import Action
 
 KINDS = ("text", "keys", "mouse", "vector", "camera")
-"""What was done; named as the fields of an action."""
+"""Fields of an action."""
 FIELDS = ("video", *KINDS, "start", "end", "name")
 Row = Mapping[str, Any]
 
@@ -47,9 +47,9 @@ class Preset:
 
     columns: dict[str, str]
     files: tuple[str, ...]
-    """Where under the root the file of a row may lie, its extension left out."""
+    """Candidate paths of a row's file under the root, without extension."""
     segments: str = ""
-    """Column with start and end of every clip of a row's video; the text column has a text for each, then."""
+    """Column with start and end of several clips per row; the text column then has a text for each."""
 
 
 PRESETS = {
@@ -64,11 +64,11 @@ class RowReader:
 
     Args:
         source: name of the source, for messages.
-        offered: columns that the table has.
-        root: folder in which the videos lie; None where rows bring their videos along.
+        offered: columns of the table.
+        root: folder of the videos; None where rows contain their videos.
 
     Raises:
-        ConfigError: a column or a preset does not exist, or the model takes no such actions.
+        ConfigError: a column or a preset does not exist, or the model does not take such actions.
     """
 
     def __init__(
@@ -76,33 +76,35 @@ class RowReader:
         source: str,
         config: SourceConfig,
         offered: Sequence[str],
-        cut: Cut,
+        format: RoundFormat,
         action: ActionConfig,
         root: str | None = None,
     ) -> None:
-        place = f"data.sources.{source}"
+        key = f"data.sources.{source}"
         if config.preset and config.preset not in PRESETS:
-            raise ConfigError(f"{place}.preset is {config.preset!r}; use {', '.join(PRESETS)}.")
+            raise ConfigError(f"{key}.preset is {config.preset!r}; use {', '.join(PRESETS)}.")
         self.preset = PRESETS[config.preset] if config.preset else None
         self.columns = {**(self.preset.columns if self.preset else {}), **config.columns}
         for field, column in self.columns.items():
             if field not in FIELDS:
-                raise ConfigError(f"{place}.columns has {field!r}; the fields are {', '.join(FIELDS)}.")
+                raise ConfigError(f"{key}.columns has {field!r}; the fields are {', '.join(FIELDS)}.")
             if column not in offered:
                 near = difflib.get_close_matches(column, offered, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(offered)}."
                 raise ConfigError(
-                    f"{place}.columns.{field} is {column!r}, which the table does not have; {hint}"
+                    f"{key}.columns.{field} is {column!r}, which is not a column of the table; {hint}"
                 )
         for field, taken in action.takes.items():
             if field in self.columns and not taken:
                 raise ConfigError(
-                    f"{place}.columns names {field}, but the model takes no {field} (model.action); "
-                    "leave one out or let the model take it."
+                    f"{key}.columns names {field}, but the model takes no {field} (model.action); "
+                    "remove it, or enable it in the model."
                 )
         if root is not None and "video" not in self.columns and self.preset is None:
-            raise ConfigError(f"{place}.columns must say which column is the video: {', '.join(offered)}.")
-        self.cut, self.action, self.root = cut, action, root
+            raise ConfigError(
+                f"{key}.columns must name the column of the video: one of {', '.join(offered)}."
+            )
+        self.format, self.action, self.root = format, action, root
         self.has_actions = bool(set(KINDS[1:]) & set(self.columns))
 
     @property
@@ -124,15 +126,15 @@ class RowReader:
 
         Args:
             row: the table's row.
-            name: what to call it where the row does not say.
-            part: which of the row's clips.
-            video: where its frames are, if not in a file that the row names.
+            name: name of the row, for messages.
+            part: index among the clips of the row.
+            video: its frames, if they are not in a file that the row names.
 
         Raises:
-            InputError: a cell cannot be read, or the model takes no such action.
+            InputError: a cell cannot be read, or the model does not take its action.
         """
-        called = self._cell(row, "name") or self._cell(row, "video")
-        name = f"{name} ({called})" if isinstance(called, str | int) else name
+        label = self._cell(row, "name") or self._cell(row, "video")
+        name = f"{name} ({label})" if isinstance(label, str | int) else name
         start, end = _seconds(self._cell(row, "start")), _seconds(self._cell(row, "end"))
         tracks = self.tracks(row)
         if self.preset and self.preset.segments:
@@ -141,10 +143,10 @@ class RowReader:
         start = start or 0.0
         if end is not None and not start < end:
             raise InputError(f"it ends at {end:g} s, which is not after its start at {start:g} s")
-        return Clip(name, video or self._files(row), self.cut, **tracks, start=start, end=end)
+        return Clip(name, video or self._files(row), self.format, **tracks, start=start, end=end)
 
     def tracks(self, row: Row) -> dict[str, Track]:
-        """Return what a row says was done.
+        """Return the text and actions of a row.
 
         Raises:
             InputError: as `clip`.
@@ -161,7 +163,7 @@ class RowReader:
             "target" in modes and not (tracks["camera"].per_round or tracks["camera"].times)
         ):
             raise InputError(
-                "its camera has a target without a time; list one a round, or all with start and end"
+                "its camera has a target without a time; list one per round, or all with start and end"
             )
         return tracks
 
@@ -179,26 +181,26 @@ class RowReader:
                 raise InputError("it names no video")
             found = [video]
             if "://" in video:
-                called = self._cell(row, "name")
+                name = self._cell(row, "name")
                 last = os.path.basename(unquote(urlsplit(video).path))
-                found = [last] if called is None else [str(called), last]
+                found = [last] if name is None else [str(name), last]
         return Files(tuple(inside(self.root, path) for path in found))
 
 
 def inside(root: str, path: str) -> str:
-    """Return `path`, from `root` on, as an absolute path.
+    """Return the absolute path of `path` under `root`.
 
     Raises:
-        InputError: it leads out of `root`.
+        InputError: it is outside of `root`.
     """
     whole = os.path.normpath(os.path.join(root, path))
     if os.path.commonpath([root, whole]) != root:
-        raise InputError(f"{path!r} leads out of {root!r}; set root to a folder that holds all videos")
+        raise InputError(f"{path!r} is outside of {root!r}; set root to a folder that contains all videos")
     return whole
 
 
 def track_of(value: Any, field: str) -> Track:
-    """Read a cell of a column that says what was done; see the module for its forms.
+    """Read a cell of a text or action column; see the module for its forms.
 
     Raises:
         InputError: it has none of these forms.
@@ -208,7 +210,7 @@ def track_of(value: Any, field: str) -> Track:
             value = json.loads(value)
         except json.JSONDecodeError:
             if field != "text":  # a sentence may begin with a bracket
-                raise InputError(f"its {field} {value!r} are no JSON") from None
+                raise InputError(f"its {field} {value!r} are not valid JSON") from None
     if value is None or value == []:
         return Track()
     if not isinstance(value, list | tuple):
@@ -225,7 +227,7 @@ def track_of(value: Any, field: str) -> Track:
 
 
 def _value(value: Any, field: str) -> Any:
-    """Read what an `Action` has in this field."""
+    """Read one value of a field of `Action`."""
     if field == "keys":
         keys = value.split("+") if isinstance(value, str) else value
         listed = isinstance(keys, list | tuple)
@@ -240,9 +242,9 @@ def _value(value: Any, field: str) -> Any:
 
 
 def _clause(error: InputError) -> str:
-    """Return an error as the end of a sentence that began with a row."""
-    told = str(error).rstrip(".?")
-    return told[:1].lower() + told[1:]
+    """Return the text of an error as the end of a message about a row."""
+    text = str(error).rstrip(".?")
+    return text[:1].lower() + text[1:]
 
 
 def _seconds(value: Any) -> float | None:
@@ -256,12 +258,12 @@ def _seconds(value: Any) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise InputError(f"the time {value!r} is no number of seconds")
+        raise InputError(f"the time {value!r} is not a number of seconds")
     return seconds
 
 
 def _segment(times: Any, texts: Any, part: int) -> tuple[tuple[float | None, float | None], str]:
-    """Return one clip's start, end and text from a row that lists those of all."""
+    """Return start, end and text of one clip of a row that lists several."""
     try:
         times, texts = (ast.literal_eval(v) if isinstance(v, str) else v for v in (times, texts))
         start, end = times[part]

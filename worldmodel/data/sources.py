@@ -9,7 +9,7 @@ from worldmodel.errors import ConfigError
 from worldmodel.types import Episode
 from worldmodel.worlds.registry import get_world, world_names
 
-HOMES = {
+SOURCE_KINDS = {
     "clips": ("worldmodel.data.tables", "TableSource"),
     "webdataset": ("worldmodel.data.tar", "TarSource"),
     "huggingface": ("worldmodel.data.huggingface", "HuggingFaceSource"),
@@ -18,50 +18,50 @@ HOMES = {
 
 
 class Recipe(Protocol):
-    """How to make one episode: small, and able to travel to the process that reads and decodes."""
+    """How to make one episode: a small object that is sent to the process that reads and decodes."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name for messages."""
         ...
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
         """Return the episode, the same for the same arguments.
 
         Raises:
-            InputError: what it is made from cannot be used; the sentence names it.
+            InputError: its file or row cannot be used; the message names it.
         """
         ...
 
 
 class Source(Protocol):
-    """Where episodes come from: the training process calls `at`, a worker the recipe's `episode`."""
+    """A source of episodes: the trainer calls `at`, and a worker the recipe's `episode`."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The kinds of episode it offers."""
+        """Tasks for which it has episodes."""
         ...
 
     @property
     def size(self) -> int | None:
-        """How many episodes it holds; None: there is no end."""
+        """Number of episodes; None: unlimited."""
         ...
 
     @property
     def seekable(self) -> bool:
-        """Whether episodes may be asked for in any order; if not, in windows from front to back."""
+        """Whether episodes can be requested in any order, not only in windows from front to back."""
         ...
 
     def at(self, index: int) -> Recipe:
-        """Return how to make an episode; of a finite source, row `index % size`. Threads may call it."""
+        """Return the recipe of an episode; of a finite source, row `index % size`. Thread-safe."""
         ...
 
     def cost(self, index: int, rounds: int) -> float:
-        """Return how much work an episode is in training, relative to others: its rounds, if known."""
+        """Return the relative cost of training on an episode: its number of rounds, if known."""
         ...
 
     def close(self) -> None:
-        """Let go of files and threads."""
+        """Close files and end threads."""
         ...
 
 
@@ -90,13 +90,13 @@ def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> Sourc
     """Open one of `data.sources`, for a model whose frames and actions the episodes must fit.
 
     Raises:
-        ConfigError: a setting or something in the source's index is wrong; the sentence names the source.
+        ConfigError: a setting or the source's index is wrong; the message names the source.
     """
     source = config.sources[name]
     if source.kind in world_names():
         return get_world(source.kind).open_source(name, config, model)
-    if source.kind not in HOMES:
-        kinds = ", ".join([*world_names(), *HOMES])
+    if source.kind not in SOURCE_KINDS:
+        kinds = ", ".join([*world_names(), *SOURCE_KINDS])
         raise ConfigError(f"data.sources.{name}.kind is {source.kind!r}; use one of {kinds}.")
-    module, opener = HOMES[source.kind]
+    module, opener = SOURCE_KINDS[source.kind]
     return getattr(import_module(module), opener)(name, config, model)

@@ -1,32 +1,28 @@
-"""Tables of clips: rows are found again by their place in the file, not kept in memory."""
+"""Tables of clips, whose rows are read by their offset in the file instead of kept in memory."""
 
 import csv
 import json
 import os
-import re
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.data.clips import WITH_TEXT, Broken, Clip, Cut, Files
+from worldmodel.data.clips import WITH_TEXT, BrokenClip, Clip, Files, RoundFormat
 from worldmodel.data.columns import Row, RowReader
 from worldmodel.errors import ConfigError, InputError
 
-LOOKED_AT = 100
-"""Rows, spread over the table, that are tried before training starts."""
-QUOTED = re.compile(rb'(?:^|,)"(?:[^"]|"")*+("|$)')
-"""A cell in quotes, and what ends it: nothing, where it goes on in the next line. A quote opens a cell at the
-cell's start only: in `5" nail` it is a letter."""
+NUM_PROBED = 100
+"""Rows, spread over the table, that are checked before training starts."""
 
 
 class Table(Protocol):
-    """Rows by number; threads may read at once."""
+    """Rows by index; thread-safe."""
 
     columns: Sequence[str]
 
@@ -46,26 +42,20 @@ class Table(Protocol):
 
 
 class LineTable:
-    """A csv file with a header, or a jsonl file: 8 bytes of memory a row.
+    """A csv file with a header, or a jsonl file; takes 8 bytes of memory per row.
 
-    A record of a csv file may go on over several lines inside quotes.
+    A record of a csv file may contain line breaks inside quotes.
     """
 
     def __init__(self, path: Path) -> None:
         self.csv = path.suffix == ".csv"
         self.file = path.open("rb")
-        starts, position, quoted = array("q"), 0, False
-        for line in self.file:
-            if not quoted and line.strip():
-                starts.append(position)
-            position += len(line)
-            quoted = self.csv and _goes_on(line, quoted)
-        starts.append(position)
+        starts = _record_offsets(self.file, self.csv)
         self.starts = np.frombuffer(starts, dtype=np.int64)
         if self.csv:
             self.columns: Sequence[str] = self._fields(0) if len(self.starts) > 1 else []
         else:
-            some = (self.row(number) for number in range(min(LOOKED_AT, len(self))))
+            some = (self.row(number) for number in range(min(NUM_PROBED, len(self))))
             self.columns = list(dict.fromkeys(column for row in some for column in row))
 
     def __len__(self) -> int:
@@ -80,30 +70,47 @@ class LineTable:
         try:
             row = json.loads(self._record(number))
         except ValueError as error:
-            raise InputError(f"it is no JSON ({error})") from None
+            raise InputError(f"it is not valid JSON ({error})") from None
         if not isinstance(row, dict):
-            raise InputError("it is no JSON object")
+            raise InputError("it is not a JSON object")
         return row
 
     def close(self) -> None:
         self.file.close()
 
     def _record(self, number: int) -> str:
-        start, end = (int(place) for place in self.starts[number : number + 2])
+        start, end = (int(offset) for offset in self.starts[number : number + 2])
         return os.pread(self.file.fileno(), end - start, start).decode("utf-8-sig")
 
     def _fields(self, number: int) -> list[str]:
         try:
             return next(csv.reader([self._record(number).strip("\r\n")]))
         except (csv.Error, UnicodeDecodeError) as error:
-            raise InputError(f"it is no csv ({error})") from None
+            raise InputError(f"it is not valid csv ({error})") from None
 
 
-def _goes_on(line: bytes, quoted: bool) -> bool:
-    """Tell whether a csv record goes on after a line that began in quotes, or not."""
-    if b'"' not in line:
-        return quoted
-    return any(not cell[1] for cell in QUOTED.finditer(b'"' * quoted + line))
+def _record_offsets(file: IO[bytes], is_csv: bool) -> array:
+    """Return the offset of every record that is not blank, and the size of the file."""
+    starts, end = array("q"), 0
+
+    def lines() -> Iterator[str]:
+        nonlocal end
+        for line in file:
+            end += len(line)
+            yield line.decode("latin-1")  # any bytes; records are decoded as UTF-8 when they are read
+
+    records = csv.reader(lines()) if is_csv else ([line] for line in lines())
+    while True:
+        start = end
+        try:
+            cells = next(records, None)
+        except csv.Error:  # raised again when this row is read
+            cells = ["invalid"]
+        if cells is None:
+            starts.append(start)
+            return starts
+        if len(cells) > 1 or (cells and cells[0].strip()):
+            starts.append(start)
 
 
 class ParquetTable:
@@ -115,12 +122,14 @@ class ParquetTable:
             from pyarrow.parquet import ParquetFile
         except ImportError:
             raise ConfigError(
-                f"Reading {str(path)!r} takes pyarrow: pip install 'worldmodel[data]'."
+                f"Reading {str(path)!r} requires pyarrow: pip install 'worldmodel[data]'."
             ) from None
         try:
             self.file = ParquetFile(path, memory_map=True)
         except (ArrowException, OSError) as error:
-            raise ConfigError(f"{str(path)!r} is no parquet file ({str(error).splitlines()[0]}).") from None
+            raise ConfigError(
+                f"{str(path)!r} is not a parquet file ({str(error).splitlines()[0]})."
+            ) from None
         self.damage = ArrowException
         self.columns: Sequence[str] = self.file.schema_arrow.names
         self.wanted: list[str] = list(self.columns)
@@ -152,14 +161,14 @@ def open_table(path: str | Path) -> Table:
     """Open a table by its suffix.
 
     Raises:
-        ConfigError: there is no such file, it is of another kind, or it cannot be read.
+        ConfigError: the file does not exist, has another suffix, or cannot be read.
     """
     path = Path(path).expanduser()
     kinds = {".csv": LineTable, ".jsonl": LineTable, ".parquet": ParquetTable}
     if not path.is_file():
         raise ConfigError(f"There is no table {str(path)!r}; check the path.")
     if path.suffix not in kinds:
-        raise ConfigError(f"The table {str(path)!r} is none of {', '.join(kinds)}.")
+        raise ConfigError(f"The table {str(path)!r} does not end in one of {', '.join(kinds)}.")
     try:
         table = kinds[path.suffix](path)
     except (OSError, InputError) as error:
@@ -170,37 +179,37 @@ def open_table(path: str | Path) -> Table:
 
 
 class TableSource:
-    """Clips in the rows of a table; every row is an episode, or several where the preset says so.
+    """Clips in the rows of a table; every row is one clip, or several with some presets.
 
     Raises:
-        ConfigError: the table, a column or a row's action is wrong, or none of the rows that were tried has
-            its video.
+        ConfigError: the table, a column or a row's action is wrong, or none of the checked rows has its
+            video.
     """
 
     seekable = True
 
     def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
         config = data.sources[name]
-        self.place, self.cut = f"data.sources.{name}", Cut.of(model)
+        self.key, self.format = f"data.sources.{name}", RoundFormat.of(model)
         self.table = open_table(config.path)
         path = Path(config.path).expanduser()
         self.label = path.name
         root = Path(config.root).expanduser() if config.root else path.parent
         if not root.is_dir():
-            raise ConfigError(f"{self.place}.root is {str(root)!r}, which is no folder.")
+            raise ConfigError(f"{self.key}.root is {str(root)!r}, which is not a folder.")
         root = os.path.abspath(root)
-        self.reader = RowReader(name, config, self.table.columns, self.cut, model.action, root)
+        self.reader = RowReader(name, config, self.table.columns, self.format, model.action, root)
         if isinstance(self.table, ParquetTable):
             self.table.wanted = self.reader.needed
         self.tasks = WITH_TEXT if "text" in self.reader.columns else WITH_TEXT[:1]
-        self.starts: np.ndarray | None = None  # of every row's clips, where a row has several
+        self.starts: np.ndarray | None = None  # index of every row's first clip, where rows have several
         if self.reader.preset and self.reader.preset.segments:
             counts = np.fromiter(map(self._clips_in, range(len(self.table))), np.int64, len(self.table))
             self.starts = np.concatenate([[0], np.cumsum(counts)])
         self.size = int(self.starts[-1]) if self.starts is not None else len(self.table)
-        self._try()
+        self._probe()
 
-    def at(self, index: int) -> Clip | Broken:
+    def at(self, index: int) -> Clip | BrokenClip:
         """Return the clip of a row."""
         number, part = index % self.size, 0
         if self.starts is not None:
@@ -210,17 +219,17 @@ class TableSource:
         try:
             return self.reader.clip(self.table.row(number), name, part)
         except InputError as error:
-            return Broken(name, str(error))
+            return BrokenClip(name, str(error))
 
     def cost(self, index: int, rounds: int) -> float:
-        """Return the rounds of an episode, where the table says how long its clip is."""
+        """Return the number of rounds of an episode, where the table has the end of its clip."""
         if self.starts is None and "end" not in self.reader.columns:
             return rounds
         clip = self.at(index)
-        if isinstance(clip, Broken) or clip.end is None:
+        if isinstance(clip, BrokenClip) or clip.end is None:
             return rounds
-        frames = int((clip.end - clip.start) * self.cut.fps + 1e-3)
-        return max(1, min(rounds, (frames - 1) // self.cut.chunk))
+        frames = int((clip.end - clip.start) * self.format.fps + 1e-3)
+        return max(1, min(rounds, (frames - 1) // self.format.chunk))
 
     def _clips_in(self, row: int) -> int:
         """Count the clips of a row; one that cannot be read is one bad clip."""
@@ -233,24 +242,24 @@ class TableSource:
         """Close the table."""
         self.table.close()
 
-    def _try(self) -> None:
-        """Check the actions of all rows, and a sample of rows whole."""
+    def _probe(self) -> None:
+        """Check the actions of all rows, and everything else in some of them."""
         if self.reader.has_actions:
             for number in range(len(self.table)):
                 try:
                     self.reader.tracks(self.table.row(number))
                 except InputError as error:
-                    raise ConfigError(f"{self.place}: {self.label} row {number + 1}: {error}.") from None
+                    raise ConfigError(f"{self.key}: {self.label} row {number + 1}: {error}.") from None
         problems = []
-        places = np.unique(np.linspace(0, self.size - 1, LOOKED_AT).astype(int))
-        for place in places:
-            clip = self.at(int(place))
+        indices = np.unique(np.linspace(0, self.size - 1, NUM_PROBED).astype(int))
+        for index in indices:
+            clip = self.at(int(index))
             try:
-                if isinstance(clip, Broken):
+                if isinstance(clip, BrokenClip):
                     raise InputError(clip.reason)
                 if isinstance(clip.video, Files):
                     clip.video.read()
             except InputError as error:
                 problems.append(f"{clip.name}: {error}")
-        if len(problems) == len(places):
-            raise ConfigError(f"{self.place}: of {len(places)} rows tried, none can be used; {problems[0]}.")
+        if len(problems) == len(indices):
+            raise ConfigError(f"{self.key}: of {len(indices)} checked rows, none can be used; {problems[0]}.")

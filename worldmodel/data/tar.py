@@ -17,19 +17,19 @@ from typing import NamedTuple
 import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.data.clips import WITH_TEXT, Broken, Clip, Cut, Part
+from worldmodel.data.clips import WITH_TEXT, BrokenClip, Clip, Part, RoundFormat
 from worldmodel.data.columns import FIELDS, Row, RowReader
 from worldmodel.errors import ConfigError, InputError
 
 VIDEO, TEXT, JSON = "video", "txt", "json"
 KINDS = {**dict.fromkeys(("mp4", "webm", "mkv", "avi", "gif"), VIDEO), "txt": TEXT, "json": JSON}
 MAX_TEXT_BYTES = 2**20
-LOOKED_AT = 20
-"""Clips whose json is read to learn its fields."""
+NUM_PROBED = 20
+"""Clips whose json is read to find its fields."""
 
 
-class Place(NamedTuple):
-    """Where a part of a sample lies in its tar file; a size of 0 says that there is none."""
+class ByteRange(NamedTuple):
+    """Range of a member's content in its tar file; the size is 0 if there is none."""
 
     offset: int = 0
     size: int = 0
@@ -38,9 +38,9 @@ class Place(NamedTuple):
 class TarSource:
     """Clips in tar files.
 
-    `data.sources.NAME.columns` says what the json parts call a clip's fields (see columns.py). Fields that go
-    by their own names (`text`, `keys`, `start`, …) are found without, and where the json has no
-    text, the txt part is the text.
+    `data.sources.NAME.columns` maps a clip's fields to those of the json parts (see columns.py). Fields with
+    the same name (`text`, `keys`, `start`, …) need no mapping, and the txt part is the text where the json
+    has none.
 
     Raises:
         ConfigError: no tar file matches, one is damaged or compressed, or they hold no video.
@@ -49,12 +49,12 @@ class TarSource:
     seekable = True
 
     def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
-        place, config = f"data.sources.{name}", data.sources[name]
+        key, config = f"data.sources.{name}", data.sources[name]
         self.shards = sorted(glob.glob(os.path.expanduser(config.path), recursive=True))
         if not self.shards:
             raise ConfigError(
-                f"{place}.path is {config.path!r}, which matches no file; name a tar file, or "
-                "several as data/*.tar."
+                f"{key}.path is {config.path!r}, which matches no file; set it to a tar file, or "
+                "to several as data/*.tar."
             )
         found = array("q")  # of every clip: shard, and offset and size of its three parts
         for number, shard in enumerate(self.shards):
@@ -62,13 +62,13 @@ class TarSource:
                 if VIDEO in sample:
                     found.append(number)
                     for kind in (VIDEO, TEXT, JSON):
-                        found.extend(sample.get(kind, Place()))
+                        found.extend(sample.get(kind, ByteRange()))
         if not found:
-            raise ConfigError(f"{place}: no sample of {config.path!r} has a video ({', '.join(KINDS)}).")
-        self.places = np.frombuffer(found, dtype=np.int64).reshape(-1, 7)
-        self.size = len(self.places)
-        self.cut = Cut.of(model)
-        some = np.unique(np.linspace(0, self.size - 1, LOOKED_AT).astype(int))
+            raise ConfigError(f"{key}: no sample of {config.path!r} has a video ({', '.join(KINDS)}).")
+        self.ranges = np.frombuffer(found, dtype=np.int64).reshape(-1, 7)
+        self.size = len(self.ranges)
+        self.format = RoundFormat.of(model)
+        some = np.unique(np.linspace(0, self.size - 1, NUM_PROBED).astype(int))
         fields = {field for number in some for field in self._fields(number)}
         taken = model.action.takes
         own = {field: field for field in FIELDS if field in fields and taken.get(field, True)}
@@ -76,26 +76,26 @@ class TarSource:
             own = {"text": TEXT, **own}
         columns = {**own, **config.columns}
         self.reader = RowReader(
-            name, dataclasses.replace(config, columns=columns), sorted(fields), self.cut, model.action
+            name, dataclasses.replace(config, columns=columns), sorted(fields), self.format, model.action
         )
         self.tasks = WITH_TEXT if "text" in columns else WITH_TEXT[:1]
 
-    def at(self, index: int) -> Clip | Broken:
+    def at(self, index: int) -> Clip | BrokenClip:
         """Return a clip."""
-        shard, *places = (int(x) for x in self.places[index % self.size])
-        video = Part(self.shards[shard], *places[:2])
+        shard, *offsets = (int(x) for x in self.ranges[index % self.size])
+        video = Part(self.shards[shard], *offsets[:2])
         name = f"{os.path.basename(video.path)}/{self._name(video)}"
         try:
             return self.reader.clip(self._row(index % self.size), name, video=video)
         except InputError as error:
-            return Broken(name, str(error))
+            return BrokenClip(name, str(error))
 
     def cost(self, index: int, rounds: int) -> float:
-        """Return the same for all: how long clips are is not in the index."""
+        """Return the same for all: the index does not have the length of clips."""
         return rounds
 
     def close(self) -> None:
-        """Do nothing: files are open only while they are read."""
+        """Do nothing: files are only open while they are read."""
 
     def _fields(self, number: int) -> Sequence[str]:
         try:
@@ -104,9 +104,9 @@ class TarSource:
             return []
 
     def _row(self, number: int) -> Row:
-        """Return what the json and txt parts of a clip say."""
-        shard, _, _, *places = (int(x) for x in self.places[number])
-        text, record = (Part(self.shards[shard], *place) for place in (places[:2], places[2:]))
+        """Return the content of a clip's json and txt parts."""
+        shard, _, _, *offsets = (int(x) for x in self.ranges[number])
+        text, record = (Part(self.shards[shard], *part) for part in (offsets[:2], offsets[2:]))
         if max(text.size, record.size) > MAX_TEXT_BYTES:
             raise InputError(f"its json or txt is larger than {MAX_TEXT_BYTES // 2**20} MiB")
         row = {}
@@ -118,7 +118,7 @@ class TarSource:
         except ValueError as error:
             raise InputError(f"its json or txt cannot be read ({error})") from None
         if not isinstance(row, dict):
-            raise InputError("its json is no object")
+            raise InputError("its json is not an object")
         return row
 
     def _name(self, part: Part) -> str:
@@ -130,18 +130,18 @@ class TarSource:
             return str(part.offset)
 
 
-def samples(path: str) -> Iterator[dict[str, Place]]:
-    """Yield the parts of every sample of a tar file, by kind.
+def samples(path: str) -> Iterator[dict[str, ByteRange]]:
+    """Yield the byte ranges of every sample of a tar file, by kind.
 
     Raises:
-        ConfigError: it is no tar file, compressed, or cut off.
+        ConfigError: it is not a tar file, or is compressed or cut off.
     """
     key, parts = None, {}
     try:
         whole = os.path.getsize(path)
         with tarfile.open(path, "r:") as tar:
             for member in tar:
-                tar.members = []  # type: ignore[attr-defined] # or it would keep all of them
+                tar.members = []  # type: ignore[attr-defined] # otherwise it keeps all of them
                 if not member.isreg():
                     continue
                 if member.offset_data + member.size > whole:
@@ -153,7 +153,7 @@ def samples(path: str) -> Iterator[dict[str, Place]]:
                         yield parts
                     key, parts = (folder, stem), {}
                 if kind := KINDS.get(extension.lower()):
-                    parts[kind] = Place(member.offset_data, member.size)
+                    parts[kind] = ByteRange(member.offset_data, member.size)
     except (tarfile.TarError, OSError) as error:
         raise ConfigError(
             f"{path!r} cannot be read as a tar file ({error}); unpack a .tar.gz first."

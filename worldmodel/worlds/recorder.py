@@ -1,7 +1,7 @@
 """Record clips of the shapes world: `python -m worldmodel.worlds.recorder FOLDER --num-clips N`.
 
-The folder gets one mp4 a clip and a table, clips.csv, that says what was done in it and when: what a user's
-own recordings look like, and what `data.sources` of kind `clips` reads.
+The folder gets one mp4 per clip and a table, clips.csv, with its actions and their times: the format of a
+user's own recordings, which `data.sources` of kind `clips` reads.
 """
 
 import csv
@@ -21,14 +21,14 @@ from worldmodel.worlds.shapes.source import ShapesSource
 FPS = 8
 """Frames per second of the recordings."""
 SECONDS = shapes.FRAMES_PER_CLIP / FPS
-"""What one action takes."""
+"""Duration of one action."""
 
 
 def record(folder: str | Path, num_clips: int, rounds: int = 3, seed: int = 0, split: str = "train") -> Path:
     """Write `num_clips` clips of `rounds` rounds each, and the table that describes them.
 
-    The table has the columns `path`, `text` and `keys`. A clip's actions are JSON: for each its text or keys,
-    and the seconds from `start` to `end` in which they lead to what is seen.
+    The table has the columns `path`, `text` and `keys`. The actions of a clip are JSON: the text or keys of
+    each, and its interval from `start` to `end` in seconds.
 
     Returns:
         The path of the table.
@@ -54,6 +54,8 @@ def record(folder: str | Path, num_clips: int, rounds: int = 3, seed: int = 0, s
 
 
 def entries(actions: tuple[Action, ...], field: str) -> str:
-    """Return the actions that have a field as JSON, each from the frame it finds to the last it leads to."""
-    values = [(place * SECONDS, getattr(action, field)) for place, action in enumerate(actions)]
-    return json.dumps([{"start": at, "end": at + SECONDS, field: value} for at, value in values if value])
+    """Return the actions that have a field as JSON, each with its interval in seconds."""
+    values = [(index * SECONDS, getattr(action, field)) for index, action in enumerate(actions)]
+    return json.dumps(
+        [{"start": start, "end": start + SECONDS, field: value} for start, value in values if value]
+    )
