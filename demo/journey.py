@@ -12,7 +12,7 @@ import numpy as np
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
-from worldmodel.serving.client.transport import AnyAction
+from worldmodel.serving.client.payloads import AnyAction
 from worldmodel.types import Action
 from worldmodel.worlds.base import StartImage, Target, World
 

@@ -15,7 +15,7 @@ from worldmodel.demo.layout import Layout
 from worldmodel.demo.theme import theme
 from worldmodel.errors import InputError, WorldModelError
 from worldmodel.serving.client import AsyncClient
-from worldmodel.serving.client.transport import AnyAction
+from worldmodel.serving.client.payloads import AnyAction
 from worldmodel.worlds import World
 
 MAX_UPLOAD = "20mb"

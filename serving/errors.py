@@ -1,22 +1,20 @@
-"""Errors with an HTTP status: what a request, rather than a value in it, did wrong.
+"""Errors that carry an HTTP status.
 
 ApiError (worldmodel.errors.WorldModelError)
-├── Unauthorized        401  no key, or a wrong one
-├── Forbidden           403  a page of another site
-├── NotFound            404  no such video or world, or somebody else's
-├── Conflict            409  not now: a video that is not finished, a step that was already taken
-├── TooLarge            413  an upload above a limit (also an InputError)
-├── UnsupportedFormat   415  an upload of a kind that is not decoded (also an InputError)
-├── TooManyRequests     429  above a limit of the key or a full queue; `retry_after` says when
-├── Unavailable         503  starting, stopping or out of decoders
-└── DeadlineExceeded    504  not done in the time that was given
+├── AuthenticationError     401  missing or unknown API key
+├── PermissionDeniedError   403  cross-origin request to a server without keys
+├── NotFoundError           404  no such video or world, or it belongs to another key
+├── ConflictError           409  the request does not fit the current state
+├── TooLargeError           413  upload above a limit (also an InputError)
+├── UnsupportedFormatError  415  upload in a format that is not decoded (also an InputError)
+├── RateLimitError          429  limit reached or queue full; `retry_after` is in seconds
+├── UnavailableError        503  starting, stopping, or no decoder free
+└── DeadlineExceededError   504  not finished within the time limit
 
 The app answers each with its `status`, its `headers` and `{"error": {"type", "code", "message"}}`. An
-`InputError` is answered as 400; every other error may name the server's own places, and is a 500 that says
-nothing.
+`InputError` is answered with 400. Other errors could reveal server internals and are answered with a generic
+500.
 """
-
-# ruff: noqa: N818 -- they bear the names of the statuses
 
 import math
 
@@ -24,7 +22,7 @@ from worldmodel.errors import InputError, WorldModelError
 
 
 class ApiError(WorldModelError):
-    """Base of the errors that name their HTTP status."""
+    """Base class of errors with an HTTP status."""
 
     status = 400
     type = "invalid_request_error"
@@ -32,53 +30,53 @@ class ApiError(WorldModelError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the answer, besides its content type."""
+        """Extra response headers."""
         return {}
 
 
-class Unauthorized(ApiError):
-    """No key came with the request, or one that the server does not know."""
+class AuthenticationError(ApiError):
+    """The API key is missing or unknown."""
 
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
     @property
     def headers(self) -> dict[str, str]:
-        """Says how to send a key."""
+        """The authentication scheme."""
         return {"WWW-Authenticate": "Bearer"}
 
 
-class Forbidden(ApiError):
-    """The caller may not do this, with or without a key."""
+class PermissionDeniedError(ApiError):
+    """The caller is not allowed to do this, with or without a key."""
 
     status, type, code = 403, "permission_error", "forbidden"
 
 
-class NotFound(ApiError):
-    """Nothing of this id belongs to the caller."""
+class NotFoundError(ApiError):
+    """The caller owns no object with this id."""
 
     status, type, code = 404, "not_found_error", "not_found"
 
 
-class Conflict(ApiError):
-    """The request does not fit the state that the thing is in."""
+class ConflictError(ApiError):
+    """The request does not fit the current state of the object."""
 
     status, type, code = 409, "conflict_error", "conflict"
 
 
-class TooLarge(ApiError, InputError):
-    """An upload or a body is above a limit."""
+class TooLargeError(ApiError, InputError):
+    """An upload or a request body is above a limit."""
 
     status, code = 413, "too_large"
 
 
-class UnsupportedFormat(ApiError, InputError):
-    """An upload is of a kind that is not decoded."""
+class UnsupportedFormatError(ApiError, InputError):
+    """The upload is in a format that is not decoded."""
 
     status, code = 415, "unsupported_format"
 
 
-class TooManyRequests(ApiError):
-    """A limit of the key or the queue is reached; `retry_after` is in seconds."""
+class RateLimitError(ApiError):
+    """A limit of the key or of the server is reached; `retry_after` is in seconds."""
 
     status, type, code = 429, "rate_limit_error", "too_many_requests"
 
@@ -88,22 +86,22 @@ class TooManyRequests(ApiError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Says when to come again, in whole seconds."""
+        """When to retry, in whole seconds."""
         return {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
 
 
-class Unavailable(ApiError):
-    """The server cannot take work just now."""
+class UnavailableError(ApiError):
+    """The server cannot take work at the moment."""
 
     status, type, code = 503, "server_error", "unavailable"
 
     @property
     def headers(self) -> dict[str, str]:
-        """Says when to come again."""
+        """When to retry, in seconds."""
         return {"Retry-After": "5"}
 
 
-class DeadlineExceeded(ApiError):
-    """The work was not done in the time that was given for it."""
+class DeadlineExceededError(ApiError):
+    """The work was not finished within its time limit."""
 
     status, type, code = 504, "server_error", "deadline_exceeded"

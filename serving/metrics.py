@@ -1,4 +1,4 @@
-"""Numbers for Prometheus: how fast chunks come, how full the batches are, what became of every request."""
+"""Prometheus metrics: latency of chunks, batch occupancy, and outcomes of requests."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,37 +9,39 @@ __all__ = ["CONTENT_TYPE", "OUTCOMES", "Metrics"]
 
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
 OUTCOMES = ("ok", "rejected", "cancelled", "failed")
-"""Every request ends as one of these."""
+"""Outcomes of a request."""
 
 
 class Metrics:
-    """The server's own registry; nothing of other libraries in the process mixes in."""
+    """Metrics of one server, in a registry of their own."""
 
     def __init__(self, chunk_deadline_s: float = 1.0) -> None:
-        """Count chunks as in time that come within `chunk_deadline_s`, the time they take to be shown."""
+        """Create the metrics; a chunk is in time within `chunk_deadline_s`, its playback time."""
         self.registry = CollectorRegistry()
         self.chunk_deadline_s = chunk_deadline_s
         self.time_to_first_chunk = self._histogram(
-            "time_to_first_chunk_seconds", "From asking for a world to its first frames."
+            "time_to_first_chunk_seconds", "Time from requesting a world to its first frames."
         )
-        self.chunk_seconds = self._histogram("chunk_seconds", "From an action to the frames that answer it.")
+        self.chunk_seconds = self._histogram("chunk_seconds", "Time from an action to its frames.")
         self.sessions = self._gauge("sessions", "Live worlds.")
-        self.queued_jobs = self._gauge("queued_jobs", "Videos that wait.")
-        self.running_jobs = self._gauge("running_jobs", "Videos that are being made.")
-        self.batch_occupancy = self._gauge("batch_occupancy", "Mean number of chunks in one denoising step.")
-        self.kv_bytes = self._gauge("kv_bytes", "Bytes of keys and values that the engine holds.")
-        self.kv_bytes_per_session = self._gauge("kv_bytes_per_session", "The same, per live world.")
-        self.deadline_attainment = self._gauge(
-            "deadline_attainment", "Share of chunks that came in the time they take to be shown."
+        self.queued_jobs = self._gauge("queued_jobs", "Queued videos.")
+        self.running_jobs = self._gauge("running_jobs", "Videos being generated.")
+        self.batch_occupancy = self._gauge("batch_occupancy", "Mean number of chunks per denoising step.")
+        self.kv_bytes = self._gauge("kv_bytes", "Size of the engine's KV cache.")
+        self.kv_bytes_per_session = self._gauge(
+            "kv_bytes_per_session", "Size of the KV cache per live world."
         )
-        self.chunks = self._counter("chunks", "Chunks, by whether they came in time.", "in_time")
-        self.requests = self._counter("requests", "Requests, by what became of them.", "route", "outcome")
-        self.jobs = self._counter("jobs", "Videos, by what became of them.", "outcome")
-        self.rejects = self._counter("rejects", "Requests that were refused, by why.", "reason")
+        self.deadline_attainment = self._gauge(
+            "deadline_attainment", "Share of chunks generated within their playback time."
+        )
+        self.chunks = self._counter("chunks", "Chunks by whether they were in time.", "in_time")
+        self.requests = self._counter("requests", "Requests by outcome.", "route", "outcome")
+        self.jobs = self._counter("jobs", "Videos by outcome.", "outcome")
+        self.rejects = self._counter("rejects", "Rejected requests by reason.", "reason")
         self._met = self._missed = 0
 
     def chunk(self, seconds: float) -> None:
-        """Count a chunk that took so long from its action to its frames."""
+        """Count a chunk and the time from its action to its frames."""
         in_time = seconds <= self.chunk_deadline_s
         self._met, self._missed = self._met + in_time, self._missed + (not in_time)
         self.chunk_seconds.observe(seconds)
@@ -47,42 +49,41 @@ class Metrics:
         self.deadline_attainment.set(self._met / (self._met + self._missed))
 
     def first_chunk(self, seconds: float) -> None:
-        """Count a world whose first frames took so long."""
+        """Count a world and the time to its first frames."""
         self.time_to_first_chunk.observe(seconds)
 
     def request(self, route: str, outcome: str) -> None:
-        """Count a request at its end; `outcome` is one of `OUTCOMES`."""
+        """Count a finished request; `outcome` is one of `OUTCOMES`."""
         self.requests.labels(route=route, outcome=outcome).inc()
 
     def reject(self, reason: str) -> None:
-        """Count a refusal; `reason` is the error's code."""
+        """Count a rejected request; `reason` is the error code."""
         self.rejects.labels(reason=reason).inc()
 
-    def watch(self, stats: Callable[[], Mapping[str, float]]) -> None:
-        """Read the service's numbers whenever somebody asks for the metrics."""
+    def observe(self, stats: Callable[[], Mapping[str, float]], num_worlds: Callable[[], int]) -> None:
+        """Read statistics of the service and the number of live worlds at every scrape."""
 
         def kv_per_session() -> float:
-            now = stats()
-            return now.get("kv_bytes", 0.0) / max(1.0, now["worlds"])
+            return stats().get("kv_bytes", 0.0) / max(1, num_worlds())
 
         def occupancy() -> float:
             now = stats()
             return now["denoising_rows"] / max(1.0, now["denoising_steps"])
 
-        self.sessions.set_function(lambda: stats()["worlds"])
+        self.sessions.set_function(num_worlds)
         self.kv_bytes.set_function(lambda: stats().get("kv_bytes", 0.0))
         self.kv_bytes_per_session.set_function(kv_per_session)
         self.batch_occupancy.set_function(occupancy)
 
     def text(self) -> bytes:
-        """Return the exposition that Prometheus reads."""
+        """Return the metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
-    def _histogram(self, name: str, about: str) -> Histogram:
-        return Histogram(name, about, namespace="worldmodel", registry=self.registry, buckets=BUCKETS_S)
+    def _histogram(self, name: str, description: str) -> Histogram:
+        return Histogram(name, description, namespace="worldmodel", registry=self.registry, buckets=BUCKETS_S)
 
-    def _gauge(self, name: str, about: str) -> Gauge:
-        return Gauge(name, about, namespace="worldmodel", registry=self.registry)
+    def _gauge(self, name: str, description: str) -> Gauge:
+        return Gauge(name, description, namespace="worldmodel", registry=self.registry)
 
-    def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(name, about, labels, namespace="worldmodel", registry=self.registry)
+    def _counter(self, name: str, description: str, *labels: str) -> Counter:
+        return Counter(name, description, labels, namespace="worldmodel", registry=self.registry)

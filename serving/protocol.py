@@ -1,7 +1,7 @@
-"""What passes over HTTP: every field by name and within bounds; others are refused.
+"""Request and response bodies of the HTTP API.
 
-No field names a path, an address, a file or a class: what a request needs comes with it, as JSON or as an
-upload. The shape of videos is the Videos API's, that of chat and images the one its clients know.
+Undeclared fields are rejected, and sizes are limited. No field refers to a path, a URL or a class: media are
+part of the request. Videos, chat and images follow the OpenAI API.
 """
 
 import json
@@ -20,14 +20,14 @@ Name = Annotated[str, Field(min_length=1, max_length=128)]
 Size = Annotated[str, Field(pattern=r"^[1-9]\d{0,4}x[1-9]\d{0,4}$")]
 
 
-class Request(BaseModel):
-    """What all requests share: no undeclared field, no infinite number."""
+class RequestBody(BaseModel):
+    """Base class of requests: no undeclared fields, no infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class Answer(BaseModel):
-    """What all answers share: their fields are as they are declared."""
+class ResponseBody(BaseModel):
+    """Base class of responses."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
@@ -36,57 +36,57 @@ class Answer(BaseModel):
 
 
 Action = ActionBody | Prompt | None
-"""A sentence, an `ActionBody`, or null to wait."""
+"""A text, an `ActionBody`, or null for the empty action."""
 
 
 # Worlds
 
 
-class Generation(Request):
-    """How frames are generated; what is left out is the model's own."""
+class Generation(RequestBody):
+    """Generation settings; omitted fields take the defaults of the model."""
 
     model: Name | None = None
-    """The server's model or one of its adapters."""
+    """Name of the server's model or of one of its adapters."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     num_inference_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
     guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
 
 
 class WorldRequest(Generation):
-    """Starts a world from a description, or from the upload `observation`."""
+    """Starts a world from a text, or from the upload `observation`."""
 
     text: Prompt | None = None
     prompt: Prompt | None = None
-    """Another name of `text`."""
+    """Alias of `text`."""
 
 
-class ResetRequest(Request):
-    """Starts a world anew; with nothing given, from what it began with."""
+class ResetRequest(RequestBody):
+    """Restarts a world, by default from its origin."""
 
     text: Prompt | None = None
 
 
-class StepRequest(Request):
+class StepRequest(RequestBody):
     """Plays one round."""
 
     step_id: Annotated[int, Field(ge=1, le=2**31)]
-    """The world's round + 1; the last step may be sent again and is not played twice."""
+    """The world's round + 1; repeating the last step returns the same frames."""
     action: Action = None
 
 
-class RestoreRequest(Request):
-    """Goes back to a kept moment."""
+class RestoreRequest(RequestBody):
+    """Returns to a snapshot."""
 
     snapshot: Name
 
 
-class DescribeRequest(Request):
-    """Asks for words about what is seen now."""
+class DescribeRequest(RequestBody):
+    """Requests a description of the newest observation, or an answer to a question."""
 
     question: Annotated[str, Field(min_length=1, max_length=400)] | None = None
 
 
-class WorldObject(Answer):
+class WorldObject(ResponseBody):
     """A live world."""
 
     id: str
@@ -107,34 +107,34 @@ class WorldObject(Answer):
     guidance_scale: float
     snapshots: list[str]
     idle_timeout_s: float
-    """A world that nobody uses for so long is closed."""
+    """Time without use after which the world is closed."""
 
 
-class WorldList(Answer):
-    """All live worlds of one key, oldest first."""
+class WorldList(ResponseBody):
+    """Live worlds of one key, oldest first."""
 
     object: Literal["list"] = "list"
     data: list[WorldObject]
 
 
-class SnapshotObject(Answer):
-    """A kept moment of a world."""
+class SnapshotObject(ResponseBody):
+    """A snapshot of a world."""
 
     object: Literal["world.snapshot"] = "world.snapshot"
     snapshot: str
     round: int
 
 
-class TextObject(Answer):
-    """Words about a world."""
+class TextObject(ResponseBody):
+    """Text about a world."""
 
     object: Literal["world.text"] = "world.text"
     text: str
     round: int
 
 
-class Deleted(Answer):
-    """Says that something is gone."""
+class Deleted(ResponseBody):
+    """Confirms a deletion."""
 
     id: str
     object: Literal["video.deleted", "world.deleted"]
@@ -145,20 +145,20 @@ class Deleted(Answer):
 
 
 def _from_text(value: Any) -> Any:
-    """Read actions that came as JSON in a form's text field."""
+    """Parse actions that a form sends as JSON in a text field."""
     if isinstance(value, str):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            raise ValueError("actions in a form are one JSON list") from None
+            raise ValueError("in a form, actions are one JSON list") from None
     return value
 
 
 class VideoRequest(Generation):
-    """Asks for a video.
+    """Requests a video.
 
-    With the upload `input_reference` the prompt is the first action on it; without, the prompt describes the
-    first scene. `actions` follow, one each round; rounds without one let time pass.
+    With the upload `input_reference`, the prompt is the first action; without it, the prompt describes the
+    first frame. `actions` are applied one per round; the remaining rounds have empty actions.
     """
 
     prompt: Prompt
@@ -166,36 +166,36 @@ class VideoRequest(Generation):
         Annotated[list[Action], Field(max_length=MAX_ACTIONS)], BeforeValidator(_from_text)
     ] = []
     size: Size | None = None
-    """`WIDTHxHEIGHT`; only the model's own."""
+    """`WIDTHxHEIGHT`; must be the frame size of the model."""
     seconds: Annotated[str, Field(pattern=r"^\d{1,4}(\.\d{1,3})?$")] | None = None
     num_frames: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Instead of `seconds`; with neither, there is one round for each action."""
+    """Alternative to `seconds`; without both, one round per action."""
     fps: Annotated[int, Field(ge=1, le=240)] | None = None
-    """Frames per second; only the model's own."""
+    """Frames per second; must be the frame rate of the model."""
 
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
 Variant = Literal["video", "thumbnail", "spritesheet"]
 
 
-class VideoError(Answer):
+class VideoError(ResponseBody):
     """Why a video failed."""
 
     code: str
     message: str
 
 
-class VideoObject(Answer):
-    """A video, made or in the making."""
+class VideoObject(ResponseBody):
+    """A video and its state."""
 
     id: str
     object: Literal["video"] = "video"
     model: str
     status: Status
     progress: Annotated[int, Field(ge=0, le=100)]
-    """Denoising steps done, in percent of all rounds'."""
+    """Percentage of the denoising steps of all rounds."""
     queue_position: int | None
-    """1 for the next to be begun; null when it does not wait."""
+    """1 for the next video; null if it is not queued."""
     created_at: int
     completed_at: int | None
     expires_at: int
@@ -210,8 +210,8 @@ class VideoObject(Answer):
     remixed_from_video_id: None = None
 
 
-class VideoList(Answer):
-    """A page of one key's videos."""
+class VideoList(ResponseBody):
+    """One page of the videos of a key."""
 
     object: Literal["list"] = "list"
     data: list[VideoObject]
@@ -223,28 +223,28 @@ class VideoList(Answer):
 # Chat and images
 
 
-class DataUrl(Request):
-    """Media in the request itself; addresses are not followed."""
+class DataUrl(RequestBody):
+    """Media as `data:` URL; other URLs are not fetched."""
 
     url: Annotated[str, Field(max_length=MAX_MEDIA_CHARACTERS, pattern=r"^data:")]
 
 
-class TextPart(Request):
-    """Words of a message."""
+class TextPart(RequestBody):
+    """Text of a message."""
 
     type: Literal["text"]
     text: Annotated[str, Field(max_length=400)]
 
 
-class ImagePart(Request):
-    """A PNG, JPEG or WebP as `data:image/png;base64,…`."""
+class ImagePart(RequestBody):
+    """PNG, JPEG or WebP as `data:image/png;base64,…`."""
 
     type: Literal["image_url"]
     image_url: DataUrl
 
 
-class VideoPart(Request):
-    """An MP4 (H.264) as `data:video/mp4;base64,…`."""
+class VideoPart(RequestBody):
+    """MP4 (H.264) as `data:video/mp4;base64,…`."""
 
     type: Literal["video_url"]
     video_url: DataUrl
@@ -253,34 +253,34 @@ class VideoPart(Request):
 Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
 
 
-class Message(Request):
-    """What the user shows and asks."""
+class Message(RequestBody):
+    """An image or video, and optionally a question."""
 
     role: Literal["user"]
     content: Annotated[list[Part], Field(min_length=1, max_length=4)]
 
 
-class ChatRequest(Request):
-    """Asks one question about one observation; without words, for a description."""
+class ChatRequest(RequestBody):
+    """One question about one observation; without text, a request for a description."""
 
     model: Name | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=1)]
     stream: Literal[False] = False
     n: Literal[1] = 1
     temperature: Annotated[float, Field(ge=0, le=0)] = 0
-    """Answers are greedy."""
+    """Decoding is greedy."""
 
 
-class ChatMessage(Answer):
-    """The answer's words."""
+class ChatMessage(ResponseBody):
+    """The text of the answer."""
 
     role: Literal["assistant"] = "assistant"
     content: str
     refusal: None = None
 
 
-class Choice(Answer):
-    """The one answer."""
+class Choice(ResponseBody):
+    """The single answer."""
 
     index: int = 0
     message: ChatMessage
@@ -288,8 +288,8 @@ class Choice(Answer):
     logprobs: None = None
 
 
-class ChatObject(Answer):
-    """An answer about an observation."""
+class ChatObject(ResponseBody):
+    """Answer to a chat request."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -299,7 +299,7 @@ class ChatObject(Answer):
 
 
 class ImageRequest(Generation):
-    """Asks for pictures of a described scene; picture `i` has seed `seed + i`."""
+    """Requests images of a described scene; image `i` has seed `seed + i`."""
 
     prompt: Prompt
     n: Annotated[int, Field(ge=1, le=8)] = 1
@@ -307,21 +307,21 @@ class ImageRequest(Generation):
     response_format: Literal["b64_json"] = "b64_json"
 
 
-class ImageObject(Answer):
+class ImageObject(ResponseBody):
     """A PNG in base64."""
 
     b64_json: str
 
 
-class ImageList(Answer):
-    """The pictures asked for."""
+class ImageList(ResponseBody):
+    """The generated images."""
 
     created: int
     data: list[ImageObject]
 
 
-class ModelObject(Answer):
-    """A model that requests may name."""
+class ModelObject(ResponseBody):
+    """A model or adapter."""
 
     id: str
     object: Literal["model"] = "model"
@@ -329,8 +329,8 @@ class ModelObject(Answer):
     owned_by: str
 
 
-class ModelList(Answer):
-    """What requests may name as their model."""
+class ModelList(ResponseBody):
+    """Models and adapters of the server."""
 
     object: Literal["list"] = "list"
     data: list[ModelObject]
@@ -339,21 +339,21 @@ class ModelList(Answer):
 # Health and errors
 
 
-class Health(Answer):
-    """How the server is."""
+class Health(ResponseBody):
+    """State of the server."""
 
     status: Literal["ok", "starting", "stopping", "full"]
 
 
-class ErrorBody(Answer):
-    """What went wrong: a kind, a name for programs, a sentence for people."""
+class ErrorBody(ResponseBody):
+    """Type and code for programs, message for people."""
 
     type: str
     code: str
     message: str
 
 
-class ErrorObject(Answer):
-    """The shape of every answer that is an error."""
+class ErrorObject(ResponseBody):
+    """Body of every error response."""
 
     error: ErrorBody

@@ -1,4 +1,4 @@
-"""The running server: loading, listening, and stopping without losing what is under way."""
+"""Server process: loading the model, listening, and graceful shutdown."""
 
 import asyncio
 import importlib.util
@@ -25,8 +25,8 @@ from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
 MAX_CONNECTIONS = 1024
-BYE_S = 2
-"""Time for answers that are being sent when everything else has ended."""
+SHUTDOWN_TIMEOUT_S = 2
+"""Time for responses that are being sent when all other work has finished."""
 
 
 async def serve(
@@ -57,17 +57,17 @@ async def serve(
         limits: Further fields of `ServerConfig`.
 
     Raises:
-        ConfigError: the address would be open to others and there is no key.
+        ConfigError: other machines could reach the address and there is no API key.
         ModelError: the model or an adapter cannot be loaded.
         OutputError: the address or the data folder cannot be used.
     """
     keys = Keys.load(keys_file)
     check_bind(host, keys)
     folder = model_folder.resolve(name_or_path)
-    with _bound(host, port) as listener:
-        model = WorldModel.from_pretrained(name_or_path, device=_device(device))
+    with _bind(host, port) as listener:
+        model = WorldModel.from_pretrained(name_or_path, device=_resolve_device(device))
         compute = Compute()
-        runner = await _engine(engine, folder, model, compute, adapters)
+        runner = await _start_engine(engine, folder, model, compute, adapters)
         service = WorldService(model, runner, compute=compute)
         try:
             config = ServerConfig(
@@ -83,36 +83,36 @@ async def serve(
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         server = Server(app, config.drain_timeout_s)
-        server.greeting = (
+        server.startup_message = (
             f"serving {config.model_name} on {address} "
             f"(engine: {runner.name}, device: {model.device.type}, "
-            f"{f'keys: {len(keys)}' if len(keys) else 'no key: this machine only'})\n"
+            f"{f'keys: {len(keys)}' if len(keys) else 'no key: local requests only'})\n"
             f"play: {address}/play   schema: {address}/openapi.json   stop: Ctrl-C"
         )
         await server.serve(sockets=[listener])
 
 
-async def _engine(
-    wanted: str, folder: Path, model: WorldModel, compute: Compute, adapters: Mapping[str, Path]
+async def _start_engine(
+    name: str, folder: Path, model: WorldModel, compute: Compute, adapters: Mapping[str, Path]
 ) -> Engine:
-    if wanted == "vllm" or (wanted == "auto" and importlib.util.find_spec("vllm") is not None):
+    if name == "vllm" or (name == "auto" and importlib.util.find_spec("vllm") is not None):
         from worldmodel.serving.engine.vllm_engine import VllmEngine
 
         return await VllmEngine.start(folder / "backbone", adapters=adapters)
     return InProcessEngine(model.backbone, compute, adapters)
 
 
-def _device(wanted: str | None) -> torch.device:
+def _resolve_device(name: str | None) -> torch.device:
     try:
-        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
-        raise ConfigError(f"There is no device {wanted!r} here; use cpu, or leave --device out.") from None
+        raise ConfigError(f"The device {name!r} is not available; use cpu, or omit --device.") from None
     return device
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """Take the address before anything slow is done; nobody is let in yet."""
+def _bind(host: str, port: int) -> socket.socket:
+    """Bind the address before the model is loaded; the socket does not listen yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -131,12 +131,12 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server, which here first stops taking work, then lets what is under way end, then leaves.
+    """Uvicorn server with graceful shutdown: refuse new work, finish the rest, then exit.
 
-    A second signal leaves at once.
+    A second signal exits immediately.
     """
 
-    greeting = ""
+    startup_message = ""
 
     def __init__(self, app: FastAPI, drain_timeout_s: float) -> None:
         config = uvicorn.Config(
@@ -146,39 +146,39 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            ws_per_message_deflate=False,  # films and pictures are compressed already
+            ws_per_message_deflate=False,  # images and videos are already compressed
             limit_concurrency=MAX_CONNECTIONS,
-            timeout_graceful_shutdown=BYE_S,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         )
         super().__init__(config)
         self._app, self._drain_timeout_s = app, drain_timeout_s
-        self._told = False
+        self._stop_requested = False
         self._draining: asyncio.Task[None] | None = None
-        self._leave_at = math.inf
+        self._drain_deadline = math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer, and say where."""
+        """Start listening and print the address."""
         await super().startup(sockets)
-        print(self.greeting, flush=True)
+        print(self.startup_message, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Remember that the server was told to stop; uvicorn would raise the signal again, at the end."""
-        if self._told:
+        """Record the request to stop; uvicorn's own handler would raise the signal again on exit."""
+        if self._stop_requested:
             self.should_exit = self.force_exit = True
-        self._told = True
+        self._stop_requested = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Look, ten times a second, whether it is time to stop or to leave."""
-        if self._told and self._draining is None:
+        """Drain and exit after a request to stop; called ten times per second."""
+        if self._stop_requested and self._draining is None:
             print(
-                "stopping: unfinished work may end; a second signal stops at once",
+                "stopping: waiting for unfinished work; a second signal stops immediately",
                 file=sys.stderr,
                 flush=True,
             )
-            self._leave_at = time.monotonic() + self._drain_timeout_s
+            self._drain_deadline = time.monotonic() + self._drain_timeout_s
             self._draining = asyncio.create_task(drain(self._app, self._drain_timeout_s))
         if self._draining is not None and self._draining.done():
-            remaining = self._leave_at - time.monotonic()
-            self.config.timeout_graceful_shutdown = max(BYE_S, math.ceil(remaining))
+            remaining = self._drain_deadline - time.monotonic()
+            self.config.timeout_graceful_shutdown = max(SHUTDOWN_TIMEOUT_S, math.ceil(remaining))
             self.should_exit = True
         return await super().on_tick(counter)

@@ -1,4 +1,4 @@
-"""What one server allows: limits, times and places, filled by the command line or by a test."""
+"""Configuration of a server: limits, timeouts and paths."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,45 +8,47 @@ if TYPE_CHECKING:
     from worldmodel.serving.auth import Keys
 
 MIB = 2**20
+MAX_SOCKET_UPLOAD_BYTES = 16 * MIB
+"""Limit of one WebSocket message, which is in memory as a whole; also the default of uvicorn."""
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Everything about a server that is not the model; times are in seconds."""
+    """Settings of a server apart from the model."""
 
     model_name: str
-    """The name by which clients ask for the model."""
+    """Name of the model in requests and responses."""
     data_dir: Path
-    """Where videos and their records live; one server at a time."""
+    """Folder of videos and their records; used by one server at a time."""
     keys: "Keys | None" = None
-    """Who may call; None is for a server that only this machine can reach."""
+    """API keys; None for a server that is reachable only from this machine."""
     max_worlds: int = 64
-    """Live worlds in all; each holds memory until it is deleted or idle for `idle_timeout_s`."""
+    """Live worlds of all keys; each takes memory until it is deleted or idle for `idle_timeout_s`."""
     max_worlds_per_key: int = 16
     max_queued_jobs: int = 32
-    """Videos that may wait; above it requests are answered 429."""
+    """Queued videos; further requests are answered with 429."""
     max_jobs_per_key: int = 8
     """Unfinished videos of one key."""
     max_running_jobs: int = 4
-    """Videos that are made at once: they share batches with each other and with live worlds."""
+    """Videos generated at the same time; they share batches with each other and with live worlds."""
     max_videos_per_key: int = 1000
-    """Videos that are kept for one key."""
+    """Stored videos of one key."""
     max_video_frames: int = 1024
     """Frames of one video."""
     job_deadline_s: float = 600.0
-    """A video that takes longer, counted from when it is begun, is failed."""
+    """Time limit for generating one video."""
     step_deadline_s: float = 120.0
-    """The same for work whose client waits: steps, answers, pictures."""
+    """Time limit for one step, description or image."""
     idle_timeout_s: float = 900.0
-    """Worlds that nobody uses for so long are closed."""
+    """Time without use after which a world is closed."""
     video_lifetime_s: float = 86_400.0
-    """Videos are deleted so long after they were asked for."""
+    """Time after which a video is deleted, from its request."""
     max_upload_bytes: int = 64 * MIB
     max_rounds: int = 10_000
     """Rounds of one world."""
     requests_per_minute: int = 1200
-    """Requests of one key."""
+    """Rate limit of one key."""
     max_requests_per_key: int = 64
-    """Requests of one key that are in flight."""
+    """Concurrent requests of one key."""
     drain_timeout_s: float = 30.0
-    """Time that unfinished work has when the server is told to stop."""
+    """Time for unfinished work when the server is stopped."""

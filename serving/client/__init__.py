@@ -1,27 +1,31 @@
-"""Clients of the server: `Client` waits, `AsyncClient` has the same calls for asyncio."""
+"""Python client of the server: `Client` blocks, `AsyncClient` offers the same calls for asyncio.
 
-from worldmodel.serving.client.client import (
-    AsyncClient,
-    AsyncRemoteWorld,
-    Client,
-    ConnectionFailed,
-    JobFailed,
-    Refused,
-    RemoteWorld,
-    ServerFailed,
-    Video,
-    WorldInfo,
+    with Client("http://127.0.0.1:8000") as client, client.worlds.create("first_frame.png") as world:
+        frames = world.step("the red ball moves left")
+
+Failed calls raise an `ApiError` (a `WorldModelError`) with the `code` and message of the server. Calls that
+are safe to repeat are retried when the connection breaks or the server is busy. Steps are numbered, so a
+retried step is played only once.
+"""
+
+from worldmodel.serving.client.aio import AsyncClient, AsyncRemoteWorld, Video, WorldInfo
+from worldmodel.serving.client.client import Client, RemoteWorld
+from worldmodel.serving.client.errors import (
+    BadRequestError,
+    ServerError,
+    ServerUnreachableError,
+    VideoFailedError,
 )
 
 __all__ = [
     "AsyncClient",
     "AsyncRemoteWorld",
+    "BadRequestError",
     "Client",
-    "ConnectionFailed",
-    "JobFailed",
-    "Refused",
     "RemoteWorld",
-    "ServerFailed",
+    "ServerError",
+    "ServerUnreachableError",
     "Video",
+    "VideoFailedError",
     "WorldInfo",
 ]

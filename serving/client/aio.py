@@ -1,7 +1,4 @@
-"""The client's calls, written once: the asyncio client, and over a wire that waits the other one.
-
-`worldmodel.serving.client` is the door to both.
-"""
+"""Asyncio client, and the one definition of every call; `client.py` derives the blocking client from it."""
 
 import base64
 import io
@@ -20,32 +17,21 @@ from PIL import Image
 
 from worldmodel.errors import InputError
 from worldmodel.io import atomic_file
-from worldmodel.media import Frame, Frames
-from worldmodel.serving.client.transport import (
-    AnyAction,
-    AsyncWire,
-    ConnectionFailed,
-    JobFailed,
-    Link,
-    Observation,
-    as_json,
-    as_upload,
-    given,
-    job_failed,
-    read,
-    read_address,
-)
-from worldmodel.serving.errors import ApiError, NotFound
+from worldmodel.media import Frames
+from worldmodel.serving.client.errors import ServerUnreachableError, VideoFailedError, video_error
+from worldmodel.serving.client.payloads import AnyAction, Observation, as_json, as_upload, drop_none
+from worldmodel.serving.client.transport import AsyncTransport, HttpApi, parse, parse_base_url
+from worldmodel.serving.errors import ApiError, NotFoundError
 
 BASE_URL = "http://127.0.0.1:8000"
 CLIP_FPS = 8.0
-"""Pace at which a clip in memory is sent, where no other is named."""
+"""Frame rate assumed for a clip in memory when `fps` is not given."""
 POLL_S = 1.0
 
 
 @dataclass(frozen=True)
 class WorldInfo:
-    """What the server says of a world; `action_schema` names the actions its model takes."""
+    """Description of a live world; `action_schema` lists the actions that its model accepts."""
 
     id: str
     model: str
@@ -64,7 +50,7 @@ class WorldInfo:
 
 @dataclass(frozen=True)
 class Video:
-    """What the server says of a video; `progress` is in percent of its denoising steps."""
+    """Description of a video; `progress` is the percentage of its denoising steps."""
 
     id: str
     model: str
@@ -85,29 +71,26 @@ class Video:
 
     @property
     def done(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the video is completed or failed."""
         return self.status in {"completed", "failed"}
-
-
-# ---- the calls -------------------------------------------------------------------------------------------
 
 
 @dataclass
 class AsyncRemoteWorld:
-    """A world that lives on a server; ends when the `with` block does, or by `close`.
+    """A live world on a server; `close`, or leaving the `async with` block, deletes it.
 
     Attributes:
-        info: What the server said of it last.
+        info: Latest description of the world by the server.
         round: Rounds played, as far as this client knows.
     """
 
-    _link: Link = field(repr=False)
+    _api: HttpApi = field(repr=False)
     info: WorldInfo
     round: int = 0
 
     @property
     def id(self) -> str:
-        """Its name on the server, which is all that is needed to `open` it again."""
+        """Id of the world, with which `worlds.open` finds it again."""
         return self.info.id
 
     @property
@@ -116,67 +99,67 @@ class AsyncRemoteWorld:
 
     async def frames(self) -> Frames:
         """Return the newest observation, uint8 `[t, h, w, 3]`."""
-        return await self._link.frames("GET", f"{self._path}/frames")
+        return await self._api.frames("GET", f"{self._path}/frames")
 
     async def step(self, action: AnyAction = None) -> Frames:
-        """Play one round and return its frames, uint8 `[t, h, w, 3]`; None lets time pass.
+        """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the empty action.
 
-        When the answer is lost, the same call again, here or by the caller, returns what was played.
+        If the response is lost, repeating the call returns the same frames: the round is played once.
         """
         body = {"step_id": self.round + 1, "action": as_json(action)}
-        frames = await self._link.frames("POST", f"{self._path}/step", json=body)
+        frames = await self._api.frames("POST", f"{self._path}/step", json=body)
         self.round += 1
         return frames
 
     async def reset(
         self, observation: Observation | None = None, *, text: str | None = None, fps: float = CLIP_FPS
     ) -> Frames:
-        """Start anew, with nothing given from the same beginning; returns the first observation."""
+        """Restart the world, by default from its initial observation; return the first observation."""
         if observation is not None:
-            frames = await self._link.frames(
+            frames = await self._api.frames(
                 "POST", f"{self._path}/reset", files=as_upload("observation", observation, fps)
             )
         else:
-            frames = await self._link.frames("POST", f"{self._path}/reset", json=given(text=text))
+            frames = await self._api.frames("POST", f"{self._path}/reset", json=drop_none(text=text))
         self.round = 0
         return frames
 
     async def fork(self) -> "AsyncRemoteWorld":
-        """Return a second world that goes its own way from here."""
-        answer = await self._link.json("POST", f"{self._path}/fork", repeatable=False)
-        return _world(self._link, answer)
+        """Return an independent copy of the world."""
+        body = await self._api.json("POST", f"{self._path}/fork", idempotent=False)
+        return _world(self._api, body)
 
     async def snapshot(self) -> str:
-        """Keep this moment and return its name; above the server's limit the oldest one is forgotten."""
-        answer = await self._link.json("POST", f"{self._path}/snapshot")
-        return str(answer["snapshot"])
+        """Save the current state and return its id; above the server's limit the oldest is deleted."""
+        body = await self._api.json("POST", f"{self._path}/snapshot")
+        return str(body["snapshot"])
 
     async def restore(self, name: str) -> None:
-        """Go back to a kept moment."""
-        answer = await self._link.json("POST", f"{self._path}/restore", json={"snapshot": name})
-        self.round = int(answer["round"])
+        """Return to a snapshot."""
+        body = await self._api.json("POST", f"{self._path}/restore", json={"snapshot": name})
+        self.round = int(body["round"])
 
     async def describe(self, question: str | None = None) -> str:
-        """Say what is seen now, or answer a question about it."""
-        answer = await self._link.json("POST", f"{self._path}/describe", json=given(question=question))
-        return str(answer["text"])
+        """Describe the newest observation, or answer a question about it."""
+        body = await self._api.json("POST", f"{self._path}/describe", json=drop_none(question=question))
+        return str(body["text"])
 
     async def infer_action(self) -> str:
-        """Say in words which action led to what is seen now."""
-        answer = await self._link.json("POST", f"{self._path}/infer_action")
-        return str(answer["text"])
+        """Return the action, in words, that led to the newest observation."""
+        body = await self._api.json("POST", f"{self._path}/infer_action")
+        return str(body["text"])
 
     async def refresh(self) -> WorldInfo:
-        """Ask the server how the world is, and believe it."""
-        self.info = read(WorldInfo, await self._link.json("GET", self._path))
+        """Refresh `info` and `round` from the server."""
+        self.info = parse(WorldInfo, await self._api.json("GET", self._path))
         self.round = self.info.round
         return self.info
 
     async def close(self) -> None:
-        """End the world; one that has ended already is fine."""
+        """Delete the world; a world that is already gone is ignored."""
         try:
-            await self._link.call("DELETE", self._path)
-        except NotFound:
+            await self._api.request("DELETE", self._path)
+        except NotFoundError:
             return
 
     async def __aenter__(self) -> Self:
@@ -186,16 +169,16 @@ class AsyncRemoteWorld:
         await self.close()
 
 
-def _world(link: Link, answer: Mapping[str, Any]) -> AsyncRemoteWorld:
-    info = read(WorldInfo, answer)
-    return AsyncRemoteWorld(link, info, info.round)
+def _world(api: HttpApi, body: Mapping[str, Any]) -> AsyncRemoteWorld:
+    info = parse(WorldInfo, body)
+    return AsyncRemoteWorld(api, info, info.round)
 
 
 class AsyncWorlds:
-    """The live worlds of this client's key."""
+    """The live worlds of this API key."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, api: HttpApi) -> None:
+        self._api = api
 
     async def create(
         self,
@@ -208,8 +191,8 @@ class AsyncWorlds:
         model: str | None = None,
         fps: float = CLIP_FPS,
     ) -> AsyncRemoteWorld:
-        """Start a world from a picture or film, or from a description; `fps` is for a clip in memory."""
-        settings = given(
+        """Start a world from an image or video, or from a text; `fps` applies to a clip in memory."""
+        settings = drop_none(
             text=text,
             seed=seed,
             num_inference_steps=num_inference_steps,
@@ -217,28 +200,28 @@ class AsyncWorlds:
             model=model,
         )
         if (observation is None) == (text is None):
-            raise InputError("A world starts from one thing: give an observation, or a text.")
+            raise InputError("A world starts from an observation or from a text; pass one of them.")
         if observation is None:
-            answer = await self._link.json("POST", "/v1/worlds", repeatable=False, json=settings)
+            body = await self._api.json("POST", "/v1/worlds", idempotent=False, json=settings)
         else:
             files = as_upload("observation", observation, fps)
-            answer = await self._link.json("POST", "/v1/worlds", repeatable=False, data=settings, files=files)
-        return _world(self._link, answer)
+            body = await self._api.json("POST", "/v1/worlds", idempotent=False, data=settings, files=files)
+        return _world(self._api, body)
 
     async def open(self, identity: str) -> AsyncRemoteWorld:
-        """Return a live world by its id."""
-        return _world(self._link, await self._link.json("GET", f"/v1/worlds/{quote(identity, safe='')}"))
+        """Return the live world with this id."""
+        return _world(self._api, await self._api.json("GET", f"/v1/worlds/{quote(identity, safe='')}"))
 
     async def list(self) -> list[WorldInfo]:
-        """Return what the server says of all live worlds, oldest first."""
-        return [read(WorldInfo, item) for item in (await self._link.json("GET", "/v1/worlds"))["data"]]
+        """Return the descriptions of all live worlds, oldest first."""
+        return [parse(WorldInfo, item) for item in (await self._api.json("GET", "/v1/worlds"))["data"]]
 
 
 class AsyncVideos:
-    """Videos that the server makes in the background and keeps for a while."""
+    """Videos that the server generates in the background and stores for a while."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, api: HttpApi) -> None:
+        self._api = api
 
     async def create(
         self,
@@ -255,11 +238,12 @@ class AsyncVideos:
         idempotency_key: str | None = None,
         fps: float = CLIP_FPS,
     ) -> Video:
-        """Ask for a video: from an observation, on which the prompt acts, or of the scene that it describes.
+        """Request a video.
 
-        Asking again with the same `idempotency_key` returns the video that was asked for first.
+        With an observation, the prompt is the first action; without one, it describes the first frame. A
+        second request with the same `idempotency_key` returns the first video.
         """
-        fields = given(
+        fields = drop_none(
             prompt=prompt,
             seconds=None if seconds is None else f"{seconds:g}",
             num_frames=num_frames,
@@ -268,22 +252,22 @@ class AsyncVideos:
             guidance_scale=guidance_scale,
             model=model,
         )
-        acts = [as_json(action) for action in actions]
-        body: dict[str, Any] = {"json": fields | ({"actions": acts} if acts else {})}
+        action_list = [as_json(action) for action in actions]
+        body: dict[str, Any] = {"json": fields | ({"actions": action_list} if action_list else {})}
         if observation is not None:
-            fields |= {"actions": json.dumps(acts)} if acts else {}
+            fields |= {"actions": json.dumps(action_list)} if action_list else {}
             body = {"data": fields, "files": as_upload("input_reference", observation, fps)}
         key = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
-        return read(Video, await self._link.json("POST", "/v1/videos", headers=key, **body))
+        return parse(Video, await self._api.json("POST", "/v1/videos", headers=key, **body))
 
     async def retrieve(self, identity: str) -> Video:
-        """Return how a video is coming on."""
-        return read(Video, await self._link.json("GET", _video_path(identity)))
+        """Return the current state of a video."""
+        return parse(Video, await self._api.json("GET", _video_path(identity)))
 
     async def list(self, *, limit: int = 20, after: str | None = None) -> list[Video]:
-        """Return a page of videos, newest first; `after` is the last id of the page before."""
-        answer = await self._link.json("GET", "/v1/videos", params=given(limit=limit, after=after))
-        return [read(Video, item) for item in answer["data"]]
+        """Return a page of videos, newest first; `after` is the last id of the previous page."""
+        body = await self._api.json("GET", "/v1/videos", params=drop_none(limit=limit, after=after))
+        return [parse(Video, item) for item in body["data"]]
 
     async def wait(
         self,
@@ -293,51 +277,51 @@ class AsyncVideos:
         timeout_s: float = 600.0,
         poll_s: float | None = None,
     ) -> Video:
-        """Wait until a video is made, telling `on_progress` each time something has changed.
+        """Wait until a video is completed; `on_progress` is called after every change.
 
         Raises:
-            JobFailed: it ended without pictures, or is not done after `timeout_s`.
+            VideoFailedError: generation failed, or was not finished after `timeout_s`.
         """
         until, seen = time.monotonic() + timeout_s, None
         while True:
-            response = await self._link.call("GET", _video_path(identity))
-            video = read(Video, response.json())
+            response = await self._api.request("GET", _video_path(identity))
+            video = parse(Video, response.json())
             if on_progress is not None and video != seen:
                 on_progress(video)
             seen = video
             if video.status == "failed":
-                raise job_failed(video.error)
+                raise video_error(video.error)
             if video.done:
                 return video
-            told = response.headers.get("openai-poll-after-ms", "")
-            pause = poll_s or (int(told) / 1000 if told.isdecimal() else POLL_S)
+            poll_after_ms = response.headers.get("openai-poll-after-ms", "")
+            pause = poll_s or (int(poll_after_ms) / 1000 if poll_after_ms.isdecimal() else POLL_S)
             if time.monotonic() + pause > until:
-                raise JobFailed(
-                    f"The video is at {video.progress} % after {timeout_s:g} s; wait longer, or delete it."
+                raise VideoFailedError(
+                    f"The video is at {video.progress} % after {timeout_s:g} s; raise `timeout_s`."
                 )
-            await self._link.wire.sleep(pause)
+            await self._api.transport.sleep(pause)
 
     async def content(
         self, identity: str, variant: Literal["video", "thumbnail", "spritesheet"] = "video"
     ) -> bytes:
-        """Return a finished video's bytes: MP4, or a picture of it."""
+        """Return a completed video as MP4, or its thumbnail or sprite sheet as JPEG."""
         path = f"{_video_path(identity)}/content"
-        return (await self._link.call("GET", path, params={"variant": variant})).content
+        return (await self._api.request("GET", path, params={"variant": variant})).content
 
     async def download(self, identity: str, path: str | Path) -> Path:
-        """Write a finished video as .mp4, whole or not at all; returns the path."""
+        """Write a completed video to an .mp4 file atomically and return its path."""
         data = await self.content(identity)
         with atomic_file(path) as temporary:
             temporary.write_bytes(data)
         return Path(path)
 
     async def delete(self, identity: str) -> None:
-        """Remove a video; one that is not finished is cancelled first."""
-        await self._link.call("DELETE", _video_path(identity))
+        """Delete a video; an unfinished one is cancelled first."""
+        await self._api.request("DELETE", _video_path(identity))
 
 
 class AsyncClient:
-    """A server's client for asyncio; `async with` closes its connections."""
+    """Asyncio client of a server; `async with` closes its connections."""
 
     def __init__(
         self,
@@ -347,50 +331,50 @@ class AsyncClient:
         timeout_s: float = 180.0,
         retries: int = 4,
     ) -> None:
-        """Prepare to talk to the server at `base_url`; nothing is sent yet.
+        """Prepare a client; no request is sent yet.
 
         Args:
-            base_url: Address of the server, without a path.
-            api_key: Key that the server knows, if it asks for one.
-            timeout_s: How long one answer may take.
-            retries: How often a call is sent again that can be.
+            base_url: URL of the server, without a path.
+            api_key: API key, if the server requires one.
+            timeout_s: Timeout of one request.
+            retries: Maximum number of retries of a request that is safe to repeat.
         """
-        address, here = read_address(base_url)
-        # A proxy of the environment is for other machines.
-        wire = AsyncWire(httpx.AsyncClient(trust_env=not here))
-        self._join(Link(wire, address, api_key, timeout_s, retries))
+        url, loopback = parse_base_url(base_url)
+        # Proxy settings of the environment do not apply to loopback addresses.
+        transport = AsyncTransport(httpx.AsyncClient(trust_env=not loopback))
+        self._set_api(HttpApi(transport, url, api_key, timeout_s, retries))
 
-    def _join(self, link: Link) -> None:
-        self._link, self.worlds, self.videos = link, AsyncWorlds(link), AsyncVideos(link)
+    def _set_api(self, api: HttpApi) -> None:
+        self._api, self.worlds, self.videos = api, AsyncWorlds(api), AsyncVideos(api)
 
     @classmethod
-    def over(cls, link: Link) -> Self:
-        """Return a client over another link."""
+    def from_api(cls, api: HttpApi) -> Self:
+        """Return a client that uses another transport."""
         client = cls.__new__(cls)
-        client._join(link)
+        client._set_api(api)
         return client
 
     @property
     def base_url(self) -> str:
-        """Address of the server."""
-        return self._link.base_url
+        """URL of the server."""
+        return self._api.base_url
 
     async def ready(self) -> bool:
-        """Return whether the server takes work now; one that cannot be reached does not."""
+        """Whether the server can be reached and accepts work."""
         try:
-            await self._link.call("GET", "/ready", retries=0)
-        except (ApiError, ConnectionFailed):
+            await self._api.request("GET", "/ready", retries=0)
+        except (ApiError, ServerUnreachableError):
             return False
         return True
 
     async def models(self) -> list[str]:
-        """Return the names that `model` may have: the server's model and its adapters."""
-        return [str(item["id"]) for item in (await self._link.json("GET", "/v1/models"))["data"]]
+        """Return the names that `model` accepts: the server's model and its adapters."""
+        return [str(item["id"]) for item in (await self._api.json("GET", "/v1/models"))["data"]]
 
     async def describe(
         self, observation: Observation, question: str | None = None, fps: float = CLIP_FPS
     ) -> str:
-        """Say what a picture or film shows, or answer a question about it."""
+        """Describe an image or video, or answer a question about it."""
         _, data, kind = as_upload("", observation, fps)[""]
         url = {"url": f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"}
         name = "video_url" if kind.startswith("video/") else "image_url"
@@ -398,10 +382,10 @@ class AsyncClient:
         if question:
             content.append({"type": "text", "text": question})
         body = {"messages": [{"role": "user", "content": content}]}
-        answer = await self._link.json("POST", "/v1/chat/completions", json=body)
-        return str(answer["choices"][0]["message"]["content"])
+        response = await self._api.json("POST", "/v1/chat/completions", json=body)
+        return str(response["choices"][0]["message"]["content"])
 
-    async def imagine(
+    async def generate_image(
         self,
         text: str,
         *,
@@ -409,22 +393,22 @@ class AsyncClient:
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         model: str | None = None,
-    ) -> Frame:
-        """Return a picture of a described scene, uint8 `[h, w, 3]`."""
-        body = given(
+    ) -> np.ndarray:
+        """Generate an image from a text, uint8 `[h, w, 3]`."""
+        body = drop_none(
             prompt=text,
             seed=seed,
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
             model=model,
         )
-        answer = await self._link.json("POST", "/v1/images/generations", json=body)
-        data = base64.b64decode(answer["data"][0]["b64_json"])
+        response = await self._api.json("POST", "/v1/images/generations", json=body)
+        data = base64.b64decode(response["data"][0]["b64_json"])
         return np.array(Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB"))
 
     async def close(self) -> None:
-        """Close the connections; worlds live on until they are closed or idle for long."""
-        await self._link.wire.close()
+        """Close the connections; worlds stay on the server until they are closed or time out."""
+        await self._api.transport.close()
 
     async def __aenter__(self) -> Self:
         return self

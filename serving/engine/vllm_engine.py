@@ -33,7 +33,7 @@ from worldmodel.errors import InputError, ModelError
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.serving.engine.local import known
 from worldmodel.serving.engine.vllm_plugin import SERVER
-from worldmodel.serving.errors import Unavailable
+from worldmodel.serving.errors import UnavailableError
 
 VERSION = "0.32."
 """Release of vLLM whose insides `vllm_worker` knows."""
@@ -160,7 +160,7 @@ class VllmEngine:
 
         Raises:
             InputError: the history is longer than the engine takes, or no adapter has this name.
-            Unavailable: the engine stopped.
+            UnavailableError: the engine stopped.
         """
         embeds = self._embeds(torch.cat(history))
         states: list[Tensor] = []
@@ -177,7 +177,7 @@ class VllmEngine:
             )
             output = await self._ask(embeds[:end], params, adapter)
             if not isinstance(output, PoolingRequestOutput):
-                raise Unavailable("The vLLM engine was closed before the states were computed; try again.")
+                raise UnavailableError("The vLLM engine closed before it returned the states; try again.")
             states.insert(0, output.outputs.data)
             self._positions += end
             self._cached += output.num_cached_tokens
@@ -191,7 +191,7 @@ class VllmEngine:
 
         Raises:
             InputError: the prefix is longer than the engine takes, or no adapter has this name.
-            Unavailable: the engine stopped.
+            UnavailableError: the engine stopped.
         """
         params = SamplingParams(
             max_tokens=max_tokens,
@@ -203,7 +203,7 @@ class VllmEngine:
         )
         output = await self._ask(self._embeds(prefix), params, adapter)
         if not isinstance(output, RequestOutput) or output.outputs[0].finish_reason == "abort":
-            raise Unavailable("The vLLM engine was closed before the text was complete; try again.")
+            raise UnavailableError("The vLLM engine closed before the text was complete; try again.")
         tokens = [token for token in output.outputs[0].token_ids if token != self._end]
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
@@ -239,7 +239,7 @@ class VllmEngine:
         """Return the answer to one request; a caller that is cancelled takes the request with it."""
         lora = self._lora.get(known(adapter, self.adapters) or "")
         if self._closed:
-            raise Unavailable("The vLLM engine is closed; start the server again.")
+            raise UnavailableError("The vLLM engine is closed; start the server again.")
         name = uuid4().hex
         self._live.add(name)
         try:
@@ -250,7 +250,7 @@ class VllmEngine:
             await self._abort(name)
             raise
         except EngineDeadError:
-            raise Unavailable(
+            raise UnavailableError(
                 "The vLLM engine stopped working; the server's log says why, and a restart brings it back."
             ) from None
         finally:

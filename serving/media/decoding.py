@@ -23,7 +23,7 @@ import numpy as np
 from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import Frames, MediaLimits, sniff
-from worldmodel.serving.errors import TooLarge, TooManyRequests, Unavailable, UnsupportedFormat
+from worldmodel.serving.errors import RateLimitError, TooLargeError, UnavailableError, UnsupportedFormatError
 from worldmodel.serving.media import decode_child
 from worldmodel.serving.media.decode_child import (
     FRAMES,
@@ -58,12 +58,12 @@ async def decode_upload(
     decoded. When the caller is cancelled, the child is killed.
 
     Raises:
-        TooLarge: the upload has too many bytes.
-        UnsupportedFormat: the upload is neither PNG, JPEG, WebP nor MP4.
+        TooLargeError: the upload has too many bytes.
+        UnsupportedFormatError: the upload is neither PNG, JPEG, WebP nor MP4.
         InputError: the upload is empty, damaged, too costly to decode, or has too many pixels, frames or
             seconds.
-        TooManyRequests: too many uploads are waiting.
-        Unavailable: no decoder could be started in time.
+        RateLimitError: too many uploads are waiting.
+        UnavailableError: no decoder could be started in time.
     """
     _check_upload(data, limits.media)
     if not 1 <= max_frames <= limits.max_frames:
@@ -96,10 +96,10 @@ def _check_upload(data: bytes, limits: MediaLimits) -> None:
     kind = sniff.detect_format(data[:16])
     if kind not in limits.image_formats + limits.video_formats:
         found = f"of kind {kind}" if kind else "of an unknown kind"
-        raise UnsupportedFormat(f"The upload is {found}; {FORMATS}.")
+        raise UnsupportedFormatError(f"The upload is {found}; {FORMATS}.")
     most = limits.max_image_bytes if kind in limits.image_formats else limits.max_video_bytes
     if len(data) > most:
-        raise TooLarge(f"The upload is {len(data)} bytes long; a {kind} may have at most {most}.")
+        raise TooLargeError(f"The upload is {len(data)} bytes long; a {kind} may have at most {most}.")
 
 
 async def _receive_pidfd(child: socket.socket) -> int:
@@ -112,11 +112,11 @@ async def _receive_pidfd(child: socket.socket) -> int:
             await arrived
         _, descriptors, _, _ = socket.recv_fds(child, 1, 1)
     except (TimeoutError, ConnectionError):
-        raise Unavailable(BUSY) from None
+        raise UnavailableError(BUSY) from None
     finally:
         loop.remove_reader(child)
     if not descriptors:
-        raise Unavailable(BUSY)
+        raise UnavailableError(BUSY)
     return descriptors[0]
 
 
@@ -173,10 +173,10 @@ class _ForkServer:
                 socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
             except BlockingIOError:
                 ours.close()
-                raise TooManyRequests(BUSY, retry_after=2.0) from None
+                raise RateLimitError(BUSY, retry_after=2.0) from None
             except OSError:
                 ours.close()
-                raise Unavailable(BUSY) from None
+                raise UnavailableError(BUSY) from None
         return ours
 
     def _start(self) -> None:

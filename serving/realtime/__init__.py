@@ -1,1 +1,1 @@
-"""Live worlds over a WebSocket: events, pacing, connections."""
+"""WebSocket sessions: events, pacing, connections."""

@@ -1,10 +1,10 @@
-"""Events of `WS /v1/realtime/video`, each a JSON text message told by its `type`; pictures travel as binary.
+"""Events of `WS /v1/realtime/video`: JSON text messages, distinguished by `type`; media are binary messages.
 
-`serving/asyncapi.yaml` describes the same events for people and other languages; a test compares the two.
-Whatever a client sends passes `read_event`, which knows every field by name and refuses all others.
+`parse_event` validates every client message and rejects unknown fields. `realtime.asyncapi` generates the
+AsyncAPI document from these classes.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -13,27 +13,27 @@ from worldmodel.serving.actions import ActionBody, ActionSchema
 from worldmodel.serving.errors import ApiError
 
 PROTOCOL = 1
-"""Version of these events; it changes when a client written for the old ones would break."""
+"""Protocol version; incremented by changes that break existing clients."""
 
 Format = Literal["jpeg", "fmp4"]
 Pace = Literal["realtime", "on_action"]
 Reason = Literal["stopped", "idle", "start_timeout", "session_limit", "round_limit"]
-"""Why a session is over, if nothing went wrong."""
+"""Why a session ended, if not by an error."""
 EventId = Annotated[str, Field(min_length=1, max_length=64)]
-"""A name of the client's choice, given back in the answer."""
+"""Chosen by the client and repeated in the reply."""
 
 MAX_MESSAGE_CHARACTERS = 500
-"""Of an error: it may repeat what the client sent."""
+"""Maximum length of an error message, which may quote client input."""
 
 
 class InvalidEventError(ApiError):
-    """A message is no event of this protocol, or has a wrong field."""
+    """A message is not a valid event of this protocol."""
 
     code = "invalid_event"
 
 
 class Event(BaseModel):
-    """What all events share: no field that is not declared, no value of another type."""
+    """Base class: strict types, no undeclared fields."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, frozen=True, use_attribute_docstrings=True
@@ -44,18 +44,18 @@ class Event(BaseModel):
 
 
 class ClientEvent(Event):
-    """An event that may carry a name by which its answer is known."""
+    """An event with an optional id that its reply repeats."""
 
     event_id: EventId | None = None
 
 
 class SessionStart(ClientEvent):
-    """Begins the world: from `text`, or from the picture or film in the binary message that follows."""
+    """Starts the world from `text`, or from the image or video in the next binary message."""
 
     type: Literal["session.start"]
     text: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
     upload: bool = False
-    """Whether the next message is binary and holds a PNG, JPEG, WebP or MP4 (H.264)."""
+    """Whether the next message is binary and contains a PNG, JPEG, WebP or MP4 (H.264)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     num_inference_steps: Annotated[int, Field(ge=1, le=64)] | None = None
     guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
@@ -65,20 +65,20 @@ class SessionStart(ClientEvent):
 
 
 class InteractionEvent(Event):
-    """The inner part of an interaction."""
+    """The action of an interaction."""
 
     action: ActionBody | Annotated[str, Field(max_length=4000)] | None
 
 
 class Interaction(Event):
-    """An action with the name that its receipts carry."""
+    """An action and the id that its acknowledgements repeat."""
 
     event_id: EventId
     event: InteractionEvent
 
 
 class SessionInteraction(Event):
-    """Queues an action for the next chunk; `replace` first drops those that still wait."""
+    """Queues an action for the next chunk; `replace` first drops the queued ones."""
 
     type: Literal["session.interaction"]
     interaction: Interaction
@@ -86,34 +86,34 @@ class SessionInteraction(Event):
 
 
 class SessionUpdate(ClientEvent):
-    """Changes the pace: `on_action` pauses a world that runs, `realtime` lets it run."""
+    """Changes the pace: `on_action` pauses a running world, `realtime` resumes it."""
 
     type: Literal["session.update"]
     pace: Pace
 
 
 class SessionSnapshot(ClientEvent):
-    """Keeps the moment after the newest chunk."""
+    """Saves the state after the newest chunk."""
 
     type: Literal["session.snapshot"]
 
 
 class SessionRestore(ClientEvent):
-    """Goes back to a kept moment; interactions that still wait are dropped."""
+    """Returns to a snapshot; queued interactions are dropped."""
 
     type: Literal["session.restore"]
     snapshot: Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class SessionDescribe(ClientEvent):
-    """Asks for words about what is seen now; the world goes on meanwhile."""
+    """Requests a description of the newest observation, or an answer; the world keeps running."""
 
     type: Literal["session.describe"]
     question: Annotated[str, Field(min_length=1, max_length=400)] | None = None
 
 
 class SessionPing(ClientEvent):
-    """Asks whether the server is there; it does not count as use of the world."""
+    """Checks the connection; does not reset the idle timeout."""
 
     type: Literal["session.ping"]
 
@@ -125,55 +125,55 @@ class SessionStop(ClientEvent):
 
 
 Command = SessionSnapshot | SessionRestore | SessionUpdate
-"""What is done between two chunks."""
+"""Commands that run between two chunks."""
 AnyClientEvent = SessionStart | SessionInteraction | Command | SessionDescribe | SessionPing | SessionStop
 CLIENT_EVENTS: TypeAdapter[AnyClientEvent] = TypeAdapter(
     Annotated[AnyClientEvent, Field(discriminator="type")]
 )
 
 
-def read_event(text: str) -> AnyClientEvent:
-    """Read one text message.
+def parse_event(text: str) -> AnyClientEvent:
+    """Parse one text message.
 
     Raises:
-        InvalidEventError: it is no JSON, or no event of this protocol.
+        InvalidEventError: it is not JSON, or not an event of this protocol.
     """
     try:
         return CLIENT_EVENTS.validate_json(text)
     except (ValidationError, UnicodeEncodeError) as error:
-        raise InvalidEventError(_sentence(error)) from None
+        raise InvalidEventError(_describe(error)) from None
 
 
-def _sentence(error: ValidationError | UnicodeEncodeError) -> str:
+def _describe(error: ValidationError | UnicodeEncodeError) -> str:
     if isinstance(error, UnicodeEncodeError):
         return "The message is not valid Unicode; send JSON in UTF-8."
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"].startswith("union_tag"):
-        names = ", ".join(str(kind.model_fields["type"].annotation.__args__[0]) for kind in client_events())
+        names = ", ".join(event_type(event) for event in CLIENT_EVENT_CLASSES)
         return f"The event's type is missing or unknown; use one of {names}."
-    # The discriminator is part of the location; users know fields by their own names only.
-    place = ".".join(str(part) for part in first["loc"][1:])
-    told = f"{place}: {first['msg']}" if place else first["msg"]
-    return f"The event cannot be read: {told[:300]}; see /asyncapi.yaml."
+    # The first part of the location is the discriminator, which is not a field.
+    path = ".".join(str(part) for part in first["loc"][1:])
+    problem = f"{path}: {first['msg']}" if path else first["msg"]
+    return f"The event is invalid: {problem[:300]}; see /asyncapi.yaml."
 
 
 # ---- from the server -------------------------------------------------------------------------------------
 
 
-class Limits(Event):
-    """Beyond these the server refuses or ends a session."""
+class SessionLimits(Event):
+    """Limits above which the server rejects events or ends the session; times in seconds."""
 
     start_timeout_s: float
     """From the handshake to `session.start` and its upload."""
     idle_timeout_s: float
-    """Without any event but pings."""
+    """Without any event except pings."""
     max_session_s: float
     send_timeout_s: float
-    """How long one message may wait for a client that does not read."""
+    """How long sending a message may block on a client that does not read."""
     max_message_bytes: int
-    """Of a text message."""
+    """Size of a text message."""
     max_upload_bytes: int
-    """Of the binary message that a session starts from."""
+    """Size of an upload."""
     max_queued_interactions: int
     max_messages_per_s: float
     max_rounds: int
@@ -181,7 +181,7 @@ class Limits(Event):
 
 
 class SessionCreated(Event):
-    """The server's first message: what the model takes and makes, and under which limits."""
+    """First message of the server: the model, its actions and formats, and the limits."""
 
     type: Literal["session.created"] = "session.created"
     protocol: int = PROTOCOL
@@ -197,11 +197,11 @@ class SessionCreated(Event):
     guidance_scale: float
     formats: list[Format]
     paces: list[Pace]
-    limits: Limits
+    limits: SessionLimits
 
 
 class VideoStart(Event):
-    """The world has begun. With `fmp4` the initialisation segment follows, `num_messages` binary messages."""
+    """The world has started; with `fmp4`, `num_messages` binary messages (initialisation segment) follow."""
 
     type: Literal["video.start"] = "video.start"
     event_id: str | None = None
@@ -219,28 +219,28 @@ class VideoStart(Event):
 
 
 class ChunkMetadata(Event):
-    """A chunk; the `num_messages` binary messages that follow are its frames or its segment."""
+    """Describes a chunk, whose frames or segment follow as `num_messages` binary messages."""
 
     type: Literal["video.chunk_metadata"] = "video.chunk_metadata"
     index: int
-    """Counts chunks sent, from 0; the first shows the observation that the world starts from."""
+    """Number of chunks sent before; chunk 0 is the initial observation."""
     source: Literal["start", "round", "restore"]
     round: int
-    """Rounds that this moment of the world has behind it; goes back after a restore."""
+    """Rounds that led to this state; decreases after a restore."""
     first_frame: int
-    """Counts frames sent, from 0; never goes back."""
+    """Number of frames sent before; never decreases."""
     num_frames: int
     num_messages: int
     num_bytes: int
     action: ActionBody | None
-    """What was done in this round; null when time just passed."""
+    """The action of this round; null for the empty action."""
     event_ids: list[str]
-    """Interactions that took effect with this chunk's first frame."""
+    """Interactions that took effect with the first frame of this chunk."""
     generation_s: float
 
 
 class InteractionQueued(Event):
-    """Receipt: the action is understood and waits for the next chunk, `position` others before it."""
+    """The action was accepted and queued; `position` actions are ahead of it."""
 
     type: Literal["session.interaction.queued"] = "session.interaction.queued"
     event_id: str
@@ -248,7 +248,7 @@ class InteractionQueued(Event):
 
 
 class InteractionApplied(Event):
-    """Receipt: the action took effect with frame `frame`, the first of chunk `index`, which follows."""
+    """The action took effect with frame `frame`, the first of chunk `index`, which follows."""
 
     type: Literal["session.interaction.applied"] = "session.interaction.applied"
     event_id: str
@@ -258,7 +258,7 @@ class InteractionApplied(Event):
 
 
 class InteractionDropped(Event):
-    """Receipt: the action was queued and will not happen."""
+    """A queued action was dropped."""
 
     type: Literal["session.interaction.dropped"] = "session.interaction.dropped"
     event_id: str
@@ -266,7 +266,7 @@ class InteractionDropped(Event):
 
 
 class SessionUpdated(Event):
-    """The pace from now on."""
+    """The pace has changed."""
 
     type: Literal["session.updated"] = "session.updated"
     event_id: str | None = None
@@ -274,7 +274,7 @@ class SessionUpdated(Event):
 
 
 class SnapshotCreated(Event):
-    """The name of a kept moment; above `limits.max_snapshots` the oldest is forgotten."""
+    """The snapshot was saved; above `limits.max_snapshots` the oldest is deleted."""
 
     type: Literal["session.snapshot.created"] = "session.snapshot.created"
     event_id: str | None = None
@@ -283,7 +283,7 @@ class SnapshotCreated(Event):
 
 
 class SessionRestored(Event):
-    """The world is back at a kept moment; a chunk that shows it follows."""
+    """The world has returned to a snapshot; a chunk that shows it follows."""
 
     type: Literal["session.restored"] = "session.restored"
     event_id: str | None = None
@@ -292,7 +292,7 @@ class SessionRestored(Event):
 
 
 class SessionDescribed(Event):
-    """Words about what was seen when the question came."""
+    """Text about the observation that was the newest when the question arrived."""
 
     type: Literal["session.described"] = "session.described"
     event_id: str | None = None
@@ -301,24 +301,24 @@ class SessionDescribed(Event):
 
 
 class SessionPong(Event):
-    """The server is there."""
+    """Reply to `session.ping`."""
 
     type: Literal["session.pong"] = "session.pong"
     event_id: str | None = None
 
 
 class SessionDone(Event):
-    """The session's last message."""
+    """Last message of the session."""
 
     type: Literal["session.done"] = "session.done"
     rounds: int
-    """Rounds played, those that a restore took back included."""
+    """Rounds played, including those undone by a restore."""
     frames: int
     reason: Reason
 
 
 class ErrorDetail(Event):
-    """What went wrong, as in answers over HTTP."""
+    """Type, code and message of an error, as in HTTP responses."""
 
     type: str
     code: str
@@ -326,7 +326,7 @@ class ErrorDetail(Event):
 
 
 class ErrorEvent(Event):
-    """Something was refused, or went wrong; after a fatal one the server closes."""
+    """An event was rejected or the session failed; after a fatal error the server closes the socket."""
 
     type: Literal["error"] = "error"
     event_id: str | None = None
@@ -334,10 +334,10 @@ class ErrorEvent(Event):
     fatal: bool
 
 
-def refusal(error: WorldModelError, event_id: str | None = None, *, fatal: bool = False) -> ErrorEvent:
-    """Return the event that tells a client of an error it can mend."""
-    kind, code = (error.type, error.code) if isinstance(error, ApiError) else (ApiError.type, ApiError.code)
-    detail = ErrorDetail(type=kind, code=code, message=str(error)[:MAX_MESSAGE_CHARACTERS])
+def error_event(error: WorldModelError, event_id: str | None = None, *, fatal: bool = False) -> ErrorEvent:
+    """Return the event that reports an error to the client."""
+    source = error if isinstance(error, ApiError) else ApiError
+    detail = ErrorDetail(type=source.type, code=source.code, message=str(error)[:MAX_MESSAGE_CHARACTERS])
     return ErrorEvent(event_id=event_id, error=detail, fatal=fatal)
 
 
@@ -358,12 +358,10 @@ ServerEvent = (
 )
 SERVER_EVENTS: TypeAdapter[ServerEvent] = TypeAdapter(Annotated[ServerEvent, Field(discriminator="type")])
 
-
-def client_events() -> tuple[Any, ...]:
-    """Return the classes of what a client may send."""
-    return AnyClientEvent.__args__
+CLIENT_EVENT_CLASSES: tuple[type[Event], ...] = get_args(AnyClientEvent)
+SERVER_EVENT_CLASSES: tuple[type[Event], ...] = get_args(ServerEvent)
 
 
-def server_events() -> tuple[Any, ...]:
-    """Return the classes of what the server may send."""
-    return ServerEvent.__args__
+def event_type(event: type[Event]) -> str:
+    """Return the value of the `type` field of an event class."""
+    return str(get_args(event.model_fields["type"].annotation)[0])

@@ -1,1 +1,1 @@
-"""What the server answers over HTTP, one module for each kind of thing."""
+"""HTTP and WebSocket routes, one module per resource."""

@@ -1,37 +1,37 @@
-"""Whether the server lives, whether it takes work, and its numbers."""
+"""Liveness, readiness and metrics."""
 
 import asyncio
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
+from worldmodel.serving.context import Caller, Context
 from worldmodel.serving.metrics import CONTENT_TYPE
 from worldmodel.serving.protocol import Health
-from worldmodel.serving.routes.route_class import ERRORS, Caller, GuardedRoute
+from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
 
 router = APIRouter(tags=["health"])
-numbers = APIRouter(tags=["health"], route_class=GuardedRoute, responses=ERRORS)
+metrics_router = APIRouter(tags=["health"], route_class=AuthenticatedRoute, responses=ERRORS)
 
-ANSWER_S = 5.0
-"""A model that does nothing at all for so long is not ready."""
+MODEL_TIMEOUT_S = 5.0
+"""A model thread that accepts no new work for this long counts as not ready."""
 
 
 @router.get("/health", response_model=Health)
 async def health() -> Health:
-    """Say that the process lives; it needs no key."""
+    """Report that the process is alive; needs no key."""
     return Health(status="ok")
 
 
 @router.get(
-    "/ready", response_model=Health, responses={503: {"model": Health, "description": "It takes no work."}}
+    "/ready", response_model=Health, responses={503: {"model": Health, "description": "Accepts no work."}}
 )
-async def ready(request: Request, response: Response) -> Health:
-    """Say whether new work is taken: the model answers, the queue has room, nobody told it to stop."""
-    state = request.app.state
-    if state.draining:
+async def ready(context: Context, response: Response) -> Health:
+    """Report whether the server accepts work: the model responds, the queue has room, no shutdown."""
+    if context.jobs.draining:
         status = "stopping"
-    elif not await _answers(request):
+    elif not await _model_responds(context):
         status = "starting"
-    elif state.jobs.full:
+    elif context.jobs.full:
         status = "full"
     else:
         return Health(status="ok")
@@ -39,20 +39,19 @@ async def ready(request: Request, response: Response) -> Health:
     return Health(status=status)
 
 
-async def _answers(request: Request) -> bool:
-    """Whether the model's thread comes to something new in time."""
+async def _model_responds(context: Context) -> bool:
     try:
-        async with asyncio.timeout(ANSWER_S):
-            return await request.app.state.service.compute.run(lambda: True)
-    except (TimeoutError, RuntimeError):  # RuntimeError: the thread has been closed
+        async with asyncio.timeout(MODEL_TIMEOUT_S):
+            return await context.service.compute.run(lambda: True)
+    except (TimeoutError, RuntimeError):  # RuntimeError: the thread is closed
         return False
 
 
-@numbers.get(
+@metrics_router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"description": "Prometheus' text format.", "content": {"text/plain": {}}}},
+    responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
 )
-async def metrics(request: Request, caller: Caller) -> Response:
-    """Return the server's numbers for Prometheus."""
-    return Response(request.app.state.metrics.text(), media_type=CONTENT_TYPE)
+async def metrics(context: Context, caller: Caller) -> Response:
+    """Return the server's metrics for Prometheus."""
+    return Response(context.metrics.text(), media_type=CONTENT_TYPE)

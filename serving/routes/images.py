@@ -1,4 +1,4 @@
-"""Pictures of described scenes: videos of one frame."""
+"""Images generated from a text."""
 
 import asyncio
 import base64
@@ -7,27 +7,24 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Request
 
+from worldmodel.serving.context import Caller, Context
 from worldmodel.serving.media import encoding
 from worldmodel.serving.protocol import ImageList, ImageObject, ImageRequest
-from worldmodel.serving.routes.parsing import adapter, check_size
-from worldmodel.serving.routes.route_class import ERRORS, Caller, GuardedRoute, while_connected
-from worldmodel.serving.worlds.service import WorldService
+from worldmodel.serving.routes.parsing import check_size, generation_settings
+from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute, while_connected
 
-router = APIRouter(tags=["images"], route_class=GuardedRoute, responses=ERRORS)
+router = APIRouter(tags=["images"], route_class=AuthenticatedRoute, responses=ERRORS)
 
 
 @router.post("/v1/images/generations", response_model=ImageList)
-async def generate(request: Request, caller: Caller, asked: ImageRequest) -> ImageList:
-    """Imagine a described scene, `n` times with seeds that follow each other."""
-    state = request.app.state
-    service: WorldService = state.service
-    check_size(service, asked.size)
-    chosen = adapter(service, state.config.model_name, asked.model)
-    settings = service.settings(asked.seed, asked.num_inference_steps, asked.guidance_scale, chosen)
-    each = [replace(settings, seed=(asked.seed + index) % 2**63) for index in range(asked.n)]
-    made = await while_connected(request, state.worlds.imagine(caller, asked.prompt, each))
-    pictures = [await asyncio.to_thread(encoding.encode_png, frame) for frame in made]
+async def generate(request: Request, context: Context, caller: Caller, body: ImageRequest) -> ImageList:
+    """Generate `n` images of a described scene; image `i` has seed `seed + i`."""
+    check_size(context, body.size)
+    settings = generation_settings(context, body)
+    seeds = [replace(settings, seed=(body.seed + index) % 2**63) for index in range(body.n)]
+    images = await while_connected(request, context.worlds.generate_images(caller, body.prompt, seeds))
+    pngs = [await asyncio.to_thread(encoding.encode_png, image) for image in images]
     return ImageList(
         created=int(time.time()),
-        data=[ImageObject(b64_json=base64.b64encode(picture).decode("ascii")) for picture in pictures],
+        data=[ImageObject(b64_json=base64.b64encode(png).decode("ascii")) for png in pngs],
     )

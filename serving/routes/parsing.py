@@ -1,4 +1,4 @@
-"""Bodies that come as JSON or, with an upload, as a form; and what uploads become."""
+"""Parsing of request bodies: JSON or multipart forms, uploads, model names and sizes."""
 
 import base64
 import binascii
@@ -15,49 +15,51 @@ from starlette.datastructures import FormData, UploadFile
 from worldmodel.config import height_width
 from worldmodel.errors import InputError
 from worldmodel.rollout.state import observed_frames
-from worldmodel.serving.errors import NotFound, UnsupportedFormat
+from worldmodel.serving.context import ServerContext
+from worldmodel.serving.errors import NotFoundError, UnsupportedFormatError
 from worldmodel.serving.media import decoding
 from worldmodel.serving.media.limits import UploadLimits
+from worldmodel.serving.protocol import Generation
 from worldmodel.serving.settings import MIB
-from worldmodel.serving.worlds.service import WorldService
+from worldmodel.serving.worlds.service import WorldSettings
 
 Model = TypeVar("Model", bound=BaseModel)
 
-REFERENCE = "#/components/schemas/{model}"
-MAX_FIELDS = 32
+REF_TEMPLATE = "#/components/schemas/{model}"
+MAX_FORM_FIELDS = 32
 _DATA_URL = re.compile(r"data:[a-z]{1,16}/[a-z0-9.+-]{1,64};base64,", re.IGNORECASE)
 
 
-class UnknownModel(NotFound):
-    """The request names a model that the server does not have."""
+class UnknownModelError(NotFoundError):
+    """The server does not have the requested model."""
 
     code = "model_not_found"
 
 
 async def read_body(request: Request, model: type[Model], upload: str) -> tuple[Model, bytes | None]:
-    """Read a request as JSON, or as a form that may hold one upload of the given name.
+    """Parse a body of JSON, or of a form with an optional file in the field `upload`.
 
-    The upload's own name and type are never looked at.
+    The file name and content type that the client gives are ignored.
 
     Raises:
-        InputError: the body is neither JSON nor a form, or a field is wrong.
-        UnsupportedFormat: it says that it is of another kind.
+        InputError: the body is neither JSON nor a form, or a field is invalid.
+        UnsupportedFormatError: the content type is not supported.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        async with request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MIB // 4) as form:
-            return _checked(model, _fields(form, upload)), await _uploaded(form, upload)
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type == "multipart/form-data":
+        async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MIB // 4) as form:
+            return _validate(model, _text_fields(form, upload)), await _uploaded_bytes(form, upload)
     raw = await request.body()
-    if kind != "application/json" and (kind or raw):
-        raise UnsupportedFormat("Send the body as application/json or, with an upload, multipart/form-data.")
+    if content_type != "application/json" and (content_type or raw):
+        raise UnsupportedFormatError("Send the body as application/json or multipart/form-data.")
     try:
         values = json.loads(raw) if raw else {}
     except (ValueError, RecursionError):
         raise InputError("The body is not JSON; send one JSON object.") from None
-    return _checked(model, values), None
+    return _validate(model, values), None
 
 
-def _checked(model: type[Model], values: Any) -> Model:
+def _validate(model: type[Model], values: Any) -> Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -66,32 +68,32 @@ def _checked(model: type[Model], values: Any) -> Model:
         ) from None
 
 
-def _fields(form: FormData, upload: str) -> dict[str, Any]:
-    """Return a form's text fields; `name[]` adds to the list `name`, as some clients write lists."""
+def _text_fields(form: FormData, upload: str) -> dict[str, Any]:
+    """Return the text fields of a form; repeated fields `name[]` become the list `name`."""
     fields: dict[str, Any] = {}
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
             if name != upload:
-                raise InputError(f"There is an upload in the form that is not called {upload!r}; rename it.")
+                raise InputError(f"The form has an upload that is not named {upload!r}; rename it.")
         elif name == upload:
-            raise InputError(f"{upload!r} is not an upload; send the file itself, not its name or address.")
+            raise InputError(f"{upload!r} is not an upload; send the content of the file.")
         elif name.endswith("[]"):
             fields.setdefault(name.removesuffix("[]"), []).append(value)
         elif name in fields:
-            raise InputError("The form has a field twice; send each once, lists as JSON.")
+            raise InputError("The form has a repeated field; send each field once, lists as JSON.")
         else:
             fields[name] = value
     return fields
 
 
-async def _uploaded(form: FormData, upload: str) -> bytes | None:
+async def _uploaded_bytes(form: FormData, upload: str) -> bytes | None:
     value = form.get(upload)
     return await value.read() if isinstance(value, UploadFile) else None
 
 
-def described(model: type[BaseModel], upload: str, required: bool = True) -> dict[str, Any]:
-    """Return what OpenAPI says of a body that `read_body` reads."""
-    schema = model.model_json_schema(ref_template=REFERENCE)
+def body_schema(model: type[BaseModel], upload: str, required: bool = True) -> dict[str, Any]:
+    """Return the OpenAPI description of a body that `read_body` parses."""
+    schema = model.model_json_schema(ref_template=REF_TEMPLATE)
     schema.pop("$defs", None)
     form = {
         "type": "object",
@@ -107,21 +109,21 @@ def described(model: type[BaseModel], upload: str, required: bool = True) -> dic
     return {"requestBody": {"required": required, "content": content}}
 
 
-def schemas(*models: type[BaseModel]) -> dict[str, Any]:
-    """Return what the schemas of `described` refer to."""
+def referenced_schemas(*models: type[BaseModel]) -> dict[str, Any]:
+    """Return the schemas that `body_schema` refers to."""
     found: dict[str, Any] = {}
     for model in models:
-        found |= model.model_json_schema(ref_template=REFERENCE).get("$defs", {})
+        found |= model.model_json_schema(ref_template=REF_TEMPLATE).get("$defs", {})
     return found
 
 
-async def decode(service: WorldService, data: bytes) -> np.ndarray:
-    """Decode an upload to the frames that a world can begin with, uint8 `[t, h, w, 3]`.
+async def decode(context: ServerContext, data: bytes) -> np.ndarray:
+    """Decode an upload to the frames that a world starts from, uint8 `[t, h, w, 3]`.
 
     Raises:
-        InputError: it cannot be used.
+        InputError: the upload is invalid.
     """
-    config = service.model.config
+    config = context.model_config
     limits = UploadLimits()
     frames = await decoding.decode_upload(
         data,
@@ -130,51 +132,61 @@ async def decode(service: WorldService, data: bytes) -> np.ndarray:
         max_frames=min(limits.max_frames, int(limits.media.max_video_s * config.fps)),
         limits=limits,
     )
-    # A world goes on from a film's end; a copy lets the rest of it go.
+    # A world continues from the end of a video; the copy frees the rest.
     return frames[-observed_frames(config) :].copy()
 
 
-def from_data_url(url: str) -> bytes:
-    """Return the bytes that a `data:` URL holds; no other address is looked at.
+def decode_data_url(url: str) -> bytes:
+    """Decode a `data:` URL; other URLs are never fetched.
 
     Raises:
         InputError: it is not a base64 `data:` URL.
     """
     head = _DATA_URL.match(url[:128])
     if head is None:
-        raise InputError("A url must be data:<type>;base64,<content>: addresses are not followed.")
+        raise InputError("A url must be data:<type>;base64,<content>; other URLs are not fetched.")
     try:
         return base64.b64decode(url[head.end() :], validate=True)
     except (binascii.Error, ValueError):
-        raise InputError("The base64 of a data: URL is damaged; encode the file again.") from None
+        raise InputError("The base64 of the data: URL is invalid; encode the file again.") from None
 
 
-def adapter(service: WorldService, model_name: str, asked: str | None) -> str | None:
-    """Return the adapter that a request's `model` names, None for the model itself.
+def adapter_name(context: ServerContext, model: str | None) -> str | None:
+    """Return the adapter that a request names as its model; None stands for the base model.
 
     Raises:
-        UnknownModel: the server has no such model.
+        UnknownModelError: the server has no such model.
     """
-    if asked is None or asked == model_name:
+    if model is None or model == context.config.model_name:
         return None
-    if asked not in service.engine.adapters:
-        raise UnknownModel("The server has no model of this name; GET /v1/models lists what it has.")
-    return asked
+    if model not in context.service.engine.adapters:
+        raise UnknownModelError("The server has no model with this name; GET /v1/models lists its models.")
+    return model
 
 
-def frame_size(service: WorldService) -> str:
+def generation_settings(context: ServerContext, body: Generation) -> WorldSettings:
+    """Return the settings of a request, completed by the defaults of the model.
+
+    Raises:
+        UnknownModelError: the server has no such model.
+    """
+    adapter = adapter_name(context, body.model)
+    return context.service.settings(body.seed, body.num_inference_steps, body.guidance_scale, adapter)
+
+
+def frame_size(context: ServerContext) -> str:
     """Return the model's frame size as `WIDTHxHEIGHT`."""
-    height, width = height_width(service.model.config.codec.image_size)
+    height, width = height_width(context.model_config.codec.image_size)
     return f"{width}x{height}"
 
 
-def check_size(service: WorldService, size: str | None) -> str:
+def check_size(context: ServerContext, size: str | None) -> str:
     """Return the model's frame size as `WIDTHxHEIGHT`.
 
     Raises:
-        InputError: another one is asked for.
+        InputError: another size is requested.
     """
-    own = frame_size(service)
-    if size not in (None, own):
-        raise InputError(f"size is {size}; this model makes {own}: pass that, or leave size out.")
-    return own
+    model_size = frame_size(context)
+    if size not in (None, model_size):
+        raise InputError(f"size is {size}; this model generates {model_size}: pass that, or omit size.")
+    return model_size

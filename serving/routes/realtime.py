@@ -1,75 +1,26 @@
-"""Live worlds over a WebSocket, the description of its events, and the page to play on."""
+"""WebSocket sessions, the AsyncAPI document, and the play page."""
 
 import importlib.resources
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from fastapi import APIRouter, Response, WebSocket
 from fastapi.responses import JSONResponse
 
-from worldmodel.serving.auth import Limiter, require_socket_key, subprotocol
-from worldmodel.serving.errors import ApiError, NotFound, TooManyRequests, Unavailable
-from worldmodel.serving.realtime.connection import REFUSED, ROUTE, Connection, limits_of
-from worldmodel.serving.realtime.events import refusal
+from worldmodel.serving.auth import accepted_subprotocol, authenticate
+from worldmodel.serving.context import Context, ServerContext
+from worldmodel.serving.errors import ApiError, NotFoundError, RateLimitError
+from worldmodel.serving.realtime import asyncapi
+from worldmodel.serving.realtime.connection import CLOSE_POLICY, ROUTE, Connection
+from worldmodel.serving.realtime.events import error_event
 
 router = APIRouter()
 
 MAX_SOCKETS = 256
 MAX_SOCKETS_PER_CALLER = 32
-
-
-@router.websocket(ROUTE)
-async def realtime_video(websocket: WebSocket) -> None:
-    """Serve one live session."""
-    state = websocket.app.state
-    try:
-        caller = await require_socket_key(websocket)
-        with _admitted(state, caller):
-            await websocket.accept(subprotocol(websocket))
-            await Connection(websocket, caller, limits_of(state)).run()
-    except ApiError as error:
-        state.metrics.request(ROUTE, "rejected")
-        state.metrics.reject(error.code)
-        await _deny(websocket, error)
-
-
-@contextmanager
-def _admitted(state: Any, caller: str) -> Iterator[None]:
-    """Count a caller's sockets: even one that starts no world holds memory."""
-    if state.draining:
-        raise Unavailable("The server is stopping and takes no new work; ask again later.")
-    limiter: Limiter = state.limiter
-    with limiter.request(caller):
-        pass  # a handshake counts as a request, a session does not
-    sockets: Counter[str] = getattr(state, "realtime_sockets", None) or Counter()
-    state.realtime_sockets = sockets
-    if sockets[caller] >= MAX_SOCKETS_PER_CALLER:
-        raise TooManyRequests(f"This key has {sockets[caller]} sockets open; close one first.", 5)
-    if sockets.total() >= MAX_SOCKETS:
-        raise TooManyRequests(f"{MAX_SOCKETS} sockets are open, the most allowed; try again later.", 5)
-    sockets[caller] += 1
-    try:
-        yield
-    finally:
-        sockets[caller] -= 1
-
-
-async def _deny(websocket: WebSocket, error: ApiError) -> None:
-    """Refuse a handshake with an answer over HTTP, where the server can give one."""
-    if "websocket.http.response" not in websocket.scope.get("extensions", {}):
-        await websocket.close(REFUSED)
-        return
-    detail = refusal(error).error.model_dump()
-    await websocket.send_denial_response(JSONResponse({"error": detail}, error.status, error.headers))
-
-
-ASYNCAPI = "asyncapi.yaml"
 PLAY_FILES = {"play.js": "text/javascript", "play.css": "text/css"}
 PLAY_HEADERS = {
-    # Nothing of other origins is loaded or called. The Gradio demo, on another port of this machine, may
-    # show the page inside its own.
+    # Nothing is loaded from other origins. The Gradio demo, on another local port, may embed the page.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'self' http://127.0.0.1:* http://localhost:*"
@@ -80,28 +31,68 @@ PLAY_HEADERS = {
 }
 
 
+@router.websocket(ROUTE)
+async def realtime_video(websocket: WebSocket, context: Context) -> None:
+    """Serve one session."""
+    try:
+        caller = authenticate(websocket, context.keys)
+        with _count_socket(context, caller):
+            await websocket.accept(accepted_subprotocol(websocket))
+            await Connection(websocket, caller, context).run()
+    except ApiError as error:
+        context.metrics.request(ROUTE, "rejected")
+        context.metrics.reject(error.code)
+        await _deny(websocket, error)
+
+
+@contextmanager
+def _count_socket(context: ServerContext, caller: str) -> Iterator[None]:
+    """Count the open sockets of a caller: even one without a world takes memory."""
+    context.require_running()
+    with context.limiter.request(caller):
+        pass  # the handshake counts as a request, the session does not
+    sockets = context.num_sockets
+    if sockets[caller] >= MAX_SOCKETS_PER_CALLER:
+        raise RateLimitError(f"This key has {sockets[caller]} open sockets; close one first.", 5)
+    if sockets.total() >= MAX_SOCKETS:
+        raise RateLimitError(f"The server has {MAX_SOCKETS} open sockets, its maximum; try again later.", 5)
+    sockets[caller] += 1
+    try:
+        yield
+    finally:
+        sockets[caller] -= 1
+
+
+async def _deny(websocket: WebSocket, error: ApiError) -> None:
+    """Reject a handshake with an HTTP response, where the server supports it."""
+    if "websocket.http.response" not in websocket.scope.get("extensions", {}):
+        await websocket.close(CLOSE_POLICY)
+        return
+    detail = error_event(error).error.model_dump()
+    await websocket.send_denial_response(JSONResponse({"error": detail}, error.status, error.headers))
+
+
 @router.get("/asyncapi.yaml", include_in_schema=False)
-def asyncapi() -> Response:
-    """Describe the events of the WebSocket, as `/openapi.json` describes the rest."""
-    text = importlib.resources.files("worldmodel.serving").joinpath(ASYNCAPI).read_text("utf-8")
-    return Response(text, media_type="application/yaml")
+def asyncapi_document() -> Response:
+    """Return the AsyncAPI document of the WebSocket; `/openapi.json` describes the other routes."""
+    return Response(asyncapi.document_yaml(ROUTE), media_type="application/yaml")
 
 
 @router.get("/play", include_in_schema=False)
 def play() -> Response:
-    """Show the page to play on; it asks for a key where the server needs one."""
+    """Return the play page, which asks for a key if the server requires one."""
     return _page("play.html", "text/html")
 
 
 @router.get("/play/{name}", include_in_schema=False)
 def play_file(name: str) -> Response:
-    """Return a file of the page.
+    """Return a file of the play page.
 
     Raises:
-        NotFound: the page has no such file.
+        NotFoundError: there is no such file.
     """
     if name not in PLAY_FILES:
-        raise NotFound("There is no such file; open /play.")
+        raise NotFoundError("There is no such file; open /play.")
     return _page(name, PLAY_FILES[name])
 
 

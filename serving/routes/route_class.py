@@ -1,95 +1,92 @@
-"""The door of every route but health's: key, limits and size come before the body is read."""
+"""Route classes that authenticate, limit and count every request before its body is read."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
 from worldmodel.errors import InputError
-from worldmodel.serving.auth import require_key
-from worldmodel.serving.errors import ApiError, Unavailable
+from worldmodel.serving.context import get_context, require_key
+from worldmodel.serving.errors import ApiError, UnavailableError
 from worldmodel.serving.protocol import ErrorObject
 from worldmodel.serving.settings import MIB, ServerConfig
 
 Result = TypeVar("Result")
 
-Caller = Annotated[str, Depends(require_key)]
-"""Name of who sent the request."""
-
-GONE = 499
-"""Status of an answer that nobody waits for any more, as nginx counts it."""
+CLIENT_CLOSED_REQUEST = 499
+"""Status for the log when the client has disconnected, as in nginx."""
 
 
-class ClientLeft(Exception):  # noqa: N818 -- nothing is wrong with it
-    """The client went away before its answer was there."""
+class ClientDisconnectedError(Exception):
+    """The client disconnected before the response was ready."""
 
 
-class GuardedRoute(APIRoute):
-    """A route that asks for a key and holds the caller to limits before a byte of the body is read.
+class AuthenticatedRoute(APIRoute):
+    """Route that checks the key and the limits of the caller before it reads the body.
 
-    Routes of a router with this class are closed by construction, whatever their functions declare.
+    Every route of a router with this class is protected, whatever dependencies its function declares.
     """
 
     max_json_bytes = MIB
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        answer = super().get_route_handler()
+        handler = super().get_route_handler()
 
-        async def guarded(request: Request) -> Response:
-            state, outcome = request.app.state, "failed"
+        async def authenticated(request: Request) -> Response:
+            context, outcome = get_context(request), "failed"
             try:
                 caller = await require_key(request)
-                if state.draining and request.method == "POST":
-                    raise Unavailable("The server is stopping and takes no new work; ask again later.")
-                with state.limiter.request(caller):
-                    response = await answer(_bounded(request, self._limit(request)))
+                if request.method == "POST":
+                    context.require_running()
+                with context.limiter.request(caller):
+                    limit = self._max_body_bytes(request, context.config)
+                    response = await handler(_limit_body(request, limit))
                 outcome = "ok"
                 return response
-            except ClientLeft:
+            except ClientDisconnectedError:
                 outcome = "cancelled"
-                return Response(status_code=GONE)
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
             except asyncio.CancelledError:
                 outcome = "cancelled"
                 raise
             except (ApiError, InputError, RequestValidationError, HTTPException) as error:
                 status = getattr(error, "status", getattr(error, "status_code", 400))
-                outcome = "rejected" if status < 500 or isinstance(error, Unavailable) else "failed"
+                outcome = "rejected" if status < 500 or isinstance(error, UnavailableError) else "failed"
                 if outcome == "rejected":
-                    state.metrics.reject(getattr(error, "code", "invalid_request"))
+                    context.metrics.reject(getattr(error, "code", "invalid_request"))
                 raise
             finally:
-                state.metrics.request(self.path_format, outcome)
+                context.metrics.request(self.path_format, outcome)
 
-        return guarded
+        return authenticated
 
-    def _limit(self, request: Request) -> int:
-        config: ServerConfig = request.app.state.config
-        kind = request.headers.get("content-type", "")
-        return config.max_upload_bytes + MIB if kind.startswith("multipart/") else self.max_json_bytes
+    def _max_body_bytes(self, request: Request, config: ServerConfig) -> int:
+        content_type = request.headers.get("content-type", "")
+        is_form = content_type.startswith("multipart/")
+        return config.max_upload_bytes + MIB if is_form else self.max_json_bytes
 
 
-class MediaInJsonRoute(GuardedRoute):
-    """A guarded route whose JSON holds media in base64, which is a third longer than the media."""
+class MediaInJsonRoute(AuthenticatedRoute):
+    """Route whose JSON contains media in base64, which adds a third to their size."""
 
-    def _limit(self, request: Request) -> int:
-        config: ServerConfig = request.app.state.config
+    def _max_body_bytes(self, request: Request, config: ServerConfig) -> int:
         return MIB + config.max_upload_bytes * 4 // 3
 
 
-def _bounded(request: Request, limit: int) -> Request:
-    """Refuse a body above the limit: by its announced length, or as soon as more has come."""
+def _limit_body(request: Request, limit: int) -> Request:
+    """Reject a body above the limit, by its content length or as soon as more bytes have arrived."""
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > limit:
-        raise _too_large(limit)
-    return Request(request.scope, _counted(request.receive, limit))
+        raise _body_too_large(limit)
+    return Request(request.scope, _count_bytes(request.receive, limit))
 
 
-def _counted(receive: Receive, limit: int) -> Receive:
+def _count_bytes(receive: Receive, limit: int) -> Receive:
     num_bytes = 0
 
     async def counted() -> Message:
@@ -97,35 +94,35 @@ def _counted(receive: Receive, limit: int) -> Receive:
         message = await receive()
         num_bytes += len(message.get("body", b""))
         if num_bytes > limit:
-            raise _too_large(limit)
+            raise _body_too_large(limit)
         return message
 
     return counted
 
 
-def _too_large(limit: int) -> HTTPException:
-    # An HTTPException, which is the one error that passes FastAPI's reading of a body as it is.
+def _body_too_large(limit: int) -> HTTPException:
+    # FastAPI wraps every other exception that is raised while it reads a body.
     return HTTPException(413, f"The body is larger than {limit} bytes; send less.")
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Do the work, but only as long as its client is there.
+async def while_connected(request: Request, call: Coroutine[Any, Any, Result]) -> Result:
+    """Await a call, and cancel it when the client disconnects.
 
     Raises:
-        ClientLeft: the client went away; the work was cancelled.
+        ClientDisconnectedError: the client disconnected; the call was cancelled.
     """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(request))
+    running = asyncio.ensure_future(call)
+    disconnecting = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientLeft
-        return working.result()
+        await asyncio.wait({running, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise ClientDisconnectedError
+        return running.result()
     finally:
-        leaving.cancel()
-        if not working.done():
-            working.cancel()
-            await asyncio.wait({working})
+        disconnecting.cancel()
+        if not running.done():
+            running.cancel()
+            await asyncio.wait({running})
 
 
 async def _disconnected(request: Request) -> None:
@@ -134,19 +131,18 @@ async def _disconnected(request: Request) -> None:
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorObject, "description": about}
-    for status, about in {
-        400: "The request is malformed, or a value in it cannot be used.",
-        401: "The key is missing or wrong.",
-        403: "A page of another site asked a server without keys.",
-        404: "There is nothing of this name, or it is somebody else's.",
-        406: "No format that is asked for can be given.",
-        409: "The request does not fit the state of things.",
+    status: {"model": ErrorObject, "description": description}
+    for status, description in {
+        400: "The request is malformed, or a value in it is invalid.",
+        401: "The API key is missing or unknown.",
+        403: "Cross-origin request to a server without keys.",
+        404: "The object does not exist, or belongs to another key.",
+        409: "The request does not fit the state of the object.",
         413: "The body or an upload is too large.",
-        415: "The body or an upload is of a kind that is not taken.",
-        429: "A limit is reached; Retry-After says when to come again.",
+        415: "The content type of the body or the format of an upload is not supported.",
+        429: "A limit is reached; Retry-After says when to retry.",
         503: "The server is starting or stopping.",
-        504: "The work took longer than is allowed.",
+        504: "The work exceeded its time limit.",
     }.items()
 }
-"""Errors that every guarded route may answer."""
+"""Errors that every authenticated route may return."""

@@ -1,4 +1,4 @@
-"""Live worlds: start, step, go back, fork, ask."""
+"""Live worlds: start, step, snapshot, restore, fork, describe."""
 
 import asyncio
 from typing import Annotated, TypeAlias
@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from worldmodel.errors import InputError
 from worldmodel.serving.actions import ActionSchema, plain
+from worldmodel.serving.context import Caller, Context
 from worldmodel.serving.media import encoding
 from worldmodel.serving.protocol import (
     Deleted,
@@ -20,74 +21,76 @@ from worldmodel.serving.protocol import (
     WorldObject,
     WorldRequest,
 )
-from worldmodel.serving.routes.frames import FRAMES, answer_frames, chosen_format
-from worldmodel.serving.routes.parsing import adapter, decode, described, frame_size, read_body
-from worldmodel.serving.routes.route_class import ERRORS, Caller, GuardedRoute, while_connected
-from worldmodel.serving.worlds.registry import HeldWorld, HeldWorlds, Origin
-from worldmodel.serving.worlds.service import WorldService
+from worldmodel.serving.routes.frames import FRAME_RESPONSES, Format, frames_response
+from worldmodel.serving.routes.parsing import (
+    body_schema,
+    decode,
+    frame_size,
+    generation_settings,
+    read_body,
+)
+from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute, while_connected
+from worldmodel.serving.worlds.registry import Origin, OwnedWorld
 
-router = APIRouter(prefix="/v1/worlds", tags=["worlds"], route_class=GuardedRoute, responses=ERRORS)
+router = APIRouter(prefix="/v1/worlds", tags=["worlds"], route_class=AuthenticatedRoute, responses=ERRORS)
 
 UPLOAD = "observation"
 
 
-def _mine(request: Request, caller: Caller, world_id: Annotated[str, Path(max_length=64)]) -> HeldWorld:
-    return _worlds(request).get(caller, world_id)
+def _owned_world(
+    context: Context, caller: Caller, world_id: Annotated[str, Path(max_length=64)]
+) -> OwnedWorld:
+    return context.worlds.get(caller, world_id)
 
 
-Mine: TypeAlias = Annotated[HeldWorld, Depends(_mine)]
+World: TypeAlias = Annotated[OwnedWorld, Depends(_owned_world)]
 
 
-def _worlds(request: Request) -> HeldWorlds:
-    return request.app.state.worlds
-
-
-@router.post("", response_model=WorldObject, openapi_extra=described(WorldRequest, UPLOAD))
-async def start(request: Request, caller: Caller) -> WorldObject:
-    """Start a world from a description, or from an uploaded picture or film."""
-    asked, upload = await read_body(request, WorldRequest, UPLOAD)
-    state, service = request.app.state, request.app.state.service
-    if asked.text is not None and asked.prompt is not None:
+@router.post("", response_model=WorldObject, openapi_extra=body_schema(WorldRequest, UPLOAD))
+async def start(request: Request, context: Context, caller: Caller) -> WorldObject:
+    """Start a world from a text, or from an uploaded image or video."""
+    body, upload = await read_body(request, WorldRequest, UPLOAD)
+    if body.text is not None and body.prompt is not None:
         raise InputError("text and prompt are the same field; send one of them.")
-    chosen = adapter(service, state.config.model_name, asked.model)
-    settings = service.settings(asked.seed, asked.num_inference_steps, asked.guidance_scale, chosen)
-    origin = await _origin(service, asked.text or asked.prompt, upload)
-    held = await while_connected(request, _worlds(request).start(caller, origin or Origin(), settings))
-    return shown(request, held)
+    settings = generation_settings(context, body)
+    origin = await _origin(context, body.text or body.prompt, upload)
+    world = await while_connected(request, context.worlds.start(caller, origin or Origin(), settings))
+    return world_object(context, world)
 
 
 @router.get("", response_model=WorldList)
-async def find_all(request: Request, caller: Caller) -> WorldList:
+async def list_worlds(context: Context, caller: Caller) -> WorldList:
     """List the live worlds of this key."""
-    return WorldList(data=[shown(request, held) for held in _worlds(request).owned(caller)])
+    return WorldList(data=[world_object(context, world) for world in context.worlds.owned_by(caller)])
 
 
 @router.get("/{world_id}", response_model=WorldObject)
-async def find(request: Request, held: Mine) -> WorldObject:
-    """Return a world's state."""
-    return shown(request, held)
+async def retrieve(context: Context, world: World) -> WorldObject:
+    """Return the state of a world."""
+    return world_object(context, world)
 
 
 @router.delete("/{world_id}", response_model=Deleted)
-async def delete(request: Request, held: Mine) -> Deleted:
-    """End a world; a step that is under way stops."""
-    _worlds(request).close(held)
-    return Deleted(id=held.world.id, object="world.deleted")
+async def delete(context: Context, world: World) -> Deleted:
+    """Delete a world; a step in progress is cancelled."""
+    context.worlds.close(world)
+    return Deleted(id=world.world.id, object="world.deleted")
 
 
-@router.post("/{world_id}/step", response_class=Response, responses=FRAMES)
-async def step(request: Request, held: Mine, asked: StepRequest) -> Response:
-    """Play one round and return its frames; the same step may be sent again and is not played twice."""
-    kind, worlds = chosen_format(request), _worlds(request)
-    frames = await while_connected(request, worlds.step(held, asked.step_id, plain(asked.action)))
-    return await answer_frames(kind, frames, _fps(request), asked.step_id)
+@router.post("/{world_id}/step", response_class=Response, responses=FRAME_RESPONSES)
+async def step(
+    request: Request, context: Context, world: World, body: StepRequest, format: Format = "mp4"
+) -> Response:
+    """Play one round and return its frames; repeating the last step returns the same frames."""
+    frames = await while_connected(request, context.worlds.step(world, body.step_id, plain(body.action)))
+    return await frames_response(format, frames, context.model_config.fps, body.step_id)
 
 
-@router.get("/{world_id}/frames", response_class=Response, responses=FRAMES)
-async def newest(request: Request, held: Mine) -> Response:
+@router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES)
+async def newest_frames(context: Context, world: World, format: Format = "mp4") -> Response:
     """Return the newest observation."""
-    kind = chosen_format(request)
-    return await answer_frames(kind, held.world.last_frames, _fps(request), held.world.round)
+    frames, fps = world.world.last_frames, context.model_config.fps
+    return await frames_response(format, frames, fps, world.world.round)
 
 
 @router.get(
@@ -95,93 +98,88 @@ async def newest(request: Request, held: Mine) -> Response:
     response_class=Response,
     responses={200: {"description": "A PNG.", "content": {"image/png": {}}}},
 )
-async def picture(held: Mine) -> Response:
+async def newest_frame(world: World) -> Response:
     """Return the newest frame as a PNG."""
-    data = await asyncio.to_thread(encoding.encode_png, held.world.last_frames[-1])
+    data = await asyncio.to_thread(encoding.encode_png, world.world.last_frames[-1])
     return Response(data, media_type="image/png", headers={"cache-control": "no-store"})
 
 
 @router.post(
     "/{world_id}/reset",
     response_class=Response,
-    responses=FRAMES,
-    openapi_extra=described(ResetRequest, UPLOAD, required=False),
+    responses=FRAME_RESPONSES,
+    openapi_extra=body_schema(ResetRequest, UPLOAD, required=False),
 )
-async def reset(request: Request, held: Mine) -> Response:
-    """Start anew, with nothing given from the same beginning; returns the first observation."""
-    kind = chosen_format(request)
-    asked, upload = await read_body(request, ResetRequest, UPLOAD)
-    origin = await _origin(request.app.state.service, asked.text, upload)
-    frames = await while_connected(request, _worlds(request).reset(held, origin))
-    return await answer_frames(kind, frames, _fps(request), 0)
+async def reset(request: Request, context: Context, world: World, format: Format = "mp4") -> Response:
+    """Restart a world, by default from its origin, and return the first observation."""
+    body, upload = await read_body(request, ResetRequest, UPLOAD)
+    origin = await _origin(context, body.text, upload)
+    frames = await while_connected(request, context.worlds.reset(world, origin))
+    return await frames_response(format, frames, context.model_config.fps, 0)
 
 
 @router.post("/{world_id}/fork", response_model=WorldObject)
-async def fork(request: Request, held: Mine) -> WorldObject:
-    """Return a second world that goes its own way from here."""
-    return shown(request, await _worlds(request).fork(held))
+async def fork(context: Context, world: World) -> WorldObject:
+    """Return an independent copy of a world."""
+    return world_object(context, await context.worlds.fork(world))
 
 
 @router.post("/{world_id}/snapshot", response_model=SnapshotObject)
-async def snapshot(request: Request, held: Mine) -> SnapshotObject:
-    """Keep this moment; above the limit the oldest one is forgotten."""
-    name, number = await _worlds(request).snapshot(held)
-    return SnapshotObject(snapshot=name, round=number)
+async def snapshot(context: Context, world: World) -> SnapshotObject:
+    """Save the current state; above the limit the oldest snapshot is deleted."""
+    snapshot_id, round_number = await context.worlds.snapshot(world)
+    return SnapshotObject(snapshot=snapshot_id, round=round_number)
 
 
 @router.post("/{world_id}/restore", response_model=WorldObject)
-async def restore(request: Request, held: Mine, asked: RestoreRequest) -> WorldObject:
-    """Go back to a kept moment."""
-    await _worlds(request).restore(held, asked.snapshot)
-    return shown(request, held)
+async def restore(context: Context, world: World, body: RestoreRequest) -> WorldObject:
+    """Return to a snapshot."""
+    await context.worlds.restore(world, body.snapshot)
+    return world_object(context, world)
 
 
 @router.post("/{world_id}/describe", response_model=TextObject)
-async def describe(request: Request, held: Mine, asked: DescribeRequest | None = None) -> TextObject:
-    """Say what is seen now, or answer a question about it."""
-    question = asked.question if asked is not None else None
-    text, number = await while_connected(request, _worlds(request).describe(held, question))
-    return TextObject(text=text, round=number)
+async def describe(
+    request: Request, context: Context, world: World, body: DescribeRequest | None = None
+) -> TextObject:
+    """Describe the newest observation, or answer a question about it."""
+    question = body.question if body is not None else None
+    text, round_number = await while_connected(request, context.worlds.describe(world, question))
+    return TextObject(text=text, round=round_number)
 
 
 @router.post("/{world_id}/infer_action", response_model=TextObject)
-async def infer_action(request: Request, held: Mine) -> TextObject:
-    """Say in words which action led to what is seen now."""
-    text, number = await while_connected(request, _worlds(request).infer_action(held))
-    return TextObject(text=text, round=number)
+async def infer_action(request: Request, context: Context, world: World) -> TextObject:
+    """Return the action, in words, that led to the newest observation."""
+    text, round_number = await while_connected(request, context.worlds.infer_action(world))
+    return TextObject(text=text, round=round_number)
 
 
-def shown(request: Request, held: HeldWorld) -> WorldObject:
-    """Return what a client learns of a world."""
-    state, world = request.app.state, held.world
-    service: WorldService = state.service
-    config = service.model.config
+def world_object(context: Context, entry: OwnedWorld) -> WorldObject:
+    """Return the description of a world for its client."""
+    world, config, service = entry.world, context.model_config, context.service
     return WorldObject(
         id=world.id,
-        created_at=held.created_at,
-        model=world.settings.adapter or state.config.model_name,
+        created_at=entry.created_at,
+        model=world.settings.adapter or context.config.model_name,
         engine=service.engine.name,
         round=world.round,
         max_rounds=service.max_rounds,
         fps=config.fps,
-        size=frame_size(service),
+        size=frame_size(context),
         chunk_frames=config.chunk_frames,
         action_schema=ActionSchema.of(config.action),
         seed=world.settings.seed,
         num_inference_steps=world.settings.num_inference_steps,
         guidance_scale=world.settings.guidance_scale,
         snapshots=list(world.snapshots),
-        idle_timeout_s=state.config.idle_timeout_s,
+        idle_timeout_s=context.config.idle_timeout_s,
     )
 
 
-async def _origin(service: WorldService, text: str | None, upload: bytes | None) -> Origin | None:
+async def _origin(context: Context, text: str | None, upload: bytes | None) -> Origin | None:
     if text is not None and upload is not None:
-        raise InputError("A world starts from one thing: send a text or an upload, not both.")
+        raise InputError("A world starts from a text or from an upload; send one of them.")
     if upload is not None:
-        return Origin(frames=await decode(service, upload))
+        return Origin(frames=await decode(context, upload))
     return Origin(text=text) if text is not None else None
-
-
-def _fps(request: Request) -> int:
-    return request.app.state.service.model.config.fps

@@ -1,1 +1,1 @@
-"""Videos as jobs, and their files."""
+"""Video jobs and their files."""

@@ -1,4 +1,4 @@
-"""Files of videos: written whole or not at all, named by the server alone, one server at a time."""
+"""Video files on disk: atomic writes, server-generated names, one server per folder."""
 
 import fcntl
 import json
@@ -16,13 +16,13 @@ from worldmodel.io import TEMPORARY_PREFIX, atomic_file
 LOG = logging.getLogger(__name__)
 
 SUFFIXES = {"video": ".mp4", "thumbnail": ".thumbnail.jpg", "spritesheet": ".spritesheet.jpg"}
-"""Files of a finished video, by variant."""
+"""File suffixes of a completed video, by variant."""
 RECORD = ".json"
 _ID = re.compile(r"video_[A-Za-z0-9_-]{22}")
 
 
 def new_id() -> str:
-    """Return a name that nobody can guess."""
+    """Return an unguessable id."""
     return f"video_{secrets.token_urlsafe(16)}"
 
 
@@ -34,10 +34,10 @@ class Storage:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take the folder for this process.
+        """Lock the folder for this process.
 
         Raises:
-            OutputError: it cannot be written, or another server uses it.
+            OutputError: the folder cannot be written, or another server uses it.
         """
         self.folder = folder
         try:
@@ -56,57 +56,57 @@ class Storage:
             ) from None
 
     def close(self) -> None:
-        """Let another server have the folder."""
+        """Unlock the folder."""
         os.close(self._lock)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield all readable records; unreadable ones are left where they are and logged."""
+        """Yield all readable records; unreadable ones are logged and kept."""
         for path in sorted(self.folder.glob(f"video_*{RECORD}")):
-            identity = path.name.removesuffix(RECORD)
-            if not _ID.fullmatch(identity):
+            video_id = path.name.removesuffix(RECORD)
+            if not _ID.fullmatch(video_id):
                 continue
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 record = None
-            if isinstance(record, dict) and record.get("id") == identity:
+            if isinstance(record, dict) and record.get("id") == video_id:
                 yield record
             else:
-                LOG.warning("The record %s cannot be read and is left out.", path.name)
+                LOG.warning("The record %s cannot be read and is ignored.", path.name)
 
-    def tidy(self, finished: Iterable[str]) -> None:
-        """Remove half-written files, and files of videos that are not among the finished ones."""
-        kept = set(finished)
+    def delete_orphans(self, completed: Iterable[str]) -> None:
+        """Delete temporary files, and files of videos that are not among the completed ones."""
+        kept = set(completed)
         for path in self.folder.iterdir():
-            identity, dot, suffix = path.name.partition(".")
+            video_id, dot, suffix = path.name.partition(".")
             orphan = (
-                _ID.fullmatch(identity) and f"{dot}{suffix}" in SUFFIXES.values() and identity not in kept
+                _ID.fullmatch(video_id) and f"{dot}{suffix}" in SUFFIXES.values() and video_id not in kept
             )
             if path.name.startswith(TEMPORARY_PREFIX) or orphan:
                 path.unlink(missing_ok=True)
 
-    def path(self, identity: str, variant: str) -> Path:
-        """Return where a file of a video is."""
-        assert _ID.fullmatch(identity)
-        return self.folder / f"{identity}{SUFFIXES[variant]}"
+    def path(self, video_id: str, variant: str) -> Path:
+        """Return the path of a video's file."""
+        assert _ID.fullmatch(video_id)
+        return self.folder / f"{video_id}{SUFFIXES[variant]}"
 
-    def complete(self, identity: str) -> bool:
-        """Whether all files of a video are there."""
-        return all(self.path(identity, variant).is_file() for variant in SUFFIXES)
+    def complete(self, video_id: str) -> bool:
+        """Whether all files of a video exist."""
+        return all(self.path(video_id, variant).is_file() for variant in SUFFIXES)
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Write a video's record; it is on the disk when this returns."""
+        """Write a video's record durably."""
         text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
         with atomic_file(self.folder / f"{record['id']}{RECORD}", durable=True, mode=0o600) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
-    def write(self, identity: str, variant: str, data: bytes) -> None:
-        """Write a file of a video; it is on the disk when this returns."""
-        with atomic_file(self.path(identity, variant), durable=True, mode=0o600) as temporary:
+    def write(self, video_id: str, variant: str, data: bytes) -> None:
+        """Write a file of a video durably."""
+        with atomic_file(self.path(video_id, variant), durable=True, mode=0o600) as temporary:
             temporary.write_bytes(data)
 
-    def remove(self, identity: str) -> None:
-        """Remove all that is kept of a video: its record first, for files without one are tidied away."""
-        (self.folder / f"{identity}{RECORD}").unlink(missing_ok=True)
+    def remove(self, video_id: str) -> None:
+        """Delete a video; the record first, since `delete_orphans` removes files without one."""
+        (self.folder / f"{video_id}{RECORD}").unlink(missing_ok=True)
         for variant in SUFFIXES:
-            self.path(identity, variant).unlink(missing_ok=True)
+            self.path(video_id, variant).unlink(missing_ok=True)

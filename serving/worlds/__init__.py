@@ -1,1 +1,1 @@
-"""Live worlds: the service that plays them and the registry of their owners."""
+"""Live worlds: the service that plays rounds, and the registry of owners and limits."""

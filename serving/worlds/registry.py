@@ -1,16 +1,15 @@
-"""Worlds that clients hold by name over HTTP: whose they are, and a retry that never steps twice."""
+"""Registry of live worlds: owners, limits, the idle timeout, and steps that are safe to retry."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
-from worldmodel.serving.auth import Limiter, WorldLease
-from worldmodel.serving.errors import Conflict, DeadlineExceeded, NotFound, TooManyRequests
+from worldmodel.serving.errors import ConflictError, DeadlineExceededError, NotFoundError, RateLimitError
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import World, WorldService, WorldSettings
@@ -19,276 +18,310 @@ from worldmodel.types import Action
 Result = TypeVar("Result")
 
 
-class StepAlreadyCommitted(Conflict):
-    """A step was sent again with another action."""
+class StepAlreadyCommittedError(ConflictError):
+    """The step was already played with another action."""
 
     code = "step_already_committed"
 
 
-class StepOutOfOrder(Conflict):
-    """A step is not the one that follows."""
+class StepOutOfOrderError(ConflictError):
+    """The step is neither the last one nor the next one."""
 
     code = "step_out_of_order"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a world began with."""
+    """The observation or the text that a world starts from."""
 
     frames: np.ndarray | None = None
     text: str | None = None
 
 
 @dataclass(frozen=True)
-class Committed:
-    """The last step of a world, kept for a client that did not get its answer."""
+class CommittedStep:
+    """The last step of a world, kept for a client that retries it."""
 
     step_id: int
     action: Action
     frames: np.ndarray
 
 
+@dataclass(eq=False, frozen=True)
+class Slot:
+    """Room for one live world, counted against the limits until `WorldRegistry.release`."""
+
+    owner: str
+
+
 @dataclass(eq=False)
-class HeldWorld:
-    """A world and what HTTP adds to it."""
+class OwnedWorld:
+    """A live world that its owner addresses by id."""
 
     world: World
-    owner: str
     origin: Origin
-    lease: WorldLease
+    slot: Slot
     created_at: int = field(default_factory=lambda: int(time.time()))
-    committed: Committed | None = None
+    last_step: CommittedStep | None = None
     closed: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    work: "asyncio.Task[Any] | None" = None
+    running: "asyncio.Task[Any] | None" = None
+    """The call that is in progress; closing the world cancels it."""
+
+    @property
+    def owner(self) -> str:
+        """Caller id of the owner."""
+        return self.slot.owner
 
 
-class HeldWorlds:
-    """All worlds that clients hold by name; those of other doors (videos, sockets) are not among them."""
+class WorldRegistry:
+    """All live worlds of a server: those addressed by id, those of WebSocket sessions, and temporary ones."""
 
-    def __init__(
-        self, service: WorldService, config: ServerConfig, limiter: Limiter, metrics: Metrics
-    ) -> None:
-        self.service, self.config, self.limiter, self.metrics = service, config, limiter, metrics
-        self._held: dict[str, HeldWorld] = {}
-        self._starting = 0
+    def __init__(self, service: WorldService, config: ServerConfig, metrics: Metrics) -> None:
+        self.service, self.config, self.metrics = service, config, metrics
+        self._worlds: dict[str, OwnedWorld] = {}
+        self._slots: set[Slot] = set()
 
-    # ---- finding ---------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self._slots)
 
-    def get(self, owner: str, identity: str) -> HeldWorld:
-        """Find a world of its owner.
+    # ---- limits ----------------------------------------------------------------------------------------
+
+    def reserve(self, owner: str) -> Slot:
+        """Reserve room for one more world.
 
         Raises:
-            NotFound: there is none, it was closed, or it is somebody else's.
+            RateLimitError: the owner or the server has the maximum number of live worlds.
         """
-        held = self._held.get(identity)
-        if held is None or held.owner != owner or identity not in self.service.worlds:
-            raise NotFound(
-                "There is no such world: it was deleted, or closed after "
+        if len(self._slots) >= self.config.max_worlds:
+            raise RateLimitError(
+                f"The server has {self.config.max_worlds} live worlds, its maximum; try again later.", 10
+            )
+        num_owned = sum(slot.owner == owner for slot in self._slots)
+        if num_owned >= self.config.max_worlds_per_key:
+            raise RateLimitError(f"This key has {num_owned} live worlds, its maximum; delete one first.", 5)
+        slot = Slot(owner)
+        self._slots.add(slot)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Release a slot; releasing it twice has no effect."""
+        self._slots.discard(slot)
+
+    @contextmanager
+    def temporary(self, owner: str) -> Iterator[None]:
+        """Reserve room for a world that exists only while the block runs."""
+        slot = self.reserve(owner)
+        try:
+            yield
+        finally:
+            self.release(slot)
+
+    # ---- lookup ----------------------------------------------------------------------------------------
+
+    def get(self, owner: str, world_id: str) -> OwnedWorld:
+        """Return a world of its owner.
+
+        Raises:
+            NotFoundError: there is no such world, it was closed, or another key owns it.
+        """
+        entry = self._worlds.get(world_id)
+        if entry is None or entry.owner != owner:
+            raise NotFoundError(
+                "There is no world with this id: it was deleted, or closed after "
                 f"{self.config.idle_timeout_s:g} s without use; start another."
             )
-        return held
+        return entry
 
-    def owned(self, owner: str) -> list[HeldWorld]:
-        """Return an owner's live worlds, oldest first."""
-        return [
-            held for name, held in self._held.items() if held.owner == owner and name in self.service.worlds
-        ]
+    def owned_by(self, owner: str) -> list[OwnedWorld]:
+        """Return an owner's worlds, oldest first."""
+        return [entry for entry in self._worlds.values() if entry.owner == owner]
 
-    # ---- beginning and ending --------------------------------------------------------------------------
+    # ---- life cycle ------------------------------------------------------------------------------------
 
-    async def start(self, owner: str, origin: Origin, settings: WorldSettings) -> HeldWorld:
+    async def start(self, owner: str, origin: Origin, settings: WorldSettings) -> OwnedWorld:
         """Start a world.
 
         Raises:
-            InputError: there is nothing to start from, or two things.
-            TooManyRequests: the owner or the server has as many worlds as it may.
-            DeadlineExceeded: it took too long.
+            InputError: the origin has neither frames nor a text, or both.
+            RateLimitError: the owner or the server has the maximum number of live worlds.
+            DeadlineExceededError: starting took longer than the step deadline.
         """
         began = time.monotonic()
-        async with self._place(owner) as lease:
-            world = await self._in_time(
+        slot = self.reserve(owner)
+        try:
+            world = await self._within_deadline(
                 self.service.start(origin.frames, text=origin.text, **asdict(settings))
             )
+        except BaseException:
+            self.release(slot)
+            raise
         self.metrics.first_chunk(time.monotonic() - began)
-        return self._hold(world, owner, origin, lease)
+        return self._add(world, origin, slot)
 
-    async def fork(self, held: HeldWorld) -> HeldWorld:
-        """Return a second world that goes its own way from here.
+    async def fork(self, entry: OwnedWorld) -> OwnedWorld:
+        """Return an independent copy of a world.
 
         Raises:
-            TooManyRequests: the owner or the server has as many worlds as it may.
+            RateLimitError: the owner or the server has the maximum number of live worlds.
         """
-        async with self._place(held.owner) as lease, self._turn(held):
-            world = held.world.fork()
-        return self._hold(world, held.owner, held.origin, lease)
+        slot = self.reserve(entry.owner)
+        try:
+            async with self._locked(entry):
+                world = entry.world.fork()
+        except BaseException:
+            self.release(slot)
+            raise
+        return self._add(world, entry.origin, slot)
 
-    def close(self, held: HeldWorld) -> None:
-        """End a world; work that is under way stops before its next denoising step."""
-        held.closed = True
-        if held.work is not None:
-            held.work.cancel()
-        held.world.close()
-        held.lease.release()
-        held.committed = None
-        self._held.pop(held.world.id, None)
+    def close(self, entry: OwnedWorld) -> None:
+        """Close a world; a call in progress stops before its next denoising step."""
+        entry.closed = True
+        if entry.running is not None:
+            entry.running.cancel()
+        entry.world.close()
+        entry.last_step = None
+        self.release(entry.slot)
+        self._worlds.pop(entry.world.id, None)
 
-    def sweep(self) -> None:
-        """Close worlds that nobody has used for a while."""
-        self.service.sweep(self.config.idle_timeout_s)
-        for held in list(self._held.values()):
-            if held.world.id not in self.service.worlds:
-                self.close(held)
+    def sweep(self, idle_timeout_s: float | None = None) -> None:
+        """Close the worlds that have been idle for longer than the timeout."""
+        timeout_s = self.config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
+        for entry in list(self._worlds.values()):
+            if entry.world.idle_s > timeout_s:
+                self.close(entry)
 
-    # ---- what is done with one -------------------------------------------------------------------------
+    def _add(self, world: World, origin: Origin, slot: Slot) -> OwnedWorld:
+        entry = OwnedWorld(world, origin, slot)
+        self._worlds[world.id] = entry
+        return entry
 
-    async def step(self, held: HeldWorld, step_id: int, action: str | Mapping[str, Any] | None) -> np.ndarray:
+    # ---- calls on one world ----------------------------------------------------------------------------
+
+    async def step(
+        self, entry: OwnedWorld, step_id: int, action: str | Mapping[str, Any] | None
+    ) -> np.ndarray:
         """Play round `step_id`, or return its frames again if it is the last one played.
 
         Raises:
-            StepAlreadyCommitted: it was played with another action.
-            StepOutOfOrder: it is neither the last round nor the next one.
-            InputError: the model does not take such an action.
-            NotFound: the world was deleted meanwhile.
-            DeadlineExceeded: it took too long.
+            StepAlreadyCommittedError: it was played with another action.
+            StepOutOfOrderError: it is neither the last round nor the next one.
+            InputError: the model does not accept the action.
+            NotFoundError: the world was deleted in the meantime.
+            DeadlineExceededError: it took longer than the step deadline.
         """
         act = Action.of(action)
-        async with self._turn(held):
-            last, following = held.committed, held.world.round + 1
+        async with self._locked(entry):
+            last, next_id = entry.last_step, entry.world.round + 1
             if last is not None and last.step_id == step_id:
                 if last.action != act:
-                    raise StepAlreadyCommitted(
-                        f"Step {step_id} was played with another action; the next step_id is {following}."
+                    raise StepAlreadyCommittedError(
+                        f"Step {step_id} was played with another action; the next step_id is {next_id}."
                     )
                 return last.frames
-            if step_id != following:
-                raise StepOutOfOrder(f"step_id is {step_id}; the next step of this world is {following}.")
+            if step_id != next_id:
+                raise StepOutOfOrderError(f"step_id is {step_id}; the next step_id is {next_id}.")
             began = time.monotonic()
-            frames = await self._work(held, held.world.step(act))
+            frames = await self._run(entry, entry.world.step(act))
             self.metrics.chunk(time.monotonic() - began)
-            held.committed = Committed(step_id, act, frames)
+            entry.last_step = CommittedStep(step_id, act, frames)
             return frames
 
-    async def reset(self, held: HeldWorld, origin: Origin | None) -> np.ndarray:
-        """Start anew, from something else or from what the world began with; returns what is seen first."""
-        async with self._turn(held):
-            origin = origin or held.origin
-            frames = await self._work(held, held.world.reset(origin.frames, text=origin.text))
-            held.origin, held.committed = origin, None
+    async def reset(self, entry: OwnedWorld, origin: Origin | None) -> np.ndarray:
+        """Restart a world from `origin`, by default from its first one; return the first observation."""
+        async with self._locked(entry):
+            origin = origin or entry.origin
+            frames = await self._run(entry, entry.world.reset(origin.frames, text=origin.text))
+            entry.origin, entry.last_step = origin, None
             return frames
 
-    async def snapshot(self, held: HeldWorld) -> tuple[str, int]:
-        """Keep the present moment; returns its name and round."""
-        async with self._turn(held):
-            return held.world.snapshot(), held.world.round
+    async def snapshot(self, entry: OwnedWorld) -> tuple[str, int]:
+        """Save the current state; return the snapshot's id and round."""
+        async with self._locked(entry):
+            return entry.world.snapshot(), entry.world.round
 
-    async def restore(self, held: HeldWorld, name: str) -> None:
-        """Go back to a kept moment.
+    async def restore(self, entry: OwnedWorld, snapshot: str) -> None:
+        """Return to a snapshot.
 
         Raises:
-            InputError: the world keeps no such moment.
+            InputError: the world has no such snapshot.
         """
-        async with self._turn(held):
-            held.world.restore(name)
-            held.committed = None
+        async with self._locked(entry):
+            entry.world.restore(snapshot)
+            entry.last_step = None
 
-    async def describe(self, held: HeldWorld, question: str | None) -> tuple[str, int]:
-        """Say what is seen, or answer a question; returns the words and the round they are about."""
-        async with self._turn(held):
-            return await self._work(held, held.world.describe(question)), held.world.round
+    async def describe(self, entry: OwnedWorld, question: str | None) -> tuple[str, int]:
+        """Describe the newest observation or answer a question; return the text and the round."""
+        async with self._locked(entry):
+            return await self._run(entry, entry.world.describe(question)), entry.world.round
 
-    async def infer_action(self, held: HeldWorld) -> tuple[str, int]:
-        """Say which action led to what is seen now; returns the words and the round they are about."""
-        async with self._turn(held):
-            return await self._work(held, held.world.infer_action()), held.world.round
+    async def infer_action(self, entry: OwnedWorld) -> tuple[str, int]:
+        """Return the action, in words, that led to the newest observation, and the round."""
+        async with self._locked(entry):
+            return await self._run(entry, entry.world.infer_action()), entry.world.round
 
-    # ---- worlds that live for one request ----------------------------------------------------------------
+    # ---- temporary worlds ------------------------------------------------------------------------------
 
-    async def answer(
+    async def describe_frames(
         self, owner: str, frames: np.ndarray, settings: WorldSettings, question: str | None = None
     ) -> str:
-        """Answer a question about an observation, or describe it."""
-        async with self._place(owner) as lease:
-            try:
-                return await self._in_time(self._answer(frames, settings, question))
-            finally:
-                lease.release()
+        """Describe an observation, or answer a question about it."""
 
-    async def imagine(self, owner: str, text: str, each: Sequence[WorldSettings]) -> list[np.ndarray]:
-        """Return a picture of a described scene for each of the settings, uint8 `[h, w, 3]`."""
-        async with self._place(owner) as lease:
+        async def describe() -> str:
+            world = await self.service.start(frames, **asdict(settings))
             try:
-                pictures = asyncio.gather(*(self._imagine(text, settings) for settings in each))
-                return await self._in_time(pictures)
+                return await world.describe(question)
             finally:
-                lease.release()
+                world.close()
 
-    async def _answer(self, frames: np.ndarray, settings: WorldSettings, question: str | None) -> str:
-        world = await self.service.start(frames, **asdict(settings))
-        try:
-            return await world.describe(question)
-        finally:
+        with self.temporary(owner):
+            return await self._within_deadline(describe())
+
+    async def generate_images(
+        self, owner: str, text: str, settings: Sequence[WorldSettings]
+    ) -> list[np.ndarray]:
+        """Generate one image of a described scene for each of the settings, uint8 `[h, w, 3]`."""
+
+        async def generate(each: WorldSettings) -> np.ndarray:
+            world = await self.service.start(text=text, **asdict(each))
             world.close()
+            return world.last_frames[-1]
 
-    async def _imagine(self, text: str, settings: WorldSettings) -> np.ndarray:
-        world = await self.service.start(text=text, **asdict(settings))
-        world.close()
-        return world.last_frames[-1]
+        with self.temporary(owner):
+            return await self._within_deadline(asyncio.gather(*map(generate, settings)))
 
-    # ---- how -------------------------------------------------------------------------------------------
-
-    def _hold(self, world: World, owner: str, origin: Origin, lease: WorldLease) -> HeldWorld:
-        held = HeldWorld(world, owner, origin, lease)
-        self._held[world.id] = held
-        return held
+    # ---- locking, cancellation, deadlines --------------------------------------------------------------
 
     @asynccontextmanager
-    async def _place(self, owner: str) -> AsyncIterator[WorldLease]:
-        """Keep a place for one more world; it is given back when the block fails."""
-        if len(self.service.worlds) + self._starting >= self.config.max_worlds:
-            raise TooManyRequests(
-                f"{self.config.max_worlds} worlds are live, the most allowed; try again later.", 10.0
-            )
-        lease = self.limiter.open_world(owner)
-        self._starting += 1
-        try:
-            yield lease
-        except BaseException:
-            lease.release()
-            raise
-        finally:
-            self._starting -= 1
-
-    @asynccontextmanager
-    async def _turn(self, held: HeldWorld) -> AsyncIterator[None]:
-        """Wait for one's turn with a world that is still there."""
-        async with held.lock:
-            if held.closed:
-                raise _gone()
+    async def _locked(self, entry: OwnedWorld) -> AsyncIterator[None]:
+        """Serialize the calls on one world."""
+        async with entry.lock:
+            if entry.closed:
+                raise _deleted()
             yield
 
-    async def _work(self, held: HeldWorld, work: Coroutine[Any, Any, Result]) -> Result:
-        """Do something long with a world, which deleting the world ends."""
-        held.work = asyncio.ensure_future(self._in_time(work))
+    async def _run(self, entry: OwnedWorld, call: Coroutine[Any, Any, Result]) -> Result:
+        """Await a call that closing the world cancels."""
+        entry.running = asyncio.ensure_future(self._within_deadline(call))
         try:
-            return await held.work
+            return await entry.running
         except asyncio.CancelledError:
-            if held.closed:
-                raise _gone() from None
+            if entry.closed:
+                raise _deleted() from None
             raise
         finally:
-            held.work = None
+            entry.running = None
 
-    async def _in_time(self, work: Awaitable[Result]) -> Result:
+    async def _within_deadline(self, call: Awaitable[Result]) -> Result:
         limit = self.config.step_deadline_s
         try:
             async with asyncio.timeout(limit):
-                return await work
+                return await call
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"This took longer than {limit:g} s and was stopped; try again, or ask for fewer steps."
+            raise DeadlineExceededError(
+                f"This took longer than {limit:g} s and was cancelled; retry, or use fewer denoising steps."
             ) from None
 
 
-def _gone() -> NotFound:
-    return NotFound("This world was deleted meanwhile; start another.")
+def _deleted() -> NotFoundError:
+    return NotFoundError("This world was deleted in the meantime; start another.")

@@ -52,7 +52,7 @@ class WorldSettings:
 
 
 class WorldService:
-    """A model, its engine and its denoising loop, and the worlds that live on them."""
+    """A model, its engine and its denoising loop, shared by all live worlds."""
 
     def __init__(
         self,
@@ -68,7 +68,6 @@ class WorldService:
         self.compute = compute or Compute()
         self.engine: Engine = engine or InProcessEngine(model.backbone, self.compute)
         self.denoising = DenoisingLoop(model.generator, self.compute, max_batch)
-        self.worlds: dict[str, World] = {}
         self.max_rounds, self.max_snapshots = max_rounds, max_snapshots
         self._condition = Batcher(self.compute, self._conditions)
         self._finish = Batcher(self.compute, self._finished)
@@ -89,9 +88,7 @@ class WorldService:
             InputError: neither or both are given, or a setting is out of range.
         """
         settings = self.settings(seed, num_inference_steps, guidance_scale, adapter)
-        world = World(self, settings, await self.first(settings, frames, text))
-        self.worlds[world.id] = world
-        return world
+        return World(self, settings, await self.first(settings, frames, text))
 
     def settings(
         self,
@@ -116,18 +113,10 @@ class WorldService:
             raise InputError(f"seed is {seed}; use 0 to 2^63 - 1.")
         return WorldSettings(seed, steps, guidance, known(adapter, self.engine.adapters))
 
-    def sweep(self, idle_s: float) -> list[str]:
-        """Close worlds that nobody has used for so long; returns their names."""
-        idle = [name for name, world in self.worlds.items() if world.idle_s > idle_s]
-        for name in idle:
-            self.worlds[name].close()
-        return idle
-
     def stats(self) -> dict[str, float]:
         """Return numbers worth watching."""
         occupancy = self.denoising.occupancy
         return {
-            "worlds": len(self.worlds),
             "denoising_steps": occupancy.steps,
             "denoising_rows": occupancy.rows,
             "denoising_batch": occupancy.last_rows,
@@ -136,9 +125,7 @@ class WorldService:
         }
 
     async def close(self) -> None:
-        """End all worlds and give back what the engine holds."""
-        for world in list(self.worlds.values()):
-            world.close()
+        """Close the engine and the model's thread."""
         await self.engine.close()
         self.compute.close()
 
@@ -275,9 +262,7 @@ class World:
 
     def fork(self) -> "World":
         """Return a second world that goes its own way from here."""
-        other = World(self._service, self.settings, self._state)
-        self._service.worlds[other.id] = other
-        return other
+        return World(self._service, self.settings, self._state)
 
     def snapshot(self) -> str:
         """Keep this moment under a name; above the limit the oldest one is forgotten."""
@@ -299,7 +284,6 @@ class World:
 
     def close(self) -> None:
         """End the world; what it held is free."""
-        self._service.worlds.pop(self.id, None)
         self._snapshots.clear()
 
     @asynccontextmanager

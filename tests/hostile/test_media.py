@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from worldmodel.errors import InputError
-from worldmodel.serving.errors import ApiError, TooLarge, TooManyRequests, UnsupportedFormat
+from worldmodel.serving.errors import ApiError, RateLimitError, TooLargeError, UnsupportedFormatError
 from worldmodel.serving.media import decoding
 from worldmodel.serving.media.decode_child import DecodeRequest
 from worldmodel.serving.media.decoding import close_decoder, decode_upload
@@ -167,7 +167,7 @@ FOREIGN = {
 @pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN)
 def test_other_formats_reach_no_decoder(data: bytes) -> None:
     close_decoder()
-    with pytest.raises(UnsupportedFormat, match="PNG, JPEG or WebP") as caught:
+    with pytest.raises(UnsupportedFormatError, match="PNG, JPEG or WebP") as caught:
         decode(data)
     assert not LEAKS.search(str(caught.value))
     assert decoding._FORK_SERVER._process is None
@@ -178,7 +178,7 @@ def test_archives_and_tensors_are_refused() -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("archive/data.pkl", FOREIGN["pickle"])
-    with pytest.raises(UnsupportedFormat):
+    with pytest.raises(UnsupportedFormatError):
         decode(buffer.getvalue())
 
 
@@ -205,7 +205,7 @@ def test_too_many_bytes_are_refused_before_a_process_starts() -> None:
         (png(64, 64), {"max_image_bytes": 100}),
         (b"\0\0\0\x18ftypisom" + bytes(200), {"max_video_bytes": 100}),
     ):
-        with pytest.raises(TooLarge, match="100"):
+        with pytest.raises(TooLargeError, match="100"):
             decode(data, **limits)
     assert decoding._FORK_SERVER._process is None
 
@@ -413,7 +413,7 @@ def test_more_uploads_than_decoders_wait_and_too_many_are_told_to_come_again(slo
 
     answers = asyncio.run(flood())
     assert len(answers) == 40
-    assert all(isinstance(answer, np.ndarray | TooManyRequests) for answer in answers)
+    assert all(isinstance(answer, np.ndarray | RateLimitError) for answer in answers)
     assert sum(isinstance(answer, np.ndarray) for answer in answers) >= 20
     assert_no_child_stays()
 
@@ -485,5 +485,5 @@ def test_a_decoder_that_answers_lies_is_not_believed() -> None:
 
 
 def test_errors_name_a_status() -> None:
-    assert issubclass(TooLarge, ApiError) and issubclass(TooLarge, InputError)
-    assert (TooLarge.status, UnsupportedFormat.status, TooManyRequests.status) == (413, 415, 429)
+    assert issubclass(TooLargeError, ApiError) and issubclass(TooLargeError, InputError)
+    assert (TooLargeError.status, UnsupportedFormatError.status, RateLimitError.status) == (413, 415, 429)

@@ -9,27 +9,26 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.auth import KeyLimits, Keys, Limiter
+from worldmodel.serving.app import create_app
+from worldmodel.serving.context import ServerContext
 from worldmodel.serving.media import decoding
-from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.realtime import events
 from worldmodel.serving.realtime.connection import ROUTE
-from worldmodel.serving.routes.realtime import router
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
-KINDS = [kind.model_fields["type"].annotation.__args__[0] for kind in events.client_events()]
+EVENT_TYPES = [events.event_type(event) for event in events.CLIENT_EVENT_CLASSES]
 LEAKS = ("Traceback", "site-packages", "/work", "/home", "/root", "/tmp", ".py", "0x", "pydantic", "torch")
 
 
@@ -38,12 +37,17 @@ class Server:
 
     def __init__(self, model: WorldModel) -> None:
         self.service = WorldService(model)
-        app = FastAPI()
-        app.include_router(router)
-        app.state.service, app.state.metrics, app.state.draining = self.service, Metrics(), False
-        app.state.keys = Keys()
-        app.state.limiter = Limiter(KeyLimits(max_worlds=100, requests_per_s=1e6, burst=10**6))
-        app.state.config = ServerConfig(model_name="tiny", data_dir=Path("."), max_upload_bytes=2**20)
+        self.data_dir = TemporaryDirectory()
+        config = ServerConfig(
+            model_name="tiny",
+            data_dir=Path(self.data_dir.name),
+            max_worlds=1000,
+            max_worlds_per_key=100,
+            max_upload_bytes=2**20,
+            requests_per_minute=6 * 10**7,
+        )
+        app = create_app(self.service, config)
+        self.context: ServerContext = app.state.context
         self.server = uvicorn.Server(
             uvicorn.Config(app, port=0, log_level="warning", lifespan="off", ws_ping_interval=None)
         )
@@ -62,6 +66,8 @@ class Server:
     def close(self) -> None:
         self.server.should_exit = True
         self.thread.join()
+        self.context.jobs.storage.close()
+        self.data_dir.cleanup()
         asyncio.run(self.service.close())
 
 
@@ -183,7 +189,7 @@ FIELDS = st.fixed_dictionaries(
         "path": JSON,
     },
 )
-EVENTS = st.builds(lambda kind, fields: {"type": kind} | fields, st.sampled_from(KINDS) | JSON, FIELDS)
+EVENTS = st.builds(lambda kind, fields: {"type": kind} | fields, st.sampled_from(EVENT_TYPES) | JSON, FIELDS)
 GOOD = st.sampled_from(
     [
         {"type": "session.start", "text": "a ball", "pace": "on_action"},
@@ -216,7 +222,7 @@ def test_any_messages_are_answered_or_end_the_session(
 def test_the_witness_saw_nothing(server: Server, witness: Witness, quiet: None) -> None:
     """After the fuzz above, and before the floods below."""
     assert witness.plays_on()
-    assert len(server.service.worlds) == 1
+    assert len(server.context.worlds) == 1
 
 
 START = json.dumps({"type": "session.start", "text": "a ball", "pace": "on_action"})
@@ -292,7 +298,7 @@ def test_worlds_of_those_who_left_are_gone(server: Server, witness: Witness, qui
                 continue
             socket.send('{"type": "session.update", "pace": "realtime"}')
             socket.socket.close()  # without a word
-    assert until(lambda: len(server.service.worlds) == 1)
+    assert until(lambda: len(server.context.worlds) == 1)
     assert witness.plays_on()
 
 

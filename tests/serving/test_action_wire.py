@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from steering import ALL, FORWARD
 
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.actions import ActionBody, ActionSchema, body, plain
+from worldmodel.serving.actions import ActionBody, ActionSchema, action_body, plain
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
-from worldmodel.serving.client import Client, Refused
-from worldmodel.serving.client.transport import as_json
+from worldmodel.serving.client import BadRequestError, Client
+from worldmodel.serving.client.payloads import as_json
 from worldmodel.serving.realtime.connection import ROUTE
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
@@ -81,7 +81,7 @@ def test_the_client_steers_as_a_session_does(client: Client, world: WorldModel, 
         for action in ACTIONS:
             assert near(there.step(action), session.step(action))
         for action, told in BAD:
-            with pytest.raises((Refused, ValueError), match=told):
+            with pytest.raises((BadRequestError, ValueError), match=told):
                 there.step(action)
         with there.fork() as other:
             assert near(other.step(Action.of({"camera": THERE})), session.fork().step({"camera": THERE}))
@@ -183,7 +183,7 @@ def test_what_passes_the_wire_is_what_the_library_reads(sent: Any) -> None:
     except ValueError:
         return
     assert action == Action.of(sent)
-    back = body(action)
+    back = action_body(action)
     assert (back is None) == (action == Action())
     assert Action.of(plain(back)) == action
     assert Action.of(json.loads(json.dumps(as_json(action)))) == action

@@ -54,7 +54,7 @@ def test_a_live_world(api: TestClient, wide: WorldModel, scene: np.ndarray) -> N
     response = api.post(
         f"/v1/worlds/{world['id']}/step",
         json={"step_id": 1, "action": LEFT},
-        headers={"accept": "application/x-npy"},
+        params={"format": "npy"},
     )
     frames = np.load(io.BytesIO(response.content), allow_pickle=False)
     assert frames.shape == (8, HEIGHT, WIDTH, 3)
@@ -68,7 +68,7 @@ def test_videos_and_images_are_width_by_height(api: TestClient) -> None:
             response = api.post(route, json=body if "images" in route else {**body, "actions": [LEFT]})
             assert response.status_code == status, response.text
             if status == 400:
-                assert "makes 48x32" in response.json()["error"]["message"]
+                assert "48x32" in response.json()["error"]["message"]
     video = api.get("/v1/videos").json()["data"][0]
     assert video["size"] == "48x32"
     until = time.monotonic() + 300

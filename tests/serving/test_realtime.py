@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import av
@@ -19,14 +20,13 @@ from PIL import Image
 from websockets.asyncio.client import ClientConnection, connect
 
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.auth import KeyLimits, Keys, Limiter
+from worldmodel.serving.app import create_app
+from worldmodel.serving.context import ServerContext
 from worldmodel.serving.media import decoding, encoding
-from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.realtime import events
-from worldmodel.serving.realtime.connection import ROUTE, limits_of
+from worldmodel.serving.realtime.connection import ROUTE
 from worldmodel.serving.realtime.pacing import JPEG_QUALITY
-from worldmodel.serving.realtime.sender import Outbox, SlowClientError
-from worldmodel.serving.routes.realtime import router
+from worldmodel.serving.realtime.sender import EventSender, SlowClientError
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -81,7 +81,8 @@ class Server:
 
     def __init__(self, app: FastAPI, port: int) -> None:
         self.app, self.port = app, port
-        self.service: WorldService = app.state.service
+        self.context: ServerContext = app.state.context
+        self.service = self.context.service
 
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[Client]:
@@ -93,7 +94,7 @@ class Server:
     async def freed(self) -> bool:
         """Whether all worlds go away within a moment."""
         for _ in range(100):
-            if not self.service.worlds:
+            if not len(self.context.worlds):
                 return True
             await asyncio.sleep(0.02)
         return False
@@ -104,18 +105,14 @@ def serve(
     body: Callable[[Server], Awaitable[None]],
     *,
     limits: dict[str, Any] | None = None,
-    worlds_per_key: int = 8,
     **config: Any,
 ) -> None:
-    async def whole() -> None:
+    async def whole(data_dir: str) -> None:
         service = WorldService(model)
-        app = FastAPI()
-        app.include_router(router)
-        app.state.service, app.state.metrics, app.state.draining = service, Metrics(), False
-        app.state.keys = Keys()
-        app.state.limiter = Limiter(KeyLimits(max_worlds=worlds_per_key))
-        app.state.config = ServerConfig(model_name="tiny", data_dir=Path("."), **config)
-        app.state.realtime_limits = limits_of(app.state).model_copy(update=limits or {})
+        app = create_app(service, ServerConfig(model_name="tiny", data_dir=Path(data_dir), **config))
+        context: ServerContext = app.state.context
+        session_limits = context.session_limits.model_copy(update=limits or {})
+        app.state.context = replace(context, session_limits=session_limits)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
         serving = asyncio.create_task(server.serve())
         while not server.started:
@@ -127,9 +124,11 @@ def serve(
         finally:
             server.should_exit = True
             await serving
+            context.jobs.storage.close()
             await service.close()
 
-    asyncio.run(whole())
+    with TemporaryDirectory() as data_dir:
+        asyncio.run(whole(data_dir))
 
 
 def shown(chunk: dict[str, Any]) -> np.ndarray:
@@ -161,7 +160,7 @@ def test_the_server_introduces_itself_first(model: WorldModel) -> None:
             assert (takes["mouse"], takes["vector_size"], takes["camera"]) == (False, 3, False)
             assert (hello["fps"], hello["chunk_frames"], hello["image_size"]) == (8, 8, 32)
             assert hello["formats"] == ["jpeg", "fmp4"]
-            assert hello["limits"] == limits_of(server.app.state).model_dump()
+            assert hello["limits"] == server.context.session_limits.model_dump()
 
     serve(model, body)
 
@@ -253,7 +252,7 @@ def test_chunks_come_in_time_and_one_ahead_at_most(make_model: Callable[..., Wor
                 await asyncio.wait_for(client.socket.recv(), 1.0)
             await client.send("session.update", pace="realtime")
             await client.until("video.chunk_metadata")
-        text = server.app.state.metrics.text().decode()
+        text = server.context.metrics.text().decode()
         assert "worldmodel_time_to_first_chunk_seconds_count 1.0" in text
         assert "worldmodel_chunk_seconds_count 6.0" in text
 
@@ -314,7 +313,7 @@ def test_words_and_pongs(model: WorldModel) -> None:
             await client.send("session.describe", question="how many", event_id="d")
             said = await client.until("session.described")
             assert (said["text"], said["event_id"]) == (session.describe("how many"), "d")
-            assert len(server.service.worlds) == 1
+            assert len(server.context.worlds) == 1
 
     serve(model, body)
 
@@ -328,8 +327,8 @@ def test_mistakes_are_answered_and_the_session_goes_on(model: WorldModel) -> Non
             await client.act("early", "wait")
             assert (await client.refused())["event_id"] == "early"
             for told, kind, fields in (
-                ("one thing", "session.start", {}),
-                ("one thing", "session.start", {"text": "a", "upload": True}),
+                ("text or from an upload", "session.start", {}),
+                ("text or from an upload", "session.start", {"text": "a", "upload": True}),
                 ("seed", "session.start", {"text": "a", "seed": -1}),
                 ("guidance_scale", "session.start", {"text": "a", "guidance_scale": float("nan")}),
                 ("path", "session.start", {"text": "a", "path": "/etc/passwd"}),
@@ -404,7 +403,7 @@ def test_what_cannot_be_started_ends_politely(model: WorldModel) -> None:
             async with server.client() as third:
                 await third.start()
 
-    serve(model, body, worlds_per_key=1)
+    serve(model, body, max_worlds_per_key=1)
 
 
 @pytest.mark.parametrize(
@@ -460,7 +459,7 @@ def test_a_client_that_leaves_stops_the_work_within_a_step(make_model: Callable[
         await asyncio.sleep(0.2)
         assert occupancy.cancelled == 1
         assert occupancy.steps <= steps + 1 < before + 64
-        assert server.app.state.limiter.num_worlds("anyone") == 0
+        assert len(server.context.worlds) == 0
 
     serve(make_model(), body)
 
@@ -472,16 +471,16 @@ def test_a_client_that_does_not_read_is_given_up(model: WorldModel) -> None:
         @server.app.websocket("/pour")
         async def pour(websocket: WebSocket) -> None:
             await websocket.accept()
-            outbox, sent = Outbox(websocket, 0.3), 0
+            sender, sent = EventSender(websocket, 0.3), 0
             try:
                 while sent < 100:
-                    await outbox.send(events.SessionPong(), bytes(2**20))
+                    await sender.send(events.SessionPong(), bytes(2**20))
                     sent += 1
             except SlowClientError:
                 told.set_result(sent)
             with pytest.raises(SlowClientError):  # what was cut off must not be followed by anything
-                await outbox.send(events.SessionPong())
-            await outbox.close(1008)
+                await sender.send(events.SessionPong())
+            await sender.close(1008)
 
         # A bare socket, which reads no more than a little: a library would read on behind the test's back.
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**16)

@@ -179,7 +179,7 @@ def number(client: httpx.Client, name: str) -> float:
         (["--job-deadline-s", "nan"], "0 or more"),
         (["--keys-file", "nowhere.txt"], "cannot be read"),
         (["--port", "99999"], "--port"),
-        (["--device", "nowhere"], "no device"),
+        (["--device", "nowhere"], "nowhere"),
     ],
 )
 def test_mistakes_on_the_command_line_are_told_in_a_sentence(

@@ -25,7 +25,7 @@ from worldmodel.errors import InputError, ModelError
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.rollout import LocalEngine
-from worldmodel.serving.errors import Unavailable
+from worldmodel.serving.errors import UnavailableError
 
 pytest.importorskip("vllm")
 
@@ -281,12 +281,12 @@ def test_the_death_of_its_process_is_told_to_all_who_wait(engine: VllmEngine, ru
         for child in psutil.Process().children(recursive=True):
             if "resource_tracker" not in " ".join(child.cmdline()):
                 child.kill()
-        with pytest.raises(Unavailable, match="stopped working"):
+        with pytest.raises(UnavailableError, match="stopped working"):
             await asyncio.wait_for(task, 30)
-        with pytest.raises(Unavailable, match="stopped working"):
+        with pytest.raises(UnavailableError, match="stopped working"):
             await engine.predict_states(parts(1), NUM_QUERIES)
 
     run(die())
     run(engine.close())
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(UnavailableError, match="closed"):
         run(engine.predict_states(parts(1), NUM_QUERIES))

@@ -1,0 +1,93 @@
+"""Errors that only clients see, and the mapping from HTTP responses to error classes.
+
+ApiError (worldmodel.serving.errors)
+├── BadRequestError         400, 422  a value that the server does not accept (also an InputError)
+├── ServerError             5xx       unexpected response
+├── ServerUnreachableError  –         no connection, or the connection broke
+└── VideoFailedError        –         video generation failed
+"""
+
+from collections.abc import Mapping
+
+import httpx
+
+from worldmodel.errors import InputError
+from worldmodel.serving.errors import (
+    ApiError,
+    AuthenticationError,
+    ConflictError,
+    DeadlineExceededError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    TooLargeError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
+
+
+class BadRequestError(ApiError, InputError):
+    """The server does not accept a value of the request."""
+
+
+class ServerError(ApiError):
+    """The server failed, or its response is not what this client expects."""
+
+    status, type, code = 500, "server_error", "server_error"
+
+
+class ServerUnreachableError(ApiError):
+    """The server could not be reached, or the connection broke."""
+
+    status, type, code = 0, "connection_error", "connection_failed"
+
+
+class VideoFailedError(ApiError):
+    """Generating a video failed; `code` gives the reason."""
+
+    status, type, code = 0, "job_error", "failed"
+
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    error.status: error
+    for error in (
+        AuthenticationError,
+        PermissionDeniedError,
+        NotFoundError,
+        ConflictError,
+        TooLargeError,
+        UnsupportedFormatError,
+        RateLimitError,
+        UnavailableError,
+        DeadlineExceededError,
+    )
+}
+
+
+def error_from_response(response: httpx.Response) -> ApiError:
+    """Return the exception for an error response."""
+    try:
+        body = response.json()["error"]
+        code, message, type_name = str(body["code"]), str(body["message"]), str(body["type"])
+    except (ValueError, KeyError, TypeError):
+        code = type_name = "unknown"
+        message = f"The server answered {response.status_code}; check that it is a worldmodel server."
+    status = response.status_code
+    error = _BY_STATUS.get(status, ServerError if status >= 500 else BadRequestError)(message)
+    error.status, error.code, error.type = status, code, type_name
+    if isinstance(error, RateLimitError):
+        error.retry_after = retry_after(response, 1.0)
+    return error
+
+
+def video_error(details: Mapping[str, str] | None) -> VideoFailedError:
+    """Return the exception for a failed video from the `error` of its record."""
+    error = VideoFailedError((details or {}).get("message") or "The video failed; request it again.")
+    error.code = (details or {}).get("code") or error.code
+    return error
+
+
+def retry_after(response: httpx.Response, default: float) -> float:
+    """Return the seconds that the `Retry-After` header asks to wait."""
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdecimal() else default

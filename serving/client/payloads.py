@@ -1,0 +1,70 @@
+"""Request bodies: observations as uploads, actions as JSON, and optional fields."""
+
+import io
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from worldmodel.errors import InputError
+from worldmodel.media import sniff, write_video
+from worldmodel.types import Action
+
+Observation = str | Path | bytes | Image.Image | np.ndarray
+"""A file, its bytes, an image, or uint8 frames `[h, w, 3]` or `[t, h, w, 3]`."""
+AnyAction = str | Action | Mapping[str, Any] | None
+
+
+def as_upload(field: str, observation: Observation, fps: float) -> dict[str, tuple[str, bytes, str]]:
+    """Return an observation as the file of a multipart form; the server checks its content.
+
+    Raises:
+        InputError: the file cannot be read, or the array is not uint8 `[h, w, 3]` or `[t, h, w, 3]`.
+    """
+    if isinstance(observation, np.ndarray):
+        data = _encode_array(observation, fps)
+    elif isinstance(observation, Image.Image):
+        data = _encode_png(observation)
+    elif isinstance(observation, bytes):
+        data = observation
+    else:
+        try:
+            data = Path(observation).expanduser().read_bytes()
+        except (OSError, ValueError, RuntimeError):
+            raise InputError(
+                f"{str(observation)!r} cannot be read; pass the path of an image or video."
+            ) from None
+    kind = sniff.detect_format(data[:16])
+    return {field: ("upload", data, "video/mp4" if kind == "mp4" else f"image/{kind or 'png'}")}
+
+
+def _encode_array(array: np.ndarray, fps: float) -> bytes:
+    if array.dtype != np.uint8 or not array.size or array.ndim not in {3, 4} or array.shape[-1] != 3:
+        raise InputError(
+            f"The frames are {array.dtype} {list(array.shape)}; pass uint8 [h, w, 3] or [t, h, w, 3]."
+        )
+    if array.ndim == 3:
+        return _encode_png(Image.fromarray(np.ascontiguousarray(array)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        write_video(array, path, fps)
+        return path.read_bytes()
+
+
+def _encode_png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def as_json(action: AnyAction) -> dict[str, Any] | None:
+    """Return an action as JSON; None is the empty action."""
+    return Action.of(action).as_dict() or None
+
+
+def drop_none(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None, so that the server applies its defaults to the others."""
+    return {key: value for key, value in options.items() if value is not None}

@@ -1,0 +1,70 @@
+"""Request limits: a token bucket, and limits on the rate and concurrency of each API key."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from worldmodel.serving.errors import RateLimitError
+
+
+class TokenBucket:
+    """Token bucket: `burst` tokens at most, refilled at `rate_per_s`."""
+
+    def __init__(self, rate_per_s: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rate_per_s, self.burst = rate_per_s, burst
+        self._clock = clock
+        self._tokens, self._updated_at = burst, clock()
+
+    def take(self) -> float:
+        """Take one token; return 0, or the seconds until the next one if the bucket is empty."""
+        now = self._clock()
+        refill = (now - self._updated_at) * self.rate_per_s
+        self._tokens, self._updated_at = min(self.burst, self._tokens + refill), now
+        if self._tokens < 1:
+            return (1 - self._tokens) / self.rate_per_s
+        self._tokens -= 1
+        return 0.0
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Limits on the requests of one key."""
+
+    max_concurrent: int = 16
+    requests_per_s: float = 20.0
+    burst: int = 40
+    """Requests that may arrive at once after a pause."""
+
+
+class RequestLimiter:
+    """Applies `RequestLimits` to every key; not thread-safe."""
+
+    def __init__(
+        self, limits: RequestLimits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits or RequestLimits()
+        self._num_concurrent: dict[str, int] = defaultdict(int)
+        self._buckets: dict[str, TokenBucket] = defaultdict(
+            lambda: TokenBucket(self.limits.requests_per_s, self.limits.burst, clock)
+        )
+
+    @contextmanager
+    def request(self, caller: str) -> Iterator[None]:
+        """Count a request while the block runs.
+
+        Raises:
+            RateLimitError: the key has too many requests in flight, or sends them too fast.
+        """
+        if self._num_concurrent[caller] >= self.limits.max_concurrent:
+            raise RateLimitError(
+                f"This key has {self._num_concurrent[caller]} requests in flight; wait for one to finish.", 1
+            )
+        if wait_s := self._buckets[caller].take():
+            raise RateLimitError(f"This key sends requests too fast; wait {wait_s:.1f} s.", wait_s)
+        self._num_concurrent[caller] += 1
+        try:
+            yield
+        finally:
+            self._num_concurrent[caller] -= 1
