@@ -1,4 +1,4 @@
-"""The one thread in which the model runs, and batches that form by themselves while it is busy."""
+"""The thread that runs the model, and dynamic batching of requests that arrive while it is busy."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,30 +13,32 @@ Result = TypeVar("Result")
 
 
 class Compute:
-    """Runs work in one thread, in order of arrival: torch then has all cores (or the device) to itself."""
+    """Runs functions in one thread in order of arrival, so that one call at a time uses the device."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
-    async def run(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Run `work(*args)` without gradients and return what it returns."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(_no_grad, work, *args))
+    async def run(self, function: Callable[..., Result], *args: Any) -> Result:
+        """Run `function(*args)` without gradients and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, partial(_no_grad, function, *args)
+        )
 
     def close(self) -> None:
-        """Finish what is running and take no more."""
+        """Wait for the running call and cancel the queued ones."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _no_grad(work: Callable[..., Result], *args: Any) -> Result:
+def _no_grad(function: Callable[..., Result], *args: Any) -> Result:
     with torch.no_grad():
-        return work(*args)
+        return function(*args)
 
 
 class Batcher(Generic[Item, Result]):
-    """Collects items while the model is busy and runs all that wait as one batch.
+    """Collects items while the model is busy and runs all waiting ones as one batch.
 
-    A caller that is cancelled before its batch begins costs nothing; an error reaches every caller of the
-    batch.
+    Items whose caller is cancelled before the batch starts are dropped. An error is raised for every caller
+    of the batch.
     """
 
     def __init__(self, compute: Compute, run: Callable[[Sequence[Item]], Sequence[Result]]) -> None:
@@ -45,7 +47,7 @@ class Batcher(Generic[Item, Result]):
         self._worker: asyncio.Task[None] | None = None
 
     async def __call__(self, item: Item) -> Result:
-        """Return the item's own result."""
+        """Return the result for one item."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._worker is None or self._worker.done():
@@ -53,7 +55,7 @@ class Batcher(Generic[Item, Result]):
         return await future
 
     async def _drain(self) -> None:
-        # Let everyone who is ready in this turn of the loop join the first batch.
+        # Callers that are ready in this iteration of the event loop join the first batch.
         await asyncio.sleep(0)
         while self._waiting:
             batch = [pair for pair in self._waiting if not pair[1].done()]
@@ -62,7 +64,7 @@ class Batcher(Generic[Item, Result]):
                 continue
             try:
                 results = await self._compute.run(self._run, [item for item, _ in batch])
-            except Exception as error:  # whatever went wrong belongs to those who wait for it
+            except Exception as error:  # raised for every caller of the batch
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)

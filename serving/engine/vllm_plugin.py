@@ -1,6 +1,6 @@
-"""Runs first in every process of vLLM (entry point `vllm.general_plugins`): mends vLLM 0.32 for our engine.
+"""vLLM plugin (entry point `vllm.general_plugins`) with fixes for vLLM 0.32, loaded in each of its processes.
 
-Processes that `VllmEngine` did not start are left alone.
+Processes that `VllmEngine` did not start are not changed.
 """
 
 import multiprocessing
@@ -14,26 +14,26 @@ import torch
 from vllm.platforms import current_platform
 
 SERVER = "WORLDMODEL_VLLM_SERVER"
-"""Environment variable with the process id of the server whose engine this is."""
+"""Environment variable with the process id of the server."""
 SHUTDOWN_S = 10.0
-"""How long an engine without a server may take to end by itself."""
+"""Time for an engine to exit after its server is gone."""
 
 
 def register() -> None:
-    """Mend what is broken; nothing more happens when it is called again."""
+    """Apply the fixes; repeated calls have no effect."""
     if SERVER not in os.environ:
         return
     if os.environ[SERVER] != str(os.getpid()):
-        _end_with_the_server()
+        _exit_with_server()
     if current_platform.is_cpu():
         if hasattr(torch.cpu, "_init_amx"):
-            torch.cpu._init_amx()  # or the first product in bfloat16 ends in SIGILL
-        _keep_adapters_off_the_base_model()
+            torch.cpu._init_amx()  # otherwise the first bfloat16 matmul ends in SIGILL
+        _disable_adapters_for_base_model()
 
 
-def _end_with_the_server() -> None:
-    """End this process when its parent is gone: vLLM's engine would outlive a killed server for ever."""
-    name, parent = "end-with-the-server", multiprocessing.parent_process()
+def _exit_with_server() -> None:
+    """Exit when the parent process is gone: vLLM's engine would otherwise outlive a killed server."""
+    name, parent = "exit-with-server", multiprocessing.parent_process()
     if parent is None or name in (thread.name for thread in threading.enumerate()):
         return
 
@@ -46,8 +46,8 @@ def _end_with_the_server() -> None:
     threading.Thread(target=watch, name=name, daemon=True).start()
 
 
-def _keep_adapters_off_the_base_model() -> None:
-    """Give tokens of the base model no adapter: their index -1 would pick the one in the last slot."""
+def _disable_adapters_for_base_model() -> None:
+    """Apply no adapter to tokens of the base model, whose index -1 would select the last slot."""
     from vllm.lora.ops.torch_ops import lora_ops
     from vllm.lora.punica_wrapper import punica_cpu
 
@@ -66,5 +66,5 @@ def _keep_adapters_off_the_base_model() -> None:
         original(inputs, weights, output, adapters, *scaling, **scalings)
         output[: len(adapters)].masked_fill_((adapters < 0)[:, None], 0)
 
-    # The second module imported the function by name; `sgmv_shrink` of the first one calls it.
+    # punica_cpu imports the function by name; lora_ops.sgmv_shrink calls it.
     lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = bgmv_shrink
