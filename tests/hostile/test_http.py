@@ -1,4 +1,4 @@
-"""Requests that mean harm: other servers of this kind fell for each of them once."""
+"""Attacks over HTTP: authentication, uploads, bodies, error messages."""
 
 import http.client
 import io
@@ -76,7 +76,7 @@ def error_of(response: httpx.Response, *statuses: int) -> dict[str, str]:
 # ---- keys --------------------------------------------------------------------------------------------------
 
 
-def test_every_route_but_health_is_closed(keyed: TestClient) -> None:
+def test_every_route_except_health_requires_a_key(keyed: TestClient) -> None:
     closed = [each for each in operations(keyed) if each[1] not in OPEN]
     assert len(closed) > 18
     senders: list[Any] = [
@@ -98,7 +98,7 @@ def test_every_route_but_health_is_closed(keyed: TestClient) -> None:
     assert error_of(in_address, 401)
 
 
-def test_no_spelling_of_path_or_host_gets_around_the_key(port: int) -> None:
+def test_no_spelling_of_path_or_host_bypasses_the_key(port: int) -> None:
     """CVE-2026-48746: the Host header changed the path that the check saw."""
     paths = [
         "/v1/models", "//v1/models", "/v1//models", "/v1/models/", "/v1/models//", "/./v1/models",
@@ -121,14 +121,14 @@ def test_no_spelling_of_path_or_host_gets_around_the_key(port: int) -> None:
             connection.close()
 
 
-def test_pages_of_other_sites_get_nothing_from_a_server_without_keys(free: TestClient) -> None:
+def test_server_without_keys_rejects_cross_origin_requests(free: TestClient) -> None:
     assert free.get("/v1/models").status_code == 200
     for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"host": "evil.example"}):
         assert error_of(free.get("/v1/models", headers=headers), 403)["code"] == "forbidden"
         assert error_of(free.post("/v1/worlds", json={"text": "a ball"}, headers=headers), 403)
 
 
-def test_there_is_no_cors(keyed: TestClient) -> None:
+def test_no_cors_headers(keyed: TestClient) -> None:
     asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     for response in (
         keyed.options("/v1/videos", headers=asked),
@@ -138,7 +138,7 @@ def test_there_is_no_cors(keyed: TestClient) -> None:
         assert not [name for name in response.headers if name.startswith("access-control-")]
 
 
-def test_an_idempotency_key_shows_nothing_of_another_key_s_videos(keyed: TestClient) -> None:
+def test_idempotency_keys_are_separate_per_api_key(keyed: TestClient) -> None:
     one = {"idempotency-key": "one"}
     body = {"prompt": "a red ball"}
     mine = keyed.post("/v1/videos", json=body, headers={**MINE, **one}).json()
@@ -149,7 +149,7 @@ def test_an_idempotency_key_shows_nothing_of_another_key_s_videos(keyed: TestCli
 # ---- addresses and paths -----------------------------------------------------------------------------------
 
 
-def test_no_address_is_fetched(keyed: TestClient, png: bytes) -> None:
+def test_urls_are_never_fetched(keyed: TestClient, png: bytes) -> None:
     """GHSA-3f6c-7fw2-ppm4, CVE-2026-24779, CVE-2026-33626: media URLs reached inner networks."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.3)
@@ -168,7 +168,7 @@ def test_no_address_is_fetched(keyed: TestClient, png: bytes) -> None:
             listener.accept()
 
 
-def test_no_path_of_the_server_is_taken(keyed: TestClient, tmp_path: Path, png: bytes) -> None:
+def test_server_paths_are_rejected(keyed: TestClient, tmp_path: Path, png: bytes) -> None:
     """FastVideo took output_path, vLLM-Omni lora and model paths, from requests."""
     (tmp_path / "secret.png").write_bytes(png)
     secret = str(tmp_path / "secret.png")
@@ -195,7 +195,7 @@ def test_no_path_of_the_server_is_taken(keyed: TestClient, tmp_path: Path, png: 
             error_of(keyed.get(f"/v1/videos/{name}{verb}", headers=MINE), 400, 404)
 
 
-def test_the_name_of_an_upload_is_never_used(keyed: TestClient, tmp_path: Path, png: bytes) -> None:
+def test_upload_file_names_are_ignored(keyed: TestClient, tmp_path: Path, png: bytes) -> None:
     """FastVideo joined the upload's file name to a folder."""
     before = set(tmp_path.rglob("*"))
     for name in ("../../escaped.png", "/tmp/escaped.png", "..\\escaped.png", "a\x00b.png", "x" * 1000):
@@ -208,7 +208,7 @@ def test_the_name_of_an_upload_is_never_used(keyed: TestClient, tmp_path: Path, 
     assert "'observation'" in error_of(keyed.post("/v1/worlds", files=other, headers=MINE), 400)["message"]
 
 
-def test_no_request_declares_a_field_for_an_address_or_a_path() -> None:
+def test_no_request_field_is_a_url_or_path() -> None:
     models = [
         each
         for each in vars(protocol).values()
@@ -261,7 +261,7 @@ def chunks() -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x", "text/plain"])
-def test_a_huge_body_is_refused_by_its_announced_length(port: int, kind: str) -> None:
+def test_large_content_length_is_rejected(port: int, kind: str) -> None:
     head = (
         f"POST /v1/videos HTTP/1.1\nHost: x\nAuthorization: Bearer {KEYS[0]}\nContent-Type: {kind}\n"
         "Content-Length: 10000000000\n\n"
@@ -272,7 +272,7 @@ def test_a_huge_body_is_refused_by_its_announced_length(port: int, kind: str) ->
     assert sent == 0
 
 
-def test_a_huge_body_without_a_length_is_not_read_to_its_end(port: int) -> None:
+def test_large_chunked_body_is_not_read_to_its_end(port: int) -> None:
     head = (
         f"POST /v1/videos HTTP/1.1\nHost: x\nAuthorization: Bearer {KEYS[0]}\n"
         "Content-Type: application/json\nTransfer-Encoding: chunked\n\n"
@@ -282,14 +282,14 @@ def test_a_huge_body_without_a_length_is_not_read_to_its_end(port: int) -> None:
     assert sent < 50 * 2**20
 
 
-def test_nothing_is_read_of_a_body_without_a_key(port: int) -> None:
+def test_body_without_a_key_is_not_read(port: int) -> None:
     head = "POST /v1/videos HTTP/1.1\nHost: x\nContent-Type: application/json\nContent-Length: 1000\n\n"
     answer, sent = conversation(port, head, nothing())
     assert answer.startswith("HTTP/1.1 401")
     assert sent == 0
 
 
-def test_an_upload_above_the_limit_is_refused(keyed: TestClient) -> None:
+def test_large_upload_is_rejected(keyed: TestClient) -> None:
     upload = {"observation": ("x.png", b"\x89PNG\r\n\x1a\n" + bytes(3 * 2**20))}
     assert error_of(keyed.post("/v1/worlds", files=upload, headers=MINE), 413)["code"] == "too_large"
 
@@ -312,7 +312,7 @@ def test_an_upload_above_the_limit_is_refused(keyed: TestClient) -> None:
     ids=range(11),
 )
 @pytest.mark.parametrize("path", ["/v1/videos", "/v1/images/generations"])
-def test_malformed_json_is_refused(keyed: TestClient, path: str, body: bytes) -> None:
+def test_malformed_json_is_rejected(keyed: TestClient, path: str, body: bytes) -> None:
     response = keyed.post(path, content=body, headers={**MINE, "content-type": "application/json"})
     message = error_of(response, 400)["message"]
     assert len(message) < 400
@@ -336,14 +336,14 @@ def test_malformed_json_is_refused(keyed: TestClient, path: str, body: bytes) ->
     ],
     ids=range(6),
 )
-def test_malformed_forms_are_refused(keyed: TestClient, body: bytes) -> None:
+def test_malformed_forms_are_rejected(keyed: TestClient, body: bytes) -> None:
     headers = {**MINE, "content-type": "multipart/form-data; boundary=x"}
     error_of(keyed.post("/v1/worlds", content=body, headers=headers), 400)
     headers["content-type"] = "multipart/form-data"
     error_of(keyed.post("/v1/worlds", content=body, headers=headers), 400)
 
 
-def test_tensors_and_archives_are_no_uploads(keyed: TestClient) -> None:
+def test_tensors_and_archives_are_rejected(keyed: TestClient) -> None:
     """CVE-2025-62164 and its kin: what clients send was unpickled."""
     buffer = io.BytesIO()
     np.save(buffer, np.zeros((1, 32, 32, 3), np.uint8))
@@ -364,7 +364,7 @@ def test_tensors_and_archives_are_no_uploads(keyed: TestClient) -> None:
 # ---- what is told ------------------------------------------------------------------------------------------
 
 
-def test_the_server_s_own_mistakes_are_told_in_general_words(keyed: TestClient) -> None:
+def test_internal_errors_reveal_no_details(keyed: TestClient) -> None:
     """FastVideo returned str(error); CVE-2026-22778: an error text gave addresses in memory away."""
     app: Any = keyed.app
     app.state.context.service.compute.close()  # the model's thread is gone: nothing works any more
@@ -375,7 +375,7 @@ def test_the_server_s_own_mistakes_are_told_in_general_words(keyed: TestClient) 
     assert keyed.get("/ready").status_code == 503
 
 
-def test_errors_do_not_repeat_what_was_sent(keyed: TestClient) -> None:
+def test_errors_do_not_echo_input(keyed: TestClient) -> None:
     marked = "<script>marked</script>"
     for body in ({"text": "x", "seed": marked}, {"text": [marked]}, {"text": {"a": marked}}):
         assert marked not in keyed.post("/v1/worlds", json=body, headers=MINE).text
@@ -384,7 +384,7 @@ def test_errors_do_not_repeat_what_was_sent(keyed: TestClient) -> None:
         assert response.headers["content-type"] == "application/json"
 
 
-def test_a_range_cannot_occupy_the_server(keyed: TestClient) -> None:
+def test_malicious_ranges_are_cheap(keyed: TestClient) -> None:
     """CVE-2025-62727."""
     video = keyed.post("/v1/videos", json={"prompt": "a red ball"}, headers=MINE).json()
     until = time.monotonic() + 600
@@ -403,7 +403,7 @@ def test_a_range_cannot_occupy_the_server(keyed: TestClient) -> None:
         assert len(response.content) <= size + 1000
 
 
-def test_a_key_that_asks_too_much_is_slowed_down(model: WorldModel, tmp_path: Path) -> None:
+def test_rate_limit_per_key(model: WorldModel, tmp_path: Path) -> None:
     config = ServerConfig("tiny", tmp_path, keys=Keys(KEYS), requests_per_minute=6)
     with TestClient(create_app(WorldService(model), config)) as client:
         answers = [client.get("/v1/models", headers=MINE) for _ in range(5)]

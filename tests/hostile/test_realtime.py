@@ -1,4 +1,4 @@
-"""Whatever comes into a live session, the server answers in its own words or closes; nobody else notices."""
+"""Attacks over the WebSocket: inputs are answered or close the socket; other sessions are not affected."""
 
 import asyncio
 import json
@@ -213,13 +213,13 @@ MESSAGES = (EVENTS | GOOD | JSON).map(json.dumps) | st.text(max_size=60) | st.bi
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(messages=st.lists(MESSAGES, max_size=8))
-def test_any_messages_are_answered_or_end_the_session(
+def test_any_messages_are_answered_or_close_the_socket(
     server: Server, witness: Witness, quiet: None, messages: list[str | bytes]
 ) -> None:
     check(*converse(server, messages))
 
 
-def test_the_witness_saw_nothing(server: Server, witness: Witness, quiet: None) -> None:
+def test_other_sessions_are_not_affected(server: Server, witness: Witness, quiet: None) -> None:
     """After the fuzz above, and before the floods below."""
     assert witness.plays_on()
     assert len(server.context.worlds) == 1
@@ -250,7 +250,7 @@ START = json.dumps({"type": "session.start", "text": "a ball", "pace": "on_actio
         (['{"type": "session.start", "upload": true}', START], "out_of_order"),
     ],
 )
-def test_known_tricks_get_a_plain_answer(
+def test_known_attacks_are_rejected(
     server: Server, witness: Witness, quiet: None, messages: list[str | bytes], code: str
 ) -> None:
     # An upload is looked at after the pong.
@@ -264,7 +264,7 @@ def test_known_tricks_get_a_plain_answer(
     "message",
     ['{"type": "session.ping"}', "no event", START, b"\0" * 1000],
 )
-def test_a_flood_ends_the_session_and_costs_nothing(
+def test_flood_closes_the_socket_with_bounded_memory(
     server: Server, witness: Witness, quiet: None, message: str | bytes
 ) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -277,7 +277,7 @@ def test_a_flood_ends_the_session_and_costs_nothing(
     assert witness.plays_on()
 
 
-def test_nobody_fills_the_queue_of_actions(server: Server, witness: Witness, quiet: None) -> None:
+def test_action_queue_cannot_be_flooded(server: Server, witness: Witness, quiet: None) -> None:
     event = {"event_id": "e", "event": {"action": {"keys": ["left"] * 16, "vector": [0.0] * 3}}}
     act = json.dumps({"type": "session.interaction", "interaction": event})
     answers, closed = converse(server, [START, *[act] * 40])
@@ -290,7 +290,7 @@ def test_nobody_fills_the_queue_of_actions(server: Server, witness: Witness, qui
     assert witness.plays_on()
 
 
-def test_worlds_of_those_who_left_are_gone(server: Server, witness: Witness, quiet: None) -> None:
+def test_worlds_of_disconnected_clients_are_closed(server: Server, witness: Witness, quiet: None) -> None:
     for _ in range(5):
         with server.socket() as socket:
             socket.send(START)

@@ -1,4 +1,4 @@
-"""Whatever the published schema lets one send is answered as it says, never with an error of the server."""
+"""Conformance of responses to the published OpenAPI schema."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -81,7 +81,7 @@ def probe(operation: Any, address: str, data_dir: Path, **fixed: Any) -> set[int
 
 
 @pytest.mark.slow
-def test_the_schema_holds_for_what_is_not_there(
+def test_schema_conformance_without_objects(
     schema: Any, address: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     base = tmp_path_factory.getbasetemp()
@@ -91,7 +91,7 @@ def test_the_schema_holds_for_what_is_not_there(
 
 
 @pytest.mark.slow
-def test_the_schema_holds_for_a_live_world(
+def test_schema_conformance_for_a_live_world(
     schema: Any, address: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     statuses = set()

@@ -1,4 +1,4 @@
-"""Keys, the door and its limits: nothing but health is open, and no way of asking gets around that."""
+"""API keys, authentication and rate limits."""
 
 import asyncio
 import os
@@ -74,7 +74,7 @@ def client() -> TestClient:
 # Keys
 
 
-def test_each_key_has_a_name_that_tells_nothing_of_it() -> None:
+def test_caller_id_reveals_nothing_about_the_key() -> None:
     keys = Keys([ALICE, BOB])
     alice, bob = keys.caller(ALICE), keys.caller(BOB)
     assert alice and bob and alice != bob
@@ -84,7 +84,7 @@ def test_each_key_has_a_name_that_tells_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize("key", ["", ALICE[:-1], ALICE + "x", ALICE.upper(), ALICE + " ", "\udcff", "é" * 20])
-def test_other_keys_are_nobody(key: str) -> None:
+def test_unknown_keys_have_no_caller_id(key: str) -> None:
     assert Keys([ALICE, BOB]).caller(key) is None
     assert Keys().caller(key) is None
 
@@ -92,13 +92,13 @@ def test_other_keys_are_nobody(key: str) -> None:
 @pytest.mark.parametrize(
     "key", ["short", "with space 0123456789", "comma,0123456789abcdef", "é" * 20, "x" * 257]
 )
-def test_a_key_that_cannot_be_used_is_refused_without_being_shown(key: str) -> None:
+def test_invalid_key_is_rejected_without_being_printed(key: str) -> None:
     with pytest.raises(ConfigError, match="number 2") as caught:
         Keys([ALICE, key])
     assert key not in str(caught.value)
 
 
-def test_keys_come_from_a_private_file(tmp_path: Path) -> None:
+def test_keys_are_read_from_a_private_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(f"# ours\n{ALICE}  # alice\n\n{BOB}\n")
     path.chmod(0o600)
@@ -108,7 +108,7 @@ def test_keys_come_from_a_private_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o602])
-def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+def test_key_file_accessible_to_others_is_rejected(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "keys"
     path.write_text(ALICE)
     path.chmod(mode)
@@ -116,7 +116,7 @@ def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> N
         Keys.load(path, {})
 
 
-def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
+def test_key_file_without_keys_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.touch(0o600)
     for content, words in ((b"# none\n", "keys"), (b"\xff\xfe", "keys")):
@@ -127,7 +127,7 @@ def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
         Keys.load(tmp_path / "missing", {})
 
 
-def test_keys_come_from_the_environment() -> None:
+def test_keys_are_read_from_the_environment() -> None:
     assert len(Keys.load(None, {VARIABLE: f" {ALICE}, {BOB}\n"})) == 2
     assert len(Keys.load(None, {})) == 0
     with pytest.raises(ConfigError, match=VARIABLE):
@@ -135,14 +135,14 @@ def test_keys_come_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
-def test_this_machine_needs_no_key(host: str) -> None:
+def test_loopback_needs_no_key(host: str) -> None:
     check_bind(host, Keys())
 
 
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "::", "", "192.168.1.5", "example.org", "0", "localhost.example.org"]
 )
-def test_other_addresses_need_a_key(host: str) -> None:
+def test_public_addresses_need_a_key(host: str) -> None:
     with pytest.raises(ConfigError, match=VARIABLE):
         check_bind(host, Keys())
     check_bind(host, Keys([ALICE]))
@@ -151,7 +151,7 @@ def test_other_addresses_need_a_key(host: str) -> None:
 # At the door
 
 
-def test_health_is_open_and_all_else_is_not(client: TestClient) -> None:
+def test_only_health_is_open(client: TestClient) -> None:
     assert client.get("/health").status_code == 200
     answer = client.get("/v1/whoami")
     assert answer.status_code == 401
@@ -159,7 +159,7 @@ def test_health_is_open_and_all_else_is_not(client: TestClient) -> None:
     assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_the_right_key_opens_and_tells_callers_apart(client: TestClient) -> None:
+def test_valid_keys_identify_callers(client: TestClient) -> None:
     alice = client.get("/v1/whoami", headers=bearer(ALICE)).json()
     assert alice == Keys([ALICE]).caller(ALICE)
     assert alice != client.get("/v1/whoami", headers={"authorization": f"bearer {BOB}"}).json()
@@ -179,12 +179,12 @@ def test_the_right_key_opens_and_tells_callers_apart(client: TestClient) -> None
         {"Authorization": b"Bearer \xff\xfe"},
     ],
 )
-def test_only_the_bearer_header_counts(client: TestClient, headers: dict) -> None:
+def test_only_the_bearer_header_is_accepted(client: TestClient, headers: dict) -> None:
     assert client.get("/v1/whoami", headers=headers).status_code == 401
     assert client.get(f"/v1/whoami?key={ALICE}", headers=headers).status_code == 401
 
 
-def test_two_authorizations_are_none(client: TestClient) -> None:
+def test_two_authorization_headers_are_rejected(client: TestClient) -> None:
     twice = [("Authorization", "Bearer wrong-0123456789abcdef"), ("Authorization", f"Bearer {ALICE}")]
     assert client.get("/v1/whoami", headers=twice).status_code == 401
 
@@ -195,7 +195,7 @@ def test_two_authorizations_are_none(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/whoami", "//v1/whoami", "/health/../v1/whoami", "/%76%31/whoami", "/v1%2ewhoami"]
 )
-def test_no_spelling_of_host_or_path_gets_around_the_key(client: TestClient, host: str, path: str) -> None:
+def test_no_spelling_of_host_or_path_bypasses_the_key(client: TestClient, host: str, path: str) -> None:
     answer = client.get(path, headers={"Host": host})
     assert answer.status_code in (401, 404)
 
@@ -203,7 +203,7 @@ def test_no_spelling_of_host_or_path_gets_around_the_key(client: TestClient, hos
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "https://localhost.evil.example", "null", "http://["]
 )
-def test_without_keys_pages_of_other_sites_get_nothing(origin: str) -> None:
+def test_without_keys_cross_origin_requests_are_rejected(origin: str) -> None:
     client = TestClient(app_with(Keys()), base_url="http://127.0.0.1:8000")
     assert client.post("/v1/whoami").json() == ANONYMOUS
     assert client.post("/v1/whoami", headers={"Origin": "http://localhost:7860"}).json() == ANONYMOUS
@@ -214,12 +214,12 @@ def test_without_keys_pages_of_other_sites_get_nothing(origin: str) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "192.168.1.5"]
 )
-def test_without_keys_a_name_that_now_means_this_machine_gets_nothing(host: str) -> None:
+def test_without_keys_dns_rebinding_is_rejected(host: str) -> None:
     client = TestClient(app_with(Keys()))
     assert client.get("/v1/whoami", headers={"Host": host}).status_code == 403
 
 
-def test_the_scheme_stands_in_the_openapi_document(client: TestClient) -> None:
+def test_openapi_document_has_the_security_scheme(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     assert document["paths"]["/v1/whoami"]["get"]["security"] == [{"HTTPBearer": []}]
     assert "security" not in document["paths"]["/health"]["get"]
@@ -230,7 +230,7 @@ def connected(client: TestClient, **options: object) -> tuple[str, str | None]:
         return session.receive_text(), session.accepted_subprotocol
 
 
-def test_a_socket_opens_by_header_or_by_subprotocol(client: TestClient) -> None:
+def test_websocket_accepts_header_or_subprotocol(client: TestClient) -> None:
     alice = Keys([ALICE]).caller(ALICE)
     assert connected(client, headers=bearer(ALICE)) == (alice, None)
     offers = ["worldmodel.v1", f"worldmodel.key.{ALICE}"]
@@ -247,13 +247,13 @@ def test_a_socket_opens_by_header_or_by_subprotocol(client: TestClient) -> None:
         {"headers": bearer("wrong"), "subprotocols": [f"worldmodel.key.{ALICE}"]},
     ],
 )
-def test_other_sockets_are_refused(client: TestClient, options: dict) -> None:
+def test_websocket_rejects_other_credentials(client: TestClient, options: dict) -> None:
     with pytest.raises(WebSocketDenialResponse) as caught:
         connected(client, **options)
     assert caught.value.status_code == 401
 
 
-def test_without_keys_a_page_of_another_site_cannot_open_a_socket() -> None:
+def test_without_keys_cross_origin_websocket_is_rejected() -> None:
     client = TestClient(app_with(Keys()))
     assert connected(client)[0] == ANONYMOUS
     with pytest.raises(WebSocketDenialResponse) as caught:
@@ -261,7 +261,7 @@ def test_without_keys_a_page_of_another_site_cannot_open_a_socket() -> None:
     assert caught.value.status_code == 403
 
 
-def test_an_app_that_forgot_its_keys_stays_shut() -> None:
+def test_app_without_context_fails_closed() -> None:
     app = app_with(Keys())
     del app.state.context
 
@@ -285,7 +285,7 @@ class Clock:
         return self.now
 
 
-def test_requests_in_flight_are_counted_for_each_key() -> None:
+def test_concurrent_requests_are_limited_per_key() -> None:
     limiter = RequestLimiter(RequestLimits(max_concurrent=2), Clock())
     with limiter.request("alice"), limiter.request("alice"):
         with pytest.raises(RateLimitError, match="2 requests in flight"), limiter.request("alice"):
@@ -296,14 +296,14 @@ def test_requests_in_flight_are_counted_for_each_key() -> None:
         pass
 
 
-def test_a_request_that_fails_gives_its_place_back() -> None:
+def test_failed_request_releases_its_slot() -> None:
     limiter = RequestLimiter(RequestLimits(max_concurrent=1), Clock())
     for _ in range(3):
         with pytest.raises(RuntimeError), limiter.request("alice"):
             raise RuntimeError
 
 
-def test_a_key_may_burst_and_then_keeps_its_pace() -> None:
+def test_rate_limit_allows_a_burst_and_then_a_steady_rate() -> None:
     clock = Clock()
     limiter = RequestLimiter(RequestLimits(max_concurrent=99, requests_per_s=2, burst=3), clock)
 
@@ -328,7 +328,7 @@ def test_a_key_may_burst_and_then_keeps_its_pace() -> None:
         pass
 
 
-def test_a_key_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_file_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "keys"
     path.write_text(ALICE)
     path.chmod(0o600)

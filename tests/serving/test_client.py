@@ -1,4 +1,4 @@
-"""The client against a real server: worlds play as sessions do; lost answers do no harm."""
+"""The Python client against a real server: results match sessions, retries are safe."""
 
 import asyncio
 import subprocess
@@ -70,9 +70,7 @@ def near(made: np.ndarray, expected: np.ndarray) -> bool:
     return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
-def test_a_world_there_plays_as_a_session_here(
-    client: Client, model: WorldModel, picture: np.ndarray
-) -> None:
+def test_remote_world_matches_session(client: Client, model: WorldModel, picture: np.ndarray) -> None:
     session = model.session(seed=3, num_inference_steps=2)
     assert client.ready()
     with client.worlds.create(picture, seed=3, num_inference_steps=2) as world:
@@ -101,7 +99,7 @@ def test_a_world_there_plays_as_a_session_here(
     world.close()  # twice does no harm
 
 
-def test_every_kind_of_observation_starts_a_world(
+def test_every_observation_type_starts_a_world(
     client: Client, model: WorldModel, picture: np.ndarray, tmp_path: Path
 ) -> None:
     Image.fromarray(picture).save(tmp_path / "first.png")
@@ -136,9 +134,7 @@ class Lossy(BlockingTransport):
         assert 0 < seconds <= 15
 
 
-def test_a_step_whose_answer_is_lost_is_played_once(
-    client: Client, model: WorldModel, picture: np.ndarray
-) -> None:
+def test_retried_step_is_played_once(client: Client, model: WorldModel, picture: np.ndarray) -> None:
     session = model.session()
     session.reset(picture)
     with client.worlds.create(picture) as world:
@@ -165,7 +161,7 @@ def test_a_step_whose_answer_is_lost_is_played_once(
                 client.worlds.open(other.id).close()
 
 
-def test_a_full_server_is_asked_again(address: str, picture: np.ndarray) -> None:
+def test_client_retries_when_the_server_is_full(address: str, picture: np.ndarray) -> None:
     waits: list[float] = []
 
     class Patient(BlockingTransport):
@@ -188,9 +184,7 @@ def test_a_full_server_is_asked_again(address: str, picture: np.ndarray) -> None
             world.close()
 
 
-def test_mistakes_are_typed_and_told_in_one_sentence(
-    address: str, client: Client, picture: np.ndarray
-) -> None:
+def test_errors_are_typed(address: str, client: Client, picture: np.ndarray) -> None:
     with client.worlds.create(picture) as world:
         with pytest.raises(BadRequestError, match="jump") as refused:
             world.step({"keys": ["jump"]})
@@ -221,7 +215,7 @@ def test_mistakes_are_typed_and_told_in_one_sentence(
     assert issubclass(ServerError, WorldModelError)
 
 
-def test_videos_are_made_watched_and_fetched(client: Client, picture: np.ndarray, tmp_path: Path) -> None:
+def test_videos_create_wait_download_delete(client: Client, picture: np.ndarray, tmp_path: Path) -> None:
     seen: list[Video] = []
     asked = client.videos.create(
         "the red ball moves left", picture, actions=["wait", {"keys": ["left"]}, None], idempotency_key="once"
@@ -244,7 +238,7 @@ def test_videos_are_made_watched_and_fetched(client: Client, picture: np.ndarray
     assert client.videos.wait(imagined.id).num_frames == 8
 
 
-def test_pictures_are_told_and_made(client: Client, model: WorldModel, picture: np.ndarray) -> None:
+def test_describe_and_generate_image(client: Client, model: WorldModel, picture: np.ndarray) -> None:
     session = model.session(seed=1)
     session.reset(picture)
     assert client.models() == ["tiny"]
@@ -253,7 +247,7 @@ def test_pictures_are_told_and_made(client: Client, model: WorldModel, picture: 
     assert near(client.generate_image("a red ball", seed=1)[None], session.reset(text="a red ball")[-1:])
 
 
-def test_the_asynchronous_client_does_many_things_at_once(
+def test_async_client_runs_requests_concurrently(
     address: str, model: WorldModel, picture: np.ndarray
 ) -> None:
     async def whole() -> list[np.ndarray]:
@@ -272,7 +266,7 @@ def test_the_asynchronous_client_does_many_things_at_once(
         assert near(frames, session.step(ACTIONS[0]))
 
 
-def test_the_client_is_light() -> None:
+def test_client_imports_no_heavy_packages() -> None:
     code = "import sys; import worldmodel.serving.client; print(*sys.modules)"
     modules = set(subprocess.check_output([sys.executable, "-P", "-c", code], text=True, timeout=60).split())
     assert not modules & {"torch", "transformers", "fastapi", "uvicorn", "gradio", "pydantic"}

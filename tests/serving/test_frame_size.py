@@ -1,4 +1,4 @@
-"""A world wider than high over every door of a server: pictures come and go the right way round."""
+"""Rectangular frames through every endpoint of a server."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def api(wide: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
         yield client
 
 
-def test_a_live_world(api: TestClient, wide: WorldModel, scene: np.ndarray) -> None:
+def test_live_world_with_rectangular_frames(api: TestClient, wide: WorldModel, scene: np.ndarray) -> None:
     session = wide.session(seed=3)
     session.reset(scene)
     above = np.pad(scene, ((16, 16), (0, 0), (0, 0)))  # its centre is what the world begins with
@@ -61,7 +61,7 @@ def test_a_live_world(api: TestClient, wide: WorldModel, scene: np.ndarray) -> N
     assert np.abs(frames.astype(int) - session.step(LEFT)).max() <= 1
 
 
-def test_videos_and_images_are_width_by_height(api: TestClient) -> None:
+def test_size_is_width_by_height(api: TestClient) -> None:
     for size, status in (("32x48", 400), ("48x32", 200)):
         for route in ("/v1/videos", "/v1/images/generations"):
             body = {"prompt": "a red ball", "size": size}
@@ -82,7 +82,7 @@ def test_videos_and_images_are_width_by_height(api: TestClient) -> None:
 
 
 @pytest.mark.parametrize("form", ["jpeg", "fmp4"])
-def test_a_stream(api: TestClient, scene: np.ndarray, form: str) -> None:
+def test_websocket_with_rectangular_frames(api: TestClient, scene: np.ndarray, form: str) -> None:
     with api.websocket_connect("/v1/realtime/video") as socket:
         assert socket.receive_json()["image_size"] == [HEIGHT, WIDTH]
         socket.send_text(json.dumps({"type": "session.start", "upload": True, "format": form}))

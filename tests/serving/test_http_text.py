@@ -1,4 +1,4 @@
-"""Words about pictures in the shape of chat, pictures from words, and what may be asked for by name."""
+"""Chat completions, image generation and the list of models."""
 
 import base64
 import io
@@ -46,7 +46,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, str]:
     return response.json()["error"]
 
 
-def test_chat_answers_about_a_picture(
+def test_chat_describes_an_image(
     api: TestClient, model: WorldModel, picture: np.ndarray, image: dict[str, Any]
 ) -> None:
     session = model.session()
@@ -63,7 +63,7 @@ def test_chat_answers_about_a_picture(
     assert len(app.state.context.worlds) == 0
 
 
-def test_chat_answers_about_a_film(api: TestClient, model: WorldModel, picture: np.ndarray) -> None:
+def test_chat_describes_a_video(api: TestClient, model: WorldModel, picture: np.ndarray) -> None:
     film = encoding.encode_mp4(np.stack([picture, picture[::-1], picture, picture[::-1]]), 8)
     part = {"type": "video_url", "video_url": {"url": data_url("video/mp4", film)}}
     session = model.session()
@@ -81,13 +81,13 @@ def test_chat_answers_about_a_film(api: TestClient, model: WorldModel, picture: 
         ({"max_tokens": 5}, "no field 'max_tokens'"),
     ],
 )
-def test_what_chat_cannot_do_is_refused(
+def test_chat_rejects_unsupported_options(
     api: TestClient, image: dict[str, Any], fields: dict[str, Any], told: str
 ) -> None:
     assert told in error_of(ask(api, image, **fields), 400)["message"]
 
 
-def test_chat_needs_one_thing_to_look_at(api: TestClient, image: dict[str, Any]) -> None:
+def test_chat_requires_exactly_one_image_or_video(api: TestClient, image: dict[str, Any]) -> None:
     text = {"type": "text", "text": "how many"}
     for parts in ((text,), (image, image), (text, text, image)):
         assert "one image" in error_of(ask(api, *parts), 400)["message"]
@@ -113,14 +113,14 @@ def test_chat_needs_one_thing_to_look_at(api: TestClient, image: dict[str, Any])
         "DATA:image/png;base64,AAAA",
     ],
 )
-def test_only_data_in_the_request_is_looked_at(api: TestClient, url: str) -> None:
+def test_only_data_urls_are_accepted(api: TestClient, url: str) -> None:
     response = ask(api, {"type": "image_url", "image_url": {"url": url}})
     assert response.status_code in (400, 415)
     assert SECRET not in response.text
     assert "passwd" not in response.text
 
 
-def test_images_are_videos_of_one_frame(api: TestClient, model: WorldModel) -> None:
+def test_image_generation_matches_session(api: TestClient, model: WorldModel) -> None:
     body = {"prompt": "a red ball", "n": 2, "seed": 5, "size": "32x32", "response_format": "b64_json"}
     answer = api.post("/v1/images/generations", json=body).json()
     assert len(answer["data"]) == 2
@@ -138,7 +138,7 @@ def test_images_are_videos_of_one_frame(api: TestClient, model: WorldModel) -> N
         assert told in error_of(refused, 400)["message"]
 
 
-def test_models_health_and_schema(api: TestClient) -> None:
+def test_models_health_and_openapi(api: TestClient) -> None:
     assert [each["id"] for each in api.get("/v1/models").json()["data"]] == ["tiny"]
     assert api.get("/health").json() == {"status": "ok"}
     assert api.get("/ready").json() == {"status": "ok"}

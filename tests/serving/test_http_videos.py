@@ -1,4 +1,4 @@
-"""Videos as jobs: what is made, how far it is, who may see it, and what ends it early."""
+"""Video jobs: results, progress, ownership, cancellation."""
 
 import io
 import json
@@ -86,7 +86,7 @@ def assert_same_film(film: bytes, frames: np.ndarray) -> None:
     assert np.abs(made.astype(int) - expected.astype(int)).mean() < 1
 
 
-def test_a_reference_takes_the_prompt_as_its_first_action(
+def test_prompt_is_the_first_action_on_a_reference(
     api: TestClient, model: WorldModel, picture: np.ndarray, png: bytes
 ) -> None:
     fields = {"prompt": "the red ball moves left", "num_frames": "20", "seed": "3", "size": "32x32"}
@@ -102,7 +102,7 @@ def test_a_reference_takes_the_prompt_as_its_first_action(
     assert_same_film(film_of(api, video), np.concatenate(rounds)[:20])
 
 
-def test_without_a_reference_the_prompt_describes_the_first_scene(api: TestClient, model: WorldModel) -> None:
+def test_prompt_describes_the_first_frame_without_reference(api: TestClient, model: WorldModel) -> None:
     video = ask(api, {"prompt": "a red ball", "actions": ["the red ball moves left", None], "seed": 5})
     session = model.session(seed=5)
     session.reset(text="a red ball")
@@ -110,7 +110,7 @@ def test_without_a_reference_the_prompt_describes_the_first_scene(api: TestClien
     assert_same_film(film_of(api, video), np.concatenate(rounds))
 
 
-def test_lists_in_forms_come_in_brackets_too(api: TestClient) -> None:
+def test_forms_accept_bracketed_lists(api: TestClient) -> None:
     fields = [
         ("prompt", (None, "a red ball")),
         ("actions[]", (None, "the red ball moves left")),
@@ -141,14 +141,14 @@ def test_lists_in_forms_come_in_brackets_too(api: TestClient) -> None:
         ({"prompt": "a ball", "input_reference": "http://localhost/x.png"}, "input_reference"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_queued(
+def test_invalid_requests_are_rejected_before_queueing(
     api: TestClient, body: dict[str, Any], told: str
 ) -> None:
     assert told in error_of(api.post("/v1/videos", json=body), 400)["message"]
     assert api.get("/v1/videos").json()["data"] == []
 
 
-def test_progress_is_real_and_content_waits(api: TestClient) -> None:
+def test_progress_and_queue_position(api: TestClient) -> None:
     video = ask(api, {"prompt": "a red ball", "num_frames": 32, "num_inference_steps": 32})
     second = ask(api, {"prompt": "a blue box"})
     third = ask(api, {"prompt": "a blue box"})
@@ -167,7 +167,7 @@ def test_progress_is_real_and_content_waits(api: TestClient) -> None:
     assert finish(api, third)["queue_position"] is None
 
 
-def test_content_has_ranges_and_variants(api: TestClient) -> None:
+def test_content_ranges_and_variants(api: TestClient) -> None:
     video = ask(api, {"prompt": "a red ball", "num_frames": 20})
     film, path = film_of(api, video), f"/v1/videos/{video['id']}/content"
     part = api.get(path, headers={"range": "bytes=4-11"})
@@ -181,7 +181,7 @@ def test_content_has_ranges_and_variants(api: TestClient) -> None:
     assert error_of(api.get(path, params={"variant": "../../etc/passwd"}), 400)
 
 
-def test_deleting_stops_the_work_within_a_step(api: TestClient) -> None:
+def test_deleting_stops_generation_within_a_step(api: TestClient) -> None:
     app: Any = api.app
     denoiser = app.state.context.service.denoising
     running, queued = ask(api, FOREVER), ask(api, FOREVER)
@@ -199,7 +199,7 @@ def test_deleting_stops_the_work_within_a_step(api: TestClient) -> None:
     assert [path for path in app.state.context.jobs.storage.folder.iterdir() if path.name != ".lock"] == []
 
 
-def test_the_queue_is_bounded_and_says_when_to_come_again(api: TestClient) -> None:
+def test_full_queue_is_answered_with_retry_after(api: TestClient) -> None:
     videos = [ask(api, FOREVER) for _ in range(3)]  # one runs, two wait
     refused = api.post("/v1/videos", json=FOREVER)
     assert error_of(refused, 429)["code"] == "too_many_requests"
@@ -211,7 +211,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_again(api: TestClient) -> No
     assert api.get("/ready").json() == {"status": "ok"}
 
 
-def test_the_same_idempotency_key_asks_for_the_same_video(api: TestClient, png: bytes) -> None:
+def test_idempotency_key_returns_the_same_video(api: TestClient, png: bytes) -> None:
     body = {"prompt": "a red ball", "num_frames": 8}
     first = ask(api, body, **{"Idempotency-Key": "one"})
     assert ask(api, body, **{"Idempotency-Key": "one"})["id"] == first["id"]
@@ -225,7 +225,7 @@ def test_the_same_idempotency_key_asks_for_the_same_video(api: TestClient, png: 
     assert error_of(other, 409)["code"] == "idempotency_key_reused"
 
 
-def test_videos_are_listed_in_pages(model: WorldModel, tmp_path: Path) -> None:
+def test_videos_are_paginated_per_key(model: WorldModel, tmp_path: Path) -> None:
     config = ServerConfig("tiny", tmp_path, keys=Keys(KEYS), max_running_jobs=1)
     mine, other = ({"authorization": f"Bearer {key}"} for key in KEYS)
     with TestClient(create_app(WorldService(model), config)) as api:
@@ -246,7 +246,7 @@ def test_videos_are_listed_in_pages(model: WorldModel, tmp_path: Path) -> None:
             assert error_of(api.request(method, f"/v1/videos/{names[0]}{verb}", headers=other), 404)
 
 
-def test_what_takes_too_long_fails(model: WorldModel, tmp_path: Path) -> None:
+def test_job_above_its_deadline_fails(model: WorldModel, tmp_path: Path) -> None:
     config = ServerConfig("tiny", tmp_path, job_deadline_s=0.3, video_lifetime_s=0)
     with TestClient(create_app(WorldService(model), config)) as api:
         failed = finish(api, ask(api, FOREVER))
@@ -259,7 +259,7 @@ def test_what_takes_too_long_fails(model: WorldModel, tmp_path: Path) -> None:
         assert error_of(api.get(f"/v1/videos/{failed['id']}"), 404)
 
 
-def test_nothing_half_written_is_left(model: WorldModel, tmp_path: Path) -> None:
+def test_storage_failure_leaves_no_partial_files(model: WorldModel, tmp_path: Path) -> None:
     """A disk that is full, as a folder that takes no more files, fails the job and not the server."""
     with TestClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as api:
         app: Any = api.app

@@ -1,4 +1,4 @@
-"""The openai client's own methods, over a socket: videos, chat, images, models."""
+"""Compatibility with the openai client: videos, chat, images, models."""
 
 import base64
 import io

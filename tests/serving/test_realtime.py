@@ -1,4 +1,4 @@
-"""Live sessions over a real socket: what is played, when, what is refused, what a session leaves behind."""
+"""WebSocket sessions over a real socket: frames, pacing, errors, cleanup."""
 
 import asyncio
 import io
@@ -149,7 +149,7 @@ def fast(model: WorldModel, fps: int) -> WorldModel:
 # ---- what is played --------------------------------------------------------------------------------------
 
 
-def test_the_server_introduces_itself_first(model: WorldModel) -> None:
+def test_session_created_comes_first(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             hello = await client.event()
@@ -165,7 +165,7 @@ def test_the_server_introduces_itself_first(model: WorldModel) -> None:
     serve(model, body)
 
 
-def test_a_session_shows_what_the_library_plays(model: WorldModel) -> None:
+def test_session_frames_match_the_library(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         session = model.session(seed=3, num_inference_steps=2, guidance_scale=1.5)
         first = session.reset(text="a red ball")
@@ -199,7 +199,7 @@ def test_a_session_shows_what_the_library_plays(model: WorldModel) -> None:
     serve(model, body)
 
 
-def test_a_session_starts_from_an_upload(model: WorldModel, picture: np.ndarray) -> None:
+def test_session_from_upload(model: WorldModel, picture: np.ndarray) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             await client.send("session.start", upload=True, pace="on_action")
@@ -214,7 +214,7 @@ def test_a_session_starts_from_an_upload(model: WorldModel, picture: np.ndarray)
         decoding.close_decoder()
 
 
-def test_segments_join_to_a_film(model: WorldModel) -> None:
+def test_mp4_segments_join_to_a_video(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             start = await client.start(format="fmp4")
@@ -231,7 +231,7 @@ def test_segments_join_to_a_film(model: WorldModel) -> None:
     serve(model, body)
 
 
-def test_chunks_come_in_time_and_one_ahead_at_most(make_model: Callable[..., WorldModel]) -> None:
+def test_pacing_is_one_chunk_ahead_at_most(make_model: Callable[..., WorldModel]) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             await client.start(pace="realtime")
@@ -259,7 +259,7 @@ def test_chunks_come_in_time_and_one_ahead_at_most(make_model: Callable[..., Wor
     serve(fast(make_model(), 20), body)
 
 
-def test_an_action_waits_for_the_next_chunk_in_real_time(make_model: Callable[..., WorldModel]) -> None:
+def test_action_takes_effect_with_the_next_chunk(make_model: Callable[..., WorldModel]) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             await client.start(pace="realtime")
@@ -274,7 +274,7 @@ def test_an_action_waits_for_the_next_chunk_in_real_time(make_model: Callable[..
     serve(fast(make_model(), 20), body)
 
 
-def test_a_moment_can_be_kept_and_brought_back(model: WorldModel) -> None:
+def test_snapshot_and_restore(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             await client.start()
@@ -302,7 +302,7 @@ def test_a_moment_can_be_kept_and_brought_back(model: WorldModel) -> None:
     serve(model, body)
 
 
-def test_words_and_pongs(model: WorldModel) -> None:
+def test_describe_and_ping(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         session = model.session()
         session.reset(text="a red ball")
@@ -321,7 +321,7 @@ def test_words_and_pongs(model: WorldModel) -> None:
 # ---- what is refused -------------------------------------------------------------------------------------
 
 
-def test_mistakes_are_answered_and_the_session_goes_on(model: WorldModel) -> None:
+def test_invalid_events_do_not_end_the_session(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             await client.act("early", "wait")
@@ -360,7 +360,7 @@ def test_mistakes_are_answered_and_the_session_goes_on(model: WorldModel) -> Non
     serve(model, body)
 
 
-def test_waiting_actions_are_few_and_can_be_replaced(model: WorldModel) -> None:
+def test_action_queue_is_bounded_and_replaceable(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             await client.start(num_inference_steps=20)
@@ -381,7 +381,7 @@ def test_waiting_actions_are_few_and_can_be_replaced(model: WorldModel) -> None:
     serve(model, body, limits={"max_queued_interactions": 3})
 
 
-def test_what_cannot_be_started_ends_politely(model: WorldModel) -> None:
+def test_failed_start_closes_the_session(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             await client.send("session.start", upload=True)
@@ -414,7 +414,7 @@ def test_what_cannot_be_started_ends_politely(model: WorldModel) -> None:
         ({"max_session_s": 0.5}, "session_limit", "on_action"),
     ],
 )
-def test_limits_of_time_end_a_session_politely(
+def test_timeouts_end_the_session(
     model: WorldModel, limits: dict[str, Any], reason: str, pace: str | None
 ) -> None:
     async def body(server: Server) -> None:
@@ -429,7 +429,7 @@ def test_limits_of_time_end_a_session_politely(
     serve(model, body, limits=limits)
 
 
-def test_the_last_round_ends_a_session_politely(model: WorldModel) -> None:
+def test_round_limit_ends_the_session(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         server.service.max_rounds = 1
         async with server.client() as client:
@@ -444,7 +444,7 @@ def test_the_last_round_ends_a_session_politely(model: WorldModel) -> None:
 # ---- what a session leaves behind ------------------------------------------------------------------------
 
 
-def test_a_client_that_leaves_stops_the_work_within_a_step(make_model: Callable[..., WorldModel]) -> None:
+def test_disconnect_stops_generation_within_a_step(make_model: Callable[..., WorldModel]) -> None:
     async def body(server: Server) -> None:
         occupancy = server.service.denoising.occupancy
         async with server.client() as client:
@@ -464,7 +464,7 @@ def test_a_client_that_leaves_stops_the_work_within_a_step(make_model: Callable[
     serve(make_model(), body)
 
 
-def test_a_client_that_does_not_read_is_given_up(model: WorldModel) -> None:
+def test_slow_client_times_out(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         told: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""Worlds of a server as gymnasium environments: as those of a model here, and stepped at the same time."""
+"""Remote worlds as Gymnasium environments."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -38,7 +38,7 @@ def near(made: np.ndarray, expected: np.ndarray) -> bool:
     return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
-def test_a_world_there_is_an_environment(client: Client, model: WorldModel, picture: np.ndarray) -> None:
+def test_remote_world_as_environment(client: Client, model: WorldModel, picture: np.ndarray) -> None:
     with client.worlds.create(picture, seed=4) as world:
         there, here = (WorldEnv(each, start="shapes", obs_type="clip") for each in (world, model.session(4)))
         assert there.world_spec == here.world_spec
@@ -50,7 +50,9 @@ def test_a_world_there_is_an_environment(client: Client, model: WorldModel, pict
         assert near(*(env.reset(options={"text": told})[0] for env in (there, here)))
 
 
-def test_worlds_there_are_stepped_together(client: Client, model: WorldModel, picture: np.ndarray) -> None:
+def test_remote_vector_environment_steps_concurrently(
+    client: Client, model: WorldModel, picture: np.ndarray
+) -> None:
     worlds = [client.worlds.create(picture, seed=seed) for seed in (1, 2)]
     settings = {"start": "shapes", "actions": "text", "max_episode_steps": 2}
     there = WorldVectorEnv(worlds, 2, **settings)

@@ -1,4 +1,4 @@
-"""The server as a process: killed, told to stop, refused; what it leaves and what it says."""
+"""The server as a process: kill, graceful stop, command line errors."""
 
 import os
 import re
@@ -74,9 +74,7 @@ def wait_for(
 
 
 @pytest.mark.slow
-def test_a_killed_server_leaves_what_was_finished_and_owns_up_to_the_rest(
-    start: Start, tmp_path: Path
-) -> None:
+def test_killed_server_keeps_completed_videos_and_fails_the_rest(start: Start, tmp_path: Path) -> None:
     server, client = start("--max-running-jobs", "1")
     done = client.post("/v1/videos", json=SHORT, headers={"idempotency-key": "one"}).json()
     wait_for(client, done, "completed")
@@ -111,7 +109,7 @@ def test_a_killed_server_leaves_what_was_finished_and_owns_up_to_the_rest(
 
 
 @pytest.mark.slow
-def test_a_server_that_is_told_to_stop_finishes_first(start: Start) -> None:
+def test_stop_waits_for_unfinished_videos(start: Start) -> None:
     server, client = start("--max-running-jobs", "1", "--drain-timeout-s", "600")
     video = client.post("/v1/videos", json={**SHORT, "num_frames": 128, "num_inference_steps": 32}).json()
     wait_for(client, video, "in_progress", progress=1)
@@ -130,7 +128,7 @@ def test_a_server_that_is_told_to_stop_finishes_first(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_end_in_time_is_failed(start: Start) -> None:
+def test_stop_fails_videos_above_the_drain_timeout(start: Start) -> None:
     server, client = start("--drain-timeout-s", "0.5")
     video = client.post("/v1/videos", json=LONG).json()
     wait_for(client, video, "in_progress")
@@ -141,7 +139,7 @@ def test_what_does_not_end_in_time_is_failed(start: Start) -> None:
     assert (now["status"], now["error"]["code"]) == ("failed", "server_stopped")
 
 
-def test_a_client_that_leaves_stops_its_step(start: Start) -> None:
+def test_disconnect_cancels_the_step(start: Start) -> None:
     _, client = start()
     body = {"text": "a red ball", "num_inference_steps": 64}
     world = client.post("/v1/worlds", json=body).json()
@@ -182,7 +180,7 @@ def number(client: httpx.Client, name: str) -> float:
         (["--device", "nowhere"], "nowhere"),
     ],
 )
-def test_mistakes_on_the_command_line_are_told_in_a_sentence(
+def test_command_line_errors(
     options: list[str],
     told: str,
     model_folder: Path,
@@ -198,7 +196,7 @@ def test_mistakes_on_the_command_line_are_told_in_a_sentence(
     assert error.count("\n") == 1
 
 
-def test_one_data_folder_has_one_server(
+def test_data_folder_is_locked_by_one_server(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = Storage(tmp_path)

@@ -133,7 +133,7 @@ def computed(engine: VllmEngine) -> float:
     return stats["positions"] - stats["cached_positions"]
 
 
-def test_states_of_a_growing_history_equal_the_prefix_cache_and_only_new_positions_are_computed(
+def test_states_match_the_prefix_cache_and_only_new_positions_are_computed(
     engine: VllmEngine, backbone: Backbone, run: Run
 ) -> None:
     cache, history = LocalEngine(backbone), parts(6)
@@ -148,9 +148,7 @@ def test_states_of_a_growing_history_equal_the_prefix_cache_and_only_new_positio
 
 
 @pytest.mark.parametrize("length", [2 * BLOCK, 2 * BLOCK + 1, 2 * BLOCK + NUM_QUERIES, 3 * BLOCK - 1])
-def test_an_identical_replay_gives_all_states_and_computes_little(
-    engine: VllmEngine, backbone: Backbone, run: Run, length: int
-) -> None:
+def test_replay_uses_the_cache(engine: VllmEngine, backbone: Backbone, run: Run, length: int) -> None:
     history = (*parts(3, seed=length), parts(1, seed=1)[0][: length - BLOCK])
     expected = reference(backbone, history)
     for replay in range(3):
@@ -160,7 +158,7 @@ def test_an_identical_replay_gives_all_states_and_computes_little(
         assert not replay or computed(engine) - before <= NUM_QUERIES + 2 * BLOCK
 
 
-def test_forks_share_what_came_before(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
+def test_forks_share_the_prefix(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
     past = parts(4, seed=2)
     run(engine.predict_states(past, NUM_QUERIES))
     for seed in (3, 4):
@@ -171,7 +169,7 @@ def test_forks_share_what_came_before(engine: VllmEngine, backbone: Backbone, ru
         assert computed(engine) - before < ROUND + BLOCK
 
 
-def test_many_sessions_at_once_equal_each_alone(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
+def test_concurrent_sessions_match_single_ones(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
     async def at_once(histories: list[History]) -> list[Tensor]:
         return await asyncio.gather(*(engine.predict_states(history, NUM_QUERIES) for history in histories))
 
@@ -181,7 +179,7 @@ def test_many_sessions_at_once_equal_each_alone(engine: VllmEngine, backbone: Ba
         torch.testing.assert_close(states, reference(backbone, history), **TOLERANCE)
 
 
-def test_greedy_text_equals_the_in_process_one(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
+def test_greedy_text_matches_the_in_process_engine(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
     async def at_once(prefixes: list[Tensor]) -> list[str]:
         return await asyncio.gather(*(engine.generate_text(prefix, 24) for prefix in prefixes))
 
@@ -191,7 +189,7 @@ def test_greedy_text_equals_the_in_process_one(engine: VllmEngine, backbone: Bac
     assert run(at_once(prefixes)) == expected
 
 
-def test_text_stops_where_the_tokenizer_ends_it(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
+def test_text_stops_at_the_end_token(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
     prefixes = torch.cat(parts(40, seed=40)).reshape(-1, 6, WIDTH)
     short = backbone.decode_text(prefixes, backbone.new_cache(), 4)
     long = backbone.decode_text(prefixes, backbone.new_cache(), 16)
@@ -202,7 +200,7 @@ def test_text_stops_where_the_tokenizer_ends_it(engine: VllmEngine, backbone: Ba
     ]
 
 
-def test_base_and_adapters_in_one_batch_equal_transformers_and_peft(
+def test_adapters_in_one_batch_match_transformers_and_peft(
     engine: VllmEngine, backbone: Backbone, adapted: SimpleNamespace, run: Run
 ) -> None:
     async def at_once(history: History) -> list[Any]:
@@ -226,7 +224,7 @@ def test_base_and_adapters_in_one_batch_equal_transformers_and_peft(
             torch.testing.assert_close(got[row], expected, **TOLERANCE)
 
 
-def test_a_cancelled_request_leaves_the_engine(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
+def test_cancelled_request_is_aborted(engine: VllmEngine, backbone: Backbone, run: Run) -> None:
     async def cancel() -> None:
         tasks = [asyncio.create_task(engine.generate_text(part, 900)) for part in parts(3, seed=60)]
         await asyncio.sleep(0.2)
@@ -247,25 +245,25 @@ def test_a_cancelled_request_leaves_the_engine(engine: VllmEngine, backbone: Bac
     )
 
 
-def test_what_does_not_fit_is_refused_in_a_sentence(
+def test_unsupported_requests_and_adapters_are_rejected(
     engine: VllmEngine, folder: Path, run: Run, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="max_model_len"):
         run(engine.predict_states(parts(12), NUM_QUERIES))
-    with pytest.raises(InputError, match="no adapter 'angry'"):
+    with pytest.raises(InputError, match="angry"):
         run(engine.generate_text(parts(1)[0], 4, "angry"))
-    with pytest.raises(ModelError, match="no backbone folder"):
+    with pytest.raises(ModelError, match="backbone"):
         run(VllmEngine.start(tmp_path / "nowhere"))
-    with pytest.raises(ModelError, match=r"no adapter_model\.safetensors"):
+    with pytest.raises(ModelError, match="adapter_model"):
         run(VllmEngine.start(folder, adapters={"calm": tmp_path}))
     save_file(
         {"base_model.lm_head.lora_A.weight": torch.zeros(4, WIDTH)}, tmp_path / "adapter_model.safetensors"
     )
-    with pytest.raises(ModelError, match=r"changes .*lm_head"):
+    with pytest.raises(ModelError, match="lm_head"):
         run(VllmEngine.start(folder, adapters={"calm": tmp_path}))
 
 
-def test_an_engine_does_not_outlive_a_killed_server() -> None:
+def test_engine_exits_with_a_killed_server() -> None:
     server = subprocess.Popen([sys.executable, "-P", "-c", SERVER], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     engine = psutil.Process(int(server.stdout.readline()))
@@ -274,16 +272,16 @@ def test_an_engine_does_not_outlive_a_killed_server() -> None:
     engine.wait(30)
 
 
-def test_the_death_of_its_process_is_told_to_all_who_wait(engine: VllmEngine, run: Run) -> None:
+def test_engine_crash_fails_all_requests(engine: VllmEngine, run: Run) -> None:
     async def die() -> None:
         task = asyncio.create_task(engine.generate_text(parts(1, seed=70)[0], 900))
         await asyncio.sleep(0.2)
         for child in psutil.Process().children(recursive=True):
             if "resource_tracker" not in " ".join(child.cmdline()):
                 child.kill()
-        with pytest.raises(UnavailableError, match="stopped working"):
+        with pytest.raises(UnavailableError, match="vLLM engine"):
             await asyncio.wait_for(task, 30)
-        with pytest.raises(UnavailableError, match="stopped working"):
+        with pytest.raises(UnavailableError, match="vLLM engine"):
             await engine.predict_states(parts(1), NUM_QUERIES)
 
     run(die())

@@ -1,4 +1,4 @@
-"""Backbones of several families, as a training run leaves them: vLLM opens the folder and says the same."""
+"""vLLM with backbones of several model families, compared with transformers."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ FAMILIES = ("qwen2", "llama", "mistral", "gemma")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_states_and_words_are_those_of_transformers(
+def test_states_and_text_match_transformers(
     family: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     architecture = {

@@ -1,4 +1,4 @@
-"""Live worlds: a crowd comes out as sessions alone do; what is cancelled or refused changes nothing."""
+"""Live worlds: batched results match single sessions; failed calls keep the state."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -36,7 +36,7 @@ def close(made: np.ndarray, expected: np.ndarray) -> bool:
     return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
-def test_worlds_in_a_crowd_play_as_sessions_alone(model: WorldModel, picture: np.ndarray) -> None:
+def test_batched_worlds_match_single_sessions(model: WorldModel, picture: np.ndarray) -> None:
     kinds = [(seed, 1 + seed % 3, (1.0, 2.5)[seed % 2]) for seed in range(5)]
 
     async def body(service: WorldService) -> list[list[np.ndarray]]:
@@ -55,7 +55,7 @@ def test_worlds_in_a_crowd_play_as_sessions_alone(model: WorldModel, picture: np
         assert all(close(clip, session.step(action)) for clip, action in zip(clips, ACTIONS, strict=True))
 
 
-def test_denoising_in_a_batch_equals_denoising_alone(model: WorldModel) -> None:
+def test_batched_denoising_matches_unbatched(model: WorldModel) -> None:
     config, grid = model.config, model.config.codec.grid
     generator = torch.Generator().manual_seed(0)
     jobs = []
@@ -114,9 +114,7 @@ def test_overlapping_chunks_share_batches_and_equal_a_session(
         assert all(close(clip, session.step(action)) for clip, action in zip(clips, ACTIONS, strict=True))
 
 
-def test_cancelling_takes_effect_within_one_step_and_leaves_the_world_as_it_was(
-    model: WorldModel, picture: np.ndarray
-) -> None:
+def test_cancellation_within_one_step_keeps_the_state(model: WorldModel, picture: np.ndarray) -> None:
     async def body(service: WorldService) -> None:
         world = await service.start(picture[None], num_inference_steps=50)
         other = await service.start(picture[None], seed=1)
@@ -143,7 +141,7 @@ def test_cancelling_takes_effect_within_one_step_and_leaves_the_world_as_it_was(
     run(body, model)
 
 
-def test_forks_share_the_past_and_snapshots_bring_it_back(model: WorldModel, picture: np.ndarray) -> None:
+def test_fork_and_restore(model: WorldModel, picture: np.ndarray) -> None:
     async def body(service: WorldService) -> None:
         world = await service.start(picture[None])
         await world.step(ACTIONS[0])
@@ -162,7 +160,7 @@ def test_forks_share_the_past_and_snapshots_bring_it_back(model: WorldModel, pic
     run(body, model)
 
 
-def test_text_comes_out_as_from_a_session(model: WorldModel, picture: np.ndarray) -> None:
+def test_text_matches_session(model: WorldModel, picture: np.ndarray) -> None:
     async def body(service: WorldService) -> list[str]:
         world = await service.start(picture[None])
         with pytest.raises(InputError, match="observation"):
@@ -176,7 +174,7 @@ def test_text_comes_out_as_from_a_session(model: WorldModel, picture: np.ndarray
     assert run(body, model) == [session.describe(), session.describe("how many"), session.infer_action()]
 
 
-def test_a_world_can_be_imagined(model: WorldModel) -> None:
+def test_world_from_text_matches_session(model: WorldModel) -> None:
     async def body(service: WorldService) -> np.ndarray:
         return (await service.start(text="a red ball", seed=5)).last_frames
 
@@ -184,7 +182,7 @@ def test_a_world_can_be_imagined(model: WorldModel) -> None:
     assert close(run(body, model), session.reset(text="a red ball"))
 
 
-def test_mistakes_are_refused_and_change_nothing(model: WorldModel, picture: np.ndarray) -> None:
+def test_invalid_calls_keep_the_state(model: WorldModel, picture: np.ndarray) -> None:
     async def body(service: WorldService) -> None:
         for settings, told in (
             ({"num_inference_steps": 0}, "1 to 64"),

@@ -1,4 +1,4 @@
-"""Every kind of action over HTTP, WebSocket and the client steers as it does in the library."""
+"""Actions over HTTP, WebSocket and the client have the same effect as in the library."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -73,7 +73,9 @@ def near(made: np.ndarray, expected: np.ndarray) -> bool:
     return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
-def test_the_client_steers_as_a_session_does(client: Client, world: WorldModel, picture: np.ndarray) -> None:
+def test_client_matches_session_for_every_action(
+    client: Client, world: WorldModel, picture: np.ndarray
+) -> None:
     session = world.session(seed=3)
     session.reset(picture)
     with client.worlds.create(picture, seed=3) as there:
@@ -90,7 +92,7 @@ def test_the_client_steers_as_a_session_does(client: Client, world: WorldModel, 
         assert near(there.step({"camera": THERE}), session.step({"camera": THERE}))
 
 
-def test_a_server_refuses_what_a_client_would(address: str, client: Client, picture: np.ndarray) -> None:
+def test_server_rejects_invalid_actions(address: str, client: Client, picture: np.ndarray) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
     with (
         client.worlds.create(picture, seed=3) as there,
@@ -103,7 +105,7 @@ def test_a_server_refuses_what_a_client_would(address: str, client: Client, pict
         assert there.refresh().round == 0
 
 
-def test_a_remote_world_is_an_environment_of_all_kinds(
+def test_remote_world_is_an_environment_with_every_action(
     client: Client, world: WorldModel, picture: np.ndarray
 ) -> None:
     pytest.importorskip("gymnasium")
@@ -119,7 +121,7 @@ def test_a_remote_world_is_an_environment_of_all_kinds(
         assert near(*(env.step(action)[0] for env in envs))
 
 
-def test_a_live_session_takes_and_shows_every_kind(
+def test_websocket_session_accepts_every_action(
     world: WorldModel, tmp_path: Any, picture: np.ndarray
 ) -> None:
     config = ServerConfig(model_name="tiny", data_dir=tmp_path, keys=Keys([KEY]))
@@ -176,7 +178,7 @@ BODIES = st.fixed_dictionaries(
 
 @given(sent=JSON | BODIES)
 @settings(suppress_health_check=[HealthCheck.too_slow])
-def test_what_passes_the_wire_is_what_the_library_reads(sent: Any) -> None:
+def test_action_json_round_trip(sent: Any) -> None:
     """Whatever the wire lets through, the library reads as the same action as without a wire."""
     try:
         action = Action.of(plain(ActionBody.model_validate(sent)))
