@@ -90,8 +90,8 @@ def test_old_names_of_components_give_the_new_one(old: str, new: str) -> None:
 def test_settings_with_few_values_offer_the_closest() -> None:
     with pytest.raises(ConfigError, match=r"objective is 'stat'; .*did you mean state"):
         StageConfig("stat", tasks={"rounds": 1.0})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match=r"model\.condition\.kind is 'strem'; .*did you mean stream"):
-        configs.load("shapes_tiny", ["model.condition.kind=strem"])
+    with pytest.raises(ConfigError, match=r"model\.condition\.kind is 'streams'; .*did you mean stream"):
+        configs.load("shapes_tiny", ["model.condition.kind=streams"])
     with pytest.raises(ConfigError, match=r"stages\.state\.stepz .*did you mean steps"):
         configs.load("shapes_tiny", ["stages.state.stepz=3"])
 
