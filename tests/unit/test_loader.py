@@ -351,7 +351,7 @@ def test_a_hanging_worker_is_an_error() -> None:
 def test_a_mistake_in_a_source_ends_the_run_with_its_trace() -> None:
     source = ShapesSource()
     source.split = "nowhere"
-    config = DataConfig(num_workers=1)
+    config = DataConfig({"shapes": SourceConfig()}, num_workers=1)
     with (
         BatchLoader({"shapes": source}, config, STAGE, 0) as made,
         pytest.raises(RuntimeError, match="nowhere"),
@@ -417,7 +417,8 @@ class CountingSource(ShapesSource):
 def test_only_a_few_batches_are_ready_ahead() -> None:
     """However slow the training: memory is bounded by data.prefetch, not by what the source could give."""
     source, stage = CountingSource(), dataclasses.replace(STAGE, steps=10**6)
-    with BatchLoader({"shapes": source}, DataConfig(num_workers=2, prefetch=3), stage, 0) as made:
+    config = DataConfig({"shapes": SourceConfig()}, num_workers=2, prefetch=3)
+    with BatchLoader({"shapes": source}, config, stage, 0) as made:
         next(made)
         asked = -1
         while asked != source.asked:
@@ -466,51 +467,3 @@ def _nothing_left() -> Iterator[None]:
     assert [
         pid for pid in children if b"worldmodel.data.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ] == []
-
-
-# Settings
-
-
-@pytest.mark.parametrize(
-    ("sources", "told"),
-    [
-        ({}, "data.sources is empty"),
-        ({"a": SourceConfig(kind="shape")}, r"data.sources.a.kind is 'shape'; use one of shapes, clips"),
-        ({"a": SourceConfig(split="tra")}, "'tra'"),
-        ({"a": SourceConfig(kind="webdataset", path="/no/such/*.tar")}, "/no/such/"),
-    ],
-)
-def test_sources_that_cannot_be(sources: dict[str, SourceConfig], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        loader.batches(DataConfig(sources), MODEL, STAGE, 0)
-
-
-def test_a_stage_draws_from_sources_of_its_own() -> None:
-    sources = {"easy": SourceConfig(split="single", weight=0.0), "hard": SourceConfig(split="compositions")}
-    data = DataConfig(sources)
-
-    def drawn(**weights: float) -> set[str]:
-        with loader.batches(data, MODEL, dataclasses.replace(STAGE, sources=weights), 0) as stream:
-            return {episode.name.split("/")[0] for batch in next(iter(stream)) for episode in batch.episodes}
-
-    assert drawn() == {"compositions"}
-    assert drawn(easy=1.0) == {"single"}
-    assert drawn(easy=1.0, hard=1.0) == {"single", "compositions"}
-    with pytest.raises(ConfigError, match=r"'simple'.*\(easy, hard\)"):
-        drawn(simple=1.0)
-
-
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        ({"num_workers": -1}, r"data.num_workers.*-1"),
-        ({"prefetch": 0}, "data.prefetch.*0"),
-        ({"window": 0}, "data.window.*0"),
-        ({"timeout_s": 0.0}, "data.timeout_s.*0"),
-        ({"max_bad_fraction": 2.0}, "data.max_bad_fraction.*2"),
-        ({"sources": {"a": SourceConfig(weight=-1.0)}}, "data.sources.a.weight.*-1"),
-    ],
-)
-def test_settings_that_cannot_be(setting: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        loader.batches(DataConfig(**{"sources": SHAPES, **setting}), MODEL, STAGE, 0)
