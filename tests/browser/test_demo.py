@@ -204,7 +204,7 @@ def test_command_errors(tmp_path: Path) -> None:
     pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
     for given, told in (
         ([str(tmp_path)], "error: "),
-        (["tiny", "--server", "http://127.0.0.1:9"], "not both"),
+        (["tiny", "--server", "http://127.0.0.1:9"], "--server"),
         (["--server", "nowhere"], "no address"),
     ):
         done = subprocess.run(
