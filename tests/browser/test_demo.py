@@ -205,7 +205,7 @@ def test_command_errors(tmp_path: Path) -> None:
     for given, told in (
         ([str(tmp_path)], "error: "),
         (["tiny", "--server", "http://127.0.0.1:9"], "--server"),
-        (["--server", "nowhere"], "no address"),
+        (["--server", "nowhere"], "nowhere"),
     ):
         done = subprocess.run(
             [sys.executable, "-P", "-m", "worldmodel", "demo", *given],

@@ -10,6 +10,7 @@ from worldmodel.data import loader
 from worldmodel.errors import ConfigError
 from worldmodel.worlds.shapes.source import KEYS
 
+SHAPES = {"shapes": SourceConfig()}
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
 STAGE = StageConfig(steps=5, batch_size=4, rounds=1, tasks={"rounds": 0.5, "describe": 0.5})
 
