@@ -60,7 +60,7 @@ check: .venv/ready-dev ## everything CI runs: format, lint, spelling, types, imp
 
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: .venv/ready-dev ## build the documentation into .cache/site
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict --quiet
 
 format: .venv/ready-dev ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .

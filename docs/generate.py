@@ -37,7 +37,7 @@ def endpoints() -> str:
 
 def command_line() -> str:
     """Return the help of every verb."""
-    run = [sys.executable, "-m", "worldmodel"]
+    run = [sys.executable, "-P", "-m", "worldmodel"]  # -P: the installed package, not the clone
     overview = subprocess.run([*run, "--help"], capture_output=True, text=True, check=True).stdout
     parts = [f"```text\n{overview}```\n"]
     listed = overview.split("verbs:", 1)[1].split("\n\n", 1)[0]
