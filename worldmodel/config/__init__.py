@@ -1,4 +1,4 @@
-"""Every setting of a model and of its training: frozen dataclasses, filled from YAML and `key=value`."""
+"""Settings of models and training runs: frozen dataclasses, filled from YAML and `key=value`."""
 
 from worldmodel.config.files import build, load, to_dict
 from worldmodel.config.model import (

@@ -1,7 +1,7 @@
-"""From YAML and `key=value` to settings.
+"""Loading of configurations from YAML files and `key=value` overrides.
 
-Order of precedence: the defaults < the YAML file < overrides. The result is plain dataclasses; OmegaConf
-checks types and spelling on the way in and is seen nowhere else.
+Overrides take precedence over the file, and the file over the defaults. The results are plain dataclasses;
+OmegaConf, which checks names and types, is used in this module only.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ def build(schema: type[T], values: dict[str, Any]) -> T:
     """Fill a dataclass from nested plain values, checking names and types.
 
     Raises:
-        ConfigError: a key is unknown or a value has the wrong type; the sentence names it.
+        ConfigError: a key is unknown or a value has the wrong type; the message names it.
     """
     return _merge(schema, [values])
 

@@ -1,4 +1,4 @@
-"""Every setting of a model."""
+"""Settings of a model."""
 
 import math
 from dataclasses import dataclass, field
@@ -21,22 +21,24 @@ class CodecConfig:
     """The video autoencoder: ours, or one of diffusers (`pretrained` or `architecture`)."""
 
     pretrained: str | None = None
-    """Folder of a diffusers video autoencoder, or of a pipeline that has one."""
+    """Folder of a diffusers video autoencoder, or of a pipeline that contains one; empty for our own."""
     architecture: dict[str, Any] = field(default_factory=dict)
-    """Arguments of a diffusers autoencoder class, with its `_class_name`: random weights."""
+    """Instead of `pretrained`: `_class_name` of a diffusers autoencoder and its arguments, to start from
+    random weights."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Dtype of the weights of one of diffusers; ours are always in fp32."""
+    """Data type of the weights of a diffusers autoencoder; our own is always in fp32."""
     image_size: Any = 64
     """[height, width] of a frame in pixels, or the side of a square; multiples of `spatial_factor`."""
     spatial_factor: int = 8
-    """Pixels along one side of a latent cell; ours has 8."""
+    """Pixels along each side of a latent cell; 8 for our own autoencoder."""
     temporal_factor: int = 2
-    """Frames that become one latent frame."""
+    """Frames that are encoded into one latent frame."""
     latent_channels: int = 16
+    """Channels of a latent cell."""
     widths: tuple[int, int] = (64, 128)
-    """Channels at a quarter and at an eighth of the resolution."""
+    """Our own autoencoder: channels of its layers at 1/4 and at 1/8 of the resolution."""
     num_blocks: int = 3
-    """Residual blocks per resolution in the decoder; the encoder has one fewer."""
+    """Our own autoencoder: residual blocks per resolution in the decoder; the encoder has one fewer."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -51,7 +53,7 @@ class CodecConfig:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the autoencoder is the one of models/codec/autoencoder.py."""
+        """Whether the autoencoder is our own (models/codec/autoencoder.py)."""
         return not (self.pretrained or self.architecture)
 
     def __post_init__(self) -> None:
@@ -86,7 +88,7 @@ SMALL_DECODER: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
-"""The decoder that is built where none is named: that of the shipped model."""
+"""Architecture of the backbone by default: that of the shipped model."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,17 @@ class BackboneConfig:
     """The decoder language model that predicts states and text."""
 
     pretrained: str | None = None
-    """Folder of a transformers checkpoint (safetensors), or a name on the Hub with `revision`; empty builds
-    `architecture` with random weights."""
+    """Folder of a transformers checkpoint (safetensors), or a repository on the Hub together with `revision`;
+    empty builds `architecture` with random weights."""
     revision: str | None = None
-    """Commit of a name on the Hub: 40 hex digits, so that the weights are always the same."""
+    """Commit of a repository on the Hub, as 40 hex digits, so that the weights cannot change."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Dtype of the weights; full training needs fp32."""
+    """Data type of the weights; training all weights (without LoRA) needs fp32."""
     architecture: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the transformers configuration class, with its `model_type`; empty is `SMALL_DECODER`."""
+    """Instead of `pretrained`: `model_type` of a transformers decoder and the arguments of its config class;
+    empty takes the small decoder of the shipped model."""
     vocab_size: int = 512
-    """Size of the vocabulary that is learned if there is no pretrained tokenizer."""
+    """Size of the vocabulary of a tokenizer that is learned because there is no pretrained one."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -111,29 +114,34 @@ class BackboneConfig:
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """How the backbone sees: the codec's latents, or an encoder (`encoder`, `architecture`)."""
+    """The input of observations to the backbone: codec latents, or the features of a vision encoder."""
 
     encoder: str | None = None
-    """Folder of a vision encoder (SigLIP, CLIP, DINOv2/3), or of a Qwen VL model for its own tower."""
+    """Folder of a vision encoder (SigLIP, CLIP, DINOv2, DINOv3) or of a Qwen-VL model, whose encoder is used;
+    or a repository on the Hub together with `revision`. Empty: the backbone reads the codec's latents."""
     revision: str | None = None
-    """Commit of an encoder on the Hub."""
+    """Commit of a repository on the Hub, as 40 hex digits."""
     architecture: dict[str, Any] = field(default_factory=dict)
-    """Arguments of an encoder's configuration class, with its `model_type`: random weights."""
+    """Instead of `encoder`: `model_type` of an encoder and the arguments of its config class, to start from
+    random weights."""
     adapter: Literal["mlp", "resampler"] = "mlp"
-    """How an encoder's patches become tokens: mlp (each, after pooling) or resampler (learned queries)."""
+    """With an encoder, how its features become tokens: mlp (average pooling and a two-layer perceptron) or
+    resampler (a fixed number of learned queries that attend to the features)."""
     pool: int = 2
-    """mlp: patches along one side that are averaged into one token."""
+    """mlp: number of neighbouring features along each side that are averaged into one token."""
     num_tokens: int = 64
-    """resampler: tokens of an observation."""
+    """resampler: number of tokens per observation."""
     select_layer: int = -1
-    """Hidden layer of the encoder that is read; -2 is the one before the last, as LLaVA reads CLIP."""
+    """Hidden layer of the encoder whose output is used: -1 is the last one; LLaVA uses -2 of CLIP."""
     width: int = 128
+    """Channels of the convolutions over latents, or width of the resampler."""
     num_blocks: int = 2
     """Residual blocks over latents, or layers of the resampler."""
     merge: int = 2
-    """Latent cells along one side that share one vision token."""
+    """Without an encoder: number of latent cells along each side that share one vision token."""
     max_frames: int = 8
-    """Frames (latent ones, without an encoder) of one observation that the adapter can tell apart."""
+    """Most frames of an observation that the adapter can distinguish by their position in time; latent frames
+    without an encoder. With an encoder, longer observations are subsampled to this number."""
 
     @property
     def sees_latents(self) -> bool:
@@ -151,26 +159,28 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class ActionConfig:
-    """What may steer this model, in any combination; validated wherever an action enters."""
+    """The kinds of action that the model takes, in any combination."""
 
     text: bool = True
+    """Whether the model takes actions in words."""
     max_text_tokens: int = 96
+    """Longest text of an action, in tokens."""
     keys: tuple[str, ...] = ()
-    """Names of the keys the model knows."""
+    """Names of the keys that the model takes; empty for none."""
     vector_size: int = 0
-    """Numbers in a continuous action; 0 means the model takes none."""
+    """Length of the vector of a continuous action; 0 if the model takes none."""
     vector_names: tuple[str, ...] = ()
-    """What each number of the vector stands for; may be left empty."""
+    """Name of each element of the vector, for users and messages; may be left empty."""
     vector_low: tuple[float, ...] = ()
-    """Least value of each number, if there are bounds; the adapter then sees numbers scaled to [-1, 1]."""
+    """Minimum of each element; with bounds, the model gets the elements scaled to [-1, 1]."""
     vector_high: tuple[float, ...] = ()
-    """Greatest value of each number."""
+    """Maximum of each element."""
     mouse: bool = False
     """Whether the model takes movements of the mouse (see `worldmodel.types.Action`)."""
     camera: bool = False
     """Whether the model takes poses and motions of the camera (see `worldmodel.types.Camera`)."""
     dropout: float = 0.0
-    """Share of training actions that are replaced by the null action."""
+    """Share of actions that are replaced by the null action in training, 0 to below 1."""
 
     @property
     def takes(self) -> dict[str, bool]:
@@ -209,18 +219,23 @@ class ActionConfig:
 
 @dataclass(frozen=True)
 class ConditionConfig:
-    """The condition adapter, which turns the states into the generator's condition."""
+    """The condition adapter, which maps the predicted states to the generator's condition."""
 
     kind: Literal["forecast", "prompt", "stream"] = "forecast"
-    """forecast (latents and tokens on the grid, for our generator), prompt (a Q-Former that replaces the text
-    embeddings, as in Pandora) or stream (an added cross-attention, as in PAN)."""
+    """How states reach the generator. forecast: a transformer regresses the next latents and condition tokens
+    (for our own generator). prompt: a Q-Former maps them to tokens in place of the text embeddings (as in
+    Pandora). stream: every block of the generator gets a cross-attention to them (as in PAN)."""
     width: int = 256
+    """forecast, prompt: width of the adapter's transformer."""
     num_layers: int = 3
+    """forecast, prompt: number of its layers."""
     num_heads: int = 4
+    """forecast, prompt: number of its attention heads."""
     num_tokens: int = 77
-    """prompt: tokens that the states become."""
+    """prompt: number of tokens that the generator gets."""
     text: bool = False
-    """Whether the generator also reads the action's words with its own text encoder."""
+    """prompt, stream: whether the generator also gets the text of the action, through its own text
+    encoder."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -231,24 +246,29 @@ class GeneratorConfig:
     """The video generator: our flow-matching transformer, or one of diffusers."""
 
     pretrained: str | None = None
-    """Folder of a diffusers pipeline (Wan, LTX-Video, CogVideoX), or of one of its transformers."""
+    """Folder of a diffusers pipeline (Wan, LTX-Video, CogVideoX) or of its transformer; empty for our own."""
     architecture: dict[str, Any] = field(default_factory=dict)
-    """Arguments of a diffusers transformer class, with its `_class_name`: random weights. Beside them, where
-    it reads what CLIP sees in a picture (`image_dim`), `image_encoder`: arguments of that vision model."""
+    """Instead of `pretrained`: `_class_name` of a diffusers transformer and its arguments, to start from
+    random weights. A transformer that reads image features (`image_dim`) also needs `image_encoder`, the
+    arguments of a CLIP vision model."""
     scheduler: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the diffusers scheduler class, with its `_class_name`; empty takes the family's."""
+    """`_class_name` of a diffusers scheduler and its arguments; empty takes that of the pipeline or
+    family."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Dtype of the weights of one of diffusers, except those that diffusers keeps in fp32; full training
-    needs fp32, and ours are always in fp32."""
+    """Data type of the weights of a diffusers transformer, except those that diffusers keeps in fp32.
+    Training all weights (without LoRA) needs fp32; our own generator is always in fp32."""
     width: int = 192
+    """Our own generator: width of its transformer."""
     num_layers: int = 4
+    """Our own generator: number of its layers."""
     num_heads: int = 3
+    """Our own generator: number of its attention heads."""
     condition_dropout: float = 0.1
-    """Share of training samples whose condition is replaced by the learned empty one."""
+    """Share of training samples whose condition is replaced by the unconditional one, for guidance."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether the generator is the one of models/generator/dit.py."""
+        """Whether the generator is our own (models/generator/dit.py)."""
         return not (self.pretrained or self.architecture)
 
     def __post_init__(self) -> None:
@@ -261,30 +281,41 @@ class GeneratorConfig:
 
 @dataclass(frozen=True)
 class WorldModelConfig:
-    """One world model: its five parts and how they meet."""
+    """A world model: its components, the frames of a round and the defaults of sampling."""
 
     codec: CodecConfig = field(default_factory=CodecConfig)
+    """The video autoencoder: frames to latents and back."""
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    """The language model that predicts states and text."""
     vision: VisionConfig = field(default_factory=VisionConfig)
+    """The input of observations to the backbone."""
     action: ActionConfig = field(default_factory=ActionConfig)
+    """The actions that the model takes."""
     condition: ConditionConfig = field(default_factory=ConditionConfig)
+    """The condition adapter: predicted states to the condition of the generator."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
+    """The video generator: states to latents of the next frames."""
     fps: int = 8
-    """Frames per second of what the model makes."""
+    """Frames per second of the generated video."""
     chunk_frames: int = 8
-    """Frames generated in one round."""
+    """Frames per round, a multiple of `codec.temporal_factor`."""
     history_rounds: int = 3
-    """Rounds the backbone can look back on in a session; then the window moves on."""
+    """Number of rounds in the backbone's context; when it is full, it is emptied and starts again."""
     queries: int = 0
-    """Query positions of a round; 0 is one per latent cell."""
+    """Number of query positions of a round, whose hidden states are the predicted state; 0 is one per latent
+    cell."""
     context_latents: int = 1
-    """Latent frames that a round goes on from."""
+    """Number of latent frames before a chunk that the generator continues."""
     num_inference_steps: int = 1
+    """Denoising steps of a round by default."""
     guidance_scale: float = 1.0
+    """Classifier-free guidance by default; 1 disables it."""
     world: str | None = None
-    """Name of the world (worldmodel/worlds) that the model learned, which can judge its frames."""
+    """Name of the world that the model is trained in (shapes, or one that you registered); needed by
+    `worldmodel eval`, the suggestions of the demo and some objectives."""
     sampler: Literal["chunk", "swin"] = "chunk"
-    """chunk (one after the other) or swin (each joins the one before while that is still noisy)."""
+    """chunk: chunks are generated one after the other. swin: a chunk starts to be denoised while the one
+    before it is still noisy (Causal Swin-DPM), which needs an even `num_inference_steps`."""
 
     @property
     def latent_shape(self) -> tuple[int, int, int, int]:

@@ -18,16 +18,16 @@ RENAMED = {"adapter": "condition", "unseen": "adapters", "ask": "adapters", "ans
 
 @dataclass(frozen=True)
 class TrainedConfig:
-    """How one component or group of components is trained in a stage."""
+    """Training of one component or group of components in a stage."""
 
     lr: float | None = None
-    """Peak learning rate of AdamW; empty takes the stage's."""
+    """Peak learning rate of AdamW; null takes that of the stage."""
     muon_lr: float | None = None
-    """Peak learning rate of Muon; empty takes the stage's."""
+    """Peak learning rate of Muon; null takes that of the stage."""
     lora_rank: int = 0
-    """Above 0, the component's linear layers are trained by LoRA of this rank (peft)."""
+    """Above 0, only low-rank additions (LoRA) of this rank to the component's linear layers are trained."""
     lora_alpha: int = 32
-    """LoRA is scaled by `lora_alpha / lora_rank`."""
+    """Scale of LoRA: additions are multiplied by `lora_alpha / lora_rank`."""
 
     def __post_init__(self) -> None:
         if self.lora_rank < 0:
@@ -41,33 +41,42 @@ class StageConfig:
     """One stage of training."""
 
     objective: ObjectiveName = "state"
-    """The loss; see train/objectives."""
+    """Name of the loss: codec (video autoencoder), language (next token), alignment (vision features and
+    words), state (states regress the next latents), prompt, prompt_kl (states imitate the text embeddings of
+    a pretrained generator), generator (flow matching) or joint (all parts)."""
     steps: int = 1000
+    """Number of optimizer steps."""
     batch_size: int = 48
     """Episodes per step, over all processes."""
     microbatch_size: int = 0
-    """Episodes per forward pass of a process; gradients of more are accumulated. 0 takes all at once."""
+    """Most episodes per forward pass of a process, whose gradients are accumulated; 0 is no limit."""
     lr: float = 2e-3
     """Peak learning rate of AdamW: adapters, embeddings, norms, convolutions."""
     muon_lr: float = 0.02
     """Peak learning rate of Muon: the matrices of transformer layers. 0 uses AdamW for those, too."""
     weight_decay: float = 0.01
+    """Decoupled weight decay of both optimizers."""
     max_gradient_norm: float = 1.0
+    """Norm to which larger gradients are clipped."""
     warmup_steps: int = 60
+    """Steps of linear increase to the peak learning rate."""
     constant_fraction: float = 0.45
-    """Share of the steps before the linear decay to 1 % of the peak."""
+    """Share of all steps after which the learning rate decays linearly to 1 % of its peak."""
     ema_decay: float = 0.0
     """Above 0, the stage ends with an exponential moving average of its weights with this decay."""
     rounds: int = 2
-    """Rounds per episode, predicted in one pass of the backbone."""
+    """Most rounds per episode, predicted in one pass of the backbone."""
     self_rollout: tuple[float, float] = (0.0, 0.0)
-    """Share of steps, at the stage's start and end, that continue from the model's own predictions."""
+    """Share of steps in which rounds continue from the model's own predictions instead of the true frames, at
+    the start and at the end of the stage; interpolated in between."""
     tasks: dict[str, float] = field(default_factory=dict)
-    """Sampling weights of the kinds of episode (see `ShapesSource` for an example)."""
+    """Tasks and their sampling weights. A source offers some of: rounds (actions and the clips after them),
+    imagine (a text and the clip that it describes), describe, ask (text about an observation), inverse (the
+    action between two observations), document (text only)."""
     sources: dict[str, float] = field(default_factory=dict)
-    """Weights of `data.sources` in this stage; empty takes `weight` of each source."""
+    """Weights of `data.sources` in this stage; empty takes the `weight` of each source."""
     train: dict[str, TrainedConfig] = field(default_factory=dict)
-    """What is trained, and how; the rest is frozen.
+    """The trained components and their settings; all others are frozen.
 
     Keys are groups or module names of the model such as `vision.adapter`; the most specific key decides.
     Groups: backbone, generator, codec, condition (the condition adapter), adapters (all but backbone,
@@ -99,38 +108,39 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """Where episodes come from."""
+    """A source of episodes."""
 
     kind: str = "shapes"
-    """shapes (the procedural world) | clips (a table of video files) | webdataset (tar files) |
-    huggingface (a streamed dataset)."""
+    """clips (video files with a table), webdataset (tar files), huggingface (a streamed dataset), or the name
+    of a world that generates its episodes, such as shapes."""
     path: str = ""
     """clips: the csv, parquet or jsonl table. webdataset: a tar file or a pattern such as data/*.tar.
     huggingface: name of the dataset on the Hub, or a local folder."""
     root: str = ""
-    """clips: the folder that paths in the table start from; empty means the table's own."""
+    """clips: the folder to which paths in the table are relative; empty takes the folder of the table."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Which column holds what: {video, text, keys, mouse, vector, camera, start, end, name: column}; see
-    data/columns.py."""
+    """Columns of the table by content: a mapping from video, text, keys, mouse, vector, camera, start, end
+    and name to names of columns; see data/columns.py."""
     preset: str = ""
-    """Columns of a known table instead: webvid | panda70m | openvid."""
+    """Instead of `columns`, the name of a published table: webvid, panda70m or openvid."""
     split: str = "train"
+    """huggingface, shapes: name of the split."""
     weight: float = 1.0
-    """Share of the mixture."""
+    """Weight of the source in the mixture of all sources; 0 leaves it out."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data sources and how they are read."""
+    """The data sources and their loader."""
 
     sources: dict[str, SourceConfig] = field(default_factory=dict)
     """Sources by name, mixed by weight; each task of a stage is drawn from those that offer it."""
     num_workers: int = 0
     """Processes that read and decode; 0 reads in the training process, between steps."""
     prefetch: int = 2
-    """Batches that are read ahead, with num_workers above 0."""
+    """Batches that are read ahead, with `num_workers` above 0."""
     window: int = 1024
-    """Size of the shuffle window in clips; larger ones mix better and seek more."""
+    """Size of the shuffle window in clips; larger windows mix better and seek more."""
     max_bad_fraction: float = 0.01
     """Share of a stage's clips that may be unreadable (each is logged and replaced) before the run fails."""
     timeout_s: float = 300.0
@@ -139,16 +149,18 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """How the processes are arranged; the product of the axes is the number of processes."""
+    """The mesh of training processes; the product of its axes is the number of processes."""
 
     dp_replicate: int = 0
-    """Copies of the model that see different episodes; 0 takes the processes that other axes leave."""
+    """Data-parallel copies of the weights; 0 uses the processes that the other axes leave."""
     dp_shard: int = 1
-    """Processes that see different episodes and share one copy of the weights (FSDP)."""
+    """Data-parallel processes that share one copy of the weights (FSDP)."""
     cp: int = 1
-    """Processes that share each sequence by gathering keys and values: between machines."""
+    """Context parallelism: processes that share each sequence by gathering keys and values; suits several
+    machines."""
     sp: int = 1
-    """Processes that share each sequence by exchanging heads (Ulysses): within a machine."""
+    """Sequence parallelism (Ulysses): processes that share each sequence by exchanging heads; suits the GPUs
+    of one machine."""
 
     def __post_init__(self) -> None:
         if self.dp_replicate < 0 or min(self.dp_shard, self.cp, self.sp) < 1:
@@ -160,33 +172,41 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run."""
+    """A training run."""
 
     model: WorldModelConfig = field(default_factory=WorldModelConfig)
+    """The model."""
     stages: dict[str, StageConfig] = field(default_factory=dict)
     """Stages by name, run in this order."""
     data: DataConfig = field(default_factory=DataConfig)
+    """The data sources and their loader."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    """The mesh of training processes."""
     init_from: str | None = None
     """Name or folder of a model to start from instead of random weights; `model` may then be omitted."""
     run_dir: str = "runs/shapes-tiny"
+    """Folder of the run: checkpoints, metrics and the finished model. A run that exists is resumed."""
     seed: int = 0
+    """Seed of weights, data order and noise."""
     checkpoint_every: int = 200
+    """Steps between checkpoints."""
     keep_checkpoints: int = 2
-    """Checkpoints within a stage to keep; that of the end of every stage always is."""
+    """Number of checkpoints within a stage to keep; that at the end of a stage is always kept."""
     log_every: int = 20
+    """Steps between records of metrics.jsonl, which hold the means over these steps."""
     sample_every: int = 0
     """Steps between images of predicted videos in RUN_DIR/samples; 0 writes none."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """bf16 is autocast."""
+    """Precision of the forward pass: bf16 is autocast, with the weights in their own data type."""
     attention: Literal["auto", "reference", "sdpa", "flex", "flash"] = "auto"
-    """The attention kernel; see models/layers/attention.py."""
+    """The attention kernel: auto chooses one by device and length; for the others see
+    models/layers/attention.py."""
     activations: Literal["keep", "recompute", "offload"] = "keep"
-    """What happens to activations until the backward pass; offload moves them to CPU memory."""
+    """Activations until the backward pass: keep them, recompute them, or offload them to CPU memory."""
     compile: bool = False
-    """Compile every transformer layer (torch.compile)."""
+    """Whether to compile the transformer layers (torch.compile)."""
     hang_timeout_s: float = 600.0
-    """A step that takes longer prints the stack of every thread and ends the run."""
+    """Seconds without progress after which a process prints the stacks of its threads and ends the run."""
 
     def __post_init__(self) -> None:
         check_literals(self)

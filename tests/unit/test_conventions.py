@@ -1,10 +1,12 @@
-"""House rules that a reviewer could check by hand: what is never imported, is short, starts fast."""
+"""Conventions of the source code: imports, sizes, names, docstrings and start-up time."""
 
 import ast
+import dataclasses
 import inspect
 import subprocess
 import sys
 import tomllib
+import typing
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,22 +14,23 @@ from pathlib import Path
 import pytest
 
 from worldmodel import config, errors
+from worldmodel.cli.config import field_docs
 from worldmodel.errors import ConfigError, WorldModelError
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("worldmodel", "train", "serving", "demo", "benchmarks")
-SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+FOLDERS = ("worldmodel", "train", "serving", "demo", "benchmarks")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LIBRARY = [path for path in SOURCES if path.is_relative_to(ROOT / "worldmodel")]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-"""Modules whose reading runs what a file says."""
+"""Modules that can execute code from a file that they read."""
 SERVERS = {"fastapi", "starlette", "uvicorn", "gradio", "vllm"}
 CLI = "worldmodel/cli/"
-"""The command line, which prints and may import everything."""
-TOP_TO_BOTTOM = {"run_stage"}
-"""The training loop: a reader follows it better in one piece."""
+"""The command line, which may print and import everything."""
+LONG_FUNCTIONS = {"run_stage"}
+"""The training loop is easier to follow in one function."""
 
 
 def name_of(path: Path) -> str:
@@ -41,7 +44,7 @@ def nodes_of(path: Path) -> list[ast.AST]:
 
 @cache
 def imports_of(path: Path) -> set[str]:
-    """Full names of what a file imports, at its top or later."""
+    """Return the full names of all imports of a file, also those inside functions."""
     names = set()
     for node in nodes_of(path):
         if isinstance(node, ast.Import):
@@ -59,63 +62,63 @@ def roots_of(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imports_of(path)}
 
 
-def offenders(paths: list[Path], breaks: Callable[[Path], object]) -> list[str]:
-    return [name_of(path) for path in paths if breaks(path)]
+def matching(paths: list[Path], predicate: Callable[[Path], object]) -> list[str]:
+    return [name_of(path) for path in paths if predicate(path)]
 
 
-def test_the_rules_see_the_code() -> None:
+def test_the_checks_find_the_code() -> None:
     assert len(LIBRARY) > 20
     assert {"torch", "torch.nn"} <= imports_of(ROOT / "worldmodel/models/codec/autoencoder.py")
-    assert offenders(SOURCES, lambda path: "torch" in roots_of(path))
+    assert matching(SOURCES, lambda path: "torch" in roots_of(path))
 
 
-def test_nothing_unpickles() -> None:
+def test_only_the_data_workers_unpickle() -> None:
     loads = {"torch.load", "np.load", "numpy.load"}
-    own_line = "worldmodel/data/worker.py"  # between a training and its workers: nobody else holds an end
-    assert offenders(SOURCES, lambda path: roots_of(path) & UNPICKLERS) == [own_line]
-    assert offenders(SOURCES, lambda path: loads & {*calls_of(path), *imports_of(path)}) == []
+    between_own_processes = "worldmodel/data/worker.py"  # between the trainer and its own workers
+    assert matching(SOURCES, lambda path: roots_of(path) & UNPICKLERS) == [between_own_processes]
+    assert matching(SOURCES, lambda path: loads & {*calls_of(path), *imports_of(path)}) == []
 
 
-def test_the_library_needs_no_server_and_stays_below_its_users() -> None:
+def test_the_library_imports_neither_servers_nor_its_users() -> None:
     above = ("worldmodel.train", "worldmodel.serving", "worldmodel.demo", "worldmodel.cli")
     below = [path for path in LIBRARY if not name_of(path).startswith((CLI, "worldmodel/__main__.py"))]
-    assert offenders(below, lambda path: roots_of(path) & SERVERS) == []
-    assert offenders(below, lambda path: [name for name in imports_of(path) if name.startswith(above)]) == []
+    assert matching(below, lambda path: roots_of(path) & SERVERS) == []
+    assert matching(below, lambda path: [name for name in imports_of(path) if name.startswith(above)]) == []
 
 
-def test_only_files_named_for_it_import_vllm() -> None:
-    found = offenders(SOURCES, lambda path: "vllm" in roots_of(path))
+def test_vllm_is_imported_only_by_its_engine() -> None:
+    found = matching(SOURCES, lambda path: "vllm" in roots_of(path))
     allowed = ("serving/engine/vllm_", "benchmarks/")
     assert [name for name in found if not name.startswith(allowed)] == []
 
 
 def test_the_library_does_not_print() -> None:
     quiet = [path for path in LIBRARY if not name_of(path).startswith(CLI)]
-    assert offenders(quiet, lambda path: "print" in calls_of(path)) == []
+    assert matching(quiet, lambda path: "print" in calls_of(path)) == []
 
 
-def test_files_are_short_and_named_for_what_they_hold() -> None:
+def test_files_are_short_and_have_specific_names() -> None:
     vague = {"utils", "util", "helpers", "misc", "common", "manager"}
     lines = {path: path.read_text(encoding="utf-8").splitlines() for path in SOURCES + TESTS}
-    assert offenders(SOURCES + TESTS, lambda path: len(lines[path]) > 500) == []
-    assert offenders(SOURCES + TESTS, lambda path: path.stem in vague) == []
+    assert matching(SOURCES + TESTS, lambda path: len(lines[path]) > 500) == []
+    assert matching(SOURCES + TESTS, lambda path: path.stem in vague) == []
     # jaxtyping reads real annotations, not strings.
-    assert offenders(SOURCES, lambda path: "from __future__ import annotations" in lines[path]) == []
+    assert matching(SOURCES, lambda path: "from __future__ import annotations" in lines[path]) == []
 
 
-def test_functions_fit_on_a_screen_and_say_what_they_return() -> None:
-    long, silent = [], []
+def test_functions_are_short_and_have_return_types() -> None:
+    long, untyped = [], []
     for path in SOURCES:
         for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
                 lines = (node.end_lineno or 0) - body[0].lineno + 1
-                place = f"{name_of(path)}:{node.lineno} {node.name}"
-                limit = 70 if node.name in TOP_TO_BOTTOM else 60
-                long += [f"{place} ({lines} lines)"] if lines > limit else []
-                silent += [place] if node.returns is None else []
+                location = f"{name_of(path)}:{node.lineno} {node.name}"
+                limit = 70 if node.name in LONG_FUNCTIONS else 60
+                long += [f"{location} ({lines} lines)"] if lines > limit else []
+                untyped += [location] if node.returns is None else []
     assert long == []
-    assert silent == []
+    assert untyped == []
 
 
 def test_every_folder_of_code_is_a_package() -> None:
@@ -124,7 +127,7 @@ def test_every_folder_of_code_is_a_package() -> None:
     assert [name_of(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
 
-def test_importing_is_fast_and_light() -> None:
+def test_import_is_fast_and_loads_no_heavy_packages() -> None:
     code = (
         "import sys, time; start = time.process_time(); import worldmodel; "
         "print(time.process_time() - start, *sys.modules)"
@@ -136,7 +139,7 @@ def test_importing_is_fast_and_light() -> None:
 
 
 @pytest.mark.parametrize("verb", ["rollout", "describe", "eval", "train", "info", "config"])
-def test_help_needs_no_model(verb: str) -> None:
+def test_help_does_not_import_transformers(verb: str) -> None:
     code = (
         "import sys; from worldmodel.cli import main; "
         f"code = main([{verb!r}, '--help']); print(code, 'transformers' in sys.modules)"
@@ -146,18 +149,38 @@ def test_help_needs_no_model(verb: str) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name_of)
-def test_every_key_of_every_config_is_in_the_schema(path: Path) -> None:
+def test_shipped_configs_match_the_schema(path: Path) -> None:
     assert isinstance(config.load(path), config.TrainConfig)
     assert config.load(path.stem) == config.load(path), "the shipped config differs from the one in configs/"
 
 
-def test_a_key_that_is_not_in_the_schema_is_refused(tmp_path: Path) -> None:
+def config_classes(schema: type) -> set[type]:
+    """Return a config dataclass and all that its fields contain."""
+    hints = typing.get_type_hints(schema).values()
+    types = {kind for hint in hints for kind in (hint, *typing.get_args(hint))}
+    nested = [config_classes(kind) for kind in types if dataclasses.is_dataclass(kind)]
+    return {schema}.union(*nested)
+
+
+def test_every_config_key_has_a_docstring() -> None:
+    classes = config_classes(config.TrainConfig)
+    assert len(classes) > 10
+    undocumented = [
+        f"{schema.__name__}.{field.name}"
+        for schema in classes
+        for field in dataclasses.fields(schema)
+        if not field_docs(schema).get(field.name)
+    ]
+    assert undocumented == []
+
+
+def test_an_unknown_key_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("model: {codec: {imagesize: 64}}")
     with pytest.raises(ConfigError, match="imagesize"):
         config.load(tmp_path / "mine.yaml")
 
 
-def test_every_error_is_one_a_user_can_mend() -> None:
+def test_errors_are_documented_subclasses_of_worldmodel_error() -> None:
     own = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
     assert len(own) >= 5
     for kind in own:
@@ -167,7 +190,7 @@ def test_every_error_is_one_a_user_can_mend() -> None:
         assert kind.__name__ in (errors.__doc__ or "")
 
 
-def test_the_core_stays_small() -> None:
+def test_core_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert len(project["dependencies"]) <= 13
     extras = {"fastapi", "gradio", "vllm", "flash-attn", "diffusers", "gymnasium", "datasets"}
