@@ -14,6 +14,13 @@ from worldmodel.models.conditioning import Condition
 from worldmodel.models.layers.spatial import KeyValue
 from worldmodel.parallel.mesh import SequenceGroup
 
+Latents = Float[Tensor, "b t c h w"]
+"""Latent frames of a chunk."""
+Context = Float[Tensor, "b s c h w"]
+"""Latent frames before a chunk."""
+PerFrame = Float[Tensor, "b t"]
+"""A sigma or a timestep of every frame."""
+
 
 @dataclass(frozen=True)
 class KVCache:
@@ -64,16 +71,12 @@ class VideoGenerator(nn.Module, ABC):
     """Processes that share a clip in training."""
 
     @abstractmethod
-    def prefill(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> KVCache:
+    def prefill(self, context: Context, condition: Condition) -> KVCache:
         """Return the cache of context frames, which end where the chunk begins."""
 
     def prefill_chunk(
-        self,
-        context: Float[Tensor, "b s c h w"],
-        latents: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-        condition: Condition,
-    ) -> tuple[Float[Tensor, "b t c h w"], KVCache]:
+        self, context: Context, latents: Latents, timestep: PerFrame, condition: Condition
+    ) -> tuple[Latents, KVCache]:
         """Predict a noisy chunk after its context; return also the cache of both, for the chunk after it."""
         raise NotImplementedError
 
@@ -83,12 +86,12 @@ class VideoGenerator(nn.Module, ABC):
 
     def predict_windows(
         self,
-        context: Float[Tensor, "b s c h w"],
-        latents: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
+        context: Context,
+        latents: Latents,
+        timestep: PerFrame,
         condition: Condition,
         continues_previous: Bool[Tensor, " b"],
-    ) -> Float[Tensor, "b t c h w"]:
+    ) -> Latents:
         """Predict chunks of which some continue the noisy chunk in the row before.
 
         Such a row attends to that chunk and its context in place of its own, as in `diffusion.swin`.
@@ -104,13 +107,7 @@ class VideoGenerator(nn.Module, ABC):
         return predicted.new_zeros(latents.shape).index_copy(0, back, after).index_copy(0, front, predicted)
 
     @abstractmethod
-    def forward(
-        self,
-        latents: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-        condition: Condition,
-        cache: KVCache,
-    ) -> Float[Tensor, "b t c h w"]:
+    def forward(self, latents: Latents, timestep: PerFrame, condition: Condition, cache: KVCache) -> Latents:
         """Predict at one timestep per frame; a model without that uses the first frame's for all."""
 
     @abstractmethod
@@ -120,11 +117,11 @@ class VideoGenerator(nn.Module, ABC):
     @abstractmethod
     def training_loss(
         self,
-        clean: Float[Tensor, "b t c h w"],
-        noise: Float[Tensor, "b t c h w"],
-        sigma: Float[Tensor, "b t"],
+        clean: Latents,
+        noise: Latents,
+        sigma: PerFrame,
         condition: Condition,
-        context: Float[Tensor, "b s c h w"],
+        context: Context,
         continues_previous: Bool[Tensor, " b"] | None = None,
     ) -> LossOutput:
         """Compare the prediction with the target at noise levels in [0, 1] (1: pure noise).

@@ -18,7 +18,14 @@ from worldmodel.diffusion.loss import add_noise, velocity_error
 from worldmodel.diffusion.schedule import shifted
 from worldmodel.diffusion.solver import EulerSolver
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.generator.base import KVCache, LossOutput, VideoGenerator
+from worldmodel.models.generator.base import (
+    Context,
+    KVCache,
+    Latents,
+    LossOutput,
+    PerFrame,
+    VideoGenerator,
+)
 from worldmodel.models.layers import attention
 from worldmodel.models.layers.norm import RMSNorm, upcast
 from worldmodel.models.layers.spatial import KeyValue, LocalFeedForward, SelfAttention, rope_table
@@ -26,7 +33,7 @@ from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import SequenceGroup
 
 
-def sigma_embedding(sigma: Float[Tensor, "b t"], width: int) -> Float[Tensor, "b t d"]:
+def sigma_embedding(sigma: PerFrame, width: int) -> Float[Tensor, "b t d"]:
     """Sinusoidal features of the noise level."""
     frequencies = torch.exp(-math.log(1000) * torch.arange(width // 2, device=sigma.device) / (width // 2))
     angle = 1000 * upcast(sigma)[..., None] * frequencies
@@ -101,18 +108,14 @@ class DiT(VideoGenerator):
             bias[5].fill_(0.5)
         nn.init.zeros_(self.project.weight)
 
-    def prefill(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> KVCache:
+    def prefill(self, context: Context, condition: Condition) -> KVCache:
         """Return keys and values of the context frames, layer by layer."""
         sigma = context.new_zeros(context.shape[:2])
         return self.velocity(context, sigma, context, condition, first_frame=-context.shape[1])[1]
 
     def prefill_chunk(
-        self,
-        context: Float[Tensor, "b s c h w"],
-        latents: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-        condition: Condition,
-    ) -> tuple[Float[Tensor, "b t c h w"], KVCache]:
+        self, context: Context, latents: Latents, timestep: PerFrame, condition: Condition
+    ) -> tuple[Latents, KVCache]:
         """Return the velocity of a chunk, and keys and values of it and of its context frames.
 
         All frames pass together, each at its own noise level.
@@ -133,13 +136,7 @@ class DiT(VideoGenerator):
         """Return the sigma at a position of the shifted schedule."""
         return shifted(position)
 
-    def forward(
-        self,
-        latents: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-        condition: Condition,
-        cache: KVCache,
-    ) -> Float[Tensor, "b t c h w"]:
+    def forward(self, latents: Latents, timestep: PerFrame, condition: Condition, cache: KVCache) -> Latents:
         """Return the velocity of a chunk's frames; timesteps are sigmas."""
         assert condition.forecast is not None, "the forecast adapter makes one"
         return self.velocity(latents, timestep, condition.forecast, condition, cache=cache)[0]
@@ -150,11 +147,11 @@ class DiT(VideoGenerator):
 
     def training_loss(
         self,
-        clean: Float[Tensor, "b t c h w"],
-        noise: Float[Tensor, "b t c h w"],
-        sigma: Float[Tensor, "b t"],
+        clean: Latents,
+        noise: Latents,
+        sigma: PerFrame,
         condition: Condition,
-        context: Float[Tensor, "b s c h w"],
+        context: Context,
         continues_previous: Bool[Tensor, " b"] | None = None,
     ) -> LossOutput:
         """Compare velocities."""
@@ -168,14 +165,14 @@ class DiT(VideoGenerator):
 
     def velocity(
         self,
-        latents: Float[Tensor, "b t c h w"],
-        sigma: Float[Tensor, "b t"],
-        forecast: Float[Tensor, "b t c h w"],
+        latents: Latents,
+        sigma: PerFrame,
+        forecast: Latents,
         condition: Condition,
         blocks: Int[Tensor, " t"] | None = None,
         first_frame: int = 0,
         cache: KVCache | None = None,
-    ) -> tuple[Float[Tensor, "b t c h w"], KVCache]:
+    ) -> tuple[Latents, KVCache]:
         """Return the velocity of every frame, and the keys and values of every layer.
 
         `forecast` is the regressed clean frame (for a context frame, the frame itself); the network's

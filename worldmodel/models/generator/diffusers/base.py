@@ -21,7 +21,7 @@ from worldmodel.config import WorldModelConfig
 from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models.codec.autoencoder import VideoCodec
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.generator.base import LossOutput, VideoGenerator
+from worldmodel.models.generator.base import Context, Latents, LossOutput, PerFrame, VideoGenerator
 from worldmodel.models.generator.diffusers import clip_encoder
 from worldmodel.models.generator.diffusers.network import Network
 from worldmodel.models.generator.diffusers.scheduler import DiffusersSolver, NoisePath, Scheduler
@@ -229,11 +229,11 @@ class DiffusersGenerator(VideoGenerator):
 
     def training_loss(
         self,
-        clean: Float[Tensor, "b t c h w"],
-        noise: Float[Tensor, "b t c h w"],
-        sigma: Float[Tensor, "b t"],
+        clean: Latents,
+        noise: Latents,
+        sigma: PerFrame,
         condition: Condition,
-        context: Float[Tensor, "b s c h w"],
+        context: Context,
         continues_previous: Bool[Tensor, " b"] | None = None,
     ) -> LossOutput:
         """Compare the prediction with the target that the model was trained with.
@@ -250,7 +250,7 @@ class DiffusersGenerator(VideoGenerator):
         error = (prediction - self.path.target(clean, noise, timestep)).pow(2).mean(dim=2)
         return LossOutput(error, self.path.clean(noisy, prediction, timestep))
 
-    def require_context(self, context: Float[Tensor, "b s c h w"]) -> None:
+    def require_context(self, context: Context) -> None:
         """Refuse to begin a clip, for models that go on from a picture.
 
         Raises:

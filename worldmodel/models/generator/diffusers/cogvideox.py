@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from worldmodel.errors import ConfigError
 from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.generator.base import KVCache
+from worldmodel.models.generator.base import Context, KVCache, Latents, PerFrame
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
 from worldmodel.models.generator.diffusers.scheduler import Scheduler, VariancePath, fixed_noise
 from worldmodel.models.generator.diffusers.state_cross_attention import FreshStream, StateStream
@@ -109,25 +109,19 @@ class CogVideoXGenerator(DiffusersGenerator):
         """Return new attentions: text and video share one here, so that there is none to copy."""
         return FreshStream([block.attn1 for block in transformer.transformer_blocks], self.width)
 
-    def prefill(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> KVCache:
+    def prefill(self, context: Context, condition: Condition) -> KVCache:
         """Prepare the added channels, and noise for the context frames of the noisy input."""
         if self.transformer.config.in_channels != self.transformer.config.out_channels:
             self.require_context(context)
         # In the noisy input they are noised to the timestep of each step.
         return KVCache(context=context, noise=fixed_noise(context), channels=self.added_channels(context))
 
-    def added_channels(self, context: Float[Tensor, "b s c h w"]) -> Float[Tensor, "b n c h w"]:
+    def added_channels(self, context: Context) -> Float[Tensor, "b n c h w"]:
         """Return the channels beside the noisy ones: latents of the known frames, then zeros."""
         unknown = context.new_zeros(len(context), self.clip.chunk_latents, *context.shape[2:])
         return torch.cat([self.context_scale * context, unknown], dim=1)
 
-    def forward(
-        self,
-        latents: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-        condition: Condition,
-        cache: KVCache,
-    ) -> Float[Tensor, "b t c h w"]:
+    def forward(self, latents: Latents, timestep: PerFrame, condition: Condition, cache: KVCache) -> Latents:
         """Predict v at the first frame's timestep."""
         context, noise, channels = cache.context, cache.noise, cache.channels
         assert context is not None and noise is not None and channels is not None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.generator.base import KVCache
+from worldmodel.models.generator.base import Context, KVCache, Latents, PerFrame
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
 from worldmodel.models.generator.diffusers.scheduler import FlowPath, Scheduler
 from worldmodel.models.generator.diffusers.state_cross_attention import CopiedStream, StateStream
@@ -87,17 +87,11 @@ class LTXGenerator(DiffusersGenerator):
         )
         return {"sigmas": np.linspace(1.0, 1 / num_inference_steps, num_inference_steps), "mu": shift}
 
-    def prefill(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> KVCache:
+    def prefill(self, context: Context, condition: Condition) -> KVCache:
         """Keep the context frames, which pass the transformer again at every step."""
         return KVCache(context=context)
 
-    def forward(
-        self,
-        latents: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-        condition: Condition,
-        cache: KVCache,
-    ) -> Float[Tensor, "b t c h w"]:
+    def forward(self, latents: Latents, timestep: PerFrame, condition: Condition, cache: KVCache) -> Latents:
         """Predict the velocity."""
         context = cache.context
         assert context is not None

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from diffusers.schedulers.scheduling_ddim_cogvideox import CogVideoXDDIMScheduler
@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from worldmodel.errors import ModelError
+from worldmodel.models.generator.base import Latents, PerFrame
 
 Scheduler = (
     UniPCMultistepScheduler | FlowMatchEulerDiscreteScheduler | CogVideoXDDIMScheduler | CogVideoXDPMScheduler
@@ -43,9 +44,7 @@ class DiffusersSolver:
         """Return the timestep at which a step begins."""
         return float(self.scheduler.timesteps[step])
 
-    def step(
-        self, step: int, prediction: Float[Tensor, "b t c h w"], latents: Float[Tensor, "b t c h w"]
-    ) -> Float[Tensor, "b t c h w"]:
+    def step(self, step: int, prediction: Latents, latents: Latents) -> Latents:
         """Return what the scheduler makes of the prediction."""
         scheduler, timestep = self.scheduler, self.scheduler.timesteps[step]
         if self._looks_back:
@@ -87,41 +86,6 @@ def fixed_noise(x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b *shape"]:
     return noise.to(x).expand_as(x)
 
 
-class NoisePath(Protocol):
-    """How data became noise in a model's training; levels are numbered as in its scheduler."""
-
-    def nearest(self, sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
-        """Return the timesteps whose share of noise is nearest to `sigma`."""
-        ...
-
-    def add_noise(
-        self,
-        clean: Float[Tensor, "b t c h w"],
-        noise: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-    ) -> Float[Tensor, "b t c h w"]:
-        """Mix data and noise."""
-        ...
-
-    def target(
-        self,
-        clean: Float[Tensor, "b t c h w"],
-        noise: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-    ) -> Float[Tensor, "b t c h w"]:
-        """Return what the model should predict."""
-        ...
-
-    def clean(
-        self,
-        noisy: Float[Tensor, "b t c h w"],
-        prediction: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-    ) -> Float[Tensor, "b t c h w"]:
-        """Return the data that a prediction implies."""
-        ...
-
-
 class FlowPath:
     """The straight path, where the model predicts noise - data.
 
@@ -141,39 +105,24 @@ class FlowPath:
                 fresh.set_timesteps(count)
         self.count, self.sigmas, self.timesteps = count, fresh.sigmas[:count], fresh.timesteps.float()
 
-    def nearest(self, sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
+    def nearest(self, sigma: PerFrame) -> PerFrame:
         """Return the timesteps whose sigma is nearest."""
         return self.timesteps.to(sigma.device)[_nearest(self.sigmas, sigma)]
 
-    def add_noise(
-        self,
-        clean: Float[Tensor, "b t c h w"],
-        noise: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-    ) -> Float[Tensor, "b t c h w"]:
+    def add_noise(self, clean: Latents, noise: Latents, timestep: PerFrame) -> Latents:
         """Mix data and noise."""
         sigma = self._sigma(timestep)
         return sigma * noise + (1 - sigma) * clean
 
-    def target(
-        self,
-        clean: Float[Tensor, "b t c h w"],
-        noise: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-    ) -> Float[Tensor, "b t c h w"]:
+    def target(self, clean: Latents, noise: Latents, timestep: PerFrame) -> Latents:
         """Return the velocity."""
         return noise - clean
 
-    def clean(
-        self,
-        noisy: Float[Tensor, "b t c h w"],
-        prediction: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-    ) -> Float[Tensor, "b t c h w"]:
+    def clean(self, noisy: Latents, prediction: Latents, timestep: PerFrame) -> Latents:
         """Follow the velocity to the end."""
         return noisy - self._sigma(timestep) * prediction
 
-    def _sigma(self, timestep: Float[Tensor, "b t"]) -> Float[Tensor, "b t 1 1 1"]:
+    def _sigma(self, timestep: PerFrame) -> Float[Tensor, "b t 1 1 1"]:
         # A scheduler may round timesteps; the model is told these, and sigma is what they say.
         return (timestep / self.count)[:, :, None, None, None]
 
@@ -194,34 +143,19 @@ class VariancePath:
         self.scheduler = copy.deepcopy(scheduler)
         self.sigmas = (1 - self.scheduler.alphas_cumprod).sqrt().float()
 
-    def nearest(self, sigma: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
+    def nearest(self, sigma: PerFrame) -> PerFrame:
         """Return the timesteps whose noise has the nearest deviation."""
         return _nearest(self.sigmas, sigma).to(sigma.dtype)
 
-    def add_noise(
-        self,
-        clean: Float[Tensor, "b t c h w"],
-        noise: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-    ) -> Float[Tensor, "b t c h w"]:
+    def add_noise(self, clean: Latents, noise: Latents, timestep: PerFrame) -> Latents:
         """Mix data and noise as the scheduler does."""
         return self._by_frame(self.scheduler.add_noise, clean, noise, timestep)
 
-    def target(
-        self,
-        clean: Float[Tensor, "b t c h w"],
-        noise: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-    ) -> Float[Tensor, "b t c h w"]:
+    def target(self, clean: Latents, noise: Latents, timestep: PerFrame) -> Latents:
         """Return the scheduler's velocity."""
         return self._by_frame(self.scheduler.get_velocity, clean, noise, timestep)
 
-    def clean(
-        self,
-        noisy: Float[Tensor, "b t c h w"],
-        prediction: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-    ) -> Float[Tensor, "b t c h w"]:
+    def clean(self, noisy: Latents, prediction: Latents, timestep: PerFrame) -> Latents:
         """Turn v back: the rotation by which it was made, the other way round."""
         # get_velocity(x, y) is a y - b x: with x = v and y = noisy it is a noisy - b v.
         return self._by_frame(self.scheduler.get_velocity, prediction, noisy, timestep)
@@ -233,5 +167,9 @@ class VariancePath:
         return rearrange(made, "(b t) c h w -> b t c h w", b=len(first))
 
 
-def _nearest(sigmas: Float[Tensor, " n"], sigma: Float[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+NoisePath = FlowPath | VariancePath
+"""How data became noise in a model's training; timesteps are those of its scheduler."""
+
+
+def _nearest(sigmas: Float[Tensor, " n"], sigma: PerFrame) -> Int[Tensor, "b t"]:
     return (sigma[..., None] - sigmas.to(sigma)).abs().argmin(dim=-1)

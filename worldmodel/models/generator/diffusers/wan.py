@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.generator.base import KVCache
+from worldmodel.models.generator.base import Context, KVCache, Latents, PerFrame
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
 from worldmodel.models.generator.diffusers.causal_attention import CausalAttention, causal_attention
 from worldmodel.models.generator.diffusers.network import Network
@@ -104,7 +104,7 @@ class WanGenerator(DiffusersGenerator):
         attentions = [block.attn2 for block in transformer.blocks]
         return CopiedStream(attentions, transformer.condition_embedder.text_embedder, self.width)
 
-    def prefill(self, context: Float[Tensor, "b s c h w"], condition: Condition) -> KVCache:
+    def prefill(self, context: Context, condition: Condition) -> KVCache:
         """Keep the context frames, and prepare the added channels where they enter so."""
         if not self.concatenates:
             return KVCache(context=context)
@@ -120,12 +120,12 @@ class WanGenerator(DiffusersGenerator):
 
     def forward(
         self,
-        latents: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
+        latents: Latents,
+        timestep: PerFrame,
         condition: Condition,
         cache: KVCache,
         blocks: Int[Tensor, " t"] | None = None,
-    ) -> Float[Tensor, "b t c h w"]:
+    ) -> Latents:
         """Predict the velocity.
 
         With `blocks`, a frame attends to frames whose number is not above its own; context frames belong to
@@ -157,12 +157,8 @@ class WanGenerator(DiffusersGenerator):
         return not self.concatenates and self.network_2 is None
 
     def prefill_chunk(
-        self,
-        context: Float[Tensor, "b s c h w"],
-        latents: Float[Tensor, "b t c h w"],
-        timestep: Float[Tensor, "b t"],
-        condition: Condition,
-    ) -> tuple[Float[Tensor, "b t c h w"], KVCache]:
+        self, context: Context, latents: Latents, timestep: PerFrame, condition: Condition
+    ) -> tuple[Latents, KVCache]:
         """Return the velocity of a chunk, and keys and values of it and its context, block by block."""
         attention, x = CausalAttention(present=[]), torch.cat([context, latents], dim=1)
         per_frame = torch.cat([timestep.new_zeros(context.shape[:2]), timestep], dim=1)
@@ -177,9 +173,7 @@ class WanGenerator(DiffusersGenerator):
         count = self.path.count
         return self.path.sigmas.to(position)[((1 - position) * count).long().clamp(max=count - 1)]
 
-    def added_channels(
-        self, context: Float[Tensor, "b s c h w"], grey: Float[Tensor, "b t c h w"]
-    ) -> Float[Tensor, "b n m h w"]:
+    def added_channels(self, context: Context, grey: Latents) -> Float[Tensor, "b n m h w"]:
         """Return the channels beside the noisy ones: which frames are known, and the clip's known latents.
 
         Args:
@@ -192,7 +186,7 @@ class WanGenerator(DiffusersGenerator):
         return torch.cat([known, torch.cat([context, grey], dim=1)], dim=2)
 
     @torch.no_grad()
-    def _encode_context(self, context: Float[Tensor, "b s c h w"]) -> tuple[Tensor, Tensor | None]:
+    def _encode_context(self, context: Context) -> tuple[Tensor, Tensor | None]:
         """Return latents of grey frames that follow the context, and image features of its first frame.
 
         Features are None without an image encoder.
