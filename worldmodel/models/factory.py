@@ -53,9 +53,9 @@ def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) 
     """
     if config.generator.is_ours:
         return DiT(config.generator, config.codec.latent_channels, config.codec.grid)
-    from worldmodel.models.generator.diffusers.base import DiffusersGenerator
+    from worldmodel.models.generator.diffusers.families import build_generator
 
-    made = DiffusersGenerator.from_config(config, folder and folder / "generator", codec)
+    made = build_generator(config, folder and folder / "generator", codec)
     if config.sampler == "swin" and not made.chunkwise:
         raise ConfigError(
             "sampler: swin needs a generator with a noise level per frame, which this one is not; use our "

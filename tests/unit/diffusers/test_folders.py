@@ -12,7 +12,7 @@ from worldmodel.config import CodecConfig, ConditionConfig, GeneratorConfig, Vis
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.generator.diffusers.base import DiffusersGenerator
+from worldmodel.models.generator.diffusers.families import build_generator
 
 CHANNELS = {"wan": 16, "ltx": 8, "cog": 4}
 FAMILIES = {"wan": "wan", "wan-i2v": "wan", "wan-clip": "wan", "ltx": "ltx", "cog": "cog", "cog-i2v": "cog"}
@@ -59,13 +59,13 @@ def rouse(generator) -> None:
 def test_save_and_load(tiny, tmp_path, kind):
     settings = config(tiny, kind)
     codec = DiffusersCodec.from_config(settings.codec)
-    made = DiffusersGenerator.from_config(settings, codec=codec)
+    made = build_generator(settings, codec=codec)
     rouse(made)
     if kind == "wan":
         made.set_second(tiny.transformer("wan", seed=7), 0.5)
         rouse(made)
     made.save_pretrained(tmp_path, torch.float32)
-    loaded = DiffusersGenerator.from_config(settings, tmp_path, codec)
+    loaded = build_generator(settings, tmp_path, codec)
     assert {*loaded.state_dict()} == {*made.state_dict()}
     assert torch.equal(predict(tiny, loaded), predict(tiny, made))
     theirs = type(made.transformer).from_pretrained(tmp_path)  # the folder is that of a diffusers transformer
@@ -80,12 +80,12 @@ def test_save_and_load(tiny, tmp_path, kind):
 
 
 def test_saved_weights_are_bf16_and_the_model_is_unchanged(tiny, tmp_path):
-    made = DiffusersGenerator.from_config(config(tiny, "ltx"))
+    made = build_generator(config(tiny, "ltx"))
     rouse(made)
     before = predict(tiny, made)
     made.save_pretrained(tmp_path)
     assert torch.equal(predict(tiny, made), before)
-    loaded = DiffusersGenerator.from_config(config(tiny, "ltx"), tmp_path)
+    loaded = build_generator(config(tiny, "ltx"), tmp_path)
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, made.state_dict()[name].bfloat16().float()), name
 
@@ -95,7 +95,7 @@ def test_saved_weights_are_bf16_and_the_model_is_unchanged(tiny, tmp_path):
 def test_load_pipeline_folder(tiny, pipeline, tmp_path, kind):
     folder, theirs = pipeline(kind)
     settings = config(tiny, kind, "prompt", text=True, pretrained=str(folder))
-    made = DiffusersGenerator.from_config(settings)
+    made = build_generator(settings)
     codec = DiffusersCodec.from_pretrained(folder)
     own = theirs.vae.state_dict()
     assert all(torch.equal(own[name], tensor) for name, tensor in codec.vae.state_dict().items())
@@ -110,7 +110,7 @@ def test_load_pipeline_folder(tiny, pipeline, tmp_path, kind):
         assert 0 < mask.sum() < mask.numel()
     assert torch.equal(made.encode_text(texts), embeds)
     made.save_pretrained(tmp_path / "generator", torch.float32)
-    again = DiffusersGenerator.from_config(settings, tmp_path / "generator")
+    again = build_generator(settings, tmp_path / "generator")
     assert torch.equal(again.encode_text(texts), embeds)
     assert torch.equal(predict(tiny, again), predict(tiny, made))
     assert all(not parameter.requires_grad for parameter in again.text_encoder.parameters())
@@ -119,14 +119,14 @@ def test_load_pipeline_folder(tiny, pipeline, tmp_path, kind):
 def test_transformer_folder_has_the_default_scheduler(tiny, pipeline):
     folder, _ = pipeline("wan")
     settings = config(tiny, "wan", "prompt", pretrained=str(folder / "transformer"))
-    assert DiffusersGenerator.from_config(settings).scheduler.config.flow_shift == 3.0
+    assert build_generator(settings).scheduler.config.flow_shift == 3.0
     with pytest.raises(ModelError, match="text_encoder"):
-        DiffusersGenerator.from_config(replace(settings, condition=ConditionConfig(kind="prompt", text=True)))
+        build_generator(replace(settings, condition=ConditionConfig(kind="prompt", text=True)))
 
 
 def test_load_pipeline_of_two_transformers(tiny, pipeline):
     folder, _ = pipeline("wan", transformer_2=tiny.transformer("wan", seed=7), boundary_ratio=0.9)
-    made = DiffusersGenerator.from_config(config(tiny, "wan", pretrained=str(folder)))
+    made = build_generator(config(tiny, "wan", pretrained=str(folder)))
     assert made.network_2 is not None
     assert made.boundary_ratio == 0.9
     assert made.network_2.stream is not None
@@ -135,35 +135,35 @@ def test_load_pipeline_of_two_transformers(tiny, pipeline):
 def test_mismatched_folders(tiny, pipeline, tmp_path):
     settings = config(tiny, "wan")
     with pytest.raises(ModelError, match="generator folder"):
-        DiffusersGenerator.from_config(settings, tmp_path / "missing")
+        build_generator(settings, tmp_path / "missing")
     folder, _ = pipeline("wan")
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "StableDiffusionPipeline"}))
     with pytest.raises(ModelError, match="StableDiffusionPipeline"):
-        DiffusersGenerator.from_config(settings, folder)
+        build_generator(settings, folder)
     (folder / "model_index.json").write_text(json.dumps(index))
     place = folder / "transformer" / "config.json"
     values = json.loads(place.read_text())
     place.write_text(json.dumps(values | {"_class_name": "FluxTransformer2DModel"}))
     with pytest.raises(ModelError, match="use one of WanTransformer3DModel"):
-        DiffusersGenerator.from_config(settings, folder)
+        build_generator(settings, folder)
     place.write_text(json.dumps(values | {"num_layers": 3}))
     with pytest.raises(ModelError, match=r"config\.json"):
-        DiffusersGenerator.from_config(settings, folder)
+        build_generator(settings, folder)
     place.write_text(json.dumps(values | {"ffn_dim": 64}))
     with pytest.raises(ModelError, match="cannot be loaded"):
-        DiffusersGenerator.from_config(settings, folder)
+        build_generator(settings, folder)
 
 
 def test_mismatched_state_cross_attention(tiny, tmp_path):
     settings = config(tiny, "wan")
-    made = DiffusersGenerator.from_config(settings)
+    made = build_generator(settings)
     made.save_pretrained(tmp_path, torch.float32)
     with pytest.raises(ModelError, match=r"set condition\.kind to stream"):
-        DiffusersGenerator.from_config(replace(settings, condition=ConditionConfig(kind="prompt")), tmp_path)
+        build_generator(replace(settings, condition=ConditionConfig(kind="prompt")), tmp_path)
     (tmp_path / "stream.safetensors").write_bytes(b"nothing")
     with pytest.raises(ModelError, match="damaged"):
-        DiffusersGenerator.from_config(settings, tmp_path)
+        build_generator(settings, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_mismatched_state_cross_attention(tiny, tmp_path):
 def test_unsupported_transformers(tiny, kind, changes, sentence):
     settings = config(tiny, kind, architecture=tiny.TRANSFORMERS[kind] | changes)
     with pytest.raises(ConfigError, match=sentence):
-        DiffusersGenerator.from_config(settings)
+        build_generator(settings)
 
 
 @pytest.mark.parametrize(
@@ -202,12 +202,12 @@ def test_unsupported_transformers(tiny, kind, changes, sentence):
 def test_unsupported_schedulers(tiny, kind, values, sentence):
     settings = config(tiny, kind, architecture=dict(tiny.TRANSFORMERS[kind]), scheduler=values)
     with pytest.raises(ModelError, match=sentence):
-        DiffusersGenerator.from_config(settings)
+        build_generator(settings)
 
 
 def test_text_requires_a_text_encoder(tiny):
     with pytest.raises(ConfigError, match="text encoder"):
-        DiffusersGenerator.from_config(config(tiny, "wan", text=True))
+        build_generator(config(tiny, "wan", text=True))
 
 
 def test_unsupported_number_of_steps(tiny):
@@ -220,7 +220,7 @@ def test_unsupported_number_of_steps(tiny):
 def test_generator_on_the_meta_device(tiny, kind, condition):
     settings = config(tiny, kind, condition)
     with torch.device("meta"):
-        made = DiffusersGenerator.from_config(settings, codec=DiffusersCodec.from_config(settings.codec))
+        made = build_generator(settings, codec=DiffusersCodec.from_config(settings.codec))
     assert all(parameter.is_meta for parameter in made.parameters())
     assert made.solver(3).num_steps == 3
     assert len(made.layers) == 2
@@ -245,10 +245,10 @@ def halved(tiny, kind: str) -> WorldModelConfig:
 @pytest.mark.parametrize("kind", ["wan", "ltx", "cog-i2v"])
 def test_bf16_weights(tiny, tmp_path, kind):
     """What is loaded is what diffusers loads, bit for bit, and computes nearly what fp32 does."""
-    full = DiffusersGenerator.from_config(config(tiny, kind))
+    full = build_generator(config(tiny, kind))
     rouse(full)
     full.save_pretrained(tmp_path / "full", torch.float32)
-    half = DiffusersGenerator.from_config(halved(tiny, kind), tmp_path / "full")
+    half = build_generator(halved(tiny, kind), tmp_path / "full")
     theirs = type(full.transformer).from_pretrained(tmp_path / "full", torch_dtype=torch.bfloat16)
     own = half.transformer.state_dict()
     for name, tensor in theirs.state_dict().items():
@@ -264,7 +264,7 @@ def test_bf16_weights(tiny, tmp_path, kind):
     error = float((rounded - exact).norm() / exact.norm())
     assert 0 < error < 0.02, error  # 0.006 to 0.009 measured, over families and seeds
     half.save_pretrained(tmp_path / "half")
-    again = DiffusersGenerator.from_config(halved(tiny, kind), tmp_path / "half")
+    again = build_generator(halved(tiny, kind), tmp_path / "half")
     for name, tensor in half.state_dict().items():
         assert again.state_dict()[name].dtype == tensor.dtype
         assert torch.equal(again.state_dict()[name], tensor), name
@@ -292,10 +292,10 @@ def test_bf16_codec(tiny, tmp_path, kind):
 
 
 def test_bf16_weights_of_two_transformers(tiny, tmp_path):
-    made = DiffusersGenerator.from_config(config(tiny, "wan"))
+    made = build_generator(config(tiny, "wan"))
     made.set_second(tiny.transformer("wan", seed=7), 0.5)
     made.save_pretrained(tmp_path)
-    loaded = DiffusersGenerator.from_config(halved(tiny, "wan"), tmp_path)
+    loaded = build_generator(halved(tiny, "wan"), tmp_path)
     assert loaded.network_2.transformer.dtype == torch.bfloat16
     assert {p.dtype for p in loaded.network_2.stream.parameters()} == {torch.bfloat16}
     assert predict(tiny, loaded).dtype == torch.float32
@@ -303,7 +303,7 @@ def test_bf16_weights_of_two_transformers(tiny, tmp_path):
 
 def test_unsupported_dtype(tiny):
     with pytest.raises(ConfigError, match="dtype is 'fp8'; use one of fp32, bf16"):
-        DiffusersGenerator.from_config(config(tiny, "wan", architecture=dict(tiny.WAN), dtype="fp8"))
+        build_generator(config(tiny, "wan", architecture=dict(tiny.WAN), dtype="fp8"))
     with pytest.raises(ConfigError, match=r"generator\.dtype is 'bf16'; our own"):
         GeneratorConfig(dtype="bf16")
     with pytest.raises(ConfigError, match=r"codec\.dtype is 'bf16'; our own"):

@@ -28,6 +28,7 @@ from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import KVCache
 from worldmodel.models.generator.diffusers.base import DiffusersGenerator
+from worldmodel.models.generator.diffusers.families import build_generator
 
 STEPS, PLACES = 4, 512
 
@@ -69,7 +70,7 @@ def test_samples_equal_the_pipeline(
     folder, theirs = pipeline("wan-clip")
     theirs.set_progress_bar_config(disable=True)
     codec = DiffusersCodec.from_pretrained(folder)
-    generator = DiffusersGenerator.from_config(config(tiny, folder, kind), codec=codec)
+    generator = build_generator(config(tiny, folder, kind), codec=codec)
     generator.eval().requires_grad_(False)
     noise = tiny.draw(0, 1, 4, 16, 4, 8)
     texts = [tiny.draw(seed, 1, PLACES, tiny.TEXT) for seed in (1, 2)]
@@ -152,9 +153,9 @@ def test_image_encoder_is_saved_for_transformers(
 ) -> None:
     folder, theirs = pipeline("wan-clip", image_mean=[0.1, 0.2, 0.3])
     settings = config(tiny, folder)
-    made = DiffusersGenerator.from_config(settings)
+    made = build_generator(settings)
     made.save_pretrained(tmp_path / "made")  # all else in bf16
-    again = DiffusersGenerator.from_config(settings, tmp_path / "made").image_encoder
+    again = build_generator(settings, tmp_path / "made").image_encoder
     own = CLIPVisionModel.from_pretrained(tmp_path / "made" / "image_encoder")
     processor = CLIPImageProcessorPil.from_pretrained(tmp_path / "made" / "image_encoder")
     assert again is not None
@@ -185,7 +186,7 @@ def test_folder_without_its_image_encoder(
     place = folder / "image_encoder" / "config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | {"model_type": "siglip_vision_model"}))
     with pytest.raises(ModelError, match="no image encoder of type clip_vision_model"):
-        DiffusersGenerator.from_config(settings)
+        build_generator(settings)
     (folder / "image_encoder").rename(tmp_path / "elsewhere")
     with pytest.raises(ModelError, match="no image_encoder folder beside it"):
-        DiffusersGenerator.from_config(settings)
+        build_generator(settings)

@@ -22,12 +22,10 @@ from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models.codec.autoencoder import VideoCodec
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import Context, Latents, LossOutput, PerFrame, VideoGenerator
-from worldmodel.models.generator.diffusers import clip_encoder
 from worldmodel.models.generator.diffusers.network import Network
 from worldmodel.models.generator.diffusers.scheduler import DiffusersSolver, NoisePath, Scheduler
 from worldmodel.models.generator.diffusers.state_cross_attention import StateStream
 from worldmodel.models.loading import pipeline_folder, pretrained
-from worldmodel.models.loading.pretrained import dtype_of
 from worldmodel.models.vision.vit import PatchEncoder
 
 
@@ -109,7 +107,7 @@ class DiffusersGenerator(VideoGenerator):
             ConfigError: the transformer reads no such features, or others.
         """
         super().__init__()
-        wanted, given = _image_width(transformer), None if image_encoder is None else image_encoder.width
+        wanted, given = image_width(transformer), None if image_encoder is None else image_encoder.width
         if wanted != given:
             raise ConfigError(
                 f"The transformer reads features of a picture of width {wanted} (image_dim), and the image "
@@ -129,48 +127,6 @@ class DiffusersGenerator(VideoGenerator):
         self.source: pipeline_folder.Source | None = None
         """Where the pieces were read from: its text encoder is read when first asked for."""
         self._codec = (codec,)  # not a part of this module: the world model has it already
-
-    @classmethod
-    def from_config(
-        cls, config: WorldModelConfig, folder: Path | None = None, codec: VideoCodec | None = None
-    ) -> "DiffusersGenerator":
-        """Read the generator in `folder`, else in `generator.pretrained`, or build `generator.architecture`.
-
-        Raises:
-            ConfigError: the architecture cannot be built, or this generator cannot do what the config asks.
-            ModelError: a folder is not readable, or holds something else.
-        """
-        chosen = config.generator
-        streamed, clip, dtype = config.condition.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
-        if folder is None and not chosen.pretrained:
-            arguments = dict(chosen.architecture)
-            described = arguments.pop("image_encoder", None)
-            try:
-                family = _family(arguments.pop("_class_name", None), "generator.architecture")
-                transformer = family.transformer_class(**arguments)
-                image = None if described is None else clip_encoder.describe(described, clip.image_size)
-            except (ModelError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
-                raise ConfigError(f"generator.architecture cannot be built: {error}") from None
-            if config.condition.text:
-                raise ConfigError(
-                    "condition.text needs a text encoder, which generator.architecture does not bring; set "
-                    "generator.pretrained to a pipeline folder, or condition.text to false."
-                )
-            pipeline_folder.convert(transformer, dtype)
-            scheduler = family.read_scheduler(chosen.scheduler)
-            return family(transformer, scheduler, clip, streamed, None, codec, image)
-        source = pipeline_folder.Source.of(folder or str(chosen.pretrained))
-        place = source.transformer
-        family = _family(pretrained.read_json(place).get("_class_name"), str(place))
-        transformer = pipeline_folder.load_model(place, [family.transformer_class], dtype)
-        scheduler = family.read_scheduler(chosen.scheduler, source.scheduler)
-        text = pipeline_folder.load_text_encoder(source) if config.condition.text else None
-        image = clip_encoder.load(source, clip.image_size) if _image_width(transformer) else None
-        made = family(transformer, scheduler, clip, streamed, text, codec, image)
-        made.source = source
-        made.network.load_stream(place)
-        made.add_second(source)
-        return made
 
     @classmethod
     def read_scheduler(cls, values: dict[str, Any], folder: Path | None = None) -> Scheduler:
@@ -324,17 +280,7 @@ class DiffusersGenerator(VideoGenerator):
             self.image_encoder.save_pretrained(folder / "image_encoder")
 
 
-def _image_width(transformer: ModelMixin) -> int | None:
+def image_width(transformer: ModelMixin) -> int | None:
     """Return the width of the features of a picture that a transformer reads, if it reads any."""
     config: Any = transformer.config
     return config.get("image_dim")
-
-
-def _family(name: Any, place: str) -> type[DiffusersGenerator]:
-    """Return the generator around transformers of that class."""
-    from worldmodel.models.generator.diffusers.cogvideox import CogVideoXGenerator
-    from worldmodel.models.generator.diffusers.ltx import LTXGenerator
-    from worldmodel.models.generator.diffusers.wan import WanGenerator
-
-    families = {each.transformer_class: each for each in (WanGenerator, LTXGenerator, CogVideoXGenerator)}
-    return families[pipeline_folder.allowed_class(name, families, place)]

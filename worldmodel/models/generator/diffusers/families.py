@@ -1,0 +1,65 @@
+"""The generators of diffusers by the class of their transformer, and loading of them."""
+
+from pathlib import Path
+from typing import Any
+
+from worldmodel.config import WorldModelConfig
+from worldmodel.errors import ConfigError, ModelError
+from worldmodel.models.codec.autoencoder import VideoCodec
+from worldmodel.models.generator.diffusers import clip_encoder
+from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator, image_width
+from worldmodel.models.generator.diffusers.cogvideox import CogVideoXGenerator
+from worldmodel.models.generator.diffusers.ltx import LTXGenerator
+from worldmodel.models.generator.diffusers.wan import WanGenerator
+from worldmodel.models.loading import pipeline_folder, pretrained
+from worldmodel.models.loading.pretrained import dtype_of
+
+FAMILIES: dict[Any, type[DiffusersGenerator]] = {
+    family.transformer_class: family for family in (WanGenerator, LTXGenerator, CogVideoXGenerator)
+}
+
+
+def build_generator(
+    config: WorldModelConfig, folder: Path | None = None, codec: VideoCodec | None = None
+) -> DiffusersGenerator:
+    """Read the generator in `folder`, else in `generator.pretrained`, or build `generator.architecture`.
+
+    Raises:
+        ConfigError: the architecture cannot be built, or this generator cannot do what the config asks.
+        ModelError: a folder is not readable, or holds something else.
+    """
+    chosen = config.generator
+    streamed, clip, dtype = config.condition.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
+    if folder is None and not chosen.pretrained:
+        arguments = dict(chosen.architecture)
+        described = arguments.pop("image_encoder", None)
+        try:
+            family = _family(arguments.pop("_class_name", None), "generator.architecture")
+            transformer = family.transformer_class(**arguments)
+            image = None if described is None else clip_encoder.describe(described, clip.image_size)
+        except (ModelError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise ConfigError(f"generator.architecture cannot be built: {error}") from None
+        if config.condition.text:
+            raise ConfigError(
+                "condition.text needs a text encoder, which generator.architecture does not bring; set "
+                "generator.pretrained to a pipeline folder, or condition.text to false."
+            )
+        pipeline_folder.convert(transformer, dtype)
+        scheduler = family.read_scheduler(chosen.scheduler)
+        return family(transformer, scheduler, clip, streamed, None, codec, image)
+    source = pipeline_folder.Source.of(folder or str(chosen.pretrained))
+    place = source.transformer
+    family = _family(pretrained.read_json(place).get("_class_name"), str(place))
+    transformer = pipeline_folder.load_model(place, [family.transformer_class], dtype)
+    scheduler = family.read_scheduler(chosen.scheduler, source.scheduler)
+    text = pipeline_folder.load_text_encoder(source) if config.condition.text else None
+    image = clip_encoder.load(source, clip.image_size) if image_width(transformer) else None
+    made = family(transformer, scheduler, clip, streamed, text, codec, image)
+    made.source = source
+    made.network.load_stream(place)
+    made.add_second(source)
+    return made
+
+
+def _family(name: Any, source: str) -> type[DiffusersGenerator]:
+    return FAMILIES[pipeline_folder.allowed_class(name, FAMILIES, source)]
