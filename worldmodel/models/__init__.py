@@ -1,1 +1,1 @@
-"""The parts of a world model, and the model that reads like the figure."""
+"""The world model and its components."""

@@ -103,7 +103,9 @@ def load(model: nn.Module, folder: Path) -> None:
     """
     found = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
     if not found:
-        raise ModelError(f"{folder} has no COMPONENT/{CONFIG}; pass a folder written by worldmodel export.")
+        raise ModelError(
+            f"{folder} has no COMPONENT/{CONFIG}; pass a folder written by `worldmodel export --adapters`."
+        )
     for path in found:
         try:
             root = root_of(model, path.name)

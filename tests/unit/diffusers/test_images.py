@@ -130,7 +130,7 @@ def test_prediction_depends_on_the_clip_image(tiny: SimpleNamespace) -> None:
 
 def test_clip_image_is_required(tiny: SimpleNamespace) -> None:
     generator = tiny.generator("wan-clip", codec=DiffusersCodec(tiny.vae("wan-clip")))
-    with pytest.raises(InputError, match="cannot begin with words alone"):
+    with pytest.raises(InputError, match="image-to-video"):
         generator.prefill(tiny.draw(3, 1, 0, 16, *tiny.GRID), given(tiny, generator))
 
 
@@ -144,7 +144,7 @@ def test_text_and_states_share_the_prompt_tokens(tiny: SimpleNamespace) -> None:
     assert torch.equal(alone[:, :7], tokens)
     assert alone.shape == (1, PLACES, tiny.TEXT)
     assert not alone[:, 7:].any()
-    with pytest.raises(ConfigError, match="more than the 512 places"):
+    with pytest.raises(ConfigError, match="513.*512"):
         generator.prompt(Condition(tokens=tiny.draw(0, 1, PLACES + 1, tiny.TEXT)))
 
 

@@ -24,9 +24,9 @@ PerFrame = Float[Tensor, "b t"]
 
 @dataclass(frozen=True)
 class KVCache:
-    """What a generator keeps of the frames before a chunk; the batch is the first axis of every tensor.
+    """The inputs that a generator keeps of the frames before a chunk; batch first in every tensor.
 
-    A generator fills the fields that it uses: keys and values, or the context itself and what is made of it.
+    A generator fills the fields that it uses: keys and values, or the context and inputs derived from it.
     """
 
     layers: tuple[KeyValue, ...] = ()
@@ -130,7 +130,7 @@ class VideoGenerator(nn.Module, ABC):
         """
 
     def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b m e"] | None:
-        """Embed texts as the model was trained to read them; None where it reads none."""
+        """Embed texts as in the training of the model; None if it takes no text."""
         return None
 
     @torch.no_grad()

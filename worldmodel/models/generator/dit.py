@@ -76,7 +76,7 @@ class Block(nn.Module):
 
 
 def normalise(x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-    """Layer norm without learned scale; the modulation brings its own."""
+    """Layer norm without learned scale and shift, which the modulation provides."""
     return F.layer_norm(x, x.shape[-1:], eps=1e-6)
 
 
@@ -102,7 +102,7 @@ class DiT(VideoGenerator):
         self.layers = nn.ModuleList(Block(width, config.num_heads) for _ in range(config.num_layers))
         self.project = nn.Linear(width, latent_channels)
         nn.init.zeros_(self.modulation.weight)
-        with torch.no_grad():  # gates start at 1/2: residual branches are alive, yet the sum stays tame
+        with torch.no_grad():  # gates start at 1/2: branches contribute, and their sum stays small
             bias = self.modulation.bias.zero_().view(6, width)
             bias[2].fill_(0.5)
             bias[5].fill_(0.5)

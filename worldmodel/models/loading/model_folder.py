@@ -38,7 +38,7 @@ CONFIG, WEIGHTS, TOKENS = "config.json", "model.safetensors", "tokens.safetensor
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FOLDERS_OF_FORMAT_1 = {"condition_adapter": "adapter"}
 TOKENS_OF_FORMAT_1 = {"blank_latents": "unseen", "prompt_marker": "ask", "answer_marker": "answer"}
-"""Names of today, and the names that folders of format 1 have for them."""
+"""Current names, and those in folders of format 1."""
 
 M = TypeVar("M", bound="PretrainedMixin")
 

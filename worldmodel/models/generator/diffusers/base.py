@@ -1,7 +1,7 @@
-"""Video generators of diffusers: what Wan, LTX-Video and CogVideoX have in common.
+"""Video generators of diffusers: the parts that Wan, LTX-Video and CogVideoX share.
 
-Nothing is reparametrised: the transformer is told its own timesteps, its prediction goes to its own
-scheduler, and a chunk without states is what the untouched pipeline makes.
+Nothing is reparametrised: the transformer gets its native timesteps, its predictions go to its own scheduler,
+and without states a chunk equals the output of the unmodified pipeline.
 """
 
 from abc import abstractmethod
@@ -31,7 +31,7 @@ from worldmodel.models.vision.vit import PatchEncoder
 
 @dataclass(frozen=True)
 class Clip:
-    """What a generator makes in one go: context and chunk, in latent frames."""
+    """The size of a generated clip: context and chunk, in latent frames."""
 
     context_latents: int
     chunk_latents: int
@@ -66,21 +66,21 @@ class Clip:
 
 
 class DiffusersGenerator(VideoGenerator):
-    """A transformer and a scheduler of diffusers, and their text encoder where words are read.
+    """A transformer and a scheduler of diffusers, and a text encoder if the generator takes text.
 
-    States enter as a prompt (`Condition.tokens` behind, or in place of, the embedded text) or as a stream.
+    States enter as a prompt (`Condition.tokens` after, or in place of, the text embeddings) or as a stream.
     """
 
     transformer_class: ClassVar[type[ModelMixin]]
     scheduler_classes: ClassVar[tuple[type, ...]]
     scheduler_default: ClassVar[dict[str, Any]]
-    """The scheduler, by `_class_name`, with which the family is published."""
+    """Config of the scheduler with which the family is published, with its `_class_name`."""
 
     path: NoisePath
     timestep_per_frame: bool
-    """Whether frames may have noise levels of their own; else the first frame's is everyone's."""
+    """Whether each frame may have its own noise level; otherwise that of the first frame is used for all."""
     text_length: int | None = None
-    """Places that the transformer has for text; None: as many as there is text."""
+    """Length of the text input in tokens; None if it is not fixed."""
 
     def __init__(
         self,
@@ -97,21 +97,21 @@ class DiffusersGenerator(VideoGenerator):
         Args:
             transformer: of the family's class.
             scheduler: of one of the family's classes.
-            clip: what is made in one go.
-            streamed: whether states enter as a stream; else as a prompt.
+            clip: size of context and chunk.
+            streamed: whether states enter as a stream instead of a prompt.
             text: text encoder and tokenizer.
-            codec: the model's codec, for generators that look at pixels of their context.
-            image_encoder: for transformers that also read its features of a picture.
+            codec: the model's codec, for generators that encode pixels of their context.
+            image_encoder: CLIP encoder, for transformers that also read image features.
 
         Raises:
-            ConfigError: the transformer reads no such features, or others.
+            ConfigError: the width of the image encoder is not the one that the transformer needs.
         """
         super().__init__()
         wanted, given = image_width(transformer), None if image_encoder is None else image_encoder.width
         if wanted != given:
             raise ConfigError(
-                f"The transformer reads features of a picture of width {wanted} (image_dim), and the image "
-                f"encoder's have width {given}; describe the CLIP vision model that it needs in "
+                f"The transformer reads image features of width {wanted} (image_dim), and the image encoder "
+                f"has width {given}; describe a matching CLIP vision model in "
                 "generator.architecture.image_encoder, or set generator.pretrained to a pipeline folder."
             )
         self.clip = clip
@@ -125,12 +125,12 @@ class DiffusersGenerator(VideoGenerator):
         self.text_encoder, self.tokenizer = text or (None, None)
         self.image_encoder = image_encoder
         self.source: pipeline_folder.Source | None = None
-        """Where the pieces were read from: its text encoder is read when first asked for."""
-        self._codec = (codec,)  # not a part of this module: the world model has it already
+        """Folders of the components; a text encoder is loaded from there on first use."""
+        self._codec = (codec,)  # a tuple, so that it is not registered: the world model owns it
 
     @classmethod
     def read_scheduler(cls, values: dict[str, Any], folder: Path | None = None) -> Scheduler:
-        """Build the scheduler that `values` describe, else the one in a folder, else the family's.
+        """Build the scheduler of `values`, else that of a folder, else the default of the family.
 
         Raises:
             ModelError: it is of another class, or its arguments are wrong.
@@ -142,16 +142,20 @@ class DiffusersGenerator(VideoGenerator):
             values.get("_class_name"), cls.scheduler_classes, "The scheduler"
         )
         try:
-            with torch.device("cpu"):  # a schedule is real even where weights are not yet
+            with torch.device("cpu"):  # schedules are computed even if weights are on the meta device
                 return scheduler_class.from_config(values)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ModelError(f"The scheduler cannot be built: {error}") from None
 
     def add_second(self, source: pipeline_folder.Source) -> None:
-        """Read the second transformer of a folder, where the family knows what to do with one."""
+        """Load the second transformer of a folder, if there is one.
+
+        Raises:
+            ModelError: the family has no second transformer.
+        """
         if source.transformer_2 is not None:
             raise ModelError(
-                f"{source.transformer_2} is a second transformer, which only Wan pipelines have."
+                f"{source.transformer_2} is a second transformer, which only Wan supports; remove the folder."
             )
 
     @property
@@ -169,10 +173,10 @@ class DiffusersGenerator(VideoGenerator):
         """Return a state stream, attached to the transformer."""
 
     def solver(self, num_inference_steps: int) -> DiffusersSolver:
-        """Return the scheduler, set for one chunk.
+        """Return a solver for one chunk.
 
         Raises:
-            ConfigError: the scheduler cannot take so many steps.
+            ConfigError: the scheduler does not support so many steps.
         """
         try:
             return DiffusersSolver(self.scheduler, **self.timesteps(num_inference_steps))
@@ -180,7 +184,7 @@ class DiffusersGenerator(VideoGenerator):
             raise ConfigError(f"num_inference_steps is {num_inference_steps}: {error}") from None
 
     def timesteps(self, num_inference_steps: int) -> dict[str, Any]:
-        """Return what the family's pipeline tells `set_timesteps`."""
+        """Return the arguments that the family's pipeline passes to `set_timesteps`."""
         return {"num_inference_steps": num_inference_steps}
 
     def training_loss(
@@ -192,9 +196,9 @@ class DiffusersGenerator(VideoGenerator):
         context: Context,
         continues_previous: Bool[Tensor, " b"] | None = None,
     ) -> LossOutput:
-        """Compare the prediction with the target that the model was trained with.
+        """Compare the prediction with the training target of the model.
 
-        `sigma` is the deviation of the noise; the scheduler's nearest timestep is taken.
+        `sigma` is the standard deviation of the noise; the nearest timestep of the scheduler is used.
         """
         timestep = self.path.nearest(sigma if self.timestep_per_frame else sigma[:, :1].expand_as(sigma))
         noisy = self.path.add_noise(clean, noise, timestep)
@@ -207,28 +211,28 @@ class DiffusersGenerator(VideoGenerator):
         return LossOutput(error, self.path.clean(noisy, prediction, timestep))
 
     def require_context(self, context: Context) -> None:
-        """Refuse to begin a clip, for models that go on from a picture.
+        """Check that there is context, for image-to-video models.
 
         Raises:
-            InputError: there is no context.
+            InputError: there is none.
         """
         if not context.shape[1]:
             raise InputError(
-                "This world's generator goes on from a picture and cannot begin with words alone; start from "
-                "an image or a video, and train it without the task imagine."
+                "This model's generator is image-to-video and cannot start from a text; start from an image "
+                "or a video, and train it without the task imagine."
             )
 
     def states(self, condition: Condition) -> Tensor | None:
-        """Return what the stream reads, if there is one."""
+        """Return the input of the stream; None if there is no stream."""
         return condition.tokens if self.network.stream is not None else None
 
     def prompt(self, condition: Condition) -> Float[Tensor, "b l e"]:
-        """Return what stands where the embedded text does: text, tokens, or text and tokens behind it.
+        """Return the text input of the transformer: embedded text, condition tokens, or text and then tokens.
 
-        Where places are counted, tokens take those at the end, and zeros what is left.
+        With a `text_length`, text is cut so that all tokens fit, and the rest is padded with zeros.
 
         Raises:
-            ConfigError: there are more tokens than places.
+            ConfigError: there are more tokens than `text_length`.
         """
         tokens, text, most = condition.tokens, condition.text, self.text_length
         if self.network.stream is None:
@@ -236,14 +240,14 @@ class DiffusersGenerator(VideoGenerator):
             made = tokens if text is None else torch.cat([text[:, :kept].to(tokens.dtype), tokens], dim=1)
         elif text is not None:
             made = text
-        else:  # one embedding of nothing: attention needs a key
+        else:  # a single embedding of zeros: attention needs a key
             made = tokens.new_zeros(len(tokens), 1, self.text_width)
         if most is None:
             return made
         if made.shape[1] > most:
             raise ConfigError(
-                f"condition.num_tokens is more than the {most} places that this transformer has for text; "
-                "lower it."
+                f"condition.num_tokens is {tokens.shape[1]}, but the text input of this transformer has "
+                f"{most} tokens; lower it."
             )
         return F.pad(made, (0, 0, 0, most - made.shape[1]))
 
@@ -252,12 +256,12 @@ class DiffusersGenerator(VideoGenerator):
         if self.text_encoder is None:
             if self.source is None or self.source.text_encoder is None:
                 raise ConfigError(
-                    "This generator has no text encoder beside it; set generator.pretrained to the folder of "
-                    "a whole pipeline."
+                    "This generator has no text encoder; set generator.pretrained to the folder of a whole "
+                    "pipeline."
                 )
             encoder, self.tokenizer = pipeline_folder.load_text_encoder(self.source)
             torch.nn.Module.to(encoder, next(self.network.parameters()).device)
-            # No part of the module: it is not trained, sharded or saved with it.
+            # Not registered as a submodule: it is not trained, sharded or saved.
             object.__setattr__(self, "text_encoder", encoder)
         return self.embed_text(list(texts)).float()
 
@@ -266,9 +270,9 @@ class DiffusersGenerator(VideoGenerator):
         """Embed texts with the family's pipeline."""
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Write the generator: its folder is that of a diffusers transformer, and more beside.
+        """Write the folder of a diffusers transformer, with the scheduler and encoders in sub-folders.
 
-        Encoders of text and of pictures, which nobody trains, keep their precision.
+        Text and image encoders, which are never trained, keep their data type.
         """
         folder = Path(folder)
         self.network.save_pretrained(folder, dtype)
@@ -281,6 +285,6 @@ class DiffusersGenerator(VideoGenerator):
 
 
 def image_width(transformer: ModelMixin) -> int | None:
-    """Return the width of the features of a picture that a transformer reads, if it reads any."""
+    """Return the width of the image features that a transformer reads; None if it reads none."""
     config: Any = transformer.config
     return config.get("image_dim")

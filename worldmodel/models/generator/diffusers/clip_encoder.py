@@ -1,7 +1,7 @@
-"""Encoders for transformers that also read what CLIP sees in a picture (Wan 2.1 image-to-video).
+"""CLIP image encoders for transformers that also read image features (image-to-video models of Wan 2.1).
 
-The features are those that the pipeline reads: of all layers but the last, the class's in front. Nobody
-trains an encoder: it is held in fp32, as published, and saved with the generator.
+The features are those of the pipeline: the output of the second-to-last layer, the class token first. An
+encoder is never trained; it stays in fp32, as published, and is saved with the generator.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def describe(architecture: Mapping[str, Any], image_size: tuple[int, int]) -> Pa
     """Build `generator.architecture.image_encoder`, with random weights, for frames of a height and width.
 
     Raises:
-        ConfigError: these are no arguments of a CLIP vision model.
+        ConfigError: the arguments are not those of a CLIP vision model.
     """
     made = pretrained.build_config({**architecture, "model_type": MODEL_TYPE}, "generator")
     model = AutoModel.from_config(made, attn_implementation="sdpa")
@@ -31,19 +31,19 @@ def describe(architecture: Mapping[str, Any], image_size: tuple[int, int]) -> Pa
 
 
 def load(source: Source, image_size: tuple[int, int]) -> PatchEncoder:
-    """Load the image encoder of a folder, and how its image processor shows it frames of a height and width.
+    """Load the image encoder and the image processor of a folder, for frames of a height and width.
 
     Raises:
-        ModelError: there is none, or it is of another family, not readable or incomplete.
+        ModelError: there is no encoder, or it is of another family, unreadable or incomplete.
     """
     folder = source.image_encoder
     if folder is None:
         raise ModelError(
-            f"{source.transformer} also reads features of a picture (image_dim), but there is no "
-            "image_encoder folder beside it; pass a whole pipeline folder."
+            f"{source.transformer} reads image features (image_dim), but there is no image_encoder folder "
+            "beside it; pass a whole pipeline folder."
         )
     if pretrained.read_json(folder).get("model_type") != MODEL_TYPE:
-        raise ModelError(f"{folder} holds no image encoder of type {MODEL_TYPE}.")
+        raise ModelError(f"{folder} has no image encoder of type {MODEL_TYPE}; pass a CLIP vision model.")
     model = pretrained.load_model(CLIPVisionModel, folder, torch.float32, "sdpa")
     settings = read_settings(source.image_processor or folder)
     return PatchEncoder(model, settings, LAYER, image_size).requires_grad_(False)

@@ -1,6 +1,6 @@
 """CogVideoX image-to-video as a video generator; context enters in added channels.
 
-Its text-to-video models have no place for an image, so a world model cannot go on from what was seen.
+Its text-to-video models have no input for context frames and are not supported.
 
 Source: CogVideoX (arXiv:2408.06072).
 """
@@ -62,37 +62,36 @@ class CogVideoXGenerator(DiffusersGenerator):
         self.text_length = config.max_text_seq_length
         (codec,) = self._codec
         self.context_scale = 1.0
-        """What makes latents of the context as long as those that the transformer was shown."""
+        """Factor from context latents to the scale that the transformer was trained with."""
         if isinstance(codec, DiffusersCodec) and isinstance(codec.vae, AutoencoderKLCogVideoX):
             vae: Any = codec.vae.config
-            if vae.invert_scale_latents:  # CogVideoX 1.5 was shown images divided by the factor
+            if vae.invert_scale_latents:  # CogVideoX 1.5 was trained with images divided by it
                 self.context_scale = vae.scaling_factor**-2
 
     @staticmethod
     def _check(config: Any, clip: Clip) -> None:
         if clip.context_latents and config.in_channels != 2 * config.out_channels:
             raise ConfigError(
-                "This CogVideoX transformer makes video from text alone and cannot go on from what was seen; "
-                "use an image-to-video one (CogVideoX-5b-I2V, CogVideoX1.5-5B-I2V)."
+                "This CogVideoX transformer is text-to-video and cannot continue frames; use an "
+                "image-to-video one (CogVideoX-5b-I2V, CogVideoX1.5-5B-I2V)."
             )
         patch = config.patch_size_t or 1
         if clip.latents % patch:
             raise ConfigError(
-                f"Context and chunk are {clip.latents} latent frames, and this transformer takes them by "
-                f"{patch}; change chunk_frames or context_latents."
+                f"Context and chunk are {clip.latents} latent frames, which is not a multiple of this "
+                f"transformer's patches of {patch}; change chunk_frames or context_latents."
             )
         rows, columns = clip.grid
         if rows % config.patch_size or columns % config.patch_size:
             raise ConfigError(
-                f"A frame has {rows} x {columns} latent cells, and this transformer takes them by "
-                f"{config.patch_size}; change codec.image_size."
+                f"A frame has {rows} x {columns} latent cells, which are not multiples of this transformer's "
+                f"patches of {config.patch_size}; change codec.image_size."
             )
         known = (config.sample_height, config.sample_width)
         if config.use_learned_positional_embeddings and known != clip.grid:
             raise ConfigError(
-                f"This transformer knows frames of {known[0]} x {known[1]} latent cells only (learned "
-                f"positions), and the config's have {rows} x {columns}; change codec.image_size or use a "
-                "CogVideoX 1.5 model."
+                f"This transformer has learned positions for {known[0]} x {known[1]} latent cells, and a "
+                f"frame has {rows} x {columns}; change codec.image_size or use a CogVideoX 1.5 model."
             )
 
     @property
@@ -106,18 +105,18 @@ class CogVideoXGenerator(DiffusersGenerator):
         return self.transformer.config.text_embed_dim
 
     def new_stream(self, transformer: Any) -> StateStream:
-        """Return new attentions: text and video share one here, so that there is none to copy."""
+        """Return a stream of new attentions: text and video share one, so there is none to copy."""
         return FreshStream([block.attn1 for block in transformer.transformer_blocks], self.width)
 
     def prefill(self, context: Context, condition: Condition) -> KVCache:
-        """Prepare the added channels, and noise for the context frames of the noisy input."""
+        """Compute the added channels, and noise for the context frames in the noisy input."""
         if self.transformer.config.in_channels != self.transformer.config.out_channels:
             self.require_context(context)
         # In the noisy input they are noised to the timestep of each step.
         return KVCache(context=context, noise=fixed_noise(context), channels=self.added_channels(context))
 
     def added_channels(self, context: Context) -> Float[Tensor, "b n c h w"]:
-        """Return the channels beside the noisy ones: latents of the known frames, then zeros."""
+        """Return the added channels: latents of the context frames, then zeros."""
         unknown = context.new_zeros(len(context), self.clip.chunk_latents, *context.shape[2:])
         return torch.cat([self.context_scale * context, unknown], dim=1)
 
@@ -144,7 +143,7 @@ class CogVideoXGenerator(DiffusersGenerator):
         return prediction.float()[:, count:]
 
     def _rotary(self, x: Float[Tensor, "b n c h w"]) -> Any:
-        """Return cosines and sines of the places of all patches, where the transformer turns by places."""
+        """Return the rotary cosines and sines of all patches; None for learned positions."""
         config = self.transformer.config
         if not config.use_rotary_positional_embeddings:
             return None
@@ -155,7 +154,7 @@ class CogVideoXGenerator(DiffusersGenerator):
         if config.patch_size_t is None:  # 1.0 stretches the grid to the one it was trained with
             region = get_resize_crop_region_for_grid(grid, base[1], base[0])
             return get_3d_rotary_pos_embed(heads, region, grid, frames, device=x.device)
-        count = frames // config.patch_size_t  # 1.5 cuts a piece out of it
+        count = frames // config.patch_size_t  # 1.5 takes a slice of it
         return get_3d_rotary_pos_embed(
             heads, None, grid, count, grid_type="slice", max_size=base, device=x.device
         )

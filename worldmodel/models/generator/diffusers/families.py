@@ -1,4 +1,4 @@
-"""The generators of diffusers by the class of their transformer, and loading of them."""
+"""The families of diffusers generators by the class of their transformer, and their loading."""
 
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ FAMILIES: dict[Any, type[DiffusersGenerator]] = {
 def build_generator(
     config: WorldModelConfig, folder: Path | None = None, codec: VideoCodec | None = None
 ) -> DiffusersGenerator:
-    """Read the generator in `folder`, else in `generator.pretrained`, or build `generator.architecture`.
+    """Load the generator from `folder` or `generator.pretrained`, or build `generator.architecture`.
 
     Raises:
-        ConfigError: the architecture cannot be built, or this generator cannot do what the config asks.
-        ModelError: a folder is not readable, or holds something else.
+        ConfigError: the architecture cannot be built, or does not support a setting.
+        ModelError: a folder cannot be read, or holds another model.
     """
     chosen = config.generator
     streamed, clip, dtype = config.condition.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
@@ -41,22 +41,22 @@ def build_generator(
             raise ConfigError(f"generator.architecture cannot be built: {error}") from None
         if config.condition.text:
             raise ConfigError(
-                "condition.text needs a text encoder, which generator.architecture does not bring; set "
+                "condition.text needs a text encoder, which generator.architecture does not include; set "
                 "generator.pretrained to a pipeline folder, or condition.text to false."
             )
         pipeline_folder.convert(transformer, dtype)
         scheduler = family.read_scheduler(chosen.scheduler)
         return family(transformer, scheduler, clip, streamed, None, codec, image)
     source = pipeline_folder.Source.of(folder or str(chosen.pretrained))
-    place = source.transformer
-    family = _family(pretrained.read_json(place).get("_class_name"), str(place))
-    transformer = pipeline_folder.load_model(place, [family.transformer_class], dtype)
+    weights = source.transformer
+    family = _family(pretrained.read_json(weights).get("_class_name"), str(weights))
+    transformer = pipeline_folder.load_model(weights, [family.transformer_class], dtype)
     scheduler = family.read_scheduler(chosen.scheduler, source.scheduler)
     text = pipeline_folder.load_text_encoder(source) if config.condition.text else None
     image = clip_encoder.load(source, clip.image_size) if image_width(transformer) else None
     made = family(transformer, scheduler, clip, streamed, text, codec, image)
     made.source = source
-    made.network.load_stream(place)
+    made.network.load_stream(weights)
     made.add_second(source)
     return made
 

@@ -1,4 +1,4 @@
-"""LTX-Video as a video generator; context frames stand in front of the chunk at timestep 0.
+"""LTX-Video as a video generator; context frames precede the chunk at timestep 0.
 
 Source: LTX-Video (arXiv:2501.00103).
 """
@@ -23,7 +23,7 @@ from worldmodel.models.generator.diffusers.scheduler import FlowPath, Scheduler
 from worldmodel.models.generator.diffusers.state_cross_attention import CopiedStream, StateStream
 
 TEXT_LENGTH = 128
-"""Tokens that the pipeline gives its transformer."""
+"""Length of the text input in the pipeline, in tokens."""
 
 
 class LTXGenerator(DiffusersGenerator):
@@ -54,7 +54,7 @@ class LTXGenerator(DiffusersGenerator):
         if (config.patch_size, config.patch_size_t) != (1, 1):
             raise ConfigError(
                 f"The transformer's patches are {config.patch_size_t} x {config.patch_size}; only LTX models "
-                "whose patches are single latent cells are known."
+                "whose patches are single latent cells are supported."
             )
         super().__init__(transformer, scheduler, clip, *args, **kwargs)
         assert isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
@@ -71,7 +71,7 @@ class LTXGenerator(DiffusersGenerator):
         return self.transformer.config.caption_channels
 
     def new_stream(self, transformer: Any) -> StateStream:
-        """Return copies of the blocks' attentions to the text."""
+        """Return a stream of copies of the blocks' cross-attentions to the text."""
         attentions = [block.attn2 for block in transformer.transformer_blocks]
         return CopiedStream(attentions, transformer.caption_projection, self.width)
 
@@ -88,7 +88,7 @@ class LTXGenerator(DiffusersGenerator):
         return {"sigmas": np.linspace(1.0, 1 / num_inference_steps, num_inference_steps), "mu": shift}
 
     def prefill(self, context: Context, condition: Condition) -> KVCache:
-        """Keep the context frames, which pass the transformer again at every step."""
+        """Keep the context frames, which the transformer processes again at every step."""
         return KVCache(context=context)
 
     def forward(self, latents: Latents, timestep: PerFrame, condition: Condition, cache: KVCache) -> Latents:
@@ -121,7 +121,7 @@ class LTXGenerator(DiffusersGenerator):
         return rearrange(prediction.float(), "b (t h w) c -> b t c h w", h=height, w=width)[:, count:]
 
     def _masked(self, condition: Condition) -> tuple[Float[Tensor, "b l e"], Float[Tensor, "b l"]]:
-        """Return the prompt, and which of its places are read: padding of texts is not (`embed_text`)."""
+        """Return the prompt and its attention mask, which excludes the padding of texts."""
         prompt, text = self.prompt(condition), condition.text
         mask = torch.ones_like(prompt[..., 0])
         if text is not None:
@@ -129,7 +129,7 @@ class LTXGenerator(DiffusersGenerator):
         return prompt, mask
 
     def embed_text(self, texts: list[str]) -> Float[Tensor, "b m e"]:
-        """Embed texts as LTXPipeline does; padding, which its transformer is told to skip, becomes zeros."""
+        """Embed texts as LTXPipeline does; padding, which the attention mask excludes, becomes zeros."""
         pipeline = LTXPipeline(self.scheduler, None, self.text_encoder, self.tokenizer, None)  # type: ignore[arg-type]
         encoded: Any = pipeline.encode_prompt(
             texts,

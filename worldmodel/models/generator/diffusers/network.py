@@ -1,4 +1,4 @@
-"""A transformer of diffusers with what a world model adds to it, in memory and on disk."""
+"""A transformer of diffusers with an optional state stream, in memory and on disk."""
 
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,16 @@ class Network(nn.Module):
         return self.stream.run(self.transformer, states, **inputs)
 
     def save_pretrained(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write the transformer as diffusers reads it, and the stream beside it."""
+        """Write the transformer in the format of diffusers, and the stream to a file in the same folder."""
         pipeline_folder.save_model(self.transformer, folder, dtype)
         if self.stream is not None:
             save_file(pipeline_folder.cast(self.stream.state_dict(), dtype), folder / STREAM)
 
     def load_stream(self, folder: Path) -> None:
-        """Fill the stream from the file beside the transformer, if there is one.
+        """Load the weights of the stream from the transformer's folder, if it has any.
 
         Raises:
-            ModelError: the file is damaged, or of another shape, or of a model that has a stream where this
-                one has none.
+            ModelError: the file is damaged or does not fit, or this network has no stream.
         """
         file = folder / STREAM
         if not file.is_file():
@@ -56,5 +55,5 @@ class Network(nn.Module):
             self.stream.load_state_dict(load_file(file))
         except (OSError, SafetensorError, RuntimeError):
             raise ModelError(
-                f"{file} is damaged or does not fit the transformer beside it; fetch the model again."
+                f"{file} is damaged or does not fit its transformer; download the model again."
             ) from None

@@ -1,4 +1,4 @@
-"""Schedulers of diffusers: as solvers of one chunk each, and as the noise that a model was trained with."""
+"""Schedulers of diffusers, as solvers of single chunks and as noise paths of training."""
 
 import copy
 import hashlib
@@ -22,18 +22,18 @@ Scheduler = (
 
 
 class DiffusersSolver:
-    """A scheduler on its way through one chunk; it remembers its steps, so that no two chunks may share it.
+    """A copy of a scheduler for one chunk; it is stateful, so chunks cannot share one.
 
-    Where a step adds noise, every row of the batch has its own, drawn from a seed that its first latents
-    give: the same start leads to the same end, whatever else is in the batch.
+    If steps add noise, every row draws its own, seeded by its initial latents, so that the result of a row
+    does not depend on the rest of the batch.
     """
 
     def __init__(self, scheduler: Scheduler, **timesteps: Any) -> None:
-        """Take a copy of a scheduler; `timesteps` is what its `set_timesteps` is told."""
+        """Copy a scheduler; `timesteps` are arguments of its `set_timesteps`."""
         self.scheduler: Any = copy.deepcopy(scheduler)
         self.scheduler.set_timesteps(**timesteps)
         if hasattr(self.scheduler, "set_begin_index"):
-            self.scheduler.set_begin_index(0)  # else it would look for itself among rounded timesteps
+            self.scheduler.set_begin_index(0)  # otherwise it searches among rounded timesteps
         self.num_steps = len(self.scheduler.timesteps)
         self._looks_back = isinstance(scheduler, CogVideoXDPMScheduler)
         self._adds_noise = bool(self.scheduler.config.get("stochastic_sampling"))
@@ -45,7 +45,7 @@ class DiffusersSolver:
         return float(self.scheduler.timesteps[step])
 
     def step(self, step: int, prediction: Latents, latents: Latents) -> Latents:
-        """Return what the scheduler makes of the prediction."""
+        """Return the latents after a step of the scheduler."""
         scheduler, timestep = self.scheduler, self.scheduler.timesteps[step]
         if self._looks_back:
             back = scheduler.timesteps[step - 1] if step else None
@@ -69,7 +69,7 @@ class DiffusersSolver:
 
 
 def row_generators(x: Tensor) -> list[torch.Generator]:
-    """Return a generator for every row, seeded by the values of the row alone."""
+    """Return a random generator for every row, seeded by the values of that row."""
     made = []
     for row in x.detach().cpu().float().contiguous():
         digest = hashlib.blake2b(row.numpy().tobytes(), digest_size=7).digest()
@@ -78,9 +78,9 @@ def row_generators(x: Tensor) -> list[torch.Generator]:
 
 
 def fixed_noise(x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b *shape"]:
-    """Return noise like `x`, the same for every row and at all times.
+    """Return noise like `x`, the same for every row and every call.
 
-    It hides what is known anyway (context frames in noisy places), so nothing is lost by its being known.
+    It is added to context frames only, which are known anyway, so it need not be random.
     """
     noise = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(0x5EED_0F_C0))
     return noise.to(x).expand_as(x)
@@ -119,11 +119,11 @@ class FlowPath:
         return noise - clean
 
     def clean(self, noisy: Latents, prediction: Latents, timestep: PerFrame) -> Latents:
-        """Follow the velocity to the end."""
+        """Return the data that a velocity implies."""
         return noisy - self._sigma(timestep) * prediction
 
     def _sigma(self, timestep: PerFrame) -> Float[Tensor, "b t 1 1 1"]:
-        # A scheduler may round timesteps; the model is told these, and sigma is what they say.
+        # The sigma of the rounded timestep, since that is the one the model is given.
         return (timestep / self.count)[:, :, None, None, None]
 
 
@@ -138,7 +138,7 @@ class VariancePath:
         if config.prediction_type != "v_prediction":
             raise ModelError(
                 f"The generator's scheduler has prediction_type {config.prediction_type!r}; only "
-                "v_prediction is known: mend its scheduler_config.json."
+                "v_prediction is supported; correct its scheduler_config.json."
             )
         self.scheduler = copy.deepcopy(scheduler)
         self.sigmas = (1 - self.scheduler.alphas_cumprod).sqrt().float()
@@ -156,19 +156,19 @@ class VariancePath:
         return self._by_frame(self.scheduler.get_velocity, clean, noise, timestep)
 
     def clean(self, noisy: Latents, prediction: Latents, timestep: PerFrame) -> Latents:
-        """Turn v back: the rotation by which it was made, the other way round."""
+        """Return the data that v implies, by the inverse rotation."""
         # get_velocity(x, y) is a y - b x: with x = v and y = noisy it is a noisy - b v.
         return self._by_frame(self.scheduler.get_velocity, prediction, noisy, timestep)
 
     def _by_frame(self, make: Any, first: Tensor, second: Tensor, timestep: Tensor) -> Tensor:
-        """Every frame is a sample of its own to the scheduler."""
+        """Call the scheduler with every frame as a separate sample."""
         rows = [rearrange(x, "b t c h w -> (b t) c h w") for x in (first, second)]
         made = make(*rows, timestep.flatten().long())
         return rearrange(made, "(b t) c h w -> b t c h w", b=len(first))
 
 
 NoisePath = FlowPath | VariancePath
-"""How data became noise in a model's training; timesteps are those of its scheduler."""
+"""The noise process of a model's training; timesteps are those of its scheduler."""
 
 
 def _nearest(sigmas: Float[Tensor, " n"], sigma: PerFrame) -> Int[Tensor, "b t"]:

@@ -1,7 +1,7 @@
-"""The state stream: an attention to predicted states, added to every block of a pretrained transformer.
+"""The state stream: a cross-attention to predicted states, added to every block of a pretrained transformer.
 
-It starts as nothing: what it adds passes a linear layer of zeros. The transformer's own modules, names and
-files stay as they are; the stream's weights lie beside them.
+Its output layers are initialised to zero, so at first it changes nothing. The modules, weight names and files
+of the transformer stay the same; the weights of the stream are in a file of their own.
 
 Source: PAN (arXiv:2511.09057), sec. 3.
 """
@@ -32,26 +32,26 @@ class Branch(nn.Module):
 
 
 class StateStream(nn.Module):
-    """The branches of all blocks of a transformer."""
+    """The cross-attentions of all blocks of a transformer to the states."""
 
     def __init__(self, branches: Sequence[Branch]) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
 
     def run(self, transformer: nn.Module, states: Float[Tensor, "b m d"], **inputs: Any) -> Tensor:
-        """Call the transformer, whose blocks then see the states."""
+        """Call the transformer with states for its blocks."""
         raise NotImplementedError
 
 
 class CopiedStream(StateStream):
     """Branches that start as copies of each block's own cross-attention to the text.
 
-    States travel through the blocks behind the embedded text, in the same tensor, so that a block that is
-    computed a second time (activation checkpointing) sees them again.
+    States are appended to the embedded text and pass through the blocks in the same tensor, so that a block
+    that is recomputed (activation checkpointing) gets them again.
     """
 
     def __init__(self, attentions: Sequence[nn.Module], text_embedder: nn.Module, width: int) -> None:
-        """Add a branch beside each of `attentions`; states join the text behind `text_embedder`."""
+        """Add a branch to each of `attentions`; states are appended to the output of `text_embedder`."""
         super().__init__([Branch(_copied(each), width) for each in attentions])
         self.requires_grad_(True)
         self.num_states = 0
@@ -61,7 +61,7 @@ class CopiedStream(StateStream):
         text_embedder.register_forward_hook(self._join)
 
     def run(self, transformer: nn.Module, states: Float[Tensor, "b m d"], **inputs: Any) -> Tensor:
-        """Call the transformer, whose blocks then see the states."""
+        """Call the transformer with states for its blocks."""
         self.num_states = states.shape[1]
         with self._given(states):
             return transformer(**inputs, return_dict=False)[0]
@@ -103,7 +103,7 @@ class _BesideText:
 class FreshStream(StateStream):
     """Branches with new weights, for blocks in which text and video share one attention.
 
-    A branch reads what the block's attention reads, and what it says passes the same gate.
+    A branch has the same input as the attention of its block, and its output passes the same gate.
     """
 
     def __init__(self, attentions: Sequence[Attention], width: int) -> None:
@@ -113,12 +113,12 @@ class FreshStream(StateStream):
             attention.set_processor(_BesideJoint(attention.processor, branch))  # type: ignore[arg-type]
 
     def run(self, transformer: nn.Module, states: Float[Tensor, "b m d"], **inputs: Any) -> Tensor:
-        """Call the transformer, whose blocks then see the states."""
+        """Call the transformer with states for its blocks."""
         return transformer(**inputs, attention_kwargs={"states": states}, return_dict=False)[0]
 
 
 class _BesideJoint:
-    """Attention processor: the block's own over text and video, plus the branch, for the video alone."""
+    """Attention processor: the block's own over text and video, plus the branch, for the video only."""
 
     def __init__(self, own: Any, branch: nn.Module) -> None:
         self.own, self.branch = own, branch
@@ -138,7 +138,7 @@ class _BesideJoint:
 
 
 def _copied(attention: nn.Module) -> nn.Module:
-    """Copy an attention to the text, without what some of Wan's have to see a picture."""
+    """Copy a cross-attention to the text, without the image projections that some of Wan's have."""
     made = copy.deepcopy(attention)
     for name in ("add_k_proj", "add_v_proj", "norm_added_k"):
         if getattr(made, name, None) is not None:
@@ -147,7 +147,7 @@ def _copied(attention: nn.Module) -> nn.Module:
 
 
 def _cross_attention(attention: Attention, width: int) -> Attention:
-    """Return an attention to states, with heads like those of `attention`."""
+    """Return a new cross-attention to states, with as many heads as `attention`."""
     return Attention(
         query_dim=width,
         cross_attention_dim=width,

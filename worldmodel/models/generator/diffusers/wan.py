@@ -1,10 +1,9 @@
 """Wan as a video generator: text-to-video, TI2V and image-to-video models.
 
-Models whose transformer takes as many channels as it gives (T2V, TI2V) see context frames as frames at
-timestep 0 in front of the chunk, every token told the timestep of its frame. Image-to-video models see
-context in added channels: a mask of the frames that are known, and the latents of the clip in which all
-others are grey. Those of Wan 2.1 also read what CLIP sees in the picture that the clip begins with: the
-first frame of the context, as the codec shows it.
+Models with as many input as output channels (T2V, TI2V) take context frames as frames at timestep 0 before
+the chunk; every token gets the timestep of its frame. Image-to-video models take context in added channels: a
+mask of the known frames, and the latents of a clip in which all other frames are grey. Those of Wan 2.1 also
+read CLIP features of the first context frame, as decoded by the codec.
 
 Source: Wan (arXiv:2503.20314).
 """
@@ -33,7 +32,7 @@ from worldmodel.models.generator.diffusers.state_cross_attention import CopiedSt
 from worldmodel.models.loading import pipeline_folder
 
 TEXT_LENGTH = 512
-"""Tokens that the pipeline gives its transformer."""
+"""Length of the text input in the pipeline, in tokens."""
 
 
 class WanGenerator(DiffusersGenerator):
@@ -54,8 +53,8 @@ class WanGenerator(DiffusersGenerator):
         config: Any = transformer.config
         if config.pos_embed_seq_len is not None:
             raise ConfigError(
-                "This Wan transformer reads a clip's first and last picture (pos_embed_seq_len), and a world "
-                "does not know its last; use an image-to-video model."
+                "This Wan transformer reads a clip's first and last image (pos_embed_seq_len), and the last "
+                "one is not known in advance; use an image-to-video model."
             )
         if config.patch_size[0] != 1 or any(
             count % side for count, side in zip(clip.grid, config.patch_size[1:], strict=True)
@@ -71,11 +70,11 @@ class WanGenerator(DiffusersGenerator):
         """Whether context enters as channels."""
         self.timestep_per_frame = not self.concatenates
         if self.image_encoder is not None:
-            self.text_length = TEXT_LENGTH  # its attentions count places to tell text from picture
+            self.text_length = TEXT_LENGTH  # its attentions separate image features from text by length
             if not self.concatenates:
                 raise ConfigError(
-                    "This Wan transformer reads features of a picture (image_dim) and has no channels for "
-                    "the picture itself; use an image-to-video model."
+                    "This Wan transformer reads image features (image_dim) and has no channels for the image "
+                    "itself; use an image-to-video model."
                 )
         expected = clip.temporal_factor + 2 * config.out_channels
         if self.concatenates and config.in_channels != expected:
@@ -100,12 +99,12 @@ class WanGenerator(DiffusersGenerator):
         return self.transformer.config.text_dim
 
     def new_stream(self, transformer: Any) -> StateStream:
-        """Return copies of the blocks' attentions to the text."""
+        """Return a stream of copies of the blocks' cross-attentions to the text."""
         attentions = [block.attn2 for block in transformer.blocks]
         return CopiedStream(attentions, transformer.condition_embedder.text_embedder, self.width)
 
     def prefill(self, context: Context, condition: Condition) -> KVCache:
-        """Keep the context frames, and prepare the added channels where they enter so."""
+        """Keep the context frames, or compute the added channels of an image-to-video model."""
         if not self.concatenates:
             return KVCache(context=context)
         self.require_context(context)
@@ -145,15 +144,15 @@ class WanGenerator(DiffusersGenerator):
         attention = None
         if blocks is not None:
             attention = CausalAttention(torch.cat([blocks[:1].expand(count), blocks]))
-        x, told = torch.cat([context, latents], dim=1), first
+        x, timesteps = torch.cat([context, latents], dim=1), first
         if count or blocks is not None:
             per_frame = torch.cat([timestep.new_zeros(len(timestep), count), timestep], dim=1)
-            told = self._per_token(per_frame, latents)
-        return self._predict(x, told, first, condition, attention)[:, count:]
+            timesteps = self._per_token(per_frame, latents)
+        return self._predict(x, timesteps, first, condition, attention)[:, count:]
 
     @property
     def chunkwise(self) -> bool:  # type: ignore[override]
-        """Whether one transformer attends to all frames, each at a noise level of its own."""
+        """Whether a single transformer attends to all frames, each at its own noise level."""
         return not self.concatenates and self.network_2 is None
 
     def prefill_chunk(
@@ -174,15 +173,15 @@ class WanGenerator(DiffusersGenerator):
         return self.path.sigmas.to(position)[((1 - position) * count).long().clamp(max=count - 1)]
 
     def added_channels(self, context: Context, grey: Latents) -> Float[Tensor, "b n m h w"]:
-        """Return the channels beside the noisy ones: which frames are known, and the clip's known latents.
+        """Return the added channels: a mask of the known frames, and latents.
 
         Args:
             context: latents of the known frames.
-            grey: latents of grey frames that follow them.
+            grey: latents of the grey frames that follow them.
         """
         group, count = self.clip.temporal_factor, context.shape[1]
         known = context.new_zeros(len(context), count + grey.shape[1], group, *context.shape[3:])
-        known[:, :count] = 1  # the first latent frame is one frame, which stands for a whole group
+        known[:, :count] = 1  # the first latent frame, a single frame, counts as a whole group
         return torch.cat([known, torch.cat([context, grey], dim=1)], dim=2)
 
     @torch.no_grad()
@@ -203,7 +202,7 @@ class WanGenerator(DiffusersGenerator):
         return grey, self.image_encoder.everything(frames[:, :1].clamp(-1, 1)).flatten(1, 2)
 
     def _per_token(self, timestep: Float[Tensor, "b n"], x: Tensor) -> Float[Tensor, "b m"]:
-        """Give every token the timestep of its frame."""
+        """Repeat the timestep of every frame for its tokens."""
         patch = self.transformer.config.patch_size
         return timestep.repeat_interleave((x.shape[3] // patch[1]) * (x.shape[4] // patch[2]), dim=1)
 
@@ -216,7 +215,7 @@ class WanGenerator(DiffusersGenerator):
         attention: CausalAttention | None,
         image_features: Tensor | None = None,
     ) -> Tensor:
-        """Call the transformer that serves each sample's (first) timestep."""
+        """Call the transformer that is responsible for the (first) timestep of each sample."""
         x = rearrange(x, "b t c h w -> b c t h w").contiguous()
         inputs, states = [x, timestep, self.prompt(condition)], self.states(condition)
         if image_features is not None:
@@ -260,13 +259,11 @@ class WanGenerator(DiffusersGenerator):
     # ---- two transformers ----------------------------------------------------------------------------
 
     def add_second(self, source: pipeline_folder.Source) -> None:
-        """Read the transformer for low noise levels, if the folder has one."""
+        """Load the transformer for low noise levels, if the folder has one."""
         if source.transformer_2 is None:
             return
         if not isinstance(source.boundary_ratio, float):
-            raise ModelError(
-                f"{source.transformer_2} has no boundary_ratio beside it; fetch the model again."
-            )
+            raise ModelError(f"{source.transformer_2} has no boundary_ratio; download the model again.")
         dtype = self.transformer.dtype
         transformer = pipeline_folder.load_model(source.transformer_2, [WanTransformer3DModel], dtype)
         self.set_second(transformer, source.boundary_ratio)  # type: ignore[arg-type]
@@ -274,12 +271,12 @@ class WanGenerator(DiffusersGenerator):
         self.network_2.load_stream(source.transformer_2)
 
     def set_second(self, transformer: WanTransformer3DModel, boundary_ratio: float) -> None:
-        """Let another transformer predict below a share of the schedule."""
+        """Set the transformer that predicts below a share of the schedule."""
         stream = None if self.network.stream is None else self.new_stream(transformer).to(transformer.dtype)
         self.network_2, self.boundary_ratio = Network(transformer, stream), boundary_ratio
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Write the generator, its second transformer in `transformer_2`."""
+        """Write the generator, with its second transformer in `transformer_2`."""
         super().save_pretrained(folder, dtype)
         if self.network_2 is not None:
             second = Path(folder) / "transformer_2"
