@@ -1,4 +1,4 @@
-"""Goals: published figures, and what they should be."""
+"""Goals: published figures and their targets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

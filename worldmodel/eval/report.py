@@ -1,4 +1,4 @@
-"""The report: an HTML page and its images, which needs no network."""
+"""The HTML report of an evaluation, a folder of files without references to other sites."""
 
 import base64
 import errno

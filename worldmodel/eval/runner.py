@@ -1,4 +1,4 @@
-"""What is evaluated: anything that plays, imagines, says and codes batches of worlds."""
+"""The interface of evaluated models, and world models behind it."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,18 +15,18 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round
 from worldmodel.types import Action
 
-Pictures = UInt8[np.ndarray, "b h w 3"]
+Images = UInt8[np.ndarray, "b h w 3"]
 Clips = UInt8[np.ndarray, "b t h w 3"]
-Shown = tuple[UInt8[np.ndarray, "t h w 3"], ...]
-"""One clip, or what was seen before and after."""
+Observed = tuple[UInt8[np.ndarray, "t h w 3"], ...]
+"""The clip of an observation, or the clips before and after an action."""
 
 
-def count_nothing(samples: int) -> None:
-    """Tell nobody that so many samples are done."""
+def ignore_progress(samples: int) -> None:
+    """Do nothing with the number of finished samples."""
 
 
 class Worlds(Protocol):
-    """A batch of rollouts that go on together."""
+    """A batch of rollouts that advance together."""
 
     def step(self, actions: Sequence[Action]) -> Clips:
         """Play one round of every world."""
@@ -34,26 +34,26 @@ class Worlds(Protocol):
 
 
 class Subject(Protocol):
-    """What is evaluated; the tests put the true simulator in a model's place."""
+    """An evaluated model; tests also evaluate the true simulator through this interface."""
 
-    def open(self, pictures: Pictures, seeds: Sequence[int]) -> Worlds:
-        """Start a world from every picture."""
+    def open(self, images: Images, seeds: Sequence[int]) -> Worlds:
+        """Start a world from every image."""
         ...
 
-    def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Pictures:
-        """Make a picture of every text."""
+    def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Images:
+        """Generate an image from every text."""
         ...
 
-    def read(self, observations: Sequence[Shown], prompts: Sequence[str]) -> list[str]:
-        """Say something about every observation."""
+    def read(self, observations: Sequence[Observed], prompts: Sequence[str]) -> list[str]:
+        """Generate a text about every observation."""
         ...
 
     def reconstruct(self, clips: Clips) -> Clips:
-        """Encode clips and decode them again."""
+        """Encode and decode clips."""
         ...
 
     def with_steps(self, num_inference_steps: int) -> "Subject":
-        """Return the same subject at another number of denoising steps; 0 shows the forecast alone."""
+        """Return the same subject with another number of denoising steps; 0 decodes the forecast."""
         ...
 
 
@@ -65,7 +65,7 @@ class ModelWorlds:
         model: WorldModel,
         state: WorldState,
         params: SamplingParams,
-        on_work: Callable[[int], None] = count_nothing,
+        on_work: Callable[[int], None] = ignore_progress,
     ) -> None:
         self._model, self._state, self._params, self._on_work = model, state, params, on_work
         self._engine = LocalEngine(model.backbone)
@@ -78,40 +78,40 @@ class ModelWorlds:
 
 
 class ModelSubject:
-    """A world model as it is: in fp32, with its own number of steps and guidance unless told otherwise.
+    """A world model as a subject, in fp32 and with its own guidance.
 
     Args:
         model: The model.
         num_inference_steps: Denoising steps; None takes the model's own number.
-        on_work: Called with a number of samples whenever so many are done.
+        on_work: Called with the number of samples after each batch.
     """
 
     def __init__(
         self,
         model: WorldModel,
         num_inference_steps: int | None = None,
-        on_work: Callable[[int], None] = count_nothing,
+        on_work: Callable[[int], None] = ignore_progress,
     ) -> None:
         self.model, self._on_work = model.eval(), on_work
         steps = model.config.num_inference_steps if num_inference_steps is None else num_inference_steps
         self._params = SamplingParams(steps, model.config.guidance_scale)
 
     @torch.no_grad()
-    def open(self, pictures: Pictures, seeds: Sequence[int]) -> Worlds:
-        """Start a world from every picture, each a clip of one frame."""
-        state = WorldState.from_frames(self.model, pictures[:, None], tuple(seeds))
+    def open(self, images: Images, seeds: Sequence[int]) -> Worlds:
+        """Start a world from every image."""
+        state = WorldState.from_frames(self.model, images[:, None], tuple(seeds))
         return ModelWorlds(self.model, state, self._params, self._on_work)
 
     @torch.no_grad()
-    def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Pictures:
-        """Make a picture of every text, as a session's `reset(text=...)` does."""
+    def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Images:
+        """Generate an image from every text, as `Session.reset(text=...)` does."""
         blank = WorldState.blank(self.model, tuple(seeds))
         worlds = ModelWorlds(self.model, blank, self._params, self._on_work)
         return worlds.step([Action.of(description) for description in texts])[:, -1]
 
     @torch.no_grad()
-    def read(self, observations: Sequence[Shown], prompts: Sequence[str]) -> list[str]:
-        """Say something about every observation; prompts of one length are decoded together."""
+    def read(self, observations: Sequence[Observed], prompts: Sequence[str]) -> list[str]:
+        """Generate a text about every observation; prompts of equal length are decoded together."""
         parts = [self.model.observe(self._pixels(column)) for column in zip(*observations, strict=True)]
         frames = [part.frames for part in parts if part.frames is not None]
         latents = torch.cat([part.latents for part in parts], dim=1)
@@ -133,13 +133,13 @@ class ModelSubject:
 
     @torch.no_grad()
     def reconstruct(self, clips: Clips) -> Clips:
-        """Encode clips and decode them again."""
+        """Encode and decode clips."""
         pixels = self.model.decode(self.model.observe(self._pixels(clips)).latents)[:, : clips.shape[1]]
         self._on_work(len(clips))
         return _to_clips(pixels)
 
     def with_steps(self, num_inference_steps: int) -> "ModelSubject":
-        """Return the same model at another number of denoising steps; 0 shows the forecast alone."""
+        """Return the same model with another number of denoising steps; 0 decodes the forecast."""
         return ModelSubject(self.model, num_inference_steps, self._on_work)
 
     def _pixels(self, clips: Sequence[np.ndarray] | Clips) -> Float[Tensor, "b t 3 h w"]:

@@ -65,13 +65,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class CardText:
-    """Sections of a model card that only the world can write, in markdown.
+    """Sections of a model card that depend on the world, in markdown.
 
     Attributes:
-        about: What models of this world are.
-        usage: Code that uses one; `{name}` is replaced by its name.
-        data: Where the training data come from.
-        judging: What the judge looks at.
+        about: Description of models of this world.
+        usage: Example code; `{name}` is replaced by the name of the model.
+        data: Origin of the training data.
+        judging: How frames are judged.
         limits: Limits of every model of this world.
     """
 
@@ -83,13 +83,13 @@ class CardText:
 
 
 class EvalSuite(Protocol):
-    """What a world measures of a model. `World.eval_suite` returns it."""
+    """The measurements of models of a world; returned by `World.eval_suite`."""
 
     judge: Judge
     goals: Sequence[Goal]
-    """The published table: figures, and what they should be."""
+    """The published table: figures and their targets."""
     splits: Mapping[str, str]
-    """Splits of action following, and their titles."""
+    """Titles of the splits of action following, by name."""
     card: CardText
 
     def check(self, config: WorldModelConfig) -> None:
@@ -125,7 +125,7 @@ def suite_of(config: WorldModelConfig) -> EvalSuite:
     suite = get_world(config.world).eval_suite() if config.world else None
     if suite is None:
         raise InputError(
-            f"model.world is {config.world}, so nothing can judge this model's frames; evaluation needs a "
+            f"model.world is {config.world}, so this model's frames cannot be judged; evaluation needs a "
             "model of a world that has an evaluation suite."
         )
     suite.check(config)
@@ -166,7 +166,7 @@ def evaluate(
     settings = settings or EvalSettings()
     if suite is None:
         if not isinstance(model, WorldModel):
-            raise InputError(f"A {type(model).__name__} belongs to no world; pass the suite.")
+            raise InputError(f"A {type(model).__name__} has no world; pass a suite.")
         suite = suite_of(model.config)
     check_split(suite, settings.split)
     album, figures, steps = Album(), {}, settings.num_inference_steps

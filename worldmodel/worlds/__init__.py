@@ -1,4 +1,4 @@
-"""Worlds whose rules are known: they make training data, judge a model's frames and suggest actions."""
+"""Worlds with known rules, which generate training data, judge frames and suggest actions."""
 
 from worldmodel.worlds.base import World
 from worldmodel.worlds.registry import get_world, register_world, world_names

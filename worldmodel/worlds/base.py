@@ -1,4 +1,4 @@
-"""The protocol between the library and a world whose rules are known."""
+"""The interface of a world with known rules."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,8 +45,8 @@ class SuggestedAction:
 class World:
     """An environment that models are trained and judged in, found by its name (`get_world`).
 
-    Every method has a default, so a world implements only what it offers. Constructing one is cheap: whatever
-    needs more than NumPy is imported inside its methods.
+    Every method has a default, so a world implements only what it offers. Constructing one is cheap: modules
+    that need more than NumPy are imported inside its methods.
 
     Attributes:
         name: Name in the registry, in `model.world` and in `data.sources.NAME.kind`.
@@ -65,7 +65,7 @@ class World:
         )
 
     def documents(self, rng: np.random.Generator) -> Iterator[str]:
-        """Yield texts for learning a tokenizer from nothing."""
+        """Yield texts on which a tokenizer is learned."""
         return iter(())
 
     def label_words(self) -> Mapping[str, Sequence[str]]:
@@ -86,7 +86,7 @@ class World:
         raise ConfigError(f"The world {self.name} has no random start; pass an observation or a text.")
 
     def eval_suite(self) -> "EvalSuite | None":
-        """Return what is measured of models of this world; None if it cannot judge frames."""
+        """Return the evaluation suite of this world; None if it cannot judge frames."""
         return None
 
     def start_images(self) -> Sequence[StartImage]:
@@ -106,5 +106,5 @@ class World:
         return [[] for _ in targets]
 
     def other_actions(self, targets: Sequence[Target], seed: int) -> list[SuggestedAction]:
-        """Return suggested actions that concern none of the targets."""
+        """Return suggested actions on none of the targets."""
         return []

@@ -1,7 +1,7 @@
-"""Record clips of the shapes world: `python -m worldmodel.worlds.recorder FOLDER --num-clips N`.
+"""Recording of clips of the shapes world (`worldmodel record`).
 
-The folder gets one mp4 per clip and a table, clips.csv, with its actions and their times: the format of a
-user's own recordings, which `data.sources` of kind `clips` reads.
+A recording is one mp4 per clip and a table, clips.csv, with the actions and their times, as a data source of
+kind `clips` reads them.
 """
 
 import csv

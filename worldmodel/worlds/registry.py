@@ -1,4 +1,4 @@
-"""The names of worlds and their classes, which are imported when a world is first used."""
+"""Registry of worlds by name; their classes are imported on first use."""
 
 from functools import lru_cache
 from importlib import import_module
@@ -11,10 +11,10 @@ _CLASSES: dict[str, str | type[World]] = {"shapes": "worldmodel.worlds.shapes.wo
 
 
 def register_world(name: str, target: str | type[World]) -> None:
-    """Make a world of your own available under a name.
+    """Register a world under a name.
 
     Args:
-        name: What `model.world` and `data.sources.NAME.kind` call it.
+        name: Value of `model.world` and `data.sources.NAME.kind`.
         target: A subclass of `World` that takes no arguments, or its name as `module:class`.
     """
     _CLASSES[name] = target

@@ -1,4 +1,4 @@
-"""A procedural world of shapes, with sentences, exact physics and a judge that looks at pixels."""
+"""A procedural world of shapes: scenes, physics, sentences, and a judge of pixels."""
 
 from worldmodel.worlds.shapes.judge import Found, ObjectVerdict, Verdict, find_objects, judge
 from worldmodel.worlds.shapes.language import (

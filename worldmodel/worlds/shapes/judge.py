@@ -1,4 +1,4 @@
-"""The judge: finds objects in pixels and compares them with the truth."""
+"""The judge of the shapes world, which finds objects in pixels and compares them with the true scene."""
 
 import math
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ class Found:
 
     Attributes:
         colour: One of `COLOURS`.
-        shape: The one of `SHAPES` that its pixels are most like.
+        shape: The most similar one of `SHAPES`.
         x: Column of its centroid, in pixels.
         y: Row of its centroid, in pixels.
-        area: How much it covers, in pixels.
+        area: Its area in pixels.
     """
 
     colour: str
@@ -50,10 +50,10 @@ class ObjectVerdict:
     """The comparison of one true object with the frame.
 
     Attributes:
-        colour: Its true colour, by which it is looked for.
-        present: Whether enough of this colour was found.
-        exempt: Whether the truth itself hides the object or has it on its way out, so that nothing is asked.
-        distance: From the true centroid to the one found, in pixels; infinite where it is not present.
+        colour: Its true colour, by which it is found.
+        present: Whether enough pixels of this colour were found.
+        exempt: Whether it is hidden or leaving in the true scene, and therefore not judged.
+        distance: Distance of the centroid found from the true one, in pixels; infinite if not present.
         size: Whether its area is near the true one.
         shape: Whether its shape is the true one.
     """
@@ -67,16 +67,16 @@ class ObjectVerdict:
 
     @property
     def place(self) -> bool:
-        """Whether it is where the truth has it."""
+        """Whether its position is right."""
         return self.distance <= PLACE_TOLERANCE
 
     @property
     def right(self) -> bool:
-        """Whether it is there, in its place, with its size and its shape."""
+        """Whether its presence, position, size and shape are right."""
         return self.right_within(PLACE_TOLERANCE)
 
     def right_within(self, tolerance: float) -> bool:
-        """Returns whether all is right with its place at most `tolerance` pixels off."""
+        """Return whether everything is right, with a position at most `tolerance` pixels off."""
         return self.exempt or (self.present and self.distance <= tolerance and self.size and self.shape)
 
 
@@ -94,13 +94,13 @@ class Verdict:
 
     @property
     def strict(self) -> bool:
-        """Whether every true object is right and nothing else is there."""
+        """Whether every true object is right and there are no others."""
         return not self.extra and all(obj.right for obj in self.objects)
 
     def named_right(self, plan: Plan) -> bool:
-        """Returns whether the objects that the plan acts on are right, or gone where they should be.
+        """Return whether the objects that the plan acts on are right, or absent if the plan removes them.
 
-        A plan that acts on nothing is right where the whole frame is.
+        For a plan that acts on no object, the whole frame must be right.
         """
         named, gone = _fates(plan)
         if not named | gone:
@@ -109,26 +109,26 @@ class Verdict:
         return not gone & set(self.extra) and all(obj.right_within(NAMED_PLACE_TOLERANCE) for obj in verdicts)
 
     def others_right(self, plan: Plan) -> bool:
-        """Returns whether all objects that the plan does not act on are right, and nothing new is there."""
+        """Return whether all other objects are right, and no new one has appeared."""
         named, gone = _fates(plan)
         rest = [obj for obj in self.objects if obj.colour not in named]
         return not set(self.extra) - gone and all(obj.right for obj in rest)
 
 
 def find_objects(frame: NDArray[np.uint8], background: str) -> list[Found]:
-    """Finds the objects of a frame by looking at its pixels only.
+    """Find the objects in the pixels of a frame.
 
-    Every pixel belongs to the nearest of the backdrop and the eight colours; one colour is one object.
+    Every pixel is assigned to the nearest of the backdrop and the eight colours; each colour is one object.
 
     Args:
         frame: Pixels of shape [h, w, 3].
-        background: Name of the backdrop to look past.
+        background: Name of the background.
 
     Raises:
-        ValueError: The frame is not of this world's size, or the background is unknown.
+        ValueError: the frame has another size than this world, or there is no such background.
     """
     if frame.shape != (FRAME_SIZE, FRAME_SIZE, 3):
-        raise ValueError(f"the frame has shape {frame.shape}; it must be ({FRAME_SIZE}, {FRAME_SIZE}, 3)")
+        raise ValueError(f"The frame has shape {frame.shape}; pass one of ({FRAME_SIZE}, {FRAME_SIZE}, 3).")
     pixels = frame.reshape(-1, 3).astype(np.float32)
     empty = backdrop(background).reshape(-1, 3).astype(np.float32)
     # |p - c|^2 without |p|^2, which all candidates share.
@@ -142,14 +142,14 @@ def find_objects(frame: NDArray[np.uint8], background: str) -> list[Found]:
 
 
 def judge(frame: NDArray[np.uint8], truth: Scene) -> Verdict:
-    """Compares the objects found in a frame with a scene.
+    """Compare the objects found in a frame with the true scene.
 
     Args:
         frame: Pixels of shape [h, w, 3].
-        truth: What should be there.
+        truth: The true scene.
 
     Raises:
-        ValueError: The frame is not of this world's size.
+        ValueError: the frame has another size than this world.
     """
     expected = {obj.colour: obj for obj in _found_in_truth(truth)}
     found = {obj.colour: obj for obj in find_objects(frame, truth.background)}
@@ -183,7 +183,7 @@ def _compare(obj: SceneObject, expected: Found | None, found: Found | None) -> O
 def _measure(
     frame: NDArray[np.uint8], empty: NDArray[np.uint8], labels: NDArray[np.int64], label: int
 ) -> Found:
-    """Measures a colour's pixels together with the half-covered ones at their edge."""
+    """Measure the pixels of a colour, with the partly covered ones at its edge."""
     own = labels == label
     near = own
     for _ in range(_EDGE):
@@ -208,14 +208,14 @@ def _nearest_shape(
     within = (rows >= 0) & (rows < _WINDOW) & (columns >= 0) & (columns < _WINDOW)
     window[rows[within], columns[within]] = cover[within]
     shared = np.minimum(templates, window).sum((1, 2))
-    # What lies outside the window still counts against every shape.
+    # Pixels outside the window count against every shape.
     best = int((shared / (sums + area - shared)).argmax())
     return SHAPES[best // 9]
 
 
 @lru_cache(maxsize=64)
 def _templates(quarters: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Returns every shape at nine shifts around its centroid, [shapes * 9, h, w], and their areas."""
+    """Return every shape at nine shifts around its centroid, `[shapes * 9, h, w]`, and their areas."""
     stack = np.zeros((len(SHAPES) * 9, _WINDOW, _WINDOW), np.float32)
     for index, shape in enumerate(SHAPES):
         patch = sprite(shape, quarters / 4)
@@ -228,7 +228,7 @@ def _templates(quarters: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 def _fates(plan: Plan) -> tuple[set[str], set[str]]:
-    """Returns the colours that a plan's objects have in the end, and those that it takes out of the scene."""
+    """Return the final colours of the objects that a plan acts on, and the colours that it removes."""
     named: set[str] = set()
     gone: set[str] = set()
     for act in plan.acts:

@@ -1,4 +1,4 @@
-"""Sentences about scenes: plans to text and back, captions and back, questions with answers."""
+"""Sentences about scenes: actions and captions to text and back, and questions with answers."""
 
 import re
 from functools import lru_cache
@@ -79,18 +79,20 @@ _PHRASES: dict[tuple[str, str | None], tuple[str, ...]] = {
 
 
 def plan_to_text(plan: Plan, scene: Scene, rng: np.random.Generator) -> str:
-    """Says a plan in one of many ways, all of which `parse` understands.
+    """Return one of many sentences for a plan, all of which `parse` accepts.
 
     Args:
-        plan: What is done.
-        scene: Where it is done; sizes are told from it.
-        rng: Source of the choice of words.
+        plan: The plan.
+        scene: The scene before it, for the sizes of objects.
+        rng: Random generator for the choice of words.
     """
-    told: list[str] = []
+    sentences: list[str] = []
     for index, stage in enumerate(plan.stages):
-        # A first stage may change sizes, so only its own references tell them.
-        told.append(_join([_say(act, scene if index == 0 else None, rng) for act in stage], rng))
-    return told[0] if len(told) == 1 else told[0] + (", then ", " and then ")[int(rng.integers(2))] + told[1]
+        # The first stage may change sizes, so sentences of the second do not mention them.
+        sentences.append(_join([_say(act, scene if index == 0 else None, rng) for act in stage], rng))
+    if len(sentences) == 1:
+        return sentences[0]
+    return sentences[0] + (", then ", " and then ")[int(rng.integers(2))] + sentences[1]
 
 
 def _join(parts: list[str], rng: np.random.Generator) -> str:
@@ -103,7 +105,7 @@ def _join(parts: list[str], rng: np.random.Generator) -> str:
 
 def _say(act: Act, scene: Scene | None, rng: np.random.Generator) -> str:
     phrases = _phrases(act)
-    # The canonical phrase is said more often than each of the others.
+    # The canonical phrase is more frequent than each of the others.
     choice = int(rng.integers(len(phrases))) if rng.random() < 0.75 else 0
     shape = act.target_shape
     if shape is not None and rng.random() < 0.1:
@@ -132,7 +134,7 @@ def _fill(phrase: str, act: Act, shape: str | None, size: str | None) -> str:
 
 
 def canonical_text(plan: Plan) -> str:
-    """Says a plan in its one canonical way, in which a push is told as the move that it looks like."""
+    """Return the canonical sentence of a plan, in which a push is a move, since both look the same."""
     stages: list[str] = []
     for stage in plan.stages:
         acts = [Act(a.deed, a.target_colour, a.target_shape) if a.verb == "push" else a for a in stage]
@@ -157,16 +159,16 @@ def _patterns() -> list[tuple[re.Pattern[str], str, str | None]]:
 
 
 def parse(text: str) -> Plan:
-    """Reads a sentence about actions as the plan that it tells.
+    """Parse a sentence about actions.
 
     Raises:
-        ValueError: The sentence, or a part of it, is not one that this world understands.
+        ValueError: a part of the sentence is not an action of this world.
     """
     stages = re.split(r", then | and then ", text.strip().lower())
     acts = [tuple(_parse_act(part) for part in re.split(r", | and | while ", stage)) for stage in stages]
     plan = Plan(tuple(acts))
     if plan != STAY and any(act.verb == "stay" for act in plan.acts):
-        raise ValueError(f"nothing else can be said with 'nothing happens', as in {text!r}; say one of them")
+        raise ValueError(f"The sentence {text!r} combines an action with none; use one of the two.")
     return plan
 
 
@@ -182,16 +184,16 @@ def _parse_act(text: str) -> Act:
                 _SIZE_WORDS.get(found.get("size") or ""),
                 found.get("argument") or argument,
             )
-    raise ValueError(f"{text!r} is not an action of this world; say something like 'the red ball moves left'")
+    raise ValueError(f"{text!r} is not an action of this world; use one like 'the red ball moves left'.")
 
 
 def caption(scene: Scene) -> str:
-    """Describes a scene: its background, then each object's size, colour, shape and zone in reading order."""
-    told = [
+    """Describe a scene: background, then size, colour, shape and zone of each object in reading order."""
+    parts = [
         f"a {obj.size} {obj.colour} {obj.shape} at the {zone_of(obj.x, obj.y)}"
         for obj in sorted(scene.objects, key=_reading_order)
     ]
-    return ", ".join([f"{scene.background} background", *(told or ["nothing"])])
+    return ", ".join([f"{scene.background} background", *(parts or ["nothing"])])
 
 
 def _reading_order(obj: SceneObject) -> tuple[int, int]:
@@ -199,33 +201,31 @@ def _reading_order(obj: SceneObject) -> tuple[int, int]:
 
 
 def parse_caption(text: str) -> Scene:
-    """Reads a caption as the scene it describes, every object at the centre of its zone.
+    """Parse a caption to a scene in which every object is at the centre of its zone.
 
     Raises:
-        ValueError: The text is not such a caption, or two objects share a colour.
+        ValueError: the text is not a caption of this world, or two objects have the same colour.
     """
     head, *parts = text.strip().lower().split(", ")
     background = head.removesuffix(" background")
     if background not in BACKGROUNDS or background == head:
         raise ValueError(
-            f"{head!r} is not a background; begin with one of: {', '.join(BACKGROUNDS)} background"
+            f"{head!r} is not a background; begin with one of {', '.join(BACKGROUNDS)} background."
         )
     noun = rf"a ({'|'.join(_SIZE_WORDS)}) ({'|'.join(COLOURS)}) ({'|'.join(_SHAPE_WORDS)}) at the (.+)"
     objects: list[SceneObject] = []
     for part in [] if parts == ["nothing"] else parts:
         match = re.fullmatch(noun, part)
         if match is None or match[4] not in ZONES:
-            raise ValueError(
-                f"{part!r} is not an object; say something like 'a small red ball at the top left'"
-            )
+            raise ValueError(f"{part!r} is not an object; use one like 'a small red ball at the top left'.")
         if match[2] in [obj.colour for obj in objects]:
-            raise ValueError(f"two objects of {text!r} are {match[2]}; every object has its own colour")
+            raise ValueError(f"Two objects of {text!r} are {match[2]}; give each its own colour.")
         objects.append(place_in_zone(match[2], _SHAPE_WORDS[match[3]], _SIZE_WORDS[match[1]], match[4]))
     return Scene(background, tuple(objects))
 
 
 def question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
-    """Draws a question about a scene and returns it with its answer of one or two lower-case words."""
+    """Draw a question about a scene; return it and its answer of one or two lower-case words."""
     shape = SHAPES[int(rng.integers(len(SHAPES)))]
     same = [obj for obj in scene.objects if obj.shape == shape]
     kind = int(rng.integers(7))

@@ -1,4 +1,4 @@
-"""Physics: plans of actions simulated on a scene, with the true state of every object in every frame."""
+"""Physics: simulation of plans on a scene, with the true state of every object in every frame."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,12 +48,12 @@ class Act:
     Attributes:
         verb: One of `VERBS`.
         target_colour: Colour of the object acted on, or of the object that appears; None for stay.
-        target_shape: Its shape, or None where the sentence does not say it; appear needs it.
-        target_size: Its size, or None where the sentence does not say it; appear needs it.
+        target_shape: Its shape; None if not given; appear needs it.
+        target_size: Its size; None if not given; appear needs it.
         argument: Direction of a push, new colour of a turn, zone of an appear; None otherwise.
 
     Raises:
-        ValueError: A field is missing, unknown, or given to a verb that has none.
+        ValueError: a field is missing or unknown, or the verb does not take it.
     """
 
     verb: str
@@ -72,11 +72,11 @@ class Act:
         ):
             if value not in known:
                 choices = ", ".join(str(choice) for choice in known)
-                raise ValueError(f"{name} of the act {self.verb!r} is {value!r}; use one of: {choices}")
+                raise ValueError(f"The {name} of the act {self.verb!r} is {value!r}; use one of {choices}.")
 
     @property
     def deed(self) -> str:
-        """The verb as the pixels show it: a push to the left is the deed left."""
+        """The visible effect: the verb, or the direction of a push."""
         return str(self.argument) if self.verb == "push" else self.verb
 
 
@@ -85,7 +85,7 @@ class Plan:
     """One to three acts in one or two stages: stages follow each other, the acts of a stage happen together.
 
     Raises:
-        ValueError: There are no acts or too many, or two acts of one stage share their target.
+        ValueError: there are no acts or too many, or two acts of one stage have the same target.
     """
 
     stages: tuple[tuple[Act, ...], ...]
@@ -93,15 +93,17 @@ class Plan:
     def __post_init__(self) -> None:
         if not 1 <= len(self.stages) <= 2 or not all(self.stages) or len(self.acts) > 3:
             counts = [len(stage) for stage in self.stages]
-            raise ValueError(f"a plan has 1 to 3 acts in 1 or 2 stages; this one's stages have {counts} acts")
+            raise ValueError(f"The stages of the plan have {counts} acts; use 1 to 3 acts in 1 or 2 stages.")
         for stage in self.stages:
             colours = [act.target_colour for act in stage]
             if len(set(colours)) < len(colours):
-                raise ValueError(f"two acts at the same time share a target ({colours}); name different ones")
+                raise ValueError(
+                    f"Two acts of a stage have the same target ({colours}); name different ones."
+                )
 
     @property
     def acts(self) -> tuple[Act, ...]:
-        """All acts in the order they are said."""
+        """All acts, in the order of the sentence."""
         return tuple(act for stage in self.stages for act in stage)
 
 
@@ -114,8 +116,8 @@ class Clip:
 
     Attributes:
         before: The scene before the first frame.
-        plan: What was done.
-        scenes: The truth of every frame, objects in the middle of an action included.
+        plan: The actions.
+        scenes: The true scene of every frame, also during actions.
         frames: The pixels, uint8 of shape [t, h, w, 3].
     """
 
@@ -136,20 +138,20 @@ class Clip:
 
 
 def simulate(scene: Scene, plan: Plan) -> Clip:
-    """Plays a plan on a scene and draws it; the same inputs give the same bytes.
+    """Simulate and render a plan; equal inputs give equal bytes.
 
     Raises:
-        ValueError: The plan names an object that is not there, or brings in a colour that already is.
+        ValueError: the plan acts on an object that does not exist, or adds a colour that does.
     """
     scenes = advance(scene, plan)
     return Clip(scene, plan, scenes, render_clip(scenes))
 
 
 def advance(scene: Scene, plan: Plan) -> tuple[Scene, ...]:
-    """Plays a plan on a scene without drawing it and returns the scene of every frame.
+    """Simulate a plan without rendering; return the scene of every frame.
 
     Raises:
-        ValueError: The plan names an object that is not there, or brings in a colour that already is.
+        ValueError: the plan acts on an object that does not exist, or adds a colour that does.
     """
     scenes: list[Scene] = []
     num_frames = FRAMES_PER_CLIP // len(plan.stages)
@@ -161,12 +163,12 @@ def advance(scene: Scene, plan: Plan) -> tuple[Scene, ...]:
 
 
 def at_rest(scene: Scene) -> Scene:
-    """Returns the scene without the objects that are on their way out."""
+    """Return the scene without the objects that are leaving."""
     return Scene(scene.background, tuple(obj for obj in scene.objects if not obj.transient))
 
 
 class _Body:
-    """An object while a stage plays: position and outline for collisions, and how it is drawn."""
+    """An object during a stage: its position and outline for collisions, and its appearance."""
 
     __slots__ = ("alpha", "burst", "gone", "half", "lift", "mix", "obj", "old", "radius", "solid", "x", "y")
 
@@ -225,10 +227,10 @@ def _body_for(act: Act, scene: Scene, bodies: list[_Body]) -> _Body:
         if obj.colour == act.target_colour:
             for wanted, found in ((act.target_shape, obj.shape), (act.target_size, obj.size)):
                 if wanted not in (None, found):
-                    raise ValueError(f"the {obj.colour} object is a {obj.size} {obj.shape}, not {wanted}")
+                    raise ValueError(f"The {obj.colour} object is a {obj.size} {obj.shape}, not {wanted}.")
             return body
     there = ", ".join(f"{obj.colour} {obj.shape}" for obj in scene.objects) or "nothing"
-    raise ValueError(f"there is no {act.target_colour} object in the scene; it has: {there}")
+    raise ValueError(f"There is no {act.target_colour} object in the scene; it has: {there}.")
 
 
 def _check_new_colours(scene: Scene, stage: Sequence[Act]) -> None:
@@ -236,7 +238,9 @@ def _check_new_colours(scene: Scene, stage: Sequence[Act]) -> None:
     for act in stage:
         new = {"appear": act.target_colour, "turn": act.argument}.get(act.verb)
         if new in taken:
-            raise ValueError(f"there is already a {new} object in the scene; every object has its own colour")
+            raise ValueError(
+                f"There is already a {new} object in the scene; use a colour that it does not have."
+            )
         taken |= {new} if new else set()
 
 
@@ -308,7 +312,7 @@ def _resize(act: Act, body: _Body, bodies: list[_Body], share: float) -> None:
     if body.half > half and not _make_room(body, bodies):
         body.half = half
         if share == 1:
-            # No room to grow: back to the size it had, which its place still has room for.
+            # No room to grow: back to the previous size, which still fits.
             shrunk = SIZES[SIZES.index(obj.size) - 1]
             body.obj = SceneObject(obj.colour, obj.shape, shrunk, obj.x, obj.y)
             body.half = half_side(obj.shape, RADII[shrunk])
@@ -320,7 +324,7 @@ def _resize(act: Act, body: _Body, bodies: list[_Body], share: float) -> None:
 def _shift(
     mover: _Body, dx: int, dy: int, bodies: list[_Body], pushing: bool = True, ignored: _Body | None = None
 ) -> bool:
-    """Moves a body by one pixel together with all that it pushes, or leaves everything where it is."""
+    """Move a body by one pixel, together with all bodies that it pushes, or move nothing."""
     chain = [mover]
     for body in chain:
         x, y, half = body.x + dx, body.y + dy, body.half
@@ -340,7 +344,7 @@ def _shift(
 
 
 def _make_room(grown: _Body, bodies: list[_Body]) -> bool:
-    """Brings a grown body inside the frame and pushes its neighbours away, or changes nothing."""
+    """Move a grown body inside the frame and push its neighbours away, or change nothing."""
     places = [(body, body.x, body.y) for body in bodies]
     grown.x, grown.y = (min(max(v, grown.half), FRAME_SIZE - 1 - grown.half) for v in (grown.x, grown.y))
     for _ in range(4 * FRAME_SIZE):

@@ -1,4 +1,4 @@
-"""Draws scenes: cached anti-aliased sprites blended onto a backdrop."""
+"""Rendering of scenes: cached anti-aliased sprites, blended onto a backdrop."""
 
 import math
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ Colour = tuple[float, float, float]
 
 @lru_cache(maxsize=8)
 def backdrop(background: str) -> NDArray[np.uint8]:
-    """Returns the empty frame of a background, read-only, of shape [h, w, 3].
+    """Return the empty frame of a background, read-only, of shape [h, w, 3].
 
     Raises:
-        ValueError: The background is unknown; use one of `BACKGROUNDS`.
+        ValueError: there is no such background.
     """
     frame = np.empty((FRAME_SIZE, FRAME_SIZE, 3), np.uint8)
     rows, columns = np.mgrid[:FRAME_SIZE, :FRAME_SIZE]
@@ -36,13 +36,13 @@ def backdrop(background: str) -> NDArray[np.uint8]:
         share = (rows / (FRAME_SIZE - 1))[..., None]
         frame[:] = np.round((1 - share) * (34, 14, 38) + share * (12, 8, 20))
     else:
-        raise ValueError(f"unknown background {background!r}; use one of: night, forest, slate, dusk")
+        raise ValueError(f"There is no background {background!r}; use one of night, forest, slate, dusk.")
     frame.flags.writeable = False
     return frame
 
 
 def sprite(shape: str, radius: float) -> NDArray[np.float32]:
-    """Returns a shape's coverage in 0..1 around its centre pixel, read-only, of odd shape [n, n].
+    """Return a shape's coverage in 0..1 around its centre pixel, read-only, of odd shape [n, n].
 
     Args:
         shape: One of `SHAPES`.
@@ -86,14 +86,14 @@ def _paint(
 
 
 def render(scene: Scene) -> NDArray[np.uint8]:
-    """Draws a scene as one frame of shape [h, w, 3]."""
+    """Draw a scene as one frame of shape [h, w, 3]."""
     return render_clip((scene,))[0]
 
 
 def render_clip(scenes: Sequence[Scene]) -> NDArray[np.uint8]:
-    """Draws scenes that share a background as frames of shape [t, h, w, 3].
+    """Draw scenes that share a background as frames of shape [t, h, w, 3].
 
-    Objects on their way out and jumping objects are drawn in front of the others; the others never overlap.
+    Leaving and jumping objects are drawn in front of the others, which never overlap.
     """
     assert len({scene.background for scene in scenes}) == 1
     canvas = np.empty((len(scenes), FRAME_SIZE, FRAME_SIZE, 3), np.float32)

@@ -1,4 +1,4 @@
-"""Draws plans, clips and documents as functions of a seed, and keeps some combinations held out."""
+"""Sampling of plans, clips and documents as functions of a seed, with held-out combinations."""
 
 import hashlib
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ _MIN_FALL = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A clip and one sentence that tells its plan."""
+    """A clip, and a sentence for its plan."""
 
     text: str
     clip: Clip
@@ -58,27 +58,27 @@ class Sample:
 
 @lru_cache(maxsize=4096)
 def held_out(colour: str, shape: str, verb: str) -> bool:
-    """Returns whether training never does this verb to (or brings in) an object of this colour and shape.
+    """Return whether a combination of colour, shape and verb is held out of the training data.
 
-    True for one eighth of the triples. A push counts as the direction it goes to: ask with `Act.deed`.
+    True for one eighth of the combinations. A push counts as its direction (`Act.deed`).
     """
     digest = hashlib.sha256(f"{colour} {shape} {verb}".encode()).digest()
     return verb != "stay" and digest[0] % 8 == 0
 
 
 def sample_plan(rng: np.random.Generator, scene: Scene, kind: str) -> Plan:
-    """Draws a plan whose every act visibly does something in the scene.
+    """Draw a plan in which every act has a visible effect.
 
     Args:
-        rng: Source of the draw.
-        scene: Where the plan will be played.
-        kind: One of `SPLITS`: "train" and "val" mix single and compound plans without held-out triples,
-            "held-out" is one held-out act, "single" one other act, "compositions" two; "contacts" are those
-            of "train" after which an object acted on touches another, as one in five does there. A scene
-            without room for such a plan gets a single act, and one where nothing can be done gets `STAY`.
+        rng: Random generator.
+        scene: Scene before the plan.
+        kind: One of `SPLITS`. train, val: one or more acts without held-out combinations; held-out: one
+            held-out act; single: one other act; compositions: two; contacts: plans of train after which an
+            object that was acted on touches another (one in five of train). If the scene has no room for such
+            a plan, a single act is drawn, or `STAY` if none is possible.
 
     Raises:
-        ValueError: The kind is unknown.
+        ValueError: there is no such split.
     """
     for _ in range(16):
         plan = _propose(rng, scene, kind, _draw_verb(rng, kind))
@@ -88,28 +88,28 @@ def sample_plan(rng: np.random.Generator, scene: Scene, kind: str) -> Plan:
 
 
 def sample_clip(split: str, seed: int, index: int) -> Sample:
-    """Returns the sample of a split at an index, always the same for the same seed.
+    """Return a sample of a split; the same for the same arguments.
 
     Raises:
-        ValueError: The split is unknown.
+        ValueError: there is no such split.
     """
     return sample_rollout(split, seed, index, 1)[0]
 
 
 def sample_rollout(split: str, seed: int, index: int, rounds: int) -> list[Sample]:
-    """Returns samples that follow each other, each starting where the one before it ended.
+    """Return consecutive samples, each of which starts from the end of the one before.
 
     Args:
         split: One of `SPLITS`.
         seed: Seed of the data set.
-        index: Which rollout of the data set.
-        rounds: How many clips; the first is what `sample_clip` returns.
+        index: Index of the rollout in the data set.
+        rounds: Number of samples; the first is that of `sample_clip`.
 
     Raises:
-        ValueError: The split is unknown.
+        ValueError: there is no such split.
     """
     rng = np.random.default_rng((_split_id(split), seed, index))
-    # The verb comes first and the scene is drawn to suit it, so verbs that need much room are not rare.
+    # The verb is drawn first and then a scene that permits it, so verbs that need much room are not rare.
     verb = _draw_verb(rng, split)
     plan, scene = None, random_scene(rng)
     for _ in range(24):
@@ -127,9 +127,9 @@ def sample_rollout(split: str, seed: int, index: int, rounds: int) -> list[Sampl
 
 
 def documents(rng: np.random.Generator) -> Iterator[str]:
-    """Yields training texts for a language model without end, none of which tells a held-out triple.
+    """Yield endless training texts for a language model, without held-out combinations.
 
-    Captions; "state | action | next state"; "state | question | answer"; "what was said | canonical words".
+    Captions; "state | action | next state"; "state | question | answer"; "action | canonical action".
     """
     while True:
         scene = random_scene(rng)
@@ -145,7 +145,7 @@ def documents(rng: np.random.Generator) -> Iterator[str]:
 
 def _split_id(split: str) -> int:
     if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}; use one of: {', '.join(SPLITS)}")
+        raise ValueError(f"There is no split {split!r}; use one of {', '.join(SPLITS)}.")
     return SPLITS.index(split)
 
 
@@ -155,7 +155,7 @@ def _draw_verb(rng: np.random.Generator, kind: str) -> str:
 
 
 def _propose(rng: np.random.Generator, scene: Scene, kind: str, verb: str) -> Plan | None:
-    """Draws a plan in which `verb` takes part, or returns None where the scene has no room for it."""
+    """Draw a plan that includes `verb`; None if the scene has no room for it."""
     _split_id(kind)
     layout: tuple[int, ...] = (1,)
     if kind == "compositions":
@@ -200,7 +200,7 @@ def _draw_stage(
 def _draw_act(
     rng: np.random.Generator, scene: Scene, verb: str, busy: set[str], want_held_out: bool
 ) -> Act | None:
-    """Draws an act of this verb that does something when done alone, or returns None."""
+    """Draw an act of a verb that has an effect on its own; None if there is none."""
     free = [c for c in COLOURS if c not in busy and scene.find(c) is None]
     if verb == "appear":
         return _draw_newcomer(rng, scene, free, want_held_out)
@@ -236,7 +236,7 @@ def _draw_newcomer(
 
 
 def _promising(act: Act, obj: SceneObject) -> bool:
-    """Returns whether the act can do something to the object if nothing else is in the way."""
+    """Return whether the act has an effect on the object if no other object is in its way."""
     half = half_side_of(obj)
     if act.deed in DIRECTIONS:
         dx, dy = DIRECTIONS[act.deed]
@@ -250,7 +250,7 @@ def _promising(act: Act, obj: SceneObject) -> bool:
 
 
 def _works(scene: Scene, plan: Plan) -> bool:
-    """Returns whether every act of the plan does what it says when the plan is played."""
+    """Return whether every act of the plan has its effect."""
     scenes = advance(scene, plan)
     per_stage = len(scenes) // len(plan.stages)
     before = scene
@@ -263,7 +263,7 @@ def _works(scene: Scene, plan: Plan) -> bool:
 
 
 def _touches(after: Scene, plan: Plan) -> bool:
-    """Returns whether an object that the plan acts on ends up side by side with another."""
+    """Return whether an object that the plan acts on ends next to another."""
     named = {colour for act in plan.acts for colour in (act.target_colour, act.argument)}
     for obj in after.objects:
         for other in after.objects if obj.colour in named else ():

@@ -54,20 +54,20 @@ _COUNT_WEIGHTS = (0.15, 0.35, 0.35, 0.15)
 class SceneObject:
     """One object of a scene, at an integer pixel position.
 
-    The fields after `y` say how it is drawn in the middle of an action; at rest they keep their defaults.
+    The fields after `y` describe an object during an action; at rest they have their defaults.
 
     Attributes:
         colour: One of `COLOURS`.
         shape: One of `SHAPES`.
-        size: One of `SIZES`; while it grows or shrinks, the size it will have.
+        size: One of `SIZES`; of a growing or shrinking object, its final size.
         x: Column of the centre, in pixels.
         y: Row of the centre, in pixels, counted from the top.
-        radius: Drawn radius where it is not the size's own, in pixels.
+        radius: Drawn radius in pixels; None takes that of the size.
         alpha: Opacity in 0..1.
-        previous_colour: The colour it turns from, while it turns.
+        previous_colour: Original colour of an object that changes its colour.
         mix: Share of `colour` against `previous_colour` in 0..1.
-        lift: How far above its place a jump has brought it, in pixels.
-        burst: Progress of its explosion in 0..1, None where it does not explode.
+        lift: Height of a jump, in pixels.
+        burst: Progress of an explosion in 0..1; None without one.
     """
 
     colour: str
@@ -84,12 +84,12 @@ class SceneObject:
 
     @property
     def transient(self) -> bool:
-        """Whether the object is on its way out of the scene."""
+        """Whether the object is leaving the scene."""
         return self.alpha < 1.0 or self.burst is not None
 
     @property
     def at_rest(self) -> bool:
-        """Whether the object is drawn as its five attributes say."""
+        """Whether the object is drawn by its first five attributes alone."""
         return not self.transient and self.radius is None and self.previous_colour is None and self.lift == 0
 
 
@@ -101,67 +101,67 @@ class Scene:
     objects: tuple[SceneObject, ...] = ()
 
     def find(self, colour: str) -> SceneObject | None:
-        """Returns the object of this colour, or None."""
+        """Return the object of this colour, or None."""
         return next((obj for obj in self.objects if obj.colour == colour), None)
 
 
 @lru_cache(maxsize=4096)
 def half_side(shape: str, radius: float) -> int:
-    """Returns how many pixels a shape reaches from its centre pixel, to walls and to other objects."""
+    """Return half the side of a shape's square outline, which collides with walls and objects, in pixels."""
     return math.ceil(EXTENTS[shape] * radius - 0.5)
 
 
 def half_side_of(obj: SceneObject) -> int:
-    """Returns the half side of the object's square outline, in pixels."""
+    """Return the half side of the object's square outline, in pixels."""
     return half_side(obj.shape, RADII[obj.size] if obj.radius is None else obj.radius)
 
 
 def apart(first: SceneObject, second: SceneObject, margin: int = 0) -> bool:
-    """Returns whether two objects' square outlines share no pixel and leave `margin` pixels between them."""
+    """Return whether two objects' square outlines share no pixel and leave `margin` pixels between them."""
     reach = half_side_of(first) + half_side_of(second) + margin
     return abs(first.x - second.x) > reach or abs(first.y - second.y) > reach
 
 
 def inside(obj: SceneObject) -> bool:
-    """Returns whether the whole object is within the frame."""
+    """Return whether the whole object is within the frame."""
     half = half_side_of(obj)
     return half <= min(obj.x, obj.y) and max(obj.x, obj.y) <= FRAME_SIZE - 1 - half
 
 
 def zone_center(zone: str) -> tuple[int, int]:
-    """Returns the centre (x, y) of a zone, in pixels.
+    """Return the centre (x, y) of a zone, in pixels.
 
     Raises:
-        ValueError: The zone is unknown; use one of `ZONES`.
+        ValueError: there is no such zone.
     """
     if zone not in ZONES:
-        raise ValueError(f"unknown zone {zone!r}; use one of: {', '.join(ZONES)}")
+        raise ValueError(f"There is no zone {zone!r}; use one of {', '.join(ZONES)}.")
     row, column = divmod(ZONES.index(zone), 3)
     return _ZONE_COORDINATES[column], _ZONE_COORDINATES[row]
 
 
 def zone_of(x: float, y: float) -> str:
-    """Returns the name of the zone that a position lies in."""
+    """Return the name of the zone that a position lies in."""
     column, row = (min(2, max(0, int(value * 3 // FRAME_SIZE))) for value in (x, y))
     return ZONES[3 * row + column]
 
 
 def place_in_zone(colour: str, shape: str, size: str, zone: str) -> SceneObject:
-    """Returns an object at the zone's centre, moved inwards as far as it needs to be within the frame."""
+    """Return an object at the centre of a zone, moved inwards if it would leave the frame."""
     half = half_side(shape, RADII[size])
     x, y = (min(max(value, half), FRAME_SIZE - 1 - half) for value in zone_center(zone))
     return SceneObject(colour, shape, size, x, y)
 
 
 def random_scene(rng: np.random.Generator, num_objects: int | None = None) -> Scene:
-    """Draws a scene of objects that do not touch.
+    """Draw a scene of objects that do not touch.
 
     Args:
-        rng: Source of the draw.
-        num_objects: How many objects to place, drawn by default. Fewer are placed where they do not fit.
+        rng: Random generator.
+        num_objects: Number of objects, random by default; fewer if they do not fit.
 
     Raises:
-        ValueError: `num_objects` is outside 0..8.
+        ValueError: `num_objects` is not from 0 to 8.
     """
     count = _draw_count(rng, num_objects)
     objects: list[SceneObject] = []
@@ -180,14 +180,14 @@ def random_scene(rng: np.random.Generator, num_objects: int | None = None) -> Sc
 
 
 def zone_scene(rng: np.random.Generator, num_objects: int | None = None) -> Scene:
-    """Draws a scene whose objects stand at the centres of different zones, as its caption says exactly.
+    """Draw a scene whose objects are at the centres of different zones, so that its caption is exact.
 
     Args:
-        rng: Source of the draw.
-        num_objects: How many objects to place, drawn by default. Fewer are placed where they do not fit.
+        rng: Random generator.
+        num_objects: Number of objects, random by default; fewer if they do not fit.
 
     Raises:
-        ValueError: `num_objects` is outside 0..8.
+        ValueError: `num_objects` is not from 0 to 8.
     """
     count = _draw_count(rng, num_objects)
     zones = rng.permutation(len(ZONES)).tolist()
@@ -209,5 +209,5 @@ def _draw_count(rng: np.random.Generator, num_objects: int | None) -> int:
     if num_objects is None:
         return 1 + int(rng.choice(len(_COUNT_WEIGHTS), p=_COUNT_WEIGHTS))
     if not 0 <= num_objects <= len(COLOURS):
-        raise ValueError(f"num_objects is {num_objects}; use 0 to {len(COLOURS)}, one for each colour")
+        raise ValueError(f"num_objects is {num_objects}; use 0 to {len(COLOURS)}, one per colour.")
     return num_objects

@@ -13,7 +13,7 @@ from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.scene import half_side_of
 
 KEYS = (*shapes.COLOURS, *shapes.DIRECTIONS, "jump", "fall", "grow", "shrink", "vanish", "explode")
-"""Keys of the shapes world: a colour's and a verb's together act on the object of that colour."""
+"""Keys of the shapes world; a colour and a verb pressed together act on the object of that colour."""
 
 LABEL_WORDS = {
     "colour": shapes.COLOURS,
@@ -84,7 +84,7 @@ class ShapesSource:
             prompt, answer = shapes.question(scene, rng)
             return Episode(name, (frames,), prompt=prompt, answer=answer)
         if task != "rounds":
-            raise ValueError(f"unknown task {task!r}")
+            raise ValueError(f"The shapes world has no task {task!r}; use one of {', '.join(self.tasks)}.")
         actions = tuple(_action(sample, rng, self.keys) for sample in samples)
         clips = tuple(sample.clip.frames for sample in samples)
         return Episode(name, (before, *clips), actions, labels=_labels(first))
@@ -105,7 +105,7 @@ def open_shapes(name: str, config: DataConfig, model: WorldModelConfig) -> Shape
 
 
 def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[str] | None) -> Action:
-    """Return the action as text, or for one in ten of those that have keys, as keys."""
+    """Return the action as text; one in ten of those that keys can express, as keys."""
     acts = [act for stage in sample.clip.plan.stages for act in stage]
     if len(acts) == 1 and rng.random() < 0.1:
         act = acts[0]

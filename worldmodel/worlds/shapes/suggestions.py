@@ -13,7 +13,7 @@ from worldmodel.worlds.shapes.render import render
 from worldmodel.worlds.shapes.scene import COLOURS, FRAME_SIZE, PALETTE, SHAPES
 
 MAX_COVER = 0.5
-"""Share of coloured pixels above which a frame is not one of this world."""
+"""Share of coloured pixels above which a frame is considered not to be of this world."""
 NEWCOMER_ZONES = ("top left", "bottom right", "center", "top right", "bottom left")
 
 _OBJECT = re.compile(rf"\b({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})\b")

@@ -1,4 +1,4 @@
-"""The shapes world behind the library's protocol."""
+"""The shapes world as a `World`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any

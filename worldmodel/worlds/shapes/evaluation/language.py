@@ -8,7 +8,7 @@ import numpy as np
 from worldmodel.eval.action_following import BATCH
 from worldmodel.eval.examples import Album, Example
 from worldmodel.eval.metrics import Figure, Tally
-from worldmodel.eval.runner import Shown, Subject
+from worldmodel.eval.runner import Observed, Subject
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Act, Plan, Sample, Scene, SceneObject
@@ -73,9 +73,9 @@ def inverse_dynamics(
 ) -> dict[str, dict[str, Figure]]:
     """Parse the model's sentence about the action between an image and the clip after it.
 
-    `acts`: every act's verb, colour and shape are right, in the right stages; `arguments`: also its new
-    colour, zone and size; `exact`: the text equals the canonical one. A push counts as a move, which
-    looks the same.
+    `acts`: verb, colour and shape of every act are right, in the right stages; `arguments`: also new colours,
+    zones and sizes; `exact`: the text equals the canonical one. A push counts as a move, which looks the
+    same.
     """
     results: dict[str, dict[str, Figure]] = {}
     for split in INVERSE_SPLITS:
@@ -103,7 +103,7 @@ def question_kind(prompt: str) -> str:
     return next((kind for start, kind in _KINDS.items() if prompt.startswith(start)), "other")
 
 
-def _read(subject: Subject, observations: Sequence[Shown], prompts: Sequence[str]) -> list[str]:
+def _read(subject: Subject, observations: Sequence[Observed], prompts: Sequence[str]) -> list[str]:
     """Read in batches."""
     texts: list[str] = []
     for start in range(0, len(prompts), BATCH):

@@ -1,4 +1,4 @@
-"""What is measured of models of the shapes world."""
+"""The evaluation suite of the shapes world: judge, goals and measurements."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
