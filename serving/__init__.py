@@ -1,1 +1,1 @@
-"""Serving: an HTTP and WebSocket front for live worlds, over the library."""
+"""An HTTP and WebSocket server for live worlds, videos and text, and its clients."""

@@ -1,4 +1,4 @@
-"""Configuration of a server: limits, timeouts and paths."""
+"""Settings of a server: limits, timeouts and paths."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 MAX_SOCKET_UPLOAD_BYTES = 16 * MIB
-"""Limit of one WebSocket message, which is in memory as a whole; also the default of uvicorn."""
+"""Limit of one WebSocket message, which is kept in memory; also the default of uvicorn."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,10 @@ class ServerConfig:
     keys: "Keys | None" = None
     """API keys; None for a server that is reachable only from this machine."""
     max_worlds: int = 64
-    """Live worlds of all keys; each takes memory until it is deleted or idle for `idle_timeout_s`."""
+    """Live worlds of all keys: worlds with an id and their forks (until they are deleted, or idle for
+    `idle_timeout_s`), WebSocket sessions, and running chat and image requests. Videos do not count."""
     max_worlds_per_key: int = 16
+    """Live worlds of one key, counted in the same way."""
     max_queued_jobs: int = 32
     """Queued videos; further requests are answered with 429."""
     max_jobs_per_key: int = 8
@@ -44,6 +46,7 @@ class ServerConfig:
     video_lifetime_s: float = 86_400.0
     """Time after which a video is deleted, from its request."""
     max_upload_bytes: int = 64 * MIB
+    """Size of one upload over HTTP."""
     max_rounds: int = 10_000
     """Rounds of one world."""
     requests_per_minute: int = 1200

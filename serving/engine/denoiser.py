@@ -15,7 +15,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(eq=False)
 class Job:
-    """A chunk in the loop, and who waits for it."""
+    """A chunk in the loop, and the future that its caller awaits."""
 
     chunk: Chunk[Condition]
     done: asyncio.Future[None]
@@ -24,7 +24,7 @@ class Job:
 
 @dataclass
 class Occupancy:
-    """How full the batches were."""
+    """Statistics of the batches."""
 
     steps: int = 0
     rows: int = 0
@@ -33,10 +33,11 @@ class Occupancy:
 
 
 class DenoisingLoop:
-    """Denoises chunks of many worlds together, step by step.
+    """Denoises chunks of many worlds in batches, step by step.
 
-    Seeds, numbers of steps, guidance and lengths may differ; every chunk comes out as it would alone, up
-    to rounding. A cancelled chunk leaves before the next step. Above `max_batch` chunks take turns.
+    Seeds, numbers of steps, guidance and lengths may differ; the result of a chunk is that of denoising it
+    alone, up to rounding. A cancelled chunk is dropped before the next step. Above `max_batch` chunks take
+    turns.
     """
 
     def __init__(self, generator: VideoGenerator, compute: Compute, max_batch: int = 16) -> None:
@@ -61,7 +62,7 @@ class DenoisingLoop:
             jobs = self._next_batch()
             try:
                 await self._compute.run(self._step, jobs)
-            except Exception as error:  # belongs to those who wait for these chunks
+            except Exception as error:  # raised for the callers of these chunks
                 for job in jobs:
                     if not job.done.done():
                         job.done.set_exception(error)
@@ -81,7 +82,7 @@ class DenoisingLoop:
         return bool(self._jobs)
 
     def _next_batch(self) -> list[Job]:
-        """Take jobs of the oldest one's shape, and move them behind those that had no turn."""
+        """Take jobs of the same shape as the oldest, and move them to the end of the queue."""
         shape = self._jobs[0].chunk.shape
         jobs = [job for job in self._jobs if job.chunk.shape == shape][: self.max_batch]
         if len(jobs) < len(self._jobs):

@@ -21,9 +21,9 @@ class Engine(Protocol):
     """Runs the backbone for many worlds at once, each round computing only its new positions."""
 
     name: str
-    """What users see: `in-process` or `vllm`."""
+    """Name in responses: `in-process` or `vllm`."""
     adapters: tuple[str, ...]
-    """LoRA adapters that a request may name."""
+    """LoRA adapters that requests can select by name."""
 
     async def predict_states(
         self, history: History, num_queries: int, adapter: str | None = None
@@ -38,11 +38,11 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """Return numbers worth watching, such as `kv_bytes`."""
+        """Return statistics for the metrics, such as `kv_bytes`."""
         ...
 
     async def close(self) -> None:
-        """Give back what it holds."""
+        """Release the resources of the engine."""
         ...
 
 
@@ -88,11 +88,11 @@ class InProcessEngine:
         return self.backbone.text(tokens)
 
     def stats(self) -> Mapping[str, float]:
-        """Return the bytes of keys and values held."""
+        """Return the size of the cached keys and values."""
         return {"kv_bytes": sum(engine.cache.num_bytes for engine in self._engines.values())}
 
     async def close(self) -> None:
-        """Hold nothing beyond the model."""
+        """Do nothing: the engine has no resources but the model."""
 
     def _predict(self, requests: Sequence[tuple[History, int, str | None]]) -> list[Tensor]:
         results: dict[int, Tensor] = {}

@@ -141,13 +141,13 @@ class VllmEngine:
             llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**options, **OPTIONS))
         except (OSError, RuntimeError, ValueError) as error:
             raise ModelError(
-                f"vLLM cannot serve the backbone in {str(folder)!r}; its log says more: {_line(error)}"
+                f"vLLM cannot serve the backbone in {str(folder)!r}; see its log: {_line(error)}"
             ) from None
         engine = cls(llm, tokenizer, lora, getattr(torch, dtype), kv_bytes)
         for name, request in lora.items():
             try:
                 await llm.add_lora(request)
-            except Exception as error:  # whatever the engine's process reports
+            except Exception as error:  # the engine's process can report any type
                 await engine.close()
                 raise ModelError(f"The adapter {name!r} does not fit this backbone: {_line(error)}") from None
         return engine
@@ -164,8 +164,8 @@ class VllmEngine:
         embeds = self._embeds(torch.cat(history))
         states: list[Tensor] = []
         end, missing = len(embeds), num_queries
-        # Of a history that was seen before, whole blocks at the end may be cached, and their states are not
-        # computed. A sequence that ends where they begin brings them: the last position is always computed.
+        # States are returned for computed positions only, and blocks of a known history may be cached.
+        # Missing states are requested with a shorter sequence: its last position is always computed.
         while missing > 0:
             params = SamplingParams(
                 max_tokens=1,

@@ -30,17 +30,17 @@ from worldmodel.serving.media.limits import UploadLimits
 
 MAX_TEXT_BYTES = 300
 FRAMES, REJECTED, FAILED = range(3)
-"""What a response holds: frames, the message of an `InputError`, or nothing."""
+"""Kinds of response: frames, the message of an `InputError`, or a failure without a message."""
 LENGTH = struct.Struct("!I")
 RESPONSE = struct.Struct("!4sBIHHQ")
 RESPONSE_MAGIC = b"wma1"
 REQUEST_TIMEOUT_S = 10.0
-"""How long a child waits for its request."""
+"""Time that a child waits for its request."""
 
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """What a child decodes, and its limits."""
+    """The size, rate and limits of one decoding."""
 
     height: int
     width: int
@@ -94,7 +94,7 @@ def _load_decoders() -> None:
 
 
 def _run_child(descriptor: int) -> None:
-    """Decode one upload and exit, whatever happens."""
+    """Decode one upload and exit, also after any error."""
     try:
         os.dup2(descriptor, 0)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -125,7 +125,7 @@ def _receive(server: socket.socket, num_bytes: int) -> bytes:
 
 
 def restrict(limits: UploadLimits) -> None:
-    """Permanently give up all that decoding does not need; the kernel enforces the limits on time."""
+    """Permanently drop all privileges that decoding does not need; the kernel enforces the time limits."""
     signal.setitimer(signal.ITIMER_REAL, limits.timeout_s + 1)  # in case the server has died
     with open("/proc/self/statm", encoding="ascii") as file:
         in_use = int(file.read().split()[0]) * resource.getpagesize()

@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 NUM_CHILDREN = 4
 """Uploads that are decoded at once; others wait."""
 CHILD_TIMEOUT_S = 30.0
-"""How long an upload waits for its child: for others to end, or for the fork server to start."""
+"""Time that an upload waits for a child: until others exit, or the fork server has started."""
 MAX_SIZE = 4096
 
 FORMATS = "use a PNG, JPEG or WebP image or an MP4 (H.264) video"

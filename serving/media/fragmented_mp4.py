@@ -27,7 +27,7 @@ class FragmentedMp4:
         if not 1 <= fps <= 240:
             raise OutputError(f"fps is {fps}; use 1 to 240.")
         if "libx264" not in av.codecs_available:
-            raise OutputError("This machine's FFmpeg cannot encode H.264; ask for JPEG frames instead.")
+            raise OutputError("This machine's FFmpeg cannot encode H.264; request JPEG frames instead.")
         self.height, self.width, self.fps = height, width, Fraction(fps).limit_denominator(1001)
         self.scale = scale or default_scale(height, width)
         self.num_frames = 0

@@ -7,7 +7,7 @@ from worldmodel.media import MediaLimits
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """Which uploads are accepted, and what decoding one of them may cost."""
+    """Accepted formats and sizes of uploads, and limits on decoding one."""
 
     media: MediaLimits = MediaLimits(
         # Each further format is a further parser for untrusted bytes.

@@ -75,9 +75,9 @@ class PlaybackClock:
     fps: int
     chunk_s: float
     played_at: float = 0.0
-    """When a client that plays at `fps` will have shown all frames sent so far."""
+    """Time at which a client that plays at `fps` has shown all frames sent so far."""
     started_at: float = 0.0
-    """When that client starts to show the chunk that was sent last."""
+    """Time at which that client starts to show the last chunk."""
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=8))
 
     def sent(self, num_frames: int, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Responses that contain frames, in the format of the `format` query parameter."""
+"""Responses with frames, encoded as the query parameter `format` requests."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,10 @@ from fastapi import Query, Response
 from worldmodel.serving.media import encoding
 
 FrameFormat = Literal["mp4", "zip", "npy"]
-Format = Annotated[FrameFormat, Query(description="MP4 (H.264), ZIP of PNGs, or NumPy .npy.")]
+Format = Annotated[
+    FrameFormat,
+    Query(description="mp4 (H.264, lossy), zip (one PNG per frame) or npy (NumPy array uint8 [t, h, w, 3])."),
+]
 MEDIA_TYPES: dict[FrameFormat, str] = {
     "mp4": "video/mp4",
     "zip": "application/zip",

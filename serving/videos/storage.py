@@ -29,8 +29,8 @@ def new_id() -> str:
 class Storage:
     """A folder of records and videos.
 
-    A file is written under a temporary name, flushed to the disk and then renamed: whoever finds it finds all
-    of it, even after the process or the machine has died.
+    A file is written under a temporary name, flushed to the disk and then renamed, so a file that exists is
+    complete, even after a crash of the process or the machine.
     """
 
     def __init__(self, folder: Path) -> None:

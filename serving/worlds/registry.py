@@ -49,7 +49,7 @@ class CommittedStep:
 
 @dataclass(eq=False, frozen=True)
 class Slot:
-    """Room for one live world, counted against the limits until `WorldRegistry.release`."""
+    """A reservation for one live world, counted against the limits until `WorldRegistry.release`."""
 
     owner: str
 
@@ -75,7 +75,11 @@ class OwnedWorld:
 
 
 class WorldRegistry:
-    """All live worlds of a server: those addressed by id, those of WebSocket sessions, and temporary ones."""
+    """All live worlds of a server, and their limits.
+
+    Each of these takes one slot of `max_worlds` and `max_worlds_per_key`: a world with an id (also a fork),
+    the world of a WebSocket session, and a chat or image request while it runs. Videos are limited as jobs.
+    """
 
     def __init__(self, service: WorldService, config: ServerConfig, metrics: Metrics) -> None:
         self.service, self.config, self.metrics = service, config, metrics
@@ -88,7 +92,7 @@ class WorldRegistry:
     # ---- limits ----------------------------------------------------------------------------------------
 
     def reserve(self, owner: str) -> Slot:
-        """Reserve room for one more world.
+        """Reserve a slot for one more world.
 
         Raises:
             RateLimitError: the owner or the server has the maximum number of live worlds.
@@ -110,7 +114,7 @@ class WorldRegistry:
 
     @contextmanager
     def temporary(self, owner: str) -> Iterator[None]:
-        """Reserve room for a world that exists only while the block runs."""
+        """Reserve a slot for a world that exists only while the block runs."""
         slot = self.reserve(owner)
         try:
             yield

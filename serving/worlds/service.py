@@ -1,6 +1,6 @@
-"""Live worlds of one server, whose rounds share batches of the engine, the denoising loop and the codec.
+"""Live worlds of a server, whose rounds are batched in the engine, the denoising loop and the codec.
 
-The round itself is the library's (`worldmodel.rollout.round`).
+The steps of a round are those of `worldmodel.rollout.round`.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from worldmodel.serving.engine.local import Engine, InProcessEngine, known
 from worldmodel.types import WHAT_HAPPENED, Action
 
 MAX_STEPS = 64
-"""Most denoising steps that a client may ask for."""
+"""Maximum number of denoising steps that a client can request."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class WorldService:
         guidance_scale: float | None = None,
         adapter: str | None = None,
     ) -> WorldSettings:
-        """Fill what was left out from the model's config.
+        """Complete settings that are None from the model's config.
 
         Raises:
             InputError: a setting is out of range, or there is no such adapter.
@@ -114,7 +114,7 @@ class WorldService:
         return WorldSettings(seed, steps, guidance, known(adapter, self.engine.adapters))
 
     def stats(self) -> dict[str, float]:
-        """Return numbers worth watching."""
+        """Return statistics of the denoising loop and the engine."""
         occupancy = self.denoising.occupancy
         return {
             "denoising_steps": occupancy.steps,
@@ -125,7 +125,7 @@ class WorldService:
         }
 
     async def close(self) -> None:
-        """Close the engine and the model's thread."""
+        """Close the engine and the thread that runs the model."""
         await self.engine.close()
         self.compute.close()
 
@@ -155,7 +155,11 @@ class WorldService:
     async def first(
         self, settings: WorldSettings, frames: np.ndarray | None, description: str | None
     ) -> WorldState:
-        """Return the state that a world starts with, observed in frames or imagined from a description."""
+        """Return the initial state of a world, from frames or generated from a description.
+
+        Raises:
+            InputError: neither or both are given.
+        """
         if (frames is None) == (description is None):
             raise InputError("Pass either an image or video, or a text.")
         seeds = (settings.seed,)
@@ -170,7 +174,7 @@ class WorldService:
         return batch.split(condition, [1] * len(rows))
 
     def _finished(self, rows: Sequence[tuple[RoundInputs, Chunk[Condition]]]) -> list[WorldState]:
-        """Finish rounds together; worlds that start and worlds that go on are decoded apart."""
+        """Finish rounds as batches: one of worlds that start from a description, one of all others."""
         after: dict[int, WorldState] = {}
         for blank in (False, True):
             chosen = [row for row, (inputs, _) in enumerate(rows) if inputs.worlds[0].is_blank == blank]
@@ -183,7 +187,7 @@ class WorldService:
 
 
 class World:
-    """One live rollout; its calls wait for each other, and one that fails or is cancelled changes nothing."""
+    """One live rollout; calls are serialized, and a call that fails or is cancelled changes nothing."""
 
     def __init__(self, service: WorldService, settings: WorldSettings, state: WorldState) -> None:
         self.id = f"world-{secrets.token_urlsafe(16)}"
@@ -195,7 +199,7 @@ class World:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since somebody used it."""
+        """Seconds since the last call ended; 0 during a call."""
         return 0.0 if self._users else time.monotonic() - self._idle_since
 
     @property
@@ -210,28 +214,29 @@ class World:
 
     @property
     def snapshots(self) -> tuple[str, ...]:
-        """Names of the kept moments, oldest first."""
+        """Names of the snapshots, oldest first."""
         return tuple(self._snapshots)
 
     async def step(
         self, action: "str | Action | Mapping[str, Any] | None" = None, on_progress: Progress | None = None
     ) -> np.ndarray:
-        """Play one round and return its frames, uint8 `[t, h, w, 3]`; None lets time pass.
+        """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the null action.
 
         Raises:
-            InputError: the model does not take such an action, or the world has reached its last round.
+            InputError: the model does not take such an action, or the world has reached its maximum of
+                rounds.
         """
         taken = Action.of(action)
         async with self._used():
             if self.round >= self._service.max_rounds:
                 raise InputError(
-                    f"This world has played {self.round} rounds, the most allowed; reset it or start another."
+                    f"This world has played {self.round} rounds, its maximum; reset it or start another."
                 )
             self._state = await self._service.play(self.settings, self._state, taken, on_progress)
             return self.last_frames
 
     async def reset(self, frames: np.ndarray | None = None, *, text: str | None = None) -> np.ndarray:
-        """Start anew under the same name; returns the first observation.
+        """Restart the world, delete its snapshots, and return the first observation.
 
         Raises:
             InputError: neither or both are given.
@@ -242,7 +247,7 @@ class World:
             return self.last_frames
 
     async def describe(self, question: str | None = None) -> str:
-        """Say what is seen now, or answer a question about it."""
+        """Describe the newest observation, or answer a question about it."""
         prompt = read_question(question)
         async with self._used():
             service = self._service
@@ -250,7 +255,7 @@ class World:
             return await service.read(observation, prompt, self.settings.adapter)
 
     async def infer_action(self) -> str:
-        """Say in words which action led from the observation before to the one seen now.
+        """Return the action, in words, that led to the newest observation.
 
         Raises:
             InputError: there is only one observation so far.
@@ -261,11 +266,11 @@ class World:
             return await service.read(observation, WHAT_HAPPENED, self.settings.adapter)
 
     def fork(self) -> "World":
-        """Return a second world that goes its own way from here."""
+        """Return an independent copy of the world, without its snapshots."""
         return World(self._service, self.settings, self._state)
 
     def snapshot(self) -> str:
-        """Keep this moment under a name; above the limit the oldest one is forgotten."""
+        """Save the current state and return its name; above the limit the oldest snapshot is deleted."""
         name = f"snapshot-{secrets.token_urlsafe(8)}"
         self._snapshots[name] = self._state
         while len(self._snapshots) > self._service.max_snapshots:
@@ -273,22 +278,22 @@ class World:
         return name
 
     def restore(self, name: str) -> None:
-        """Go back to a kept moment.
+        """Return to a snapshot.
 
         Raises:
-            InputError: there is no such moment.
+            InputError: there is no such snapshot.
         """
         if name not in self._snapshots:
-            raise InputError(f"This world keeps no snapshot {name!r}; take one first, or use a newer one.")
+            raise InputError(f"This world has no snapshot {name!r}; take one first, or use a newer one.")
         self._state = self._snapshots[name]
 
     def close(self) -> None:
-        """End the world; what it held is free."""
+        """Delete the snapshots."""
         self._snapshots.clear()
 
     @asynccontextmanager
     async def _used(self) -> AsyncIterator[None]:
-        """Wait for one's turn; a world in use is not idle."""
+        """Wait for other calls; the world is not idle meanwhile."""
         self._users += 1
         try:
             async with self._lock:

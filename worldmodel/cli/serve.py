@@ -10,8 +10,8 @@ from worldmodel.cli.parser import MODEL_HELP, Parser
 from worldmodel.errors import ConfigError, InputError, ModelError
 
 LIMITS = {
-    "max_worlds": "live worlds in total",
-    "max_worlds_per_key": "live worlds per API key",
+    "max_worlds": "live worlds in total: with an id, in WebSocket sessions, or in chat and image requests",
+    "max_worlds_per_key": "live worlds per API key, counted alike",
     "max_queued_jobs": "queued videos; further requests get status 429",
     "max_jobs_per_key": "unfinished videos per API key",
     "max_running_jobs": "videos generated at the same time",
