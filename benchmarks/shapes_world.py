@@ -1,4 +1,4 @@
-"""Measures how fast one core samples, simulates and judges clips of the shapes world; writes JSON."""
+"""Rate at which one core samples, simulates and judges clips of the shapes world, as JSON."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ NUM_CLIPS = 1000
 
 
 def rate(work: Callable[[int], object]) -> int:
-    """Returns how many times a second `work` runs over all indices."""
+    """Return how many times per second `work` runs."""
     start = time.perf_counter()
     for index in range(NUM_CLIPS):
         work(index)
@@ -19,7 +19,7 @@ def rate(work: Callable[[int], object]) -> int:
 
 
 def main() -> None:
-    """Warms the sprite caches, then measures."""
+    """Fill the sprite caches, then measure."""
     clips = [sample_clip("train", 0, index).clip for index in range(NUM_CLIPS)]
     rates = {
         "sampled_clips_per_s": rate(lambda index: sample_clip("train", 1, index)),

@@ -1,1 +1,1 @@
-"""The demo: a tour of the Python API, and web pages to steer a world."""
+"""Demos: a tour of the Python API, and web pages to steer a world."""

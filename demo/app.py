@@ -1,6 +1,6 @@
-"""The web page of `worldmodel demo`, and the server that it starts for itself if none is given.
+"""The web page of `worldmodel demo`, and the server that is started for it if none is given.
 
-The page is a client of the HTTP API. It listens on this machine only and holds no model.
+The page is a client of the HTTP API: it listens on this machine only and loads no model.
 """
 
 import os
@@ -37,7 +37,8 @@ def run(
         model: Name or folder of the model to serve; None uses `server`.
         server: URL of a running server.
         port: Port of the page; None takes a free one.
-        world: World whose start images and actions are suggested; None takes that of the model.
+        world: World whose start images and actions are suggested; None takes that of `model`, and suggests
+            none for `server`, whose world is unknown.
 
     Raises:
         ConfigError: Gradio is not installed, or the port is in use.

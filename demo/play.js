@@ -364,7 +364,7 @@ async function start(event) {
     if ($("guidance").value) order.guidance_scale = Number($("guidance").value);
     send("session.start", file ? { ...order, upload: true } : { ...order, text });
     if (file) session.socket.send(file);
-    $("veil").textContent = file ? "Looking at the picture…" : "Imagining…";
+    $("veil").textContent = file ? "Reading the upload…" : "Imagining…";
   } catch (error) {
     complain(error.message);
     $("go").disabled = false;

@@ -142,8 +142,8 @@ def log_preview(trainer: Trainer, batches: list[loader.Batch], log: RunLog, step
         log.write_samples(step, *(np.stack([to_frames(clip) for clip in clips]) for clips in pair))
 
 
-def settled(config: TrainConfig) -> TrainConfig:
-    """Take the model's settings from `init_from`, if the config has none."""
+def resolve_model(config: TrainConfig) -> TrainConfig:
+    """Return the config with the model settings of `init_from`, if it has no `model` of its own."""
     if config.init_from and config.model == WorldModelConfig():
         return dataclasses.replace(
             config, model=model_folder.read_config(model_folder.resolve(config.init_from))
@@ -152,7 +152,7 @@ def settled(config: TrainConfig) -> TrainConfig:
 
 
 def check_stages(config: TrainConfig) -> None:
-    """Check what would otherwise fail only after earlier stages.
+    """Check the settings of all stages before the first one runs.
 
     Raises:
         ConfigError: there are no stages, or one names a source that does not exist.

@@ -1,6 +1,6 @@
 """Publication of a finished run as a model folder with an evaluation report and a model card.
 
-python -m worldmodel.train.publish runs/shapes-tiny runs/shapes-tiny/published
+worldmodel publish runs/shapes-tiny runs/shapes-tiny/published
 """
 
 import json

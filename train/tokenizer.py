@@ -1,4 +1,4 @@
-"""The tokenizer of a backbone that starts from nothing."""
+"""The tokenizer of a backbone that is trained from scratch."""
 
 from collections.abc import Iterator
 from itertools import islice

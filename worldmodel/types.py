@@ -287,11 +287,11 @@ def _check_fields(subject: str, value: Mapping[str, Any], fields: Sequence[str])
 
 @dataclass(frozen=True)
 class Episode:
-    """One training sample: observations with the actions between them, and a text to say about them.
+    """One training sample: observations with the actions between them, and optionally a text about them.
 
     `observations` are uint8 clips `[t, h, w, 3]`; `actions[i]` leads from observation i to i + 1. An empty
-    first clip (t = 0) stands for "nothing seen yet". `prompt` and `answer` ask for text about the
-    observations. `labels` holds extra per-cell truth of a source (`World.label_words`).
+    first clip (t = 0) means that nothing was observed before. `prompt` and `answer` are text about the
+    observations. `labels` are labels of latent cells that a source provides (`World.label_words`).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Vision alignment: the features of latent cells and the words for the objects on them."""
+"""Vision alignment: classification of latent cells by the words for the objects on them."""
 
 from collections.abc import Mapping
 

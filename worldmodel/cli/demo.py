@@ -10,7 +10,7 @@ def main(argv: list[str]) -> None:
         "worldmodel demo",
         "Open a web page on which you steer a model, by text or by suggested actions, and can undo steps.\n"
         "The page uses a running server (--server), or starts one for itself.",
-        "worldmodel demo shapes-tiny\n  worldmodel demo --server http://127.0.0.1:8000",
+        "worldmodel demo shapes-tiny\n  worldmodel demo --server http://127.0.0.1:8000 --world shapes",
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="model to serve: a name or a folder (default: shapes-tiny)"
@@ -21,7 +21,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--world",
         metavar="NAME",
-        help="world whose start images and actions are suggested (default: the model's)",
+        help="world whose start images and actions are suggested (default: that of MODEL; with --server "
+        "there are no suggestions without it)",
     )
     parser.add_argument("--port", type=int, help="port of the page (default: a free one from 7860)")
     args = parser.parse_args(argv)

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
     from worldmodel import config as configs
     from worldmodel.train import finetune
 
-    config = finetune.settled(configs.load(args.config, args.overrides))
+    config = finetune.resolve_model(configs.load(args.config, args.overrides))
     with finetune.StopSignal() as stop:
         command = finetune.command_line(args.config, *args.overrides)
         result = finetune.train(config, command, lambda: stop.received)

@@ -1,1 +1,1 @@
-"""From files to tensors: media, sources, transforms and the loader."""
+"""Training data: sources of episodes, their order, and the loader."""

@@ -95,7 +95,7 @@ class HuggingFaceSource:
         return Still(clip.name, video, self.format, clip.text.during(0, 0, 1))
 
     def cost(self, index: int, rounds: int) -> float:
-        """Return the same for all: the row may not have arrived yet."""
+        """Return a constant: the row may not have been read yet."""
         return rounds
 
     def close(self) -> None:

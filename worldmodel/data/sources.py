@@ -18,7 +18,7 @@ SOURCE_KINDS = {
 
 
 class Recipe(Protocol):
-    """How to make one episode: a small object that is sent to the process that reads and decodes."""
+    """Instructions for one episode: a small object that is sent to the process that reads and decodes."""
 
     @property
     def name(self) -> str:

@@ -91,7 +91,7 @@ class TarSource:
             return BrokenClip(name, str(error))
 
     def cost(self, index: int, rounds: int) -> float:
-        """Return the same for all: the index does not have the length of clips."""
+        """Return a constant: the index does not contain the lengths of clips."""
         return rounds
 
     def close(self) -> None:
@@ -145,7 +145,9 @@ def samples(path: str) -> Iterator[dict[str, ByteRange]]:
                 if not member.isreg():
                     continue
                 if member.offset_data + member.size > whole:
-                    raise ConfigError(f"The tar file {path!r} is cut off in {member.name!r}; get it again.")
+                    raise ConfigError(
+                        f"The tar file {path!r} is cut off in {member.name!r}; download it again."
+                    )
                 folder, file = os.path.split(member.name)
                 stem, _, extension = file.partition(".")
                 if (folder, stem) != key:

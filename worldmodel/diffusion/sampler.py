@@ -1,6 +1,6 @@
-"""The denoising loop: the only one, for single chunks, batches, guidance and overlapping chunks.
+"""The denoising loop, for single chunks, batches, guidance and overlapping chunks.
 
-A caller that waits runs `denoise`; a server owns a `Denoiser` and lets chunks join and leave between steps.
+`denoise` runs chunks to their end. A server owns a `Denoiser`, whose chunks can join and leave between steps.
 """
 
 import itertools
@@ -23,7 +23,7 @@ Given = TypeVar("Given", contravariant=True)
 
 @runtime_checkable
 class ChunkGenerator(Protocol[Given]):
-    """What the loop calls of a video generator."""
+    """The methods of a video generator that the loop calls."""
 
     def prefill(self, context: Tensor, condition: Given) -> Any:
         """Return the cache of context frames, which end where the chunk begins."""
@@ -84,7 +84,7 @@ class Chunk(Generic[C]):
 
     @property
     def trace(self) -> ChunkTrace[C] | None:
-        """What the next chunk follows, where chunks overlap."""
+        """The trace for the next chunk; None unless chunks overlap."""
         if not self.overlapping:
             return None
         latents, timesteps = zip(*self.seen, strict=True)
@@ -107,7 +107,7 @@ class Chunk(Generic[C]):
 class Denoiser(Generic[C]):
     """Advances chunks step by step; steps, guidance and noise levels may differ from chunk to chunk.
 
-    Every chunk comes out as it would alone, up to rounding.
+    The result of a chunk is that of denoising it alone, up to rounding.
     """
 
     def __init__(self, generator: ChunkGenerator[C]) -> None:

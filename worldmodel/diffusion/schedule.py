@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def shifted(place: Float[Tensor, "*shape"], shift: float = 3.0) -> Float[Tensor, "*shape"]:
-    """Return the levels at places on the way from noise (1) to data (0), denser near 1 for `shift` > 1.
+    """Return the sigmas at positions from 1 (noise) to 0 (data), denser near 1 for `shift` > 1.
 
     Source: Esser et al. 2024 (arXiv:2403.03206), eq. 23.
     """
@@ -14,7 +14,7 @@ def shifted(place: Float[Tensor, "*shape"], shift: float = 3.0) -> Float[Tensor,
 
 
 def sampling_sigmas(num_inference_steps: int, shift: float = 3.0) -> Float[Tensor, " n"]:
-    """Return `num_inference_steps + 1` levels from 1 to 0, at even places of the schedule."""
+    """Return `num_inference_steps + 1` sigmas from 1 to 0, evenly spaced on the schedule."""
     return shifted(torch.linspace(1, 0, num_inference_steps + 1, dtype=torch.float64), shift).float()
 
 

@@ -35,7 +35,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class ChunkTrace(Generic[C]):
-    """What a chunk leaves for the next one: its latents at every step of the second half."""
+    """The latents of a chunk at every step of its second half, to which the next chunk attends."""
 
     context: Float[Tensor, "b s c h w"]
     """The context frames that it attended to."""

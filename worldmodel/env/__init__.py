@@ -7,7 +7,7 @@ observation, reward, terminated, truncated, info = env.step(env.action_space.sam
 Importing this module registers `worldmodel/ShapesTiny-v0`. Gymnasium 1 does not load plugins, so without the
 import, prefix the id with the module: `gymnasium.make("worldmodel.env:worldmodel/ShapesTiny-v0")`.
 
-A world has no task of its own. `reward_fn` and `termination_fn` define one, and `max_episode_steps` of
+A world does not define a task. `reward_fn` and `termination_fn` define one, and `max_episode_steps` of
 `gymnasium.make` sets the horizon; without them every reward is 0 and no episode ends.
 """
 

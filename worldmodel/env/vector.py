@@ -41,11 +41,11 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
     Args:
         world: A model, the name of a shipped one, a model folder; or one open session (`SessionLike`) for
             every sub-environment, stepped concurrently from threads, so that a server can batch them.
-        num_envs: How many worlds.
+        num_envs: Number of worlds.
         max_episode_steps: Rounds after which an episode is truncated; None or -1 for no end.
-        autoreset_mode: When a finished world starts anew: in the next step, whose action it ignores
-            (`"NextStep"`), in the same step (`"SameStep"`), or when `reset` says so (`"Disabled"`).
-        settings: All else, as for `WorldEnv`.
+        autoreset_mode: When a finished world is reset: in the next step, whose action it ignores
+            (`"NextStep"`), in the same step (`"SameStep"`), or only by `reset` (`"Disabled"`).
+        settings: Other arguments of `WorldEnv`.
 
     Raises:
         ConfigError: the settings do not fit the world or each other.
@@ -92,10 +92,10 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
         seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start an episode everywhere, or where `options["reset_mask"]` says.
+        """Reset all worlds, or those that `options["reset_mask"]` selects.
 
         Args:
-            seed: Seed of the first sub-environment, the next one's is one higher; or one for each.
+            seed: Seed of the first world, increased by one for each further world; or one seed per world.
             options: As for `WorldEnv`, the same for all.
 
         Raises:
@@ -119,11 +119,11 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
         return self._observations.copy(), infos
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Play one round of every world whose episode goes on.
+        """Play one round of every world whose episode has not ended.
 
         Raises:
-            InputError: there was no reset yet, a world does not take its action, or (without autoreset) has
-                finished. No world of a model has gone on then.
+            InputError: `reset` was not called, an action is not in the action space, or (without autoreset)
+                an episode has ended. Worlds of a model are unchanged then.
         """
         rewards = np.zeros(self.num_envs, np.float64)
         terminations, truncations = np.zeros((2, self.num_envs), np.bool_)
@@ -144,7 +144,7 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
         return self._observations.copy(), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[Any, ...]:
-        """Return what every sub-environment renders."""
+        """Return the rendered frames of every world."""
         return tuple(env.render() for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -160,7 +160,7 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
         return info
 
     def _play(self, actions: Any) -> dict[int, tuple[Action, Frames]]:
-        """Play the worlds whose episodes go on; return their actions and frames by row."""
+        """Play the worlds whose episodes have not ended; return their actions and frames by row."""
         given = split_actions(actions)
         if len(given) != self.num_envs:
             raise InputError(
@@ -178,7 +178,7 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
             return {}
         if self._threads is not None:
             rounds = [self._threads.submit(world.step, act) for world, act in zip(worlds, acts, strict=True)]
-            wait(rounds)  # before any of them raises, so that no world is still at work afterwards
+            wait(rounds)  # before any of them raises, so that no world is still stepping afterwards
             clips = [each.result() for each in rounds]
         else:
             clips = play_sessions([world for world in worlds if isinstance(world, Session)], acts)
@@ -192,13 +192,13 @@ def _sub_environments(
         world = WorldModel.from_pretrained(world)
     if isinstance(world, WorldModel):
         envs = [WorldEnv(world, **settings) for _ in range(num_envs)]
-        # As much as so many sessions of their own would keep.
+        # As large as the caches of separate sessions together.
         engine = LocalEngine(world.backbone, max_cache_bytes=num_envs * 2**28)
         for env in envs:
             env.engine = engine
         return envs
     if not isinstance(world, list | tuple) or len(world) != num_envs:
-        raise ConfigError(f"Live worlds come one for each sub-environment; pass a list of {num_envs}.")
+        raise ConfigError(f"Each sub-environment needs its own live world; pass a list of {num_envs}.")
     if len({id(each) for each in world}) != num_envs:
-        raise ConfigError("The same live world stands twice in the list; open one for each sub-environment.")
+        raise ConfigError("The list has the same live world twice; open one for each sub-environment.")
     return [WorldEnv(each, **settings) for each in world]

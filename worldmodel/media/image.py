@@ -45,7 +45,7 @@ def read_image(
 
 
 def decode_image(name: str, data: bytes, size: ImageSize, limits: MediaLimits) -> Frame:
-    """Decode the bytes of an image file; `name` is what messages call it.
+    """Decode the bytes of an image file; `name` is used in messages.
 
     Raises:
         InputError: as `read_image`.

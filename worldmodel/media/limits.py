@@ -1,4 +1,4 @@
-"""Which image and video formats may be decoded, and how large files may be."""
+"""Limits on the formats and sizes of images and videos."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

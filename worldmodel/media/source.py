@@ -9,12 +9,12 @@ Source = str | Path | bytes
 
 
 def read_bytes(source: Source, max_bytes: int, noun: str) -> tuple[str, bytes]:
-    """Return how messages name the source, and its bytes.
+    """Return the name of the source for messages, and its bytes.
 
     Args:
         source: a path or bytes.
         max_bytes: more are refused without reading them.
-        noun: what bytes without a path are called, for example `image`.
+        noun: name in messages of bytes without a path, for example `image`.
 
     Raises:
         InputError: the file is missing, a folder, a URL, empty, too large or not readable.

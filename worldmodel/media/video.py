@@ -164,7 +164,7 @@ def open_video(source: Source, limits: MediaLimits = MediaLimits()) -> Iterator[
 
 @contextmanager
 def open_video_bytes(name: str, data: bytes, limits: MediaLimits) -> Iterator[Video]:
-    """Open the bytes of a video file; `name` is what messages call it.
+    """Open the bytes of a video file; `name` is used in messages.
 
     Raises:
         InputError: as `open_video`.
@@ -175,7 +175,7 @@ def open_video_bytes(name: str, data: bytes, limits: MediaLimits) -> Iterator[Vi
         raise InputError(f"{name} is {sniff.describe(kind, data)}, not a video; use an {accepted}.")
     if sniff.announced_bytes(kind, data) > len(data):
         raise InputError(
-            f"{name} is cut off: its header announces more than its {len(data)} bytes; get it again."
+            f"{name} is cut off: its header announces more than its {len(data)} bytes; download it again."
         )
     with _decoding_errors(name):
         container = av.open(io.BytesIO(data), "r", format=DEMUXERS[kind])

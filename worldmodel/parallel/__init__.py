@@ -1,7 +1,7 @@
 """Sequence parallelism: masks as data, exact attention across processes, and balanced partitions.
 
     mesh         the processes: dp_replicate x dp_shard x cp x sp
-    mask_rules   what a token may attend to
+    mask_rules   kinds of tokens and their attention rules
     layout       the tokens of a batch and their mask
     shards       the tokens of each process
     ulysses      exchange tokens for heads (axis sp)

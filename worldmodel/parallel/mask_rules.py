@@ -1,4 +1,4 @@
-"""Kinds of tokens, and what each kind may attend to in its document."""
+"""Kinds of tokens and their attention rules."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -8,16 +8,17 @@ Segment = tuple["Kind", int]
 
 
 class Kind(IntEnum):
-    """What a token may attend to in its document; never padding."""
+    """Kinds of tokens, by the tokens of their document that they attend to; padding is never attended to."""
 
     PAD = 0
-    """Padding: only itself, so that no softmax is empty."""
+    """Padding: attends to itself only, so that no softmax is empty."""
     TEXT = 1
-    """All positions up to its own."""
+    """Causal text: attends to all positions up to its own."""
     FRAME = 2
-    """All blocks up to its own: causal between frames, full within a frame."""
+    """Token of a frame: attends to all blocks up to its own, so causally between frames and fully within
+    one."""
     FULL = 3
-    """The whole document."""
+    """Attends to the whole document."""
 
 
 def mask_area(document: Sequence[Segment]) -> int:

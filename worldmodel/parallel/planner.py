@@ -1,4 +1,4 @@
-"""Balanced division of work over ranks, computed alike on every process from costs alone."""
+"""Balanced division of work over ranks, computed identically on every process from the costs."""
 
 import heapq
 from collections.abc import Sequence

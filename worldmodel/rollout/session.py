@@ -22,7 +22,7 @@ MAX_QUESTION_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment of a session: never changed, cheap to keep, safe to share."""
+    """The state and the recording of a session at one time; immutable and cheap to keep."""
 
     state: WorldState
     recording: Recording
@@ -74,7 +74,7 @@ class Session:
         return state.frames[0]
 
     def step(self, action: "str | Action | Mapping[str, Any] | None" = None) -> np.ndarray:
-        """Play one round and return its frames, uint8 `[t, h, w, 3]`; None lets time pass.
+        """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the null action.
 
         Raises:
             InputError: the session was not reset, or the model does not take such an action.
@@ -89,7 +89,7 @@ class Session:
         return state.frames[0]
 
     def observe(self, observation: Any) -> np.ndarray:
-        """Take a real observation as the outcome of the last round, in place of a generated one."""
+        """Replace the outcome of the last round by a real observation; return its frames."""
         state, real = self.state, self._observed(observation)
         after = replace(
             real,
@@ -113,11 +113,11 @@ class Session:
         """
         return self.model.generate_text(transition(self.model, self.state), WHAT_HAPPENED)[0]
 
-    # ---- moments -------------------------------------------------------------------------------------
+    # ---- snapshots -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> WorldState:
-        """The present state.
+        """The current state.
 
         Raises:
             InputError: the session was not reset.
@@ -127,7 +127,7 @@ class Session:
         return self._state
 
     def snapshot(self) -> Snapshot:
-        """Return the present moment, to `restore` as often as wanted."""
+        """Return the current state and recording; `restore` returns to them any number of times."""
         return Snapshot(self.state, self._recording)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -135,7 +135,7 @@ class Session:
         self._state, self._recording = snapshot.state, snapshot.recording
 
     def fork(self) -> "Session":
-        """Return a second session that starts from the present moment."""
+        """Return an independent copy of the session."""
         steps, guidance = self.params.num_inference_steps, self.params.guidance_scale
         other = Session(self.model, self.seed, steps, guidance, self.engine)
         other.restore(self.snapshot())
