@@ -25,28 +25,14 @@ import torch
 from transformers import AutoTokenizer
 
 from worldmodel import config as configs
-from worldmodel.config import (
-    ActionConfig,
-    BackboneConfig,
-    CodecConfig,
-    ConditionConfig,
-    DataConfig,
-    GeneratorConfig,
-    SourceConfig,
-    StageConfig,
-    TrainConfig,
-    TrainedConfig,
-    VisionConfig,
-    WorldModelConfig,
-)
 from worldmodel.data import loader
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 
 NUM_PROCESSES = 2
-SMALL = WorldModelConfig(
-    codec=CodecConfig(latent_channels=4, widths=(8, 16), num_blocks=2),
-    backbone=BackboneConfig(
+SMALL = configs.WorldModelConfig(
+    codec=configs.CodecConfig(latent_channels=4, widths=(8, 16), num_blocks=2),
+    backbone=configs.BackboneConfig(
         architecture={
             "model_type": "qwen3",
             "hidden_size": 64,
@@ -59,19 +45,19 @@ SMALL = WorldModelConfig(
             "tie_word_embeddings": True,
         }
     ),
-    vision=VisionConfig(width=32, num_blocks=1),
-    action=ActionConfig(keys=configs.load("shapes_tiny").model.action.keys),
-    condition=ConditionConfig(width=32, num_layers=1, num_heads=2),
-    generator=GeneratorConfig(width=48, num_layers=2, num_heads=3),
+    vision=configs.VisionConfig(width=32, num_blocks=1),
+    action=configs.ActionConfig(keys=configs.load("shapes_tiny").model.action.keys),
+    condition=configs.ConditionConfig(width=32, num_layers=1, num_heads=2),
+    generator=configs.GeneratorConfig(width=48, num_layers=2, num_heads=3),
 )
 
 
-def settings(folder: Path, steps: int, seed: int) -> TrainConfig:
+def settings(folder: Path, steps: int, seed: int) -> configs.TrainConfig:
     """Return a short training of two stages with everything a checkpoint has to hold."""
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(model_folder.resolve("shapes-tiny") / "backbone")
     start = WorldModel.from_config(SMALL, tokenizer).save_pretrained(folder / "start")
-    state = StageConfig(
+    state = configs.StageConfig(
         "state",
         steps=steps,
         batch_size=4,
@@ -81,20 +67,20 @@ def settings(folder: Path, steps: int, seed: int) -> TrainConfig:
         ema_decay=0.9,
         self_rollout=(0.5, 0.5),
         tasks={"rounds": 0.6, "describe": 0.4},
-        train={"backbone": TrainedConfig(), "adapters": TrainedConfig()},
+        train={"backbone": configs.TrainedConfig(), "adapters": configs.TrainedConfig()},
     )
-    generator = StageConfig(
+    generator = configs.StageConfig(
         "generator",
         steps=4,
         batch_size=4,
         rounds=1,
         tasks={"rounds": 1.0},
-        train={"generator": TrainedConfig()},
+        train={"generator": configs.TrainedConfig()},
     )
-    return TrainConfig(
+    return configs.TrainConfig(
         model=SMALL,
         stages={"state": state, "generator": generator},
-        data=DataConfig({"shapes": SourceConfig()}),
+        data=configs.DataConfig({"shapes": configs.SourceConfig()}),
         init_from=str(start),
         seed=seed,
         checkpoint_every=2,
@@ -172,10 +158,10 @@ def differences(straight: Path, broken: Path) -> Iterator[str]:
             yield f"the bytes of {name}"
 
 
-def sample_order(config: TrainConfig, dp_size: int, num_workers: int, first_step: int) -> list[tuple]:
+def sample_order(config: configs.TrainConfig, dp_size: int, num_workers: int, first_step: int) -> list[tuple]:
     """Return step, index and name of every sample that all processes together see."""
     stage = config.stages["state"]
-    data = DataConfig({"shapes": SourceConfig()}, num_workers=num_workers)
+    data = configs.DataConfig({"shapes": configs.SourceConfig()}, num_workers=num_workers)
     found = []
     for rank in range(dp_size):
         with loader.batches(data, config.model, stage, config.seed, first_step, rank, dp_size) as stream:

@@ -5,17 +5,12 @@ and models is escaped.
 """
 
 import base64
-import io
-import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
-
-import numpy as np
-from PIL import Image
 
 from worldmodel.demo.journey import Branch, Journey, Moment
-from worldmodel.media import Frame, Frames, write_video
+from worldmodel.media import Frame, Frames
+from worldmodel.media.encoding import encode_png, encode_video
 from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
 
 STAGE_SIDE = 512
@@ -32,17 +27,14 @@ def data_uri(data: bytes, media_type: str) -> str:
 
 def image_uri(frame: Frame) -> str:
     """Encode a frame as a PNG data URI; the style sheet enlarges it without smoothing."""
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(frame)).save(buffer, "PNG")
-    return data_uri(buffer.getvalue(), "image/png")
+    return data_uri(encode_png(frame), "image/png")
 
 
 def video_uri(frames: Frames, fps: float, side: int, suffix: str = "mp4") -> str:
     """Encode a clip as the data URI of an MP4 or GIF whose sides are at least `side` pixels."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"clip.{suffix}"
-        write_video(frames, path, fps, scale=max(1, -(-side // min(frames.shape[1:3]))))
-        return data_uri(path.read_bytes(), "video/mp4" if suffix == "mp4" else "image/gif")
+    scale = max(1, -(-side // min(frames.shape[1:3])))
+    data = encode_video(frames, fps, scale, f".{suffix}")
+    return data_uri(data, "video/mp4" if suffix == "mp4" else "image/gif")
 
 
 def stage(moment: Moment, before: Moment | None, fps: float, heading: str) -> str:

@@ -21,7 +21,7 @@ from worldmodel.serving.errors import ApiError
 from worldmodel.serving.media import decoding
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.protocol import ErrorBody, ErrorObject, ResetRequest, VideoRequest, WorldRequest
-from worldmodel.serving.rate_limits import RequestLimiter, RequestLimits
+from worldmodel.serving.rate_limits import RequestLimiter
 from worldmodel.serving.realtime.events import SessionLimits
 from worldmodel.serving.routes import chat, health, images, parsing, realtime, videos, worlds
 from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, ServerConfig
@@ -73,11 +73,9 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
     registry = WorldRegistry(service, config, metrics)
     metrics.observe(service.stats, num_worlds=lambda: len(registry))
     limiter = RequestLimiter(
-        RequestLimits(
-            max_concurrent=config.max_requests_per_key,
-            requests_per_s=config.requests_per_minute / 60,
-            burst=max(1, math.ceil(config.requests_per_minute / 6)),
-        )
+        max_concurrent=config.max_requests_per_key,
+        requests_per_s=config.requests_per_minute / 60,
+        burst=max(1, math.ceil(config.requests_per_minute / 6)),
     )
     session_limits = SessionLimits(
         start_timeout_s=120.0,

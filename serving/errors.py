@@ -105,3 +105,7 @@ class DeadlineExceededError(ApiError):
     """The work was not finished within its time limit."""
 
     status, type, code = 504, "server_error", "deadline_exceeded"
+
+
+BY_STATUS: dict[int, type[ApiError]] = {error.status: error for error in ApiError.__subclasses__()}
+"""The classes above by their status."""

@@ -3,13 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
-
-__all__ = ["CONTENT_TYPE", "OUTCOMES", "Metrics"]
 
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
-OUTCOMES = ("ok", "rejected", "cancelled", "failed")
-"""Outcomes of a request."""
 
 
 class Metrics:
@@ -53,7 +48,7 @@ class Metrics:
         self.time_to_first_chunk.observe(seconds)
 
     def request(self, route: str, outcome: str) -> None:
-        """Count a finished request; `outcome` is one of `OUTCOMES`."""
+        """Count a finished request; `outcome` is ok, rejected, cancelled or failed."""
         self.requests.labels(route=route, outcome=outcome).inc()
 
     def reject(self, reason: str) -> None:

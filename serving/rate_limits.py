@@ -4,7 +4,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from worldmodel.serving.errors import RateLimitError
 
@@ -28,27 +27,26 @@ class TokenBucket:
         return 0.0
 
 
-@dataclass(frozen=True)
-class RequestLimits:
-    """Limits on the requests of one key."""
-
-    max_concurrent: int = 16
-    requests_per_s: float = 20.0
-    burst: int = 40
-    """Requests that may arrive at once after a pause."""
-
-
 class RequestLimiter:
-    """Applies `RequestLimits` to every key; not thread-safe."""
+    """Limits the rate and the concurrency of every key's requests; not thread-safe.
+
+    Args:
+        max_concurrent: Requests of a key that may be in flight.
+        requests_per_s: Steady rate of a key.
+        burst: Requests that may arrive at once after a pause.
+        clock: Source of the time.
+    """
 
     def __init__(
-        self, limits: RequestLimits | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        max_concurrent: int = 16,
+        requests_per_s: float = 20.0,
+        burst: int = 40,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits = limits or RequestLimits()
+        self.max_concurrent = max_concurrent
         self._num_concurrent: dict[str, int] = defaultdict(int)
-        self._buckets: dict[str, TokenBucket] = defaultdict(
-            lambda: TokenBucket(self.limits.requests_per_s, self.limits.burst, clock)
-        )
+        self._buckets = defaultdict(lambda: TokenBucket(requests_per_s, burst, clock))
 
     @contextmanager
     def request(self, caller: str) -> Iterator[None]:
@@ -57,7 +55,7 @@ class RequestLimiter:
         Raises:
             RateLimitError: the key has too many requests in flight, or sends them too fast.
         """
-        if self._num_concurrent[caller] >= self.limits.max_concurrent:
+        if self._num_concurrent[caller] >= self.max_concurrent:
             raise RateLimitError(
                 f"This key has {self._num_concurrent[caller]} requests in flight; wait for one to finish.", 1
             )

@@ -20,14 +20,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from worldmodel import config as configs
-from worldmodel.config import (
-    SMALL_DECODER,
-    BackboneConfig,
-    StageConfig,
-    TrainConfig,
-    TrainedConfig,
-    WorldModelConfig,
-)
 from worldmodel.errors import ConfigError
 from worldmodel.models import lora
 from worldmodel.models.backbone.causal_lm import Backbone
@@ -93,7 +85,7 @@ def report(name: str, overrides: list[str], as_json: bool) -> None:
 
 
 def estimate(
-    config: TrainConfig, method: Method, num_gpus: int, activations: float, lora_rank: int = 16
+    config: configs.TrainConfig, method: Method, num_gpus: int, activations: float, lora_rank: int = 16
 ) -> MemoryEstimate:
     """Estimate a step of a joint stage with one sample per GPU and weights sharded over all GPUs.
 
@@ -108,7 +100,8 @@ def estimate(
         ConfigError: the model of the config cannot be built.
     """
     model = build_on_meta(config.model)
-    large, adapter = TrainedConfig(lora_rank=lora_rank if method == "lora" else 0), TrainedConfig()
+    large = configs.TrainedConfig(lora_rank=lora_rank if method == "lora" else 0)
+    adapter = configs.TrainedConfig()
     train = {"action": adapter, "queries": adapter, "condition": adapter}
     train |= {"backbone": large, generator_part(model): large}
     stage = replace(_last_stage(config), train=train)
@@ -130,7 +123,7 @@ def estimate(
     )
 
 
-def build_on_meta(config: WorldModelConfig) -> WorldModel:
+def build_on_meta(config: configs.WorldModelConfig) -> WorldModel:
     """Build a model without memory for its weights; components with an `architecture` are not read."""
     parts = config.codec, config.vision, config.generator
     codec, vision, generator = (replace(part, **_without_weights(part)) for part in parts)
@@ -146,14 +139,14 @@ def _without_weights(part: Any) -> dict[str, None]:
     return {name: None} if part.architecture else {}
 
 
-def _language_model(config: BackboneConfig) -> Backbone:
+def _language_model(config: configs.BackboneConfig) -> Backbone:
     """Build the backbone from its `architecture` if that has a vocab_size, else from its folder."""
     if config.pretrained and "vocab_size" not in config.architecture:
         return Backbone.on_meta(config)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"": 0}, unk_token="")))
     size = config.architecture.get("vocab_size", config.vocab_size)
     with torch.device("meta"):
-        chosen = config.architecture or SMALL_DECODER
+        chosen = config.architecture or configs.SMALL_DECODER
         architecture = pretrained.build_config({**chosen, "vocab_size": size}, "backbone")
         model = AutoModelForCausalLM.from_config(
             architecture, attn_implementation="sdpa", dtype=pretrained.dtype_of(config.dtype)
@@ -166,7 +159,7 @@ def generator_part(model: WorldModel) -> str:
     return "generator" if model.config.generator.is_ours else "generator.network"
 
 
-def activation_bytes(config: TrainConfig) -> float:
+def activation_bytes(config: configs.TrainConfig) -> float:
     """Estimate the bytes that one sample saves for the backward pass, in bf16 autocast."""
     rounds = _last_stage(config).rounds
     model = config.model
@@ -188,7 +181,7 @@ def activation_bytes(config: TrainConfig) -> float:
     return total
 
 
-def _backbone(config: WorldModelConfig, rounds: int, count: int) -> Callable[[], Tensor]:
+def _backbone(config: configs.WorldModelConfig, rounds: int, count: int) -> Callable[[], Tensor]:
     backbone = _truncated(lambda: _language_model(config.backbone), count)
     model = build_on_meta(config)
     tokens = rounds * model.round_tokens
@@ -201,7 +194,7 @@ def _backbone(config: WorldModelConfig, rounds: int, count: int) -> Callable[[],
     return run
 
 
-def _generator(config: WorldModelConfig, rounds: int, count: int) -> Callable[[], Tensor]:
+def _generator(config: configs.WorldModelConfig, rounds: int, count: int) -> Callable[[], Tensor]:
     model = build_on_meta(config)
     _truncated(lambda: model.get_submodule(generator_part(model)), count)
 
@@ -259,7 +252,7 @@ def _truncated(build: Callable[[], Any], count: int) -> Any:
     return root
 
 
-def _last_stage(config: TrainConfig) -> StageConfig:
+def _last_stage(config: configs.TrainConfig) -> configs.StageConfig:
     if not config.stages:
         raise ConfigError("The config has no stages; the last one sets the rounds of a sample.")
     return list(config.stages.values())[-1]

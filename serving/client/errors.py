@@ -12,18 +12,7 @@ from collections.abc import Mapping
 import httpx
 
 from worldmodel.errors import InputError
-from worldmodel.serving.errors import (
-    ApiError,
-    AuthenticationError,
-    ConflictError,
-    DeadlineExceededError,
-    NotFoundError,
-    PermissionDeniedError,
-    RateLimitError,
-    TooLargeError,
-    UnavailableError,
-    UnsupportedFormatError,
-)
+from worldmodel.serving.errors import BY_STATUS, ApiError, RateLimitError
 
 
 class BadRequestError(ApiError, InputError):
@@ -48,22 +37,6 @@ class VideoFailedError(ApiError):
     status, type, code = 0, "job_error", "failed"
 
 
-_BY_STATUS: dict[int, type[ApiError]] = {
-    error.status: error
-    for error in (
-        AuthenticationError,
-        PermissionDeniedError,
-        NotFoundError,
-        ConflictError,
-        TooLargeError,
-        UnsupportedFormatError,
-        RateLimitError,
-        UnavailableError,
-        DeadlineExceededError,
-    )
-}
-
-
 def error_from_response(response: httpx.Response) -> ApiError:
     """Return the exception for an error response."""
     try:
@@ -73,7 +46,7 @@ def error_from_response(response: httpx.Response) -> ApiError:
         code = type_name = "unknown"
         message = f"The server answered {response.status_code}; check that it is a worldmodel server."
     status = response.status_code
-    error = _BY_STATUS.get(status, ServerError if status >= 500 else BadRequestError)(message)
+    error = BY_STATUS.get(status, ServerError if status >= 500 else BadRequestError)(message)
     error.status, error.code, error.type = status, code, type_name
     if isinstance(error, RateLimitError):
         error.retry_after = retry_after(response, 1.0)

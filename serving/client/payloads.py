@@ -1,7 +1,5 @@
 """Request bodies: observations as uploads, actions as JSON, and optional fields."""
 
-import io
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,8 @@ import numpy as np
 from PIL import Image
 
 from worldmodel.errors import InputError
-from worldmodel.media import sniff, write_video
+from worldmodel.media import sniff
+from worldmodel.media.encoding import encode_png, encode_video
 from worldmodel.types import Action
 
 Observation = str | Path | bytes | Image.Image | np.ndarray
@@ -27,7 +26,7 @@ def as_upload(field: str, observation: Observation, fps: float) -> dict[str, tup
     if isinstance(observation, np.ndarray):
         data = _encode_array(observation, fps)
     elif isinstance(observation, Image.Image):
-        data = _encode_png(observation)
+        data = encode_png(observation)
     elif isinstance(observation, bytes):
         data = observation
     else:
@@ -46,18 +45,7 @@ def _encode_array(array: np.ndarray, fps: float) -> bytes:
         raise InputError(
             f"The frames are {array.dtype} {list(array.shape)}; pass uint8 [h, w, 3] or [t, h, w, 3]."
         )
-    if array.ndim == 3:
-        return _encode_png(Image.fromarray(np.ascontiguousarray(array)))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "clip.mp4"
-        write_video(array, path, fps)
-        return path.read_bytes()
-
-
-def _encode_png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
+    return encode_png(array) if array.ndim == 3 else encode_video(array, fps)
 
 
 def as_json(action: AnyAction) -> dict[str, Any] | None:

@@ -1,1 +1,1 @@
-"""Decoding of uploads in restricted child processes, and encoding of responses."""
+"""Decoding of uploads in restricted child processes, and MP4 of live videos."""

@@ -25,14 +25,6 @@ from worldmodel.errors import InputError
 from worldmodel.media import Frames, MediaLimits, sniff
 from worldmodel.serving.errors import RateLimitError, TooLargeError, UnavailableError, UnsupportedFormatError
 from worldmodel.serving.media import decode_child
-from worldmodel.serving.media.decode_child import (
-    FRAMES,
-    MAX_TEXT_BYTES,
-    REJECTED,
-    RESPONSE,
-    RESPONSE_MAGIC,
-    DecodeRequest,
-)
 from worldmodel.serving.media.limits import UploadLimits
 
 LOG = logging.getLogger(__name__)
@@ -71,7 +63,7 @@ async def decode_upload(
     height, width = height_width(size)
     if not (1 <= height <= MAX_SIZE and 1 <= width <= MAX_SIZE):
         raise InputError(f"size is {size}; use 1 to {MAX_SIZE}.")
-    request = DecodeRequest(height, width, fps, max_frames, len(data), limits)
+    request = decode_child.DecodeRequest(height, width, fps, max_frames, len(data), limits)
     with _FORK_SERVER.open_child() as child:
         pidfd = await _receive_pidfd(child)
         try:
@@ -120,21 +112,21 @@ async def _receive_pidfd(child: socket.socket) -> int:
     return descriptors[0]
 
 
-async def _exchange(child: socket.socket, request: DecodeRequest, data: bytes) -> Frames:
+async def _exchange(child: socket.socket, request: decode_child.DecodeRequest, data: bytes) -> Frames:
     """Send a request and the upload, and read the response, which must fit the request."""
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(child, request.to_bytes())
     await loop.sock_sendall(child, data)
-    header = await _receive(child, RESPONSE.size)
-    magic, status, num_frames, height, width, num_bytes = RESPONSE.unpack(header)
-    if magic != RESPONSE_MAGIC:
+    header = await _receive(child, decode_child.RESPONSE.size)
+    magic, status, num_frames, height, width, num_bytes = decode_child.RESPONSE.unpack(header)
+    if magic != decode_child.RESPONSE_MAGIC:
         raise InputError(DAMAGED)
-    if status == REJECTED and num_bytes <= MAX_TEXT_BYTES:
+    if status == decode_child.REJECTED and num_bytes <= decode_child.MAX_TEXT_BYTES:
         text = (await _receive(child, num_bytes)).decode("ascii", "replace")
         raise InputError(text if text.isprintable() else DAMAGED)
     shape = (num_frames, height, width, 3)
     expected = 1 <= num_frames <= request.max_frames and (height, width) == (request.height, request.width)
-    if status != FRAMES or not expected or num_bytes != math.prod(shape):
+    if status != decode_child.FRAMES or not expected or num_bytes != math.prod(shape):
         # Damaged bytes are rejected with a message, so this is a fault of a decoder or of ours.
         LOG.error("A decoding child failed (status %d) on an upload of %d bytes.", status, request.num_bytes)
         raise InputError(DAMAGED)

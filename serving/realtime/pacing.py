@@ -12,27 +12,12 @@ import numpy as np
 from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
+from worldmodel.media.encoding import encode_jpeg
 from worldmodel.serving.actions import action_body, plain
 from worldmodel.serving.errors import ApiError, DeadlineExceededError
-from worldmodel.serving.media.encoding import encode_jpeg
 from worldmodel.serving.media.fragmented_mp4 import FragmentedMp4
 from worldmodel.serving.metrics import Metrics
-from worldmodel.serving.realtime.events import (
-    ChunkMetadata,
-    Command,
-    Format,
-    Interaction,
-    InteractionApplied,
-    InteractionDropped,
-    InteractionQueued,
-    Pace,
-    SessionRestore,
-    SessionRestored,
-    SessionSnapshot,
-    SessionUpdated,
-    SnapshotCreated,
-    error_event,
-)
+from worldmodel.serving.realtime import events
 from worldmodel.serving.worlds.service import World, WorldService
 from worldmodel.types import Action
 
@@ -50,7 +35,7 @@ Send = Callable[..., Awaitable[None]]
 class ChunkEncoder:
     """Encodes chunks as binary messages: one JPEG per frame, or one MP4 segment."""
 
-    def __init__(self, format: Format, size: ImageSize, fps: int) -> None:
+    def __init__(self, format: events.Format, size: ImageSize, fps: int) -> None:
         self._mp4 = FragmentedMp4(*height_width(size), fps) if format == "fmp4" else None
         self.content_type = self._mp4.mime if self._mp4 else "image/jpeg"
         self.init = [self._mp4.init] if self._mp4 else []
@@ -85,7 +70,7 @@ class PlaybackClock:
         self.started_at = max(self.played_at, now)
         self.played_at = self.started_at + num_frames / self.fps
 
-    def next_start(self, pace: Pace) -> float:
+    def next_start(self, pace: events.Pace) -> float:
         """Return when to start the next chunk.
 
         Not before the client starts to show the newest one, so it buffers one chunk at most. In real time, as
@@ -105,7 +90,7 @@ class WorldPlayer:
         service: WorldService,
         world: World,
         encoder: ChunkEncoder,
-        pace: Pace,
+        pace: events.Pace,
         send: Send,
         *,
         metrics: Metrics,
@@ -115,13 +100,13 @@ class WorldPlayer:
     ) -> None:
         config = service.model.config
         self.world = world
-        self.pace: Pace = pace
+        self.pace: events.Pace = pace
         self.rounds = self.frames = self.chunks = 0
         """Totals sent so far."""
         self._service, self._encoder, self._send, self._metrics = service, encoder, send, metrics
         self._max_queued, self._step_deadline_s = max_queued, step_deadline_s
-        self._queue: deque[tuple[Interaction, Action]] = deque()
-        self._commands: deque[Command] = deque()
+        self._queue: deque[tuple[events.Interaction, Action]] = deque()
+        self._commands: deque[events.Command] = deque()
         self._changed = asyncio.Event()
         self._clock = PlaybackClock(config.fps, config.chunk_frames / config.fps)
         self._started_at = started_at
@@ -129,7 +114,7 @@ class WorldPlayer:
 
     # ---- client events -------------------------------------------------------------------------------
 
-    async def interact(self, interaction: Interaction, replace: bool) -> None:
+    async def interact(self, interaction: events.Interaction, replace: bool) -> None:
         """Queue an action and acknowledge it.
 
         Raises:
@@ -146,10 +131,12 @@ class WorldPlayer:
             )
         self._queue.append((interaction, action))
         # Sent before the loop can see it, so that acknowledgements arrive in order.
-        await self._send(InteractionQueued(event_id=interaction.event_id, position=len(self._queue) - 1))
+        await self._send(
+            events.InteractionQueued(event_id=interaction.event_id, position=len(self._queue) - 1)
+        )
         self._changed.set()
 
-    def command(self, command: Command) -> None:
+    def command(self, command: events.Command) -> None:
         """Queue a command to run after the chunk that is being generated.
 
         Raises:
@@ -201,7 +188,7 @@ class WorldPlayer:
         self,
         frames: np.ndarray,
         source: Literal["start", "round", "restore"],
-        interaction: Interaction | None = None,
+        interaction: events.Interaction | None = None,
         action: Action | None = None,
         start: float | None = None,
     ) -> None:
@@ -212,14 +199,14 @@ class WorldPlayer:
             self._count(duration, ready)
         if interaction is not None:
             await self._send(
-                InteractionApplied(
+                events.InteractionApplied(
                     event_id=interaction.event_id,
                     index=self.chunks,
                     round=self.world.round,
                     frame=self.frames,
                 )
             )
-        metadata = ChunkMetadata(
+        metadata = events.ChunkMetadata(
             index=self.chunks,
             source=source,
             round=self.world.round,
@@ -242,31 +229,33 @@ class WorldPlayer:
             self._metrics.first_chunk(ready - self._started_at)
         self._clock.durations.append(duration)
 
-    async def _execute(self, command: Command) -> None:
-        if isinstance(command, SessionSnapshot):
+    async def _execute(self, command: events.Command) -> None:
+        if isinstance(command, events.SessionSnapshot):
             name = self.world.snapshot()
             await self._send(
-                SnapshotCreated(event_id=command.event_id, snapshot=name, round=self.world.round)
+                events.SnapshotCreated(event_id=command.event_id, snapshot=name, round=self.world.round)
             )
-        elif isinstance(command, SessionRestore):
+        elif isinstance(command, events.SessionRestore):
             await self._restore(command)
         else:
             self.pace = command.pace
-            await self._send(SessionUpdated(event_id=command.event_id, pace=self.pace))
+            await self._send(events.SessionUpdated(event_id=command.event_id, pace=self.pace))
 
-    async def _restore(self, command: SessionRestore) -> None:
+    async def _restore(self, command: events.SessionRestore) -> None:
         try:
             self.world.restore(command.snapshot)
         except InputError as error:
-            await self._send(error_event(error, command.event_id))
+            await self._send(events.error_event(error, command.event_id))
             return
         await self._drop_queued("restored")
         await self._send(
-            SessionRestored(event_id=command.event_id, snapshot=command.snapshot, round=self.world.round)
+            events.SessionRestored(
+                event_id=command.event_id, snapshot=command.snapshot, round=self.world.round
+            )
         )
         await self._send_chunk(self.world.last_frames, "restore")
 
     async def _drop_queued(self, reason: Literal["replaced", "restored"]) -> None:
         while self._queue:
             interaction, _ = self._queue.popleft()
-            await self._send(InteractionDropped(event_id=interaction.event_id, reason=reason))
+            await self._send(events.InteractionDropped(event_id=interaction.event_id, reason=reason))

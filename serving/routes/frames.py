@@ -1,6 +1,8 @@
 """Responses with frames, encoded as the query parameter `format` requests."""
 
 import asyncio
+import io
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -8,7 +10,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import Query, Response
 
-from worldmodel.serving.media import encoding
+from worldmodel.media import Frames
+from worldmodel.media.encoding import encode_png, encode_video
 
 FrameFormat = Literal["mp4", "zip", "npy"]
 Format = Annotated[
@@ -47,9 +50,9 @@ async def frames_response(
 ) -> Response:
     """Encode frames in a thread and return them with headers for round, step, count and frame rate."""
     encoders: dict[FrameFormat, Callable[[np.ndarray], bytes]] = {
-        "mp4": partial(encoding.encode_mp4, fps=fps),
-        "zip": encoding.encode_png_frames,
-        "npy": encoding.encode_npy,
+        "mp4": partial(encode_video, fps=fps),
+        "zip": encode_png_frames,
+        "npy": encode_npy,
     }
     data = await asyncio.to_thread(encoders[format], frames)
     headers = {
@@ -60,3 +63,19 @@ async def frames_response(
         "cache-control": "no-store",
     }
     return Response(data, media_type=MEDIA_TYPES[format], headers=headers)
+
+
+def encode_png_frames(frames: Frames) -> bytes:
+    """Encode a clip as a ZIP of PNGs called 00000.png, 00001.png, ...; equal frames give equal bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for index, frame in enumerate(frames):
+            archive.writestr(zipfile.ZipInfo(f"{index:05d}.png"), encode_png(frame))
+    return buffer.getvalue()
+
+
+def encode_npy(frames: Frames) -> bytes:
+    """Encode a clip as NumPy's .npy: uint8 `[t, h, w, 3]`, read by `np.load(..., allow_pickle=False)`."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(frames), allow_pickle=False)
+    return buffer.getvalue()

@@ -3,9 +3,9 @@
 import asyncio
 
 from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from worldmodel.serving.context import Caller, Context
-from worldmodel.serving.metrics import CONTENT_TYPE
 from worldmodel.serving.protocol import Health
 from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
 
@@ -16,15 +16,13 @@ MODEL_TIMEOUT_S = 5.0
 """A model thread that accepts no new work for this long counts as not ready."""
 
 
-@router.get("/health", response_model=Health)
+@router.get("/health")
 async def health() -> Health:
     """Report that the process is alive; needs no key."""
     return Health(status="ok")
 
 
-@router.get(
-    "/ready", response_model=Health, responses={503: {"model": Health, "description": "Accepts no work."}}
-)
+@router.get("/ready", responses={503: {"model": Health, "description": "Accepts no work."}})
 async def ready(context: Context, response: Response) -> Health:
     """Report whether the server accepts work: the model responds, the queue has room, no shutdown."""
     if context.jobs.draining:
@@ -54,4 +52,4 @@ async def _model_responds(context: Context) -> bool:
 )
 async def metrics(context: Context, caller: Caller) -> Response:
     """Return the server's metrics for Prometheus."""
-    return Response(context.metrics.text(), media_type=CONTENT_TYPE)
+    return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -7,23 +7,17 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from worldmodel.errors import InputError
+from worldmodel.serving import protocol
 from worldmodel.serving.actions import plain
 from worldmodel.serving.context import Caller, Context, ServerContext
 from worldmodel.serving.errors import ConflictError, NotFoundError
-from worldmodel.serving.protocol import (
-    Deleted,
-    Variant,
-    VideoError,
-    VideoList,
-    VideoObject,
-    VideoRequest,
-)
 from worldmodel.serving.routes.parsing import body_schema, check_size, decode, generation_settings, read_body
 from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
 from worldmodel.serving.videos.jobs import (
     VideoJob,
     VideoJobs,
     VideoPlan,
+    VideoRecord,
     hash_idempotency_key,
     hash_request,
     new_record,
@@ -35,6 +29,7 @@ router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=Authenticat
 
 UPLOAD = "input_reference"
 POLL_MS, MAX_POLL_MS = 500, 5000
+SHARED_FIELDS = protocol.VideoObject.model_fields.keys() & VideoRecord.__annotations__
 MEDIA_TYPES = {"video": "video/mp4", "thumbnail": "image/jpeg", "spritesheet": "image/jpeg"}
 
 
@@ -46,16 +41,16 @@ OwnedJob: TypeAlias = Annotated[VideoJob, Depends(_owned_job)]
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
 
 
-@router.post("", response_model=VideoObject, openapi_extra=body_schema(VideoRequest, UPLOAD))
+@router.post("", openapi_extra=body_schema(protocol.VideoRequest, UPLOAD))
 async def create(
     request: Request,
     response: Response,
     context: Context,
     caller: Caller,
     idempotency_key: IdempotencyKey = None,
-) -> VideoObject:
+) -> protocol.VideoObject:
     """Request a video; repeating a request with the same Idempotency-Key returns the first video."""
-    body, upload = await read_body(request, VideoRequest, UPLOAD)
+    body, upload = await read_body(request, protocol.VideoRequest, UPLOAD)
     fps = context.model_config.fps
     settings = generation_settings(context, body)
     actions, num_frames = await _actions_of_rounds(context, body, prompt_is_action=upload is not None)
@@ -80,14 +75,14 @@ async def create(
     return _with_poll_header(context.jobs, job, response)
 
 
-@router.get("", response_model=VideoList)
+@router.get("")
 async def list_videos(
     context: Context,
     caller: Caller,
     after: Annotated[str | None, Query(max_length=64)] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-) -> VideoList:
+) -> protocol.VideoList:
     """List the videos of this key by time of creation."""
     owned = context.jobs.owned_by(caller)
     if order == "desc":
@@ -97,7 +92,7 @@ async def list_videos(
         raise NotFoundError("There is no video with the id in 'after'; list without it.")
     first = ids.index(after) + 1 if after is not None else 0
     page = owned[first : first + limit]
-    return VideoList(
+    return protocol.VideoList(
         data=[video_object(context.jobs, job) for job in page],
         first_id=page[0].record.id if page else None,
         last_id=page[-1].record.id if page else None,
@@ -105,8 +100,8 @@ async def list_videos(
     )
 
 
-@router.get("/{video_id}", response_model=VideoObject)
-async def retrieve(context: Context, response: Response, job: OwnedJob) -> VideoObject:
+@router.get("/{video_id}")
+async def retrieve(context: Context, response: Response, job: OwnedJob) -> protocol.VideoObject:
     """Return the progress of a video; `openai-poll-after-ms` says when to poll again."""
     return _with_poll_header(context.jobs, job, response)
 
@@ -125,7 +120,7 @@ async def retrieve(context: Context, response: Response, job: OwnedJob) -> Video
         416: {"description": "The range is outside of the file."},
     },
 )
-async def content(context: Context, job: OwnedJob, variant: Variant = "video") -> FileResponse:
+async def content(context: Context, job: OwnedJob, variant: protocol.Variant = "video") -> FileResponse:
     """Return a completed video, its thumbnail, or a sprite sheet of its frames."""
     if job.record.status != "completed":
         raise ConflictError(f"The video is {job.record.status}; wait until it is completed.")
@@ -138,15 +133,15 @@ async def content(context: Context, job: OwnedJob, variant: Variant = "video") -
     )
 
 
-@router.delete("/{video_id}", response_model=Deleted)
-async def delete(context: Context, job: OwnedJob) -> Deleted:
+@router.delete("/{video_id}")
+async def delete(context: Context, job: OwnedJob) -> protocol.Deleted:
     """Delete a video; an unfinished one is cancelled within one denoising step."""
     await context.jobs.delete(job)
-    return Deleted(id=job.record.id, object="video.deleted")
+    return protocol.Deleted(id=job.record.id, object="video.deleted")
 
 
 async def _actions_of_rounds(
-    context: ServerContext, body: VideoRequest, prompt_is_action: bool
+    context: ServerContext, body: protocol.VideoRequest, prompt_is_action: bool
 ) -> tuple[tuple[Action, ...], int]:
     """Return the action of every round, and the number of frames of the video.
 
@@ -185,31 +180,14 @@ def _validate(service: WorldService, actions: tuple[Action, ...]) -> None:
         service.model.action.validate(action, service.model.backbone)
 
 
-def _with_poll_header(jobs: VideoJobs, job: VideoJob, response: Response) -> VideoObject:
+def _with_poll_header(jobs: VideoJobs, job: VideoJob, response: Response) -> protocol.VideoObject:
     if not job.record.finished:
         wait_ms = POLL_MS * (1 + (jobs.position(job) or 0))
         response.headers["openai-poll-after-ms"] = str(min(MAX_POLL_MS, wait_ms))
     return video_object(jobs, job)
 
 
-def video_object(jobs: VideoJobs, job: VideoJob) -> VideoObject:
+def video_object(jobs: VideoJobs, job: VideoJob) -> protocol.VideoObject:
     """Return the description of a video for its client."""
-    record = job.record
-    return VideoObject(
-        id=record.id,
-        model=record.model,
-        status=record.status,
-        progress=job.progress,
-        queue_position=jobs.position(job),
-        created_at=record.created_at,
-        completed_at=record.completed_at,
-        expires_at=record.expires_at,
-        prompt=record.prompt,
-        seconds=record.seconds,
-        size=record.size,
-        num_frames=record.num_frames,
-        fps=record.fps,
-        seed=record.seed,
-        inference_time_s=record.inference_time_s,
-        error=VideoError(**record.error) if record.error is not None else None,
-    )
+    record = {name: value for name, value in vars(job.record).items() if name in SHARED_FIELDS}
+    return protocol.VideoObject(**record, progress=job.progress, queue_position=jobs.position(job))

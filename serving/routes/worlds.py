@@ -6,21 +6,10 @@ from typing import Annotated, TypeAlias
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from worldmodel.errors import InputError
+from worldmodel.media.encoding import encode_png
+from worldmodel.serving import protocol
 from worldmodel.serving.actions import ActionSchema, plain
 from worldmodel.serving.context import Caller, Context
-from worldmodel.serving.media import encoding
-from worldmodel.serving.protocol import (
-    Deleted,
-    DescribeRequest,
-    ResetRequest,
-    RestoreRequest,
-    SnapshotObject,
-    StepRequest,
-    TextObject,
-    WorldList,
-    WorldObject,
-    WorldRequest,
-)
 from worldmodel.serving.routes.frames import FRAME_RESPONSES, Format, frames_response
 from worldmodel.serving.routes.parsing import (
     body_schema,
@@ -46,10 +35,10 @@ def _owned_world(
 World: TypeAlias = Annotated[OwnedWorld, Depends(_owned_world)]
 
 
-@router.post("", response_model=WorldObject, openapi_extra=body_schema(WorldRequest, UPLOAD))
-async def start(request: Request, context: Context, caller: Caller) -> WorldObject:
+@router.post("", openapi_extra=body_schema(protocol.WorldRequest, UPLOAD))
+async def start(request: Request, context: Context, caller: Caller) -> protocol.WorldObject:
     """Start a world from a text, or from an uploaded image or video."""
-    body, upload = await read_body(request, WorldRequest, UPLOAD)
+    body, upload = await read_body(request, protocol.WorldRequest, UPLOAD)
     if body.text is not None and body.prompt is not None:
         raise InputError("text and prompt are the same field; send one of them.")
     settings = generation_settings(context, body)
@@ -58,28 +47,30 @@ async def start(request: Request, context: Context, caller: Caller) -> WorldObje
     return world_object(context, world)
 
 
-@router.get("", response_model=WorldList)
-async def list_worlds(context: Context, caller: Caller) -> WorldList:
+@router.get("")
+async def list_worlds(context: Context, caller: Caller) -> protocol.WorldList:
     """List the live worlds of this key."""
-    return WorldList(data=[world_object(context, world) for world in context.worlds.owned_by(caller)])
+    return protocol.WorldList(
+        data=[world_object(context, world) for world in context.worlds.owned_by(caller)]
+    )
 
 
-@router.get("/{world_id}", response_model=WorldObject)
-async def retrieve(context: Context, world: World) -> WorldObject:
+@router.get("/{world_id}")
+async def retrieve(context: Context, world: World) -> protocol.WorldObject:
     """Return the state of a world."""
     return world_object(context, world)
 
 
-@router.delete("/{world_id}", response_model=Deleted)
-async def delete(context: Context, world: World) -> Deleted:
+@router.delete("/{world_id}")
+async def delete(context: Context, world: World) -> protocol.Deleted:
     """Delete a world; a step in progress is cancelled."""
     context.worlds.close(world)
-    return Deleted(id=world.world.id, object="world.deleted")
+    return protocol.Deleted(id=world.world.id, object="world.deleted")
 
 
 @router.post("/{world_id}/step", response_class=Response, responses=FRAME_RESPONSES)
 async def step(
-    request: Request, context: Context, world: World, body: StepRequest, format: Format = "mp4"
+    request: Request, context: Context, world: World, body: protocol.StepRequest, format: Format = "mp4"
 ) -> Response:
     """Play one round and return its frames; repeating the last step returns the same frames."""
     frames = await while_connected(request, context.worlds.step(world, body.step_id, plain(body.action)))
@@ -100,7 +91,7 @@ async def newest_frames(context: Context, world: World, format: Format = "mp4") 
 )
 async def newest_frame(world: World) -> Response:
     """Return the newest frame as a PNG."""
-    data = await asyncio.to_thread(encoding.encode_png, world.world.last_frames[-1])
+    data = await asyncio.to_thread(encode_png, world.world.last_frames[-1])
     return Response(data, media_type="image/png", headers={"cache-control": "no-store"})
 
 
@@ -108,57 +99,57 @@ async def newest_frame(world: World) -> Response:
     "/{world_id}/reset",
     response_class=Response,
     responses=FRAME_RESPONSES,
-    openapi_extra=body_schema(ResetRequest, UPLOAD, required=False),
+    openapi_extra=body_schema(protocol.ResetRequest, UPLOAD, required=False),
 )
 async def reset(request: Request, context: Context, world: World, format: Format = "mp4") -> Response:
     """Restart a world, by default from its origin, and return the first observation."""
-    body, upload = await read_body(request, ResetRequest, UPLOAD)
+    body, upload = await read_body(request, protocol.ResetRequest, UPLOAD)
     origin = await _origin(context, body.text, upload)
     frames = await while_connected(request, context.worlds.reset(world, origin))
     return await frames_response(format, frames, context.model_config.fps, 0)
 
 
-@router.post("/{world_id}/fork", response_model=WorldObject)
-async def fork(context: Context, world: World) -> WorldObject:
+@router.post("/{world_id}/fork")
+async def fork(context: Context, world: World) -> protocol.WorldObject:
     """Return an independent copy of a world."""
     return world_object(context, await context.worlds.fork(world))
 
 
-@router.post("/{world_id}/snapshot", response_model=SnapshotObject)
-async def snapshot(context: Context, world: World) -> SnapshotObject:
+@router.post("/{world_id}/snapshot")
+async def snapshot(context: Context, world: World) -> protocol.SnapshotObject:
     """Save the current state; above the limit the oldest snapshot is deleted."""
     snapshot_id, round_number = await context.worlds.snapshot(world)
-    return SnapshotObject(snapshot=snapshot_id, round=round_number)
+    return protocol.SnapshotObject(snapshot=snapshot_id, round=round_number)
 
 
-@router.post("/{world_id}/restore", response_model=WorldObject)
-async def restore(context: Context, world: World, body: RestoreRequest) -> WorldObject:
+@router.post("/{world_id}/restore")
+async def restore(context: Context, world: World, body: protocol.RestoreRequest) -> protocol.WorldObject:
     """Return to a snapshot."""
     await context.worlds.restore(world, body.snapshot)
     return world_object(context, world)
 
 
-@router.post("/{world_id}/describe", response_model=TextObject)
+@router.post("/{world_id}/describe")
 async def describe(
-    request: Request, context: Context, world: World, body: DescribeRequest | None = None
-) -> TextObject:
+    request: Request, context: Context, world: World, body: protocol.DescribeRequest | None = None
+) -> protocol.TextObject:
     """Describe the newest observation, or answer a question about it."""
     question = body.question if body is not None else None
     text, round_number = await while_connected(request, context.worlds.describe(world, question))
-    return TextObject(text=text, round=round_number)
+    return protocol.TextObject(text=text, round=round_number)
 
 
-@router.post("/{world_id}/infer_action", response_model=TextObject)
-async def infer_action(request: Request, context: Context, world: World) -> TextObject:
+@router.post("/{world_id}/infer_action")
+async def infer_action(request: Request, context: Context, world: World) -> protocol.TextObject:
     """Return the action, in words, that led to the newest observation."""
     text, round_number = await while_connected(request, context.worlds.infer_action(world))
-    return TextObject(text=text, round=round_number)
+    return protocol.TextObject(text=text, round=round_number)
 
 
-def world_object(context: Context, entry: OwnedWorld) -> WorldObject:
+def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:
     """Return the description of a world for its client."""
     world, config, service = entry.world, context.model_config, context.service
-    return WorldObject(
+    return protocol.WorldObject(
         id=world.id,
         created_at=entry.created_at,
         model=world.settings.adapter or context.config.model_name,

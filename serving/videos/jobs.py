@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from worldmodel.errors import InputError, OutputError
+from worldmodel.media.encoding import encode_jpeg, encode_video
 from worldmodel.serving.errors import ConflictError, NotFoundError, RateLimitError, UnavailableError
-from worldmodel.serving.media import encoding
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.protocol import Status
 from worldmodel.serving.settings import ServerConfig
@@ -332,9 +332,9 @@ class VideoJobs:
         self.metrics.jobs.labels(outcome="ok").inc()
 
     def _store(self, record: VideoRecord, frames: np.ndarray) -> None:
-        self.storage.write(record.id, "video", encoding.encode_mp4(frames, record.fps))
-        self.storage.write(record.id, "thumbnail", encoding.encode_jpeg(frames[0]))
-        self.storage.write(record.id, "spritesheet", encoding.encode_jpeg(sprite_sheet(frames)))
+        self.storage.write(record.id, "video", encode_video(frames, record.fps))
+        self.storage.write(record.id, "thumbnail", encode_jpeg(frames[0]))
+        self.storage.write(record.id, "spritesheet", encode_jpeg(sprite_sheet(frames)))
         self.storage.write_record(asdict(record))
 
     async def _fail(self, job: VideoJob, code: str, message: str) -> None:

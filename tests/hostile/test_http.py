@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import protocol
 from worldmodel.serving.app import INTERNAL_ERROR, create_app
 from worldmodel.serving.auth import Keys
-from worldmodel.serving.media import encoding
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 

@@ -22,7 +22,7 @@ from worldmodel.serving.auth import (
 )
 from worldmodel.serving.context import Caller, require_key
 from worldmodel.serving.errors import ApiError, RateLimitError
-from worldmodel.serving.rate_limits import RequestLimiter, RequestLimits
+from worldmodel.serving.rate_limits import RequestLimiter
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
@@ -286,7 +286,7 @@ class Clock:
 
 
 def test_concurrent_requests_are_limited_per_key() -> None:
-    limiter = RequestLimiter(RequestLimits(max_concurrent=2), Clock())
+    limiter = RequestLimiter(max_concurrent=2, clock=Clock())
     with limiter.request("alice"), limiter.request("alice"):
         with pytest.raises(RateLimitError, match="2 requests in flight"), limiter.request("alice"):
             pass
@@ -297,7 +297,7 @@ def test_concurrent_requests_are_limited_per_key() -> None:
 
 
 def test_failed_request_releases_its_slot() -> None:
-    limiter = RequestLimiter(RequestLimits(max_concurrent=1), Clock())
+    limiter = RequestLimiter(max_concurrent=1, clock=Clock())
     for _ in range(3):
         with pytest.raises(RuntimeError), limiter.request("alice"):
             raise RuntimeError
@@ -305,7 +305,7 @@ def test_failed_request_releases_its_slot() -> None:
 
 def test_rate_limit_allows_a_burst_and_then_a_steady_rate() -> None:
     clock = Clock()
-    limiter = RequestLimiter(RequestLimits(max_concurrent=99, requests_per_s=2, burst=3), clock)
+    limiter = RequestLimiter(max_concurrent=99, requests_per_s=2, burst=3, clock=clock)
 
     def allowed() -> int:
         for count in range(50):

@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from worldmodel.env.single import WorldSpec
+from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
-from worldmodel.serving.media import encoding
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 

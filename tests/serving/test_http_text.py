@@ -12,9 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
-from worldmodel.serving.media import encoding
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -64,7 +64,7 @@ def test_chat_describes_an_image(
 
 
 def test_chat_describes_a_video(api: TestClient, model: WorldModel, picture: np.ndarray) -> None:
-    film = encoding.encode_mp4(np.stack([picture, picture[::-1], picture, picture[::-1]]), 8)
+    film = encoding.encode_video(np.stack([picture, picture[::-1], picture, picture[::-1]]), 8)
     part = {"type": "video_url", "video_url": {"url": data_url("video/mp4", film)}}
     session = model.session()
     session.reset(film)

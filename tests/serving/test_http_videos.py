@@ -14,10 +14,10 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
-from worldmodel.serving.media import encoding
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -81,7 +81,7 @@ def decoded(film: bytes) -> np.ndarray:
 
 
 def assert_same_film(film: bytes, frames: np.ndarray) -> None:
-    made, expected = decoded(film), decoded(encoding.encode_mp4(frames, 8))
+    made, expected = decoded(film), decoded(encoding.encode_video(frames, 8))
     assert made.shape == expected.shape
     assert np.abs(made.astype(int) - expected.astype(int)).mean() < 1
 

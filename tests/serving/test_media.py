@@ -11,10 +11,11 @@ import pytest
 from PIL import Image
 
 from worldmodel.errors import InputError, OutputError
-from worldmodel.media import read_observation
-from worldmodel.serving.media import decoding, encoding
+from worldmodel.media import encoding, read_observation
+from worldmodel.serving.media import decoding
 from worldmodel.serving.media.decoding import decode_upload
 from worldmodel.serving.media.fragmented_mp4 import FragmentedMp4
+from worldmodel.serving.routes.frames import encode_npy, encode_png_frames
 
 FPS = 8
 
@@ -72,7 +73,7 @@ def test_a_picture_is_decoded_as_the_library_reads_it(kind: str) -> None:
     ("fps", "max_frames", "expected"), [(8, 64, 12), (4, 64, 6), (16, 64, 24), (8, 5, 5)]
 )
 def test_a_film_is_resampled_and_cut_as_the_library_does(fps: float, max_frames: int, expected: int) -> None:
-    data = encoding.encode_mp4(film(), FPS)
+    data = encoding.encode_video(film(), FPS)
     frames = decode(data, 64, fps, max_frames)
     assert frames.shape == (expected, 64, 64, 3)
     assert np.array_equal(frames, read_observation(data, 64, fps, max_frames))
@@ -110,7 +111,7 @@ def test_many_at_once_each_get_their_own() -> None:
 )
 def test_impossible_wishes_are_refused(options: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        decode(encoding.encode_mp4(film(2), FPS), **options)
+        decode(encoding.encode_video(film(2), FPS), **options)
 
 
 def test_a_decoder_that_died_is_replaced() -> None:
@@ -126,14 +127,14 @@ def test_a_decoder_that_died_is_replaced() -> None:
 
 
 def test_an_mp4_plays() -> None:
-    frames = read_back(encoding.encode_mp4(film(), FPS))
+    frames = read_back(encoding.encode_video(film(), FPS))
     assert len(frames) == 12
     assert psnr(np.stack([f.to_ndarray(format="rgb24")[2::4, 2::4] for f in frames]), film()) > 30
 
 
 def test_pngs_in_a_zip_are_the_frames() -> None:
-    data = encoding.encode_png_frames(film(3))
-    assert data == encoding.encode_png_frames(film(3))
+    data = encode_png_frames(film(3))
+    assert data == encode_png_frames(film(3))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert archive.namelist() == ["00000.png", "00001.png", "00002.png"]
         assert archive.testzip() is None
@@ -143,7 +144,7 @@ def test_pngs_in_a_zip_are_the_frames() -> None:
 
 def test_npy_is_the_frames_without_pickle() -> None:
     view = film(4)[::2, ::-1]
-    assert np.array_equal(np.load(io.BytesIO(encoding.encode_npy(view)), allow_pickle=False), view)
+    assert np.array_equal(np.load(io.BytesIO(encode_npy(view)), allow_pickle=False), view)
 
 
 def test_a_jpeg_looks_like_the_frame_and_obeys_quality() -> None:

@@ -19,10 +19,11 @@ from fastapi import FastAPI, WebSocket
 from PIL import Image
 from websockets.asyncio.client import ClientConnection, connect
 
+from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.context import ServerContext
-from worldmodel.serving.media import decoding, encoding
+from worldmodel.serving.media import decoding
 from worldmodel.serving.realtime import events
 from worldmodel.serving.realtime.connection import ROUTE
 from worldmodel.serving.realtime.pacing import JPEG_QUALITY

@@ -1,13 +1,12 @@
 """Examples in the report: true frames above, the model's frames below."""
 
 import base64
-import io
 from dataclasses import dataclass, field
 
 import numpy as np
-from PIL import Image
 
 from worldmodel.media import Frames
+from worldmodel.media.encoding import encode_png
 
 GAP = 4
 """Pixels between the frames of a strip."""
@@ -36,6 +35,7 @@ class Example:
     def entry(self) -> dict[str, str | bool]:
         """Return the example for JSON, its image as a data URI."""
         rows = [self.truth] if self.made is None else [self.truth, self.made]
+        image = base64.b64encode(encode_png(strips(rows), optimize=True)).decode()
         return {
             "figure": self.figure,
             "caption": self.caption,
@@ -43,7 +43,7 @@ class Example:
             "note": self.note,
             "compared": self.made is not None,
             "still": len(self.truth) == 1,
-            "image": f"data:image/png;base64,{base64.b64encode(png(strips(rows))).decode()}",
+            "image": f"data:image/png;base64,{image}",
         }
 
 
@@ -87,10 +87,3 @@ def strips(rows: list[Frames]) -> np.ndarray:
             top, left = index * (height + GAP), column * (width + GAP)
             sheet[top : top + height, left : left + width] = frame
     return sheet
-
-
-def png(image: np.ndarray) -> bytes:
-    """Encode an image as PNG."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()

@@ -1,8 +1,11 @@
-"""Writing of videos as MP4 and GIF files."""
+"""Encoding of images and videos, and writing of videos as MP4 and GIF files."""
 
+import io
 import itertools
+import tempfile
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -42,6 +45,32 @@ def write_video(frames: Frames, path: str | Path, fps: float, scale: int | None 
     scale = scale or default_scale(*frames.shape[1:3])
     with atomic_file(path) as temporary:
         (_write_gif if suffix == ".gif" else _write_mp4)(frames, temporary, fps, scale)
+
+
+def encode_video(frames: Frames, fps: float, scale: int | None = None, suffix: str = ".mp4") -> bytes:
+    """Encode frames in memory; arguments and errors as in `write_video`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"video{suffix}"
+        write_video(frames, path, fps, scale)
+        return path.read_bytes()
+
+
+def encode_png(image: Frame | Image.Image, **options: Any) -> bytes:
+    """Encode an image as PNG (lossless); `options` are those of Pillow."""
+    return _encode_image(image, "PNG", **options)
+
+
+def encode_jpeg(frame: Frame, quality: int = 85) -> bytes:
+    """Encode a frame as JPEG; `quality` from 1 to 95."""
+    return _encode_image(frame, "JPEG", quality=quality)
+
+
+def _encode_image(image: Frame | Image.Image, format: str, **options: Any) -> bytes:
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(np.ascontiguousarray(image))
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
 
 
 def default_scale(height: int, width: int) -> int:
