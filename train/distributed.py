@@ -78,7 +78,7 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
     but not loaded.
 
     Raises:
-        ConfigError: weights that are trained in full are in bf16, or the generator does not support sequence
+        ConfigError: weights that are trained in full are in bf16, or the sampler does not support sequence
             parallelism.
     """
     for name, parameter in root.named_parameters():
@@ -89,10 +89,10 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
             )
     root.model.backbone.sequence = mesh.sequence
     model = root.model.config
-    if mesh.sequence.size > 1 and not (model.generator.is_ours and model.sampler == "chunk"):
+    if mesh.sequence.size > 1 and model.generator.is_ours and model.sampler == "swin":
         raise ConfigError(
-            f"mesh.sp is {mesh.sp} and mesh.cp is {mesh.cp}, but only our own generator with sampler: chunk "
-            "supports them; set both to 1."
+            f"mesh.sp is {mesh.sp} and mesh.cp is {mesh.cp}, but our own generator supports them only with "
+            "sampler: chunk; set both to 1."
         )
     root.model.generator.sequence = mesh.sequence
     for layer in layers(root.model):

@@ -88,6 +88,19 @@ def test_fewer_queries_are_the_last_tokens() -> None:
     torch.testing.assert_close(attend(q[:, :, -9:], k, v, MIXED), attend(q, k, v, MIXED)[:, :, -9:])
 
 
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "flex"])
+def test_later_tokens_continue_from_the_keys_and_values_of_earlier_ones(kernel: str) -> None:
+    q, k, v = drawn(50, (4, 2))
+    with attention.using(kernel), torch.no_grad():
+        _, past = attention.attend_cached(*(part[:, :, :30] for part in (q, k, v)), Layout.unmasked(30))
+        out, present = attention.attend_cached(
+            *(part[:, :, 30:] for part in (q, k, v)), Layout.unmasked(20), past
+        )
+        whole = attend(q, k, v)
+    assert torch.equal(torch.cat([past[0], present[0]], dim=2), k)
+    torch.testing.assert_close(out, whole[:, :, 30:])
+
+
 def test_padding_is_finite_and_has_no_influence() -> None:
     layout = Layout.packed([[9, 4], [5]])
     for kernel in ("reference", "sdpa"):

@@ -230,3 +230,18 @@ def test_pack_puts_every_sequence_into_one_row(lengths: list[int], capacity: int
 def test_pack_sequence_longer_than_a_row() -> None:
     with pytest.raises(ConfigError, match=r"51 tokens.*50"):
         pack([3, 51], 50)
+
+
+@given(st.integers(8, 60), st.integers(1, 50), st.sampled_from([(1, 3), (2, 1), (2, 2), (1, 8)]))
+def test_a_divided_sequence_splits_into_two(length: int, count: int, sizes: tuple[int, int]) -> None:
+    """Every process keeps its tokens: those of the first half, then those of the second."""
+    count = min(count, length)
+    whole = Layout.unmasked(length)
+    assert whole.visible().all()
+    tokens = torch.arange(length)
+    for group in of_size(*sizes):
+        layout = whole.shard(group)
+        first, rest = layout.split(count)
+        assert (first.length, rest.length) == (count, length - count)
+        parts = first.take(tokens[:count], 0), rest.take(tokens[count:], 0)
+        assert torch.equal(torch.cat(parts), layout.take(tokens, 0))

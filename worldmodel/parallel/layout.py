@@ -43,6 +43,8 @@ class Layout:
     position: Int[Tensor, "b n"]
     """Position in the document, from 0; also the rotary position of text."""
     shards: Shards | None = None
+    masked: bool = True
+    """Whether attention needs the mask; not if every token attends to every other (`unmasked`)."""
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False, init=False)
 
     # ---- constructors --------------------------------------------------------------------------------
@@ -82,6 +84,11 @@ class Layout:
         position = (index[:, None] * cells + torch.arange(cells)).to(torch.int32).view(1, -1)
         block = blocks.repeat_interleave(cells)[None]
         return cls(torch.zeros_like(block), block, torch.full_like(block, Kind.FRAME), position)
+
+    @classmethod
+    def unmasked(cls, length: int) -> "Layout":
+        """Return the layout of tokens that all attend to each other, for every row of a batch."""
+        return replace(cls.rows([[[(Kind.FULL, length)]]]), masked=False)
 
     # ---- masks ---------------------------------------------------------------------------------------
 
@@ -222,6 +229,23 @@ class Layout:
             order, rows = torch.cat(pieces), [len(piece) for piece in pieces]
         sizes = [count * unit for row in rows for count in evenly(row // unit, group.sp)]
         return replace(self, shards=Shards(group, tuple(sizes), order))
+
+    def split(self, count: int) -> "tuple[Layout, Layout]":
+        """Return the layouts of the first `count` tokens and of the rest of a divided, unmasked sequence.
+
+        Each process has the tokens that it has here; it may have none of one half.
+        """
+        shards = self.shards
+        assert shards is not None and shards.order is None and not self.masked
+        first, left = [], count
+        for size in shards.sizes:
+            first.append(min(left, size))
+            left -= first[-1]
+        rest = [size - own for size, own in zip(shards.sizes, first, strict=True)]
+        return (
+            replace(Layout.unmasked(sum(first)), shards=replace(shards, sizes=tuple(first))),
+            replace(Layout.unmasked(sum(rest)), shards=replace(shards, sizes=tuple(rest))),
+        )
 
     def _balanced(self, group: SequenceGroup, unit: int) -> list[Int[Tensor, " m"]]:
         """Return the tokens of every cp rank: equally many chunks of whole units each."""

@@ -10,6 +10,7 @@ from worldmodel.diffusion.swin import window_places
 from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.diffusers.scheduler import FlowPath, VariancePath
+from worldmodel.models.layers import attention
 from worldmodel.train.distributed import checkpoint_activations
 
 KINDS = ["wan", "wan-i2v", "wan-clip", "ltx", "cog-i2v", "cog1.5-i2v"]
@@ -193,6 +194,21 @@ def test_one_block_equals_full_attention(tiny):
         generator(noisy, level, given, past, torch.zeros(CHUNK, dtype=torch.int)), plain
     )
     assert torch.equal(generator(noisy, level, given, past), plain)
+
+
+def test_blocks_run_with_any_kernel_under_autocast(tiny):
+    """Norms return fp32 on CUDA; flex attention refuses queries of another dtype than values."""
+    generator = make(tiny, "wan")
+    for block in generator.layers:
+        for norm in (block.attn1.norm_q, block.attn1.norm_k):
+            norm.register_forward_hook(lambda module, inputs, out: out.float())
+    given, noisy = condition(tiny, generator), latents(tiny, "wan", 1)
+    past, level = generator.prefill(latents(tiny, "wan", 3, 1), given), torch.full((BATCH, CHUNK), 300.0)
+    made = {}
+    for kernel in ("flex", "reference"):
+        with attention.using(kernel), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            made[kernel] = generator(noisy, level, given, past, torch.tensor([0, 1, 1]))
+    torch.testing.assert_close(made["flex"], made["reference"], atol=0.05, rtol=0.05)
 
 
 def test_blocks_do_not_attend_to_later_ones(tiny):

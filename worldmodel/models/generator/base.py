@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from worldmodel.batch import take
 from worldmodel.diffusion.solver import Solver
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.layers.spatial import KeyValue
+from worldmodel.models.layers.attention import KeyValue
 from worldmodel.parallel.mesh import SequenceGroup
 
 Latents = Float[Tensor, "b t c h w"]

@@ -27,8 +27,9 @@ from worldmodel.models.generator.base import (
     VideoGenerator,
 )
 from worldmodel.models.layers import attention
+from worldmodel.models.layers.attention import KeyValue
 from worldmodel.models.layers.norm import RMSNorm, upcast
-from worldmodel.models.layers.spatial import KeyValue, LocalFeedForward, SelfAttention, rope_table
+from worldmodel.models.layers.spatial import LocalFeedForward, SelfAttention, rope_table
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import SequenceGroup
 

@@ -36,6 +36,8 @@ DENSE_LENGTH = 2048
 """Number of keys up to which `auto` uses a dense mask on CUDA: at most 4 MB, and no compilation."""
 
 Mask = Layout | Bool[Tensor, "n m"] | None
+KeyValue = tuple[Tensor, Tensor]
+"""Keys and values of tokens, `[b, g, n, d]` each."""
 
 _kernel = "auto"
 
@@ -90,11 +92,32 @@ def attend(
         scale: factor of the scores; `d ** -0.5` if None.
         softcap: scores become `softcap * tanh(scores / softcap)` (Gemma 2, arXiv:2408.00118).
     """
+    return attend_cached(query, key, value, layout, None, scale, softcap)[0]
+
+
+def attend_cached(
+    query: Float[Tensor, "b k n d"],
+    key: Float[Tensor, "b g m d"],
+    value: Float[Tensor, "b g m d"],
+    layout: Mask = None,
+    past: KeyValue | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> tuple[Float[Tensor, "b k n d"], KeyValue]:
+    """Attend to earlier tokens, too; return also the keys and values with which later tokens continue.
+
+    With shards, these are the keys and values of all tokens for the heads of this process, so that processes
+    exchange them once. `past` is what earlier calls returned; the other arguments are those of `attend`.
+    """
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
-    if not isinstance(layout, Layout) or layout.shards is None:
-        return _compute(query, key, value, layout, scale, softcap)
-    shards, group = layout.shards, layout.shards.group
+    shards = layout.shards if isinstance(layout, Layout) else None
+    if shards is None:
+        present = key, value
+        if past is not None:
+            key, value = _joined(past, present)
+        return _compute(query, key, value, layout, scale, softcap), present
+    group = shards.group
     assert group.sp_group is not None and group.cp_group is not None, (
         "shards need the process groups of a mesh"
     )
@@ -105,13 +128,20 @@ def attend(
         )
     if group.cp > 1:
         key, value = all_gather_kv(key, value, shards.cp_sizes, group.cp_group)
+    present = key, value
+    if past is not None:
+        key, value = _joined(past, present)
     read = heads.readers(group.sp_rank)
     if read is not None:  # uneven groups: repeat key heads, one for each query head
         key, value = (torch.stack([part[:, head] for head in read], dim=1) for part in (key, value))
     out = _compute(query, key, value, layout, scale, softcap)
     if group.sp > 1:
         out = gather_heads_scatter_seq(out, heads.query, shards.sp_sizes, group.sp_group)
-    return out
+    return out, present
+
+
+def _joined(past: KeyValue, present: KeyValue) -> KeyValue:
+    return torch.cat([past[0], present[0]], dim=2), torch.cat([past[1], present[1]], dim=2)
 
 
 # ---- kernels: queries with all of their keys -----------------------------------------------------------
@@ -121,6 +151,8 @@ def _compute(
     query: Tensor, key: Tensor, value: Tensor, layout: Mask, scale: float, softcap: float | None
 ) -> Tensor:
     name = _kernel
+    if isinstance(layout, Layout) and not layout.masked:
+        layout = None
     if name == "auto":
         name = _choose(query, layout)
     if name in ("flex", "flash") and isinstance(layout, Layout) and query.shape[2] == layout.queries:

@@ -10,11 +10,9 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from worldmodel.models.layers.attention import attend
+from worldmodel.models.layers.attention import KeyValue, attend_cached
 from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.parallel.layout import Layout
-
-KeyValue = tuple[Tensor, Tensor]
 
 
 def rope_table(frames: Int[Tensor, " t"], grid: tuple[int, int], head_width: int) -> Float[Tensor, "2 n d"]:
@@ -62,10 +60,8 @@ class SelfAttention(nn.Module):
         q, k, v = rearrange(self.qkv(x), "b n (p k d) -> p b k n d", p=3, k=self.num_heads)
         q = rotate(self.query_norm(q), rope).to(v.dtype)
         k = rotate(self.key_norm(k), rope).to(v.dtype)
-        present = (k, v)
-        if past is not None:
-            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-        return self.out(rearrange(attend(q, k, v, layout), "b k n d -> b n (k d)")), present
+        out, present = attend_cached(q, k, v, layout, past)
+        return self.out(rearrange(out, "b k n d -> b n (k d)")), present
 
 
 class LocalFeedForward(nn.Module):

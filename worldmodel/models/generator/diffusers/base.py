@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from diffusers.models.modeling_utils import ModelMixin
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from worldmodel.config import WorldModelConfig
@@ -24,6 +24,7 @@ from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import Context, Latents, LossOutput, PerFrame, VideoGenerator
 from worldmodel.models.generator.diffusers.network import Network
 from worldmodel.models.generator.diffusers.scheduler import DiffusersSolver, NoisePath, Scheduler
+from worldmodel.models.generator.diffusers.self_attention import Processor, install
 from worldmodel.models.generator.diffusers.state_cross_attention import StateStream
 from worldmodel.models.loading import pipeline_folder, pretrained
 from worldmodel.models.vision.vit import PatchEncoder
@@ -72,6 +73,10 @@ class DiffusersGenerator(VideoGenerator):
     """
 
     transformer_class: ClassVar[type[ModelMixin]]
+    processor_class: ClassVar[type[Processor]]
+    """Self-attention of its blocks, where the transformer's own cannot do what a pass needs."""
+    stack: ClassVar[str]
+    """Name of the transformer's list of blocks."""
     scheduler_classes: ClassVar[tuple[type, ...]]
     scheduler_default: ClassVar[dict[str, Any]]
     """Config of the scheduler with which the family is published, with its `_class_name`."""
@@ -119,6 +124,7 @@ class DiffusersGenerator(VideoGenerator):
         heads: Any = transformer.config
         self.width = heads.num_attention_heads * heads.attention_head_dim
         self.network = Network(transformer)
+        install(self.layers, self.processor_class)
         if streamed:
             self.network.stream = self.new_stream(transformer).to(transformer.dtype)
         self.token_width = self.width if streamed else self.text_width
@@ -162,6 +168,11 @@ class DiffusersGenerator(VideoGenerator):
     def transformer(self) -> Any:
         """The transformer."""
         return self.network.transformer
+
+    @property
+    def layers(self) -> nn.ModuleList:  # type: ignore[override]
+        """Blocks of the transformer."""
+        return getattr(self.transformer, self.stack)
 
     @property
     @abstractmethod
@@ -260,7 +271,7 @@ class DiffusersGenerator(VideoGenerator):
                     "pipeline."
                 )
             encoder, self.tokenizer = pipeline_folder.load_text_encoder(self.source)
-            torch.nn.Module.to(encoder, next(self.network.parameters()).device)
+            nn.Module.to(encoder, next(self.network.parameters()).device)
             # Not registered as a submodule: it is not trained, sharded or saved.
             object.__setattr__(self, "text_encoder", encoder)
         return self.embed_text(list(texts)).float()

@@ -5,6 +5,9 @@ Its text-to-video models have no input for context frames and are not supported.
 Source: CogVideoX (arXiv:2408.06072).
 """
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -26,13 +29,63 @@ from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import Context, KVCache, Latents, PerFrame
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
 from worldmodel.models.generator.diffusers.scheduler import Scheduler, VariancePath, fixed_noise
+from worldmodel.models.generator.diffusers.self_attention import (
+    Processor,
+    Rotary,
+    TokenAttention,
+    forward_hooks,
+    rotate_pairs,
+)
 from worldmodel.models.generator.diffusers.state_cross_attention import FreshStream, StateStream
+from worldmodel.parallel.layout import Layout
+
+
+class CogVideoXProcessor(Processor):
+    """Attention of CogVideoX's blocks over text and video: norms head by head, rotary positions of the video.
+
+    The rotary table is empty where the transformer has none.
+    """
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: Any = None,
+    ) -> Any:
+        if not isinstance(image_rotary_emb, Rotary):
+            return self.own(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
+        assert encoder_hidden_states is not None, "the text"
+        parts = self.project(attn, torch.cat([encoder_hidden_states, hidden_states], dim=1), image_rotary_emb)
+        out, words = self.attend(attn, parts, image_rotary_emb), encoder_hidden_states.shape[1]
+        return out[:, words:], out[:, :words]
+
+    def project(self, attn: Any, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of text and video."""
+        query, key, value = (
+            linear(x).unflatten(2, (attn.heads, -1)).transpose(1, 2)
+            for linear in (attn.to_q, attn.to_k, attn.to_v)
+        )
+        query, key = (
+            part if norm is None else norm(part) for part, norm in ((query, attn.norm_q), (key, attn.norm_k))
+        )
+        if rotary:
+            words = x.shape[1] - rotary[0].shape[0]
+            cosines, sines = (part[:, 0::2] for part in rotary)
+            query, key = (
+                torch.cat([part[:, :, :words], rotate_pairs(part[:, :, words:], cosines, sines)], dim=2)
+                for part in (query, key)
+            )
+        return query, key, value
 
 
 class CogVideoXGenerator(DiffusersGenerator):
     """CogVideoX 1.0 and 1.5."""
 
     transformer_class = CogVideoXTransformer3DModel
+    processor_class = CogVideoXProcessor
+    stack = "transformer_blocks"
     scheduler_classes = (CogVideoXDDIMScheduler, CogVideoXDPMScheduler)
     scheduler_default: ClassVar[dict[str, Any]] = {
         "_class_name": "CogVideoXDDIMScheduler",
@@ -95,11 +148,6 @@ class CogVideoXGenerator(DiffusersGenerator):
             )
 
     @property
-    def layers(self) -> nn.ModuleList:  # type: ignore[override]
-        """Blocks of the transformer."""
-        return self.transformer.transformer_blocks
-
-    @property
     def text_width(self) -> int:
         """Width of the text embeddings."""
         return self.transformer.config.text_embed_dim
@@ -131,15 +179,18 @@ class CogVideoXGenerator(DiffusersGenerator):
             x = torch.cat([noisy, latents], dim=1)
         if config.in_channels != config.out_channels:
             x = torch.cat([x, channels], dim=2)
-        dtype, states = self.transformer.dtype, self.states(condition)
-        prediction = self.network(
-            None if states is None else states.to(dtype),
-            hidden_states=x.to(dtype),
-            encoder_hidden_states=self.prompt(condition).to(dtype),
-            timestep=timestep[:, 0].long(),
-            ofs=None if config.ofs_embed_dim is None else x.new_full((1,), 2.0),
-            image_rotary_emb=self._rotary(x),
-        )
+        dtype, states, text = self.transformer.dtype, self.states(condition), self.prompt(condition)
+        tokens = text.shape[1] + math.prod(x.shape[1:]) // (x.shape[2] * self.cells_per_token)
+        layout = Layout.unmasked(tokens).shard(self.sequence)
+        with through(self.transformer, layout, self._rotary(x), text.shape[1]) as rotary:
+            prediction = self.network(
+                None if states is None else states.to(dtype),
+                hidden_states=x.to(dtype),
+                encoder_hidden_states=text.to(dtype),
+                timestep=timestep[:, 0].long(),
+                ofs=None if config.ofs_embed_dim is None else x.new_full((1,), 2.0),
+                image_rotary_emb=rotary,
+            )
         return prediction.float()[:, count:]
 
     def _rotary(self, x: Float[Tensor, "b n c h w"]) -> Any:
@@ -168,3 +219,32 @@ class CogVideoXGenerator(DiffusersGenerator):
             max_sequence_length=self.transformer.config.max_text_seq_length,
             device=self.text_encoder.device,  # type: ignore[union-attr]
         )[0]
+
+
+@contextmanager
+def through(
+    transformer: Any, layout: Layout, table: tuple[Tensor, Tensor] | None, words: int
+) -> Iterator[tuple[Tensor, ...] | None]:
+    """Run the transformer on this process's tokens inside, and yield the rotary table that it takes.
+
+    Tokens of text and video together are divided in front of the first block, and those of the video are
+    gathered behind the last layer. A layout that is not divided changes nothing.
+    """
+    if layout.shards is None:
+        yield table
+        return
+    text, video = layout.split(words)
+
+    def divide(block: nn.Module, args: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        states, embeds = video.take(inputs["hidden_states"]), text.take(inputs["encoder_hidden_states"])
+        return args, inputs | {"hidden_states": states, "encoder_hidden_states": embeds}
+
+    def gather(project: nn.Module, inputs: Any, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b m d"]:
+        return video.gather(x)
+
+    handle = transformer.transformer_blocks[0].register_forward_pre_hook(divide, with_kwargs=True)
+    try:
+        with forward_hooks((transformer.proj_out, gather)):
+            yield Rotary.of((video.take(part, 0) for part in table or ()), TokenAttention(layout))
+    finally:
+        handle.remove()

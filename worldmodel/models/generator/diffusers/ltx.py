@@ -4,6 +4,8 @@ Source: LTX-Video (arXiv:2501.00103).
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,16 +22,42 @@ from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import Context, KVCache, Latents, PerFrame
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
 from worldmodel.models.generator.diffusers.scheduler import FlowPath, Scheduler
+from worldmodel.models.generator.diffusers.self_attention import (
+    Processor,
+    Rotary,
+    TokenAttention,
+    forward_hooks,
+    rotate_pairs,
+)
 from worldmodel.models.generator.diffusers.state_cross_attention import CopiedStream, StateStream
+from worldmodel.parallel.layout import Layout
 
 TEXT_LENGTH = 128
 """Length of the text input in the pipeline, in tokens."""
+
+
+class LTXProcessor(Processor):
+    """Self-attention of LTX's blocks: norms and rotary tables `[b, n, k * d]` over all heads."""
+
+    def project(self, attn: Any, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values."""
+        cosines, sines = (part[..., 0::2] for part in rotary)
+        query, key = (
+            rotate_pairs(norm(linear(x)), cosines, sines)
+            for norm, linear in ((attn.norm_q, attn.to_q), (attn.norm_k, attn.to_k))
+        )
+        query, key, value = (
+            part.unflatten(2, (attn.heads, -1)).transpose(1, 2) for part in (query, key, attn.to_v(x))
+        )
+        return query, key, value
 
 
 class LTXGenerator(DiffusersGenerator):
     """LTX-Video 0.9."""
 
     transformer_class = LTXVideoTransformer3DModel
+    processor_class = LTXProcessor
+    stack = "transformer_blocks"
     scheduler_classes = (FlowMatchEulerDiscreteScheduler,)
     scheduler_default: ClassVar[dict[str, Any]] = {
         "_class_name": "FlowMatchEulerDiscreteScheduler",
@@ -59,11 +87,6 @@ class LTXGenerator(DiffusersGenerator):
         super().__init__(transformer, scheduler, clip, *args, **kwargs)
         assert isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
         self.path = FlowPath(scheduler)
-
-    @property
-    def layers(self) -> nn.ModuleList:  # type: ignore[override]
-        """Blocks of the transformer."""
-        return self.transformer.transformer_blocks
 
     @property
     def text_width(self) -> int:
@@ -101,24 +124,28 @@ class LTXGenerator(DiffusersGenerator):
         if count:
             per_frame = torch.cat([timestep.new_zeros(len(timestep), count), timestep], dim=1)
             per_token = per_frame.repeat_interleave(height * width, dim=1)
+        tokens = rearrange(x, "b t c h w -> b (t h w) c")
+        layout = Layout.unmasked(tokens.shape[1]).shard(self.sequence)
         text, mask = self._masked(condition)
         dtype, states = self.transformer.dtype, self.states(condition)
-        prediction = self.network(
-            None if states is None else states.to(dtype),
-            hidden_states=rearrange(x, "b t c h w -> b (t h w) c").to(dtype),
-            encoder_hidden_states=text.to(dtype),
-            timestep=per_token,
-            encoder_attention_mask=mask,
-            num_frames=frames,
-            height=height,
-            width=width,
-            rope_interpolation_scale=(
-                self.clip.temporal_factor / self.clip.fps,
-                self.clip.spatial_factor,
-                self.clip.spatial_factor,
-            ),
-        )
-        return rearrange(prediction.float(), "b (t h w) c -> b t c h w", h=height, w=width)[:, count:]
+        with through(self.transformer, layout):
+            prediction = self.network(
+                None if states is None else states.to(dtype),
+                hidden_states=layout.take(tokens).to(dtype),
+                encoder_hidden_states=text.to(dtype),
+                timestep=layout.take(per_token) if count else per_token,
+                encoder_attention_mask=mask,
+                num_frames=frames,
+                height=height,
+                width=width,
+                rope_interpolation_scale=(
+                    self.clip.temporal_factor / self.clip.fps,
+                    self.clip.spatial_factor,
+                    self.clip.spatial_factor,
+                ),
+            )
+        made = layout.gather(prediction.float())
+        return rearrange(made, "b (t h w) c -> b t c h w", h=height, w=width)[:, count:]
 
     def _masked(self, condition: Condition) -> tuple[Float[Tensor, "b l e"], Float[Tensor, "b l"]]:
         """Return the prompt and its attention mask, which excludes the padding of texts."""
@@ -139,3 +166,17 @@ class LTXGenerator(DiffusersGenerator):
         )
         embeds, mask, *_ = encoded
         return embeds * mask[..., None].to(embeds.dtype)
+
+
+@contextmanager
+def through(transformer: Any, layout: Layout) -> Iterator[None]:
+    """Run the transformer on this process's tokens inside; a layout that is not divided changes nothing."""
+    if layout.shards is None:
+        yield
+        return
+
+    def mark(rope: nn.Module, inputs: Any, table: tuple[Tensor, Tensor]) -> Rotary:
+        return Rotary.of((layout.take(part) for part in table), TokenAttention(layout))
+
+    with forward_hooks((transformer.rope, mark)):
+        yield

@@ -9,6 +9,8 @@ Source: Wan (arXiv:2503.20314).
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,20 +27,75 @@ from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import Context, KVCache, Latents, PerFrame
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator
-from worldmodel.models.generator.diffusers.causal_attention import CausalAttention, causal_attention
 from worldmodel.models.generator.diffusers.network import Network
 from worldmodel.models.generator.diffusers.scheduler import FlowPath, Scheduler, fixed_noise
+from worldmodel.models.generator.diffusers.self_attention import (
+    Processor,
+    Rotary,
+    TokenAttention,
+    forward_hooks,
+    install,
+    rotate_pairs,
+)
 from worldmodel.models.generator.diffusers.state_cross_attention import CopiedStream, StateStream
+from worldmodel.models.layers.attention import KeyValue
 from worldmodel.models.loading import pipeline_folder
+from worldmodel.parallel.layout import Layout
 
 TEXT_LENGTH = 512
 """Length of the text input in the pipeline, in tokens."""
+
+
+class WanProcessor(Processor):
+    """Self-attention of Wan's blocks: norms over all heads, rotary tables `[1, n, 1, d]`."""
+
+    def project(self, attn: Any, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values."""
+        cosines, sines = rotary[0][..., 0::2], rotary[1][..., 1::2]
+        query, key = (
+            rotate_pairs(norm(linear(x)).unflatten(2, (attn.heads, -1)), cosines, sines).transpose(1, 2)
+            for norm, linear in ((attn.norm_q, attn.to_q), (attn.norm_k, attn.to_k))
+        )
+        return query, key, attn.to_v(x).unflatten(2, (attn.heads, -1)).transpose(1, 2)
+
+
+@contextmanager
+def through(transformer: Any, attention: TokenAttention | None) -> Iterator[None]:
+    """Run the transformer's self-attention with `attention` inside; None changes nothing.
+
+    Tokens are divided behind the patch embedding and gathered behind the last layer.
+    """
+    if attention is None:
+        yield
+        return
+    layout = attention.layout
+
+    def mark(rope: nn.Module, inputs: tuple[Tensor], table: tuple[Tensor, Tensor]) -> Rotary:
+        x, tokens = inputs[0], table[0].shape[1]
+        if attention.past:  # frames are numbered from the first cached one
+            earlier = attention.past[0][0].shape[2] // (tokens // x.shape[2])
+            whole = rope.forward(x.new_empty(1, 1, earlier + x.shape[2], *x.shape[3:]))
+            table = (whole[0][:, -tokens:], whole[1][:, -tokens:])
+        return Rotary.of((layout.take(part) for part in table), attention)
+
+    def divide(embed: nn.Module, inputs: Any, x: Float[Tensor, "b d t h w"]) -> Float[Tensor, "b d n"]:
+        return layout.take(x.flatten(2), 2)
+
+    def gather(project: nn.Module, inputs: Any, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b m d"]:
+        return layout.gather(x)
+
+    with forward_hooks(
+        (transformer.rope, mark), (transformer.patch_embedding, divide), (transformer.proj_out, gather)
+    ):
+        yield
 
 
 class WanGenerator(DiffusersGenerator):
     """Wan 2.1 and 2.2."""
 
     transformer_class = WanTransformer3DModel
+    processor_class = WanProcessor
+    stack = "blocks"
     scheduler_classes = (UniPCMultistepScheduler, FlowMatchEulerDiscreteScheduler)
     scheduler_default: ClassVar[dict[str, Any]] = {
         "_class_name": "UniPCMultistepScheduler",
@@ -89,11 +146,6 @@ class WanGenerator(DiffusersGenerator):
         """Share of the schedule below which `network_2` predicts (Wan 2.2 A14B)."""
 
     @property
-    def layers(self) -> nn.ModuleList:  # type: ignore[override]
-        """Blocks of the transformer."""
-        return self.transformer.blocks
-
-    @property
     def text_width(self) -> int:
         """Width of the text embeddings."""
         return self.transformer.config.text_dim
@@ -132,23 +184,22 @@ class WanGenerator(DiffusersGenerator):
         """
         first = timestep[:, 0]
         if cache.layers:
-            attention = CausalAttention(past=cache.layers)
-            return self._predict(latents, self._per_token(timestep, latents), first, condition, attention)
+            attention = self._attention(latents, past=cache.layers)
+            return self._predict(latents, timestep, first, condition, attention)
         context = cache.context
         assert context is not None
         count = context.shape[1]
         if cache.channels is not None and cache.noise is not None:
             noisy = self.path.add_noise(context, cache.noise, timestep[:, :1].expand(-1, count))
             x = torch.cat([torch.cat([noisy, latents], dim=1), cache.channels], dim=2)
-            return self._predict(x, first, first, condition, None, cache.image_features)[:, count:]
-        attention = None
-        if blocks is not None:
-            attention = CausalAttention(torch.cat([blocks[:1].expand(count), blocks]))
+            attention, image = self._attention(x), cache.image_features
+            return self._predict(x, first, first, condition, attention, image)[:, count:]
         x, timesteps = torch.cat([context, latents], dim=1), first
         if count or blocks is not None:
-            per_frame = torch.cat([timestep.new_zeros(len(timestep), count), timestep], dim=1)
-            timesteps = self._per_token(per_frame, latents)
-        return self._predict(x, timesteps, first, condition, attention)[:, count:]
+            timesteps = torch.cat([timestep.new_zeros(len(timestep), count), timestep], dim=1)
+        if blocks is not None:
+            blocks = torch.cat([blocks[:1].expand(count), blocks])
+        return self._predict(x, timesteps, first, condition, self._attention(x, blocks))[:, count:]
 
     @property
     def chunkwise(self) -> bool:  # type: ignore[override]
@@ -159,11 +210,12 @@ class WanGenerator(DiffusersGenerator):
         self, context: Context, latents: Latents, timestep: PerFrame, condition: Condition
     ) -> tuple[Latents, KVCache]:
         """Return the velocity of a chunk, and keys and values of it and its context, block by block."""
-        attention, x = CausalAttention(present=[]), torch.cat([context, latents], dim=1)
+        x = torch.cat([context, latents], dim=1)
         per_frame = torch.cat([timestep.new_zeros(context.shape[:2]), timestep], dim=1)
-        velocity = self._predict(x, self._per_token(per_frame, x), timestep[:, 0], condition, attention)
+        attention = self._attention(x, present=[(x[:0], x[:0])] * len(self.layers))
+        velocity = self._predict(x, per_frame, timestep[:, 0], condition, attention)
+        assert attention is not None and attention.present is not None
         present, attention.present = attention.present, None
-        assert present is not None
         return velocity[:, context.shape[1] :], KVCache(tuple(present))
 
     def sigma_at(self, position: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
@@ -201,21 +253,41 @@ class WanGenerator(DiffusersGenerator):
             return grey, None
         return grey, self.image_encoder.everything(frames[:, :1].clamp(-1, 1)).flatten(1, 2)
 
-    def _per_token(self, timestep: Float[Tensor, "b n"], x: Tensor) -> Float[Tensor, "b m"]:
-        """Repeat the timestep of every frame for its tokens."""
-        patch = self.transformer.config.patch_size
-        return timestep.repeat_interleave((x.shape[3] // patch[1]) * (x.shape[4] // patch[2]), dim=1)
+    def _cells(self, x: Float[Tensor, "b t c h w"]) -> int:
+        """Return the number of tokens of a frame."""
+        return x.shape[3] * x.shape[4] // self.cells_per_token
+
+    def _attention(
+        self,
+        x: Float[Tensor, "b t c h w"],
+        blocks: Int[Tensor, " t"] | None = None,
+        past: tuple[KeyValue, ...] = (),
+        present: list[KeyValue] | None = None,
+    ) -> TokenAttention | None:
+        """Return the inputs of the self-attention, or None where the transformer's own does."""
+        if blocks is not None:
+            layout = Layout.frames(blocks, self._cells(x)).shard(self.sequence, balance=True)
+        else:
+            layout = Layout.unmasked(x.shape[1] * self._cells(x)).shard(self.sequence)
+        needed = layout.masked or layout.shards is not None or past or present is not None
+        return TokenAttention(layout, past, present) if needed else None
 
     def _predict(
         self,
-        x: Tensor,
+        x: Float[Tensor, "b t c h w"],
         timestep: Tensor,
-        first: Tensor,
+        first: Float[Tensor, " b"],
         condition: Condition,
-        attention: CausalAttention | None,
+        attention: TokenAttention | None,
         image_features: Tensor | None = None,
     ) -> Tensor:
-        """Call the transformer that is responsible for the (first) timestep of each sample."""
+        """Call the transformer that serves each sample's `first` timestep.
+
+        `timestep` is one per sample, `[b]`, or one per frame, `[b, t]`.
+        """
+        if timestep.dim() == 2:  # every token is timesteps the timestep of its frame
+            timestep = timestep.repeat_interleave(self._cells(x), dim=1)
+            timestep = timestep if attention is None else attention.layout.take(timestep)
         x = rearrange(x, "b t c h w -> b c t h w").contiguous()
         inputs, states = [x, timestep, self.prompt(condition)], self.states(condition)
         if image_features is not None:
@@ -232,11 +304,11 @@ class WanGenerator(DiffusersGenerator):
         return rearrange(out, "b c t h w -> b t c h w")
 
     def _call(
-        self, network: Network, inputs: list[Tensor], states: Tensor | None, attention: CausalAttention | None
+        self, network: Network, inputs: list[Tensor], states: Tensor | None, attention: TokenAttention | None
     ) -> Tensor:
         x, timestep, text, *features = inputs
         dtype = network.transformer.dtype
-        with causal_attention(network.transformer, attention):
+        with through(network.transformer, attention):
             made = network(
                 None if states is None else states.to(dtype),
                 hidden_states=x.to(dtype),
@@ -271,7 +343,8 @@ class WanGenerator(DiffusersGenerator):
         self.network_2.load_stream(source.transformer_2)
 
     def set_second(self, transformer: WanTransformer3DModel, boundary_ratio: float) -> None:
-        """Set the transformer that predicts below a share of the schedule."""
+        """Let another transformer predict below a share of the schedule."""
+        install(transformer.blocks, self.processor_class)
         stream = None if self.network.stream is None else self.new_stream(transformer).to(transformer.dtype)
         self.network_2, self.boundary_ratio = Network(transformer, stream), boundary_ratio
 

@@ -1,0 +1,281 @@
+"""Generators on processes that share a clip compute what one process computes: values, gradients, bytes.
+
+The models are tiny, with random weights and in fp64. Transformers of diffusers convert to fp32 in places, so
+the workers let `Tensor.float` keep fp64.
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.run import main as torchrun
+
+from worldmodel.config import MeshConfig
+from worldmodel.diffusion import sampler
+from worldmodel.diffusion.sampler import Chunk
+from worldmodel.models.codec.diffusers import DiffusersCodec
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.base import VideoGenerator
+from worldmodel.models.layers import attention
+from worldmodel.parallel import collectives, context, ulysses
+from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.mesh import Mesh, SequenceGroup
+from worldmodel.train.distributed import checkpoint_activations
+
+pytestmark = pytest.mark.slow
+SELF = Path(__file__)
+HEADS, BATCH, CHUNK = 5, 2, 3
+"""Numbers of heads and of tokens cannot be divided evenly."""
+GRID = (6, 10)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A generator and the processes that share its clip."""
+
+    kind: str
+    cp: int
+    sp: int
+    streamed: bool = False
+    task: str = "chunk"
+    """chunk, window (two overlapping chunks, as for `sampler: swin`) or blocks."""
+    recompute: bool = False
+
+    @property
+    def name(self) -> str:
+        words = [self.kind, f"cp{self.cp}sp{self.sp}", self.task]
+        return "-".join([*words, *["stream"] * self.streamed, *["recompute"] * self.recompute])
+
+
+def cases() -> Iterator[Case]:
+    for cp, sp in ((1, 2), (2, 1), (1, 4), (4, 1), (2, 2)):
+        yield Case("wan", cp, sp)
+        yield Case("wan", cp, sp, task="window", recompute=True)
+        yield Case("ltx", cp, sp, streamed=cp == 1)
+        yield Case("cog-i2v", cp, sp, streamed=cp == 1, recompute=sp == 1)
+    for cp, sp in ((1, 4), (2, 2)):
+        yield Case("wan", cp, sp, streamed=True, recompute=True)
+        yield Case("wan", cp, sp, task="blocks")
+        yield Case("wan-clip", cp, sp)
+        yield Case("cog1.5-i2v", cp, sp)
+
+
+@dataclass
+class Measured:
+    """What one process found; errors are relative to the norm of one process's result."""
+
+    loss: float = 0.0
+    gradient: tuple[float, str] = (0.0, "")
+    """The worst error of a parameter's gradient, and its name."""
+    tokens: float = 0.0
+    """Error of the gradient of the condition's tokens."""
+    denoised: float = 0.0
+    same: bool = True
+    """Whether the denoised chunk is that of one process, bit for bit."""
+    sent: dict[str, int] = field(default_factory=dict)
+    expected: dict[str, int] = field(default_factory=dict)
+
+
+@cache
+def mesh_of(config: MeshConfig) -> Mesh:
+    return Mesh.build(config, torch.device("cpu"))
+
+
+@cache
+def tiny() -> Any:
+    """The makers of tiny models of the tests of diffusers."""
+    file = SELF.parents[1] / "unit" / "diffusers" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("tiny_diffusers", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.GRID = GRID
+    for transformer in module.TRANSFORMERS.values():
+        transformer["num_attention_heads"] = HEADS
+        width = HEADS * transformer["attention_head_dim"]
+        transformer |= {
+            name: width for name in ("added_kv_proj_dim", "cross_attention_dim") if name in transformer
+        }
+    return module
+
+
+@cache
+def generator_of(kind: str, streamed: bool) -> VideoGenerator:
+    """Make a generator in which no weight is zero, so that every gradient depends on every part."""
+    made = tiny().generator(kind, 1, CHUNK, streamed, codec=DiffusersCodec(tiny().vae(kind)))
+    torch.manual_seed(4)
+    for parameter in made.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.3)
+    return made.double().train().requires_grad_(True)
+
+
+def drawn(generator: Any, kind: str) -> dict[str, Any]:
+    """Draw a condition, and latents of a context and of a chunk."""
+    config = generator.transformer.config
+
+    def latents(seed: int, count: int = CHUNK) -> Tensor:
+        return tiny().draw(seed, BATCH, count, config.out_channels, *GRID).double()
+
+    words = tiny().draw(51, BATCH, 6, tiny().TEXT).double()
+    states = tiny().draw(52, BATCH, 7, generator.token_width).double().requires_grad_(True)
+    return {
+        "clean": latents(1),
+        "noise": latents(2),
+        "context": latents(3, 1),
+        "weight": latents(4)[:, :, 0],
+        "condition": Condition(tokens=states, text=words),
+    }
+
+
+def loss_of(generator: Any, case: Case, given: dict[str, Any]) -> Tensor:
+    """Return a weighted loss at a noise level per frame."""
+    sigma = torch.tensor([[0.3, 0.6, 0.9], [0.5, 0.2, 0.4]], dtype=torch.float64)
+    names = ("condition", "context")
+    if case.task == "blocks":
+        level = generator.path.nearest(sigma)
+        noisy = generator.path.add_noise(given["clean"], given["noise"], level)
+        past = generator.prefill(given["context"], given["condition"])
+        made = generator(noisy, level, given["condition"], past, torch.tensor([0, 0, 1]))
+        return (made.pow(2).mean(dim=2) * given["weight"]).sum()
+    follows = None
+    if case.task == "window":
+        sigma, follows = sigma[:, :1].expand(-1, CHUNK), torch.tensor([False, True])
+    output = generator.training_loss(
+        given["clean"], given["noise"], sigma, *(given[name] for name in names), follows
+    )
+    return (output.error * given["weight"]).sum()
+
+
+def learn(generator: Any, case: Case, group: SequenceGroup) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return the loss and the gradients of all parameters and of the condition's tokens.
+
+    As in training, gradients are the mean over the processes, each of which has the whole loss.
+    """
+    generator.sequence = group
+    given = drawn(generator, case.kind)
+    loss = loss_of(generator, case, given)
+    loss.backward()
+    found = {name: p.grad for name, p in generator.named_parameters() if p.grad is not None}
+    generator.zero_grad(set_to_none=True)
+    tokens = given["condition"].tokens.grad
+    if group.size > 1:
+        for gradient in (*found.values(), tokens):
+            dist.all_reduce(gradient, group=group.group)
+            gradient /= group.size
+    return loss.detach(), found, tokens
+
+
+def denoise(generator: Any, case: Case, group: SequenceGroup) -> Tensor:
+    """Return a chunk made in two steps with guidance."""
+    generator.sequence = group
+    given = drawn(generator, case.kind)
+    null = Condition(tokens=torch.zeros_like(given["condition"].tokens), text=given["condition"].text)
+    conditions = (given["condition"], null)
+    chunk = Chunk(given["noise"], generator.solver(2), conditions, given["context"], 3.0)
+    with torch.no_grad():
+        sampler.denoise(generator, [chunk])
+    return chunk.latents
+
+
+def error(found: Tensor, truth: Tensor, least: float = 1e-30) -> float:
+    return float((found - truth).norm() / truth.norm().clamp(min=least))
+
+
+def measure(case: Case) -> Measured:
+    group = mesh_of(MeshConfig(cp=case.cp, sp=case.sp)).sequence
+    generator: Any = generator_of(case.kind, case.streamed)
+    plain = [layer.forward for layer in generator.layers]
+    measured = Measured()
+    try:
+        loss, truth, truth_tokens = learn(generator, case, SequenceGroup())
+        for layer in generator.layers if case.recompute else ():
+            checkpoint_activations(layer, offload=False)
+        with collectives.counted() as sent:
+            shared_loss, found, tokens = learn(generator, case, group)
+        if case.task == "chunk":
+            measured.sent, measured.expected = dict(sent), expected_bytes(generator, case, group)
+        measured.loss = error(shared_loss, loss)
+        assert found.keys() == truth.keys()
+        largest = float(max(gradient.norm() for gradient in truth.values()))
+        # A bias of all keys changes no softmax: its gradient is zero but for rounding.
+        measured.gradient = max((error(found[name], truth[name], 1e-4 * largest), name) for name in truth)
+        measured.tokens = error(tokens, truth_tokens)
+        one, many = (denoise(generator, case, each) for each in (SequenceGroup(), group))
+        measured.denoised, measured.same = error(many, one), torch.equal(many, one)
+    finally:
+        for layer, forward in zip(generator.layers, plain, strict=True):
+            layer.forward = forward
+    return measured
+
+
+def expected_bytes(generator: Any, case: Case, group: SequenceGroup) -> dict[str, int]:
+    """Bytes of a step on one clip, by the formulas; a recomputed layer repeats those of its forward pass."""
+    transformer = generator.transformer
+    tokens = (1 + CHUNK) * GRID[0] * GRID[1] // generator.cells_per_token
+    text = transformer.config.max_text_seq_length if case.kind.startswith("cog") else 0
+    layout = Layout.unmasked(text + tokens).shard(group)
+    assert layout.shards is not None
+    width, layers, numbers = generator.width // HEADS, len(generator.layers), BATCH * 8
+    heads, sent = ulysses.divide_heads(HEADS, HEADS, case.sp), {}
+    if case.sp > 1:
+        forward, backward = ulysses.volume(heads, width, layout.shards.sp_sizes, group.sp_rank)
+        sent["ulysses"] = layers * numbers * ((1 + case.recompute) * forward + backward)
+    if case.cp > 1:
+        volume = context.volume(len(heads.key[group.sp_rank]), width, layout.shards.cp_sizes)
+        sent["context"] = layers * numbers * (2 + case.recompute) * volume
+    video = layout.split(text)[1].shards
+    assert video is not None
+    rows = max(video.sizes) * (group.size - 1)
+    return sent | {"gather": 2 * numbers * rows * transformer.proj_out.out_features}
+
+
+def work(folder: Path) -> None:
+    """Runs in each process."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    narrow = torch.Tensor.float
+    torch.Tensor.float = lambda x: x if x.dtype == torch.float64 else narrow(x)  # type: ignore[method-assign]
+    attention.use("sdpa")
+    found = {case.name: asdict(measure(case)) for case in cases()}
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What every process measured."""
+    pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+    folder = tmp_path_factory.mktemp("world")
+    torchrun(["--standalone", "--nproc-per-node", "4", str(SELF), str(folder)])
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+
+
+def test_values_and_gradients_are_those_of_one_process(world: list[dict]) -> None:
+    for rank in world:
+        for case in cases():
+            measured = Measured(**rank[case.name])
+            errors = (measured.loss, measured.gradient[0], measured.tokens, measured.denoised)
+            assert max(errors) <= 1e-12, (case.name, measured)
+
+
+def test_bytes_are_those_of_the_formulas(world: list[dict]) -> None:
+    for rank in world:
+        for case in cases():
+            assert rank[case.name]["sent"] == rank[case.name]["expected"], case
+    assert any(rank[case.name]["sent"] for rank in world for case in cases())
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]))
