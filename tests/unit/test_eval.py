@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +25,12 @@ from worldmodel.train.tokenizer import build_tokenizer
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Act, Clip, Plan, Scene
-from worldmodel.worlds.shapes.evaluation import cases, images, language
+from worldmodel.worlds.shapes.evaluation import cases, images, language, paraphrases
 from worldmodel.worlds.shapes.evaluation.suite import ShapesSuite
 
 SUITE = ShapesSuite()
 SPLITS = tuple(SUITE.splits)
+GRAMMAR_SPLITS = tuple(split for split in SPLITS if split != paraphrases.SPLIT)
 SEED = 1234
 SAMPLES = 16
 
@@ -45,7 +47,8 @@ class TrueWorlds:
         return np.stack([clip.frames for clip in clips])
 
     def play(self, scene: Scene, action: Action) -> Clip:
-        plan = shapes.STAY if action.text is None else shapes.parse(action.text)
+        meant = self.subject.meant.get((shapes.render(scene).tobytes(), action.text))
+        plan = meant or (shapes.STAY if action.text is None else shapes.parse(action.text))
         if action.keys:
             colour, deed = action.keys
             plan = Plan(((Act(deed, colour),),))
@@ -61,7 +64,7 @@ class TrueSubject:
     def __init__(self) -> None:
         clips = [
             shapes.sample_clip(split, SEED, index).clip
-            for split in (*SPLITS, "single")
+            for split in (*GRAMMAR_SPLITS, "single")
             for index in range(20 * SAMPLES)
         ]
         self.known: dict[bytes, Scene] = {}
@@ -70,6 +73,11 @@ class TrueSubject:
             self.known[clip.first_frame.tobytes()] = clip.before
             self.known[clip.frames[-1].tobytes()] = clip.after
             self.plans[clip.first_frame.tobytes() + clip.frames.tobytes()] = clip.plan
+        self.meant: dict[tuple[bytes, str | None], Plan] = {}
+        for case in paraphrases.paraphrase_cases(SEED, SAMPLES):
+            scene, plan = case.before
+            self.known[case.start.tobytes()] = scene
+            self.meant[case.start.tobytes(), case.caption] = plan
 
     def open(self, pictures: np.ndarray, seeds: Sequence[int]) -> Worlds:
         return TrueWorlds([self.known[picture.tobytes()] for picture in pictures], self)
@@ -198,6 +206,12 @@ def test_the_true_simulator_gets_full_marks(truth: dict) -> None:
         for name in ("named", "others", "strict", "every_frame", "ssim"):
             assert figures["action_following"][split][name]["value"] == pytest.approx(1), (split, name)
         assert figures["action_following"][split]["psnr"]["value"] == MAX_PSNR
+    told = figures["action_following"]["paraphrases"]
+    assert all(
+        rates[name]["value"] == 1 for rates in told["by_kind"].values() for name in ("named", "strict")
+    )
+    assert all(set(shown) == {asked} for asked, shown in told["confusion"].items())
+    assert sum(count for shown in told["confusion"].values() for count in shown.values()) == SAMPLES
     assert figures["control"]["own_named"]["value"] == 1
     assert figures["describe"]["exact"]["value"] == figures["questions"]["all"]["value"] == 1
     assert all(figures["inverse"][split]["exact"]["value"] == 1 for split in language.INVERSE_SPLITS)
@@ -207,7 +221,10 @@ def test_the_true_simulator_gets_full_marks(truth: dict) -> None:
 
 def test_a_copying_model_gets_none(true_subject: TrueSubject) -> None:
     figures = evaluate(CopySubject(), EvalSettings(None, SAMPLES, 2, SEED), SUITE)["figures"]
-    for split in SPLITS:
+    told = figures["action_following"]["paraphrases"]
+    assert all(set(shown) == {"nothing"} for shown in told["confusion"].values())
+    assert all(rates["strict"] == rates["copy_strict"] for rates in told["by_kind"].values())
+    for split in GRAMMAR_SPLITS:
         rates = figures["action_following"][split]
         assert rates["strict"] == rates["copy_strict"]
         # A jump ends where it began and "nothing happens" is a copy: the floor is above zero and reported.
@@ -386,6 +403,20 @@ def test_texts_are_escaped(truth: dict, tmp_path: Path) -> None:
     assert "<script" not in page
     assert "<img src=x" not in page
     assert "a &amp; b" in page
+
+
+def test_tables_of_a_split_are_in_every_report(
+    truth: dict, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    page = write_report(truth, tmp_path / "report", SUITE).read_text()
+    card = model_card(truth | {"settings": truth["settings"] | {"num_inference_steps": 1}}, "x", SUITE)
+    by_kind = truth["figures"]["action_following"]["paraphrases"]["by_kind"]
+    for kind, rates in by_kind.items():
+        assert f"<tr><td>{kind}<td class=number>100 %<small>" in page
+        assert re.search(rf"^\| {kind} \| 100 % .* \| {rates['named']['n']} \|$", card, re.MULTILINE)
+    confusion = truth["figures"]["action_following"]["paraphrases"]["confusion"]
+    assert f"<tr><th>asked for<th class=number>{next(iter(confusion))}<" in page
+    assert f"| asked for | {' | '.join(confusion)} |" in card
 
 
 def test_unknown_split_is_an_input_error(true_subject: TrueSubject) -> None:

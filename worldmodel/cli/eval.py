@@ -16,7 +16,7 @@ def main(argv: list[str]) -> None:
     from worldmodel.eval.goals import measured
     from worldmodel.eval.report import check_folder, json_values, write_report
     from worldmodel.eval.suite import EvalSettings, check_split, evaluate, suite_of
-    from worldmodel.eval.tables import goals_table
+    from worldmodel.eval.tables import aligned, goals_table, split_tables
     from worldmodel.io import atomic_file
     from worldmodel.models.loading import model_folder
 
@@ -35,6 +35,9 @@ def main(argv: list[str]) -> None:
         with atomic_file(args.json) as temporary:
             temporary.write_text(json.dumps(json_values(results), indent=1) + "\n", encoding="utf-8")
     print(goals_table(measured(suite.goals, results)))
+    for split, figures in results["figures"].get("action_following", {}).items():
+        for table in split_tables(figures):
+            print(f"\n{suite.splits[split]}, {table.title}. {table.about}\n{aligned(table.rows)}")
     print(f"\nreport: {page}")
 
 
@@ -45,6 +48,7 @@ def _parser() -> Parser:
         "descriptions, speed. Prints a table and writes a report with plots and examples.",
         "worldmodel eval shapes-tiny\n"
         "  worldmodel eval shapes-tiny --split held-out --num-samples 100     one split, about a minute\n"
+        "  worldmodel eval shapes-tiny --split paraphrases     sentences in other words than the world's\n"
         "  worldmodel eval runs/mine/model --json figures.json --report outputs/mine",
     )
     parser.add_argument("model", metavar="MODEL", help="name of a shipped model, or path of a model folder")

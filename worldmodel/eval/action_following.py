@@ -1,12 +1,14 @@
 """Action following: rounds played from true frames and judged against the true outcome."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from worldmodel.eval.examples import Album, Example
-from worldmodel.eval.judge import Case, Judge
+from worldmodel.eval.judge import Case, Judge, Recogniser
 from worldmodel.eval.metrics import Figure, Tally, psnr, ssim
 from worldmodel.eval.runner import Subject
 from worldmodel.types import Action
@@ -38,12 +40,14 @@ def action_following(
     seed: int = 1234,
     name: str = "",
     album: Album | None = None,
-) -> dict[str, Figure | dict[str, Figures]]:
+    recognise: Recogniser | None = None,
+) -> dict[str, Any]:
     """Judge the outcome of actions.
 
     `named`, `others` and `strict` are the verdict on the last frame; `every_frame` is `strict` in all frames.
-    `copy_named` and `copy_strict` are the scores of a model that repeats the first frame. `by_verb` counts a
-    case under each of its verbs.
+    `copy_named` and `copy_strict` are the scores of a model that repeats the first frame. `by_verb` and
+    `by_kind` count a case under each of its verbs and kinds; `by_kind` is left out where no case has one.
+    `confusion` holds numbers of cases by what was asked for and then by what the frames show.
 
     Args:
         subject: The model.
@@ -52,24 +56,36 @@ def action_following(
         seed: Seed of the noise.
         name: Name of the examples that are kept.
         album: Where examples are kept.
+        recognise: Names what frames show, for `confusion`.
     """
-    tally, by_verb = Tally(), {}
+    tally, by_verb, by_kind = Tally(), {}, {}
+    confusion: dict[str, Counter[str]] = {}
     for case, frames in play_cases(subject, cases, seed):
         verdict, copied = judge(frames[-1], case.truths[-1]), judge(case.start, case.truths[-1])
-        tally.count(
-            named=verdict.named,
-            others=verdict.others,
-            strict=verdict.strict,
-            every_frame=verdict.strict and right_throughout(frames, case, judge),
-            copy_named=copied.named,
-            copy_strict=copied.strict,
-        )
+        rates = {"named": verdict.named, "strict": verdict.strict}
+        copies = {"copy_named": copied.named, "copy_strict": copied.strict}
+        every_frame = verdict.strict and right_throughout(frames, case, judge)
+        tally.count(**rates, others=verdict.others, every_frame=every_frame, **copies)
         tally.measure(psnr=psnr(frames, case.frames), ssim=ssim(frames, case.frames))
         for verb in case.verbs:
-            by_verb.setdefault(verb, Tally()).count(named=verdict.named, strict=verdict.strict)
+            by_verb.setdefault(verb, Tally()).count(**rates)
+        for kind in case.kinds:
+            by_kind.setdefault(kind, Tally()).count(**rates, **copies)
+        if recognise is not None:
+            asked, shown = recognise(case, frames)
+            confusion.setdefault(asked, Counter())[shown] += 1
         if album is not None:
             album.add(Example(name, case.caption, verdict.strict, case.frames, frames, verdict.note))
-    return {**tally.figures(), "by_verb": {verb: by_verb[verb].figures() for verb in sorted(by_verb)}}
+    results: dict[str, Any] = {**tally.figures(), "by_verb": _by_name(by_verb)}
+    if by_kind:
+        results["by_kind"] = _by_name(by_kind)
+    if recognise is not None:
+        results["confusion"] = {asked: dict(sorted(confusion[asked].items())) for asked in sorted(confusion)}
+    return results
+
+
+def _by_name(tallies: Mapping[str, Tally]) -> dict[str, Figures]:
+    return {name: tallies[name].figures() for name in sorted(tallies)}
 
 
 def right_throughout(frames: np.ndarray, case: Case, judge: Judge) -> bool:

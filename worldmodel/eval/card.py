@@ -5,6 +5,7 @@ from typing import Any
 
 from worldmodel.eval.goals import Goal, interval, measured, show
 from worldmodel.eval.suite import EvalSuite
+from worldmodel.eval.tables import markdown, split_tables
 
 _FRONT = """---
 license: apache-2.0
@@ -64,7 +65,12 @@ def _figures(results: Mapping[str, Any], suite: EvalSuite) -> str:
         f"speed on {threads} of {machine['processor']}, PyTorch {machine['torch']}. "
         f"{suite.card.judging}"
     )
-    return "## Figures\n\n" + "\n".join(lines) + f"\n\n{conditions}\n"
+    tables = [
+        f"### {suite.splits[split]}, {table.title}\n\n{table.about}\n\n{markdown(table.rows)}\n"
+        for split, figures in results["figures"].get("action_following", {}).items()
+        for table in split_tables(figures)
+    ]
+    return "\n".join(["## Figures\n", *lines, f"\n{conditions}\n", *tables])
 
 
 def _training(training: Mapping[str, Any]) -> str:

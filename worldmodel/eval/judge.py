@@ -45,6 +45,7 @@ class Case:
         frames: True frames of the round.
         truths: Truth of every one of `frames`.
         verbs: Kinds of act in the action; rates are also reported by verb.
+        kinds: Kinds of wording of the action; rates are also reported by kind where there are any.
     """
 
     caption: str
@@ -54,3 +55,12 @@ class Case:
     frames: Frames
     truths: Sequence[Any]
     verbs: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+
+class Recogniser(Protocol):
+    """Names what was asked for and what a model's frames show instead."""
+
+    def __call__(self, case: Case, frames: Frames, /) -> tuple[str, str]:
+        """Return the name of what the case asks for and of what the frames show."""
+        ...

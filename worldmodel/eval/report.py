@@ -17,7 +17,7 @@ from worldmodel.errors import OutputError
 from worldmodel.eval import plots
 from worldmodel.eval.goals import interval, measured, show
 from worldmodel.eval.suite import EvalSuite
-from worldmodel.eval.tables import flat, unit_of
+from worldmodel.eval.tables import flat, split_tables, unit_of
 from worldmodel.io import TEMPORARY_PREFIX, atomic_folder
 
 PAGE = "index.html"
@@ -73,7 +73,8 @@ def json_values(results: Mapping[str, Any]) -> dict[str, Any]:
 def _write(results: Mapping[str, Any], folder: Path, suite: EvalSuite) -> None:
     (folder / DATA).write_text(json.dumps(json_values(results), indent=1) + "\n", encoding="utf-8")
     charts = _charts(results["figures"], folder, suite)
-    sections = [_goals(results, suite), *charts, _more(results["figures"])]
+    tables = _tables(results["figures"], suite)
+    sections = [_goals(results, suite), *charts, *tables, _more(results["figures"])]
     sections += [*_examples(results.get("examples", []), folder, suite), _conditions(results)]
     template = (
         importlib.resources.files("worldmodel.eval").joinpath("report.html").read_text(encoding="utf-8")
@@ -129,6 +130,26 @@ def _charts(figures: Mapping[str, Any], folder: Path, suite: EvalSuite) -> list[
         about = "With 0 steps, the forecast from the states is decoded."
         add("steps", "Denoising steps against quality", about, plots.steps, figures["steps"])
     return sections
+
+
+def _tables(figures: Mapping[str, Any], suite: EvalSuite) -> list[str]:
+    sections: list[str] = []
+    for split, following in figures.get("action_following", {}).items():
+        for title, about, (head, *rows) in split_tables(following):
+            titles = "".join(f"<th class=number>{escape(cell)}" for cell in head[1:])
+            body = ""
+            for row in rows:
+                cells = "".join(f"<td class=number>{_cell(cell)}" for cell in row[1:])
+                body += f"<tr><td>{escape(row[0])}{cells}</tr>"
+            table = f"<div class=wide><table><tr><th>{escape(head[0])}{titles}</tr>{body}</table></div>"
+            sections.append(_section(f"{suite.splits[split]}, {title}", about, table))
+    return sections
+
+
+def _cell(text: str) -> str:
+    """Return a cell with the interval of a rate below it."""
+    value, bracket, rest = text.partition(" (")
+    return escape(value) + (f"<small>{escape(rest.removesuffix(')'))}</small>" if bracket else "")
 
 
 def _more(figures: Mapping[str, Any]) -> str:

@@ -1,11 +1,13 @@
 """Figures as text tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from worldmodel.eval.goals import Goal, interval, show
 from worldmodel.eval.metrics import Figure
 
+_SUBJECTS = {"": "", "copy_": "copy: ", "forecast_": "0 steps: "}
+_VERDICTS = {"named": "named object", "strict": "whole frame"}
 _UNITS = {"psnr": "dB", "fps": "fps", "first_frame": "s", "late_to_early": "x", "ssim": ""}
 
 
@@ -25,6 +27,40 @@ def unit_of(path: Sequence[str]) -> str:
     return _UNITS.get(path[-1], "%")
 
 
+class Table(NamedTuple):
+    """A table of a split: its title, a sentence about it, and its rows, a head first."""
+
+    title: str
+    about: str
+    rows: list[tuple[str, ...]]
+
+
+def split_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield the tables of a split beside its rates: its kinds of sentence and its confusions."""
+    if "by_kind" in figures:
+        columns = {
+            prefix + name: before + title
+            for prefix, before in _SUBJECTS.items()
+            for name, title in _VERDICTS.items()
+        }
+        rows = [("", *columns.values(), "n")]
+        for kind, rates in figures["by_kind"].items():
+            cells = [_rate(rates[name]) if name in rates else "" for name in columns]
+            rows.append((kind, *cells, str(next(iter(rates.values()))["n"])))
+        about = "Copy repeats the first frame; 0 steps decodes the forecast. In brackets: 95 % intervals."
+        yield Table("by kind", about, rows)
+    if "confusion" in figures:
+        confusion = figures["confusion"]
+        shown = dict.fromkeys([*confusion, *(name for row in confusion.values() for name in row)])
+        rows = [("asked for", *shown)]
+        rows += [(asked, *(str(row.get(name, "")) for name in shown)) for asked, row in confusion.items()]
+        yield Table("confusions", "Rows: what was asked for. Columns: what the frames show.", rows)
+
+
+def _rate(figure: Figure) -> str:
+    return f"{show(figure['value'], '%')} ({interval(figure, '%')})"
+
+
 def text_table(title: str, figures: Mapping[str, Any]) -> str:
     """Return nested figures as aligned lines under a title."""
     rows = [(title, "measured", "95 % interval", "n")]
@@ -32,7 +68,7 @@ def text_table(title: str, figures: Mapping[str, Any]) -> str:
         unit = unit_of(path)
         name = " ".join(path).replace("_", " ")
         rows.append((f"  {name}", show(figure["value"], unit), interval(figure, unit), str(figure["n"])))
-    return _aligned(rows) + "\n"
+    return aligned(rows) + "\n"
 
 
 def goals_table(rows: Sequence[tuple[Goal, Figure]]) -> str:
@@ -42,10 +78,18 @@ def goals_table(rows: Sequence[tuple[Goal, Figure]]) -> str:
         mark = {True: " +", False: " -", None: "  "}[goal.met(figure)]
         measured = show(figure["value"], goal.unit) + mark
         lines.append((goal.title, goal.text, measured, interval(figure, goal.unit), str(figure["n"])))
-    return _aligned(lines) + "\n(+ goal met, - goal missed)"
+    return aligned(lines) + "\n(+ goal met, - goal missed)"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
+def markdown(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows, a head first, as a table in markdown."""
+    head, *body = rows
+    lines = [head, ("---", *["---:"] * (len(head) - 1)), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows as lines with aligned columns."""
     first, *widths = (max(len(row[column]) for row in rows) for column in range(len(rows[0])))
     lines = (
         "  ".join([row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], widths, strict=True))])

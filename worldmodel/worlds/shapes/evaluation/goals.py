@@ -4,6 +4,7 @@ from worldmodel.eval.goals import Goal
 
 _HELD_OUT = ("action_following", "held-out")
 _COMPOSED = ("action_following", "compositions")
+_WORDINGS = ("action_following", "paraphrases", "by_kind")
 
 GOALS: tuple[Goal, ...] = (
     Goal("Codec alone: every object of a clip's last frame survives", ("codec", "last_frame"), at_least=0.98),
@@ -15,6 +16,21 @@ GOALS: tuple[Goal, ...] = (
     Goal("Held-out combinations: a copy of the first frame would be right", (*_HELD_OUT, "copy_strict")),
     Goal("Held-out combinations: PSNR", (*_HELD_OUT, "psnr"), "dB", at_least=29.0),
     Goal("Two acts in one sentence: the whole last frame is right", (*_COMPOSED, "strict"), at_least=0.82),
+    Goal(
+        "Paraphrases in words of the grammar: the named object is right",
+        (*_WORDINGS, "known words", "named"),
+        at_least=0.80,
+    ),
+    Goal(
+        "Paraphrases in words of the grammar: a copy of the first frame would be right",
+        (*_WORDINGS, "known words", "copy_named"),
+    ),
+    Goal(
+        "Paraphrases with unseen nouns and colours: the named object is right",
+        (*_WORDINGS, "unseen words", "named"),
+        at_least=0.60,
+    ),
+    Goal("Sentences that ask for nothing: nothing changes", (*_WORDINGS, "nothing", "strict"), at_least=0.95),
     Goal("Control: the named object is right under another clip's text", ("control", "named"), at_most=0.05),
     Goal(
         "Rollout, one act a round, round 1: the whole last frame is right",

@@ -26,7 +26,7 @@ from worldmodel.eval.suite import CardText, EvalSettings, Part
 from worldmodel.media import Frame
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes.evaluation import cases
+from worldmodel.worlds.shapes.evaluation import cases, paraphrases
 from worldmodel.worlds.shapes.evaluation.card import CARD
 from worldmodel.worlds.shapes.evaluation.goals import GOALS
 from worldmodel.worlds.shapes.evaluation.images import text_to_image
@@ -36,6 +36,7 @@ from worldmodel.worlds.shapes.evaluation.language import (
     inverse_dynamics,
     questions,
 )
+from worldmodel.worlds.shapes.evaluation.recognition import recognise
 from worldmodel.worlds.shapes.source import KEYS
 
 
@@ -48,6 +49,7 @@ class ShapesSuite:
         "val": "Seen combinations",
         "held-out": "Held-out combinations",
         "compositions": "Two acts in one sentence",
+        paraphrases.SPLIT: "Paraphrases",
     }
     card: CardText = CARD
 
@@ -67,7 +69,11 @@ class ShapesSuite:
     def parts(self, settings: EvalSettings, keys: Collection[str] | None, album: Album) -> list[Part]:
         count, rounds, seed = settings.num_samples, settings.rounds, settings.seed
         following = [
-            Part(f"action_following/{split}", count, partial(self._following, split, count, seed, album))
+            Part(
+                f"action_following/{split}",
+                2 * count if split == paraphrases.SPLIT else count,
+                partial(self._following, split, count, seed, album),
+            )
             for split in self.splits
             if settings.split in (None, split)
         ]
@@ -100,7 +106,19 @@ class ShapesSuite:
         return codec(subject, cases.cases_of("val", seed, count), self.judge, album)
 
     def _following(self, split: str, count: int, seed: int, album: Album, subject: Subject) -> Any:
+        if split == paraphrases.SPLIT:
+            return self._paraphrases(subject, count, seed, album)
         return action_following(subject, cases.cases_of(split, seed, count), self.judge, seed, split, album)
+
+    def _paraphrases(self, subject: Subject, count: int, seed: int, album: Album) -> Any:
+        told = paraphrases.paraphrase_cases(seed, count)
+        figures = action_following(subject, told, self.judge, seed, paraphrases.SPLIT, album, recognise)
+        by_kind = figures["by_kind"]
+        forecast = action_following(subject.with_steps(0), told, self.judge, seed)["by_kind"]
+        for kind, rates in by_kind.items():
+            rates |= {f"forecast_{name}": forecast[kind][name] for name in ("named", "strict")}
+        order = [kind for kind in paraphrases.kinds() if kind in by_kind]
+        return {**figures, "by_kind": {kind: by_kind[kind] for kind in order}}
 
     def _control(self, subject: Subject, count: int, seed: int) -> Any:
         samples = cases.select("val", seed, count, cases.visible)
