@@ -35,7 +35,7 @@ from worldmodel.config import (
     ActionConfig,
     BackboneConfig,
     CodecConfig,
-    ConditionConfig,
+    ConditionAdapterConfig,
     DataConfig,
     GeneratorConfig,
     ImageSize,
@@ -79,7 +79,7 @@ def tiny_config(image_size: ImageSize = 32) -> WorldModelConfig:
         ),
         vision=VisionConfig(width=32, num_blocks=1),
         action=ActionConfig(max_text_tokens=64, keys=("left", "right"), vector_size=3),
-        condition=ConditionConfig(width=32, num_layers=1, num_heads=2),
+        condition_adapter=ConditionAdapterConfig(width=32, num_layers=1, num_heads=2),
         generator=GeneratorConfig(width=48, num_layers=2, num_heads=3),
     )
 

@@ -8,10 +8,8 @@ from worldmodel.config import TrainedConfig
 from worldmodel.config.literals import did_you_mean
 from worldmodel.errors import ConfigError
 
-GROUPS = ("adapters", "condition", "all")
-"""Groups of `StageConfig.train` beside the modules backbone, generator and codec."""
-CONDITION = "condition_adapter"
-"""Name of the condition adapter in a model."""
+GROUPS = ("adapters", "all")
+"""Groups of `StageConfig.train` beside the modules of the model."""
 LARGE = ("backbone", "generator", "codec", "vision.encoder")
 """Modules that are not adapters."""
 
@@ -21,8 +19,6 @@ def settings_of(name: str, train: Mapping[str, TrainedConfig]) -> TrainedConfig 
     matching = [key for key in train if _is_below(name, key)]
     if matching:
         return train[max(matching, key=len)]
-    if "condition" in train and _is_below(name, CONDITION):
-        return train["condition"]
     if "adapters" in train and not any(_is_below(name, large) for large in LARGE):
         return train["adapters"]
     return train.get("all")
@@ -43,7 +39,7 @@ def check_components(model: nn.Module, train: Mapping[str, TrainedConfig]) -> No
                     "component such as backbone or generator."
                 )
         elif not any(_is_below(name, key) for name in names):
-            known = [*GROUPS, *sorted({name.split(".")[0] for name in names} - {CONDITION})]
+            known = [*GROUPS, *sorted({name.split(".")[0] for name in names})]
             raise ConfigError(
                 f"train has {key!r}{did_you_mean(key, known)}; use {', '.join(known)} or the name of a "
                 "module inside one."

@@ -102,7 +102,7 @@ def estimate(
     model = build_on_meta(config.model)
     large = configs.TrainedConfig(lora_rank=lora_rank if method == "lora" else 0)
     adapter = configs.TrainedConfig()
-    train = {"action": adapter, "queries": adapter, "condition": adapter}
+    train = {"action": adapter, "queries": adapter, "condition_adapter": adapter}
     train |= {"backbone": large, generator_part(model): large}
     stage = replace(_last_stage(config), train=train)
     with torch.device("meta"):
@@ -127,8 +127,8 @@ def build_on_meta(config: configs.WorldModelConfig) -> WorldModel:
     """Build a model without memory for its weights; components with an `architecture` are not read."""
     parts = config.codec, config.vision, config.generator
     codec, vision, generator = (replace(part, **_without_weights(part)) for part in parts)
-    text = replace(config.condition, text=False)  # the text encoder runs before the step
-    config = replace(config, codec=codec, vision=vision, generator=generator, condition=text)
+    text = replace(config.condition_adapter, text=False)  # the text encoder runs before the step
+    config = replace(config, codec=codec, vision=vision, generator=generator, condition_adapter=text)
     backbone = _language_model(config.backbone)
     with torch.device("meta"):
         return WorldModel(config, backbone)

@@ -145,7 +145,7 @@ def model() -> WorldModel:
         "backbone": replace(config.model.backbone, architecture=architecture),
         "codec": replace(config.model.codec, widths=(8, 16)),
         "generator": replace(config.model.generator, width=64, num_layers=2, num_heads=2),
-        "condition": replace(config.model.condition, width=16),
+        "condition_adapter": replace(config.model.condition_adapter, width=16),
         "vision": replace(config.model.vision, width=16),
     }
     tokenizer = build_tokenizer(config)

@@ -210,7 +210,7 @@ def test_wide_frames_train_save_load_and_roll_out(
     model = make_model(image_size=(HEIGHT, WIDTH))
     assert model.config.latent_shape == (4, 4, ROWS, COLUMNS)
     assert model.config.num_queries == len(model.queries) == ROWS * COLUMNS
-    parts = ("vision", "action", "queries", "condition", "generator")
+    parts = ("vision", "action", "queries", "condition_adapter", "generator")
     freeze(model, StageConfig(train={part: TrainedConfig() for part in parts}, tasks={"rounds": 1.0}))
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, losses = torch.optim.AdamW(moving, lr=3e-3), []

@@ -99,7 +99,9 @@ def test_a_folder_of_format_1_is_loaded_bit_for_bit(folder: Path, model: WorldMo
     save_file(
         {former.get(name, name): tensor for name, tensor in tokens.items()}, folder / "tokens.safetensors"
     )
-    change_json(folder / "config.json", format=1)
+    settings = configs.to_dict(model.config)
+    settings["condition"] = settings.pop("condition_adapter")
+    change_json(folder / "config.json", format=1, model=settings)
     loaded = WorldModel.from_pretrained(folder).state_dict()
     assert loaded.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())

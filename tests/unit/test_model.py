@@ -89,7 +89,8 @@ def test_one_pass_over_the_rounds_equals_the_rounds_one_by_one(model: WorldModel
     cache = model.backbone.new_cache()
     for index in range(4):
         now = [episode[index] for episode in ACTIONS]
-        embeds = torch.stack(model.embed_round(Observation(context[:, index]), now))
+        seen, taken = model.encode_observation(Observation(context[:, index])), model.encode_action(now)
+        embeds = torch.cat([seen.tokens, torch.stack(taken), seen.queries], dim=1)
         states = model.backbone(embeds, cache)[:, -model.config.num_queries :]
         close(states, together.states[:, index])
         close(model.condition(states, context[:, index]).forecast, forecast[:, index])

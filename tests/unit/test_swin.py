@@ -15,7 +15,7 @@ from torch import Tensor
 from worldmodel.batch import take
 from worldmodel.config import GeneratorConfig, StageConfig, TrainConfig, WorldModelConfig
 from worldmodel.data.loader import Batch
-from worldmodel.diffusion.sampler import Chunk, denoise
+from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.diffusion.schedule import sampling_sigmas
 from worldmodel.diffusion.solver import EulerSolver
 from worldmodel.diffusion.swin import ChunkTrace, half, renoise, window_places
@@ -77,7 +77,9 @@ def advance(
 ) -> tuple[Tensor, ChunkTrace[Any]]:
     """Denoise one chunk that follows the trace of the one before."""
     chunk = Chunk(noise, solver, tuple(conditions), context, guidance_scale, True, trace)
-    denoise(generator, [chunk])
+    denoiser = Denoiser(generator)
+    while not chunk.finished:
+        denoiser.step([chunk])
     assert chunk.trace is not None
     return chunk.latents, chunk.trace
 

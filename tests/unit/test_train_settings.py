@@ -53,7 +53,7 @@ def test_muon_gets_the_matrices_of_layers(make_model: Callable[..., WorldModel])
 def test_groups_of_components(make_model: Callable[..., WorldModel]) -> None:
     names = [name for name, _ in make_model().named_parameters()]
     vision, condition, everything = (TrainedConfig(lr=rate) for rate in (1e-3, 1e-4, 1e-5))
-    train = components("adapters") | {"vision": vision, "condition": condition, "all": everything}
+    train = components("adapters") | {"vision": vision, "condition_adapter": condition, "all": everything}
     large = ("backbone.", "generator.", "codec.")
     for name in names:
         expected = everything if name.startswith(large) else train["adapters"]
@@ -81,7 +81,10 @@ def test_wrong_components_are_refused(
         check_components(model, train)
 
 
-@pytest.mark.parametrize(("old", "new"), [("adapter", "condition"), ("unseen", "adapters")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("adapter", "condition_adapter"), ("condition", "condition_adapter"), ("ask", "adapters")],
+)
 def test_old_names_of_components_give_the_new_one(old: str, new: str) -> None:
     with pytest.raises(ConfigError, match=f"{old!r}.*{new!r}"):
         StageConfig(tasks={"rounds": 1.0}, train=components(old))
@@ -90,8 +93,10 @@ def test_old_names_of_components_give_the_new_one(old: str, new: str) -> None:
 def test_settings_with_few_values_offer_the_closest() -> None:
     with pytest.raises(ConfigError, match=r"objective is 'stat'; .*did you mean state"):
         StageConfig("stat", tasks={"rounds": 1.0})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match=r"model\.condition\.kind is 'streams'; .*did you mean stream"):
-        configs.load("shapes_tiny", ["model.condition.kind=streams"])
+    with pytest.raises(
+        ConfigError, match=r"model\.condition_adapter\.kind is 'streams'; .*did you mean stream"
+    ):
+        configs.load("shapes_tiny", ["model.condition_adapter.kind=streams"])
     with pytest.raises(ConfigError, match=r"stages\.state\.stepz .*did you mean steps"):
         configs.load("shapes_tiny", ["stages.state.stepz=3"])
 

@@ -30,10 +30,11 @@ class PromptObjective(StateObjective):
         Raises:
             ConfigError: the condition adapter does not produce a prompt, or there is no text encoder.
         """
-        if model.config.condition.kind != "prompt" or model.generator.encode_text([""]) is None:
+        if model.config.condition_adapter.kind != "prompt" or model.generator.encode_text([""]) is None:
             raise ConfigError(
-                f"The objective prompt needs condition.kind prompt (not {model.config.condition.kind}) and a "
-                "generator with a text encoder; set generator.pretrained to the folder of a whole pipeline."
+                "The objective prompt needs condition_adapter.kind prompt, "
+                f"not {model.config.condition_adapter.kind}, and a generator with a text "
+                "encoder; set generator.pretrained to the folder of a whole pipeline."
             )
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:

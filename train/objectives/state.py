@@ -49,7 +49,7 @@ class StateObjective(Objective):
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
-        self.forecasts = model.config.condition.kind == "forecast"
+        self.forecasts = model.config.condition_adapter.kind == "forecast"
         self.named = nn.Linear(model.backbone.width, 1)
         self.alignment = AlignmentObjective(model)
         self.weights = {**type(self).weights, **self.alignment.kind_weights(0.5)}
@@ -64,8 +64,8 @@ class StateObjective(Objective):
         """
         if not self.forecasts:
             raise ConfigError(
-                f"The objective state needs condition.kind forecast, not {model.config.condition.kind}; "
-                "use the objective prompt, generator or joint."
+                "The objective state needs condition_adapter.kind forecast, "
+                f"not {model.config.condition_adapter.kind}; use the objective prompt, generator or joint."
             )
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:

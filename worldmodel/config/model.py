@@ -218,7 +218,7 @@ class ActionConfig:
 
 
 @dataclass(frozen=True)
-class ConditionConfig:
+class ConditionAdapterConfig:
     """The condition adapter, which maps the predicted states to the generator's condition."""
 
     kind: Literal["forecast", "prompt", "stream"] = "forecast"
@@ -291,7 +291,7 @@ class WorldModelConfig:
     """The input of observations to the backbone."""
     action: ActionConfig = field(default_factory=ActionConfig)
     """The actions that the model takes."""
-    condition: ConditionConfig = field(default_factory=ConditionConfig)
+    condition_adapter: ConditionAdapterConfig = field(default_factory=ConditionAdapterConfig)
     """The condition adapter: predicted states to the condition of the generator."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     """The video generator: states to latents of the next frames."""
@@ -350,17 +350,17 @@ class WorldModelConfig:
                 f"queries is {self.queries} and context_latents {self.context_latents}; use 0 or more, and "
                 f"1 to {self.chunk_latents} (the latent frames of a chunk)."
             )
-        if self.generator.is_ours != (self.condition.kind == "forecast"):
+        if self.generator.is_ours != (self.condition_adapter.kind == "forecast"):
             raise ConfigError(
-                f"condition.kind is {self.condition.kind!r}; our own generator takes forecast, one of "
-                "diffusers prompt or stream."
+                f"condition_adapter.kind is {self.condition_adapter.kind!r}; our own generator takes "
+                "forecast, one of diffusers prompt or stream."
             )
-        if self.condition.kind == "forecast" and (
-            self.num_queries != self.codec.cells or self.condition.text
+        if self.condition_adapter.kind == "forecast" and (
+            self.num_queries != self.codec.cells or self.condition_adapter.text
         ):
             raise ConfigError(
-                "condition.kind forecast reads one state per latent cell and no text; leave out queries and "
-                "condition.text, or choose another generator."
+                "condition_adapter.kind forecast reads one state per latent cell and no text; leave out "
+                "queries and condition_adapter.text, or choose another generator."
             )
         if self.vision.sees_latents and self.vision.max_frames <= self.chunk_latents:
             raise ConfigError(

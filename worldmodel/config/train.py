@@ -12,7 +12,9 @@ ObjectiveName = Literal[
     "codec", "language", "alignment", "state", "prompt", "prompt_kl", "generator", "joint"
 ]
 
-RENAMED = {"adapter": "condition", "unseen": "adapters", "ask": "adapters", "answer": "adapters"}
+RENAMED = {"adapter": "condition_adapter", "condition": "condition_adapter"} | dict.fromkeys(
+    ("unseen", "ask", "answer"), "adapters"
+)
 """Old keys of `StageConfig.train` and the groups that replace them."""
 
 
@@ -79,8 +81,7 @@ class StageConfig:
     """The trained components and their settings; all others are frozen.
 
     Keys are groups or module names of the model such as `vision.adapter`; the most specific key decides.
-    Groups: backbone, generator, codec, condition (the condition adapter), adapters (all but backbone,
-    generator, codec and a pretrained vision encoder), all.
+    Groups: adapters (all but backbone, generator, codec and a pretrained vision encoder), all.
     """
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """The denoising loop, for single chunks, batches, guidance and overlapping chunks.
 
-`denoise` runs chunks to their end. A server owns a `Denoiser`, whose chunks can join and leave between steps.
+`WorldModel.denoise` runs chunks to their end. In a server, chunks join and leave between steps.
 """
 
 import itertools
@@ -120,23 +120,20 @@ class Denoiser(Generic[C]):
         for chunk in chunks:
             groups.setdefault(chunk.shape, []).append(chunk)
         for group in groups.values():
-            self._step(group)
-
-    def _step(self, group: Sequence[Chunk[C]]) -> None:
-        predictions: list[list[Tensor]] = [[] for _ in group]
-        self._prefill([chunk for chunk in group if not chunk.caches])
-        for branch in range(max(len(chunk.conditions) for chunk in group)):
-            rows = [row for row, chunk in enumerate(group) if len(chunk.conditions) > branch]
-            chosen = [group[row] for row in rows]
-            latents = batch.stack([chunk.latents for chunk in chosen])
-            timestep = _timesteps(latents, [(c.latents, c.solver.timestep(c.step)) for c in chosen])
-            condition, cache = self._conditions(chosen, branch)
-            predicted = self.generator(latents, timestep, condition, cache)
-            parts = batch.split(predicted, [len(chunk.latents) for chunk in chosen])
-            for row, part in zip(rows, parts, strict=True):
-                predictions[row].append(part)
-        for chunk, given in zip(group, predictions, strict=True):
-            chunk.advance(given)
+            self._prefill([chunk for chunk in group if not chunk.caches])
+            predictions: list[list[Tensor]] = [[] for _ in group]
+            for branch in range(max(len(chunk.conditions) for chunk in group)):
+                rows = [row for row, chunk in enumerate(group) if len(chunk.conditions) > branch]
+                chosen = [group[row] for row in rows]
+                latents = batch.stack([chunk.latents for chunk in chosen])
+                timestep = _timesteps(latents, [(c.latents, c.solver.timestep(c.step)) for c in chosen])
+                condition, cache = self._conditions(chosen, branch)
+                predicted = self.generator(latents, timestep, condition, cache)
+                parts = batch.split(predicted, [len(chunk.latents) for chunk in chosen])
+                for row, part in zip(rows, parts, strict=True):
+                    predictions[row].append(part)
+            for chunk, given in zip(group, predictions, strict=True):
+                chunk.advance(given)
 
     def _prefill(self, chunks: Sequence[Chunk[C]]) -> None:
         """Fill the caches of the context frames, of chunks that start together in one pass."""
@@ -179,10 +176,3 @@ class Denoiser(Generic[C]):
 def _timesteps(like: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Float[Tensor, "b t"]:
     """Return one timestep per frame: that of each chunk, for all of its frames."""
     return torch.cat([like.new_full(latents.shape[:2], timestep) for latents, timestep in parts])
-
-
-def denoise(generator: ChunkGenerator[C], chunks: Sequence[Chunk[C]]) -> None:
-    """Run chunks until all are data, in place."""
-    denoiser = Denoiser(generator)
-    while live := [chunk for chunk in chunks if not chunk.finished]:
-        denoiser.step(live)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from worldmodel.batch import map_tensors
-from worldmodel.config import ConditionConfig
+from worldmodel.config import ConditionAdapterConfig
 from worldmodel.models.layers.norm import RMSNorm, upcast
 from worldmodel.models.layers.resampler import Resampler
 from worldmodel.models.layers.spatial import LocalFeedForward, SelfAttention, rope_table
@@ -80,7 +80,7 @@ class ForecastAdapter(ConditionAdapter):
 
     def __init__(
         self,
-        config: ConditionConfig,
+        config: ConditionAdapterConfig,
         state_width: int,
         latent_channels: int,
         chunk_latents: int,
@@ -137,7 +137,7 @@ class PromptAdapter(ConditionAdapter):
     Q-Former is that of BLIP-2 (arXiv:2301.12597).
     """
 
-    def __init__(self, config: ConditionConfig, state_width: int, token_width: int) -> None:
+    def __init__(self, config: ConditionAdapterConfig, state_width: int, token_width: int) -> None:
         super().__init__()
         self.norm = RMSNorm(state_width)
         self.resampler = Resampler(

@@ -66,11 +66,16 @@ def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) 
 
 def condition_adapter(config: WorldModelConfig, width: int, generator: VideoGenerator) -> ConditionAdapter:
     """Build the adapter from states of the given width to the generator's condition."""
-    kind, tokens = config.condition.kind, generator.token_width
+    kind, tokens = config.condition_adapter.kind, generator.token_width
     if kind == "prompt":
-        return PromptAdapter(config.condition, width, tokens)
+        return PromptAdapter(config.condition_adapter, width, tokens)
     if kind == "stream":
         return StreamAdapter(width, tokens, config.num_queries)
     return ForecastAdapter(
-        config.condition, width, config.codec.latent_channels, config.chunk_latents, config.codec.grid, tokens
+        config.condition_adapter,
+        width,
+        config.codec.latent_channels,
+        config.chunk_latents,
+        config.codec.grid,
+        tokens,
     )

@@ -22,14 +22,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from worldmodel.config import WorldModelConfig, height_width
-from worldmodel.diffusion import sampler
-from worldmodel.diffusion.sampler import Chunk
+from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.models import factory, text
 from worldmodel.models.action import SLOT, ActionAdapter
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.conditioning import Condition, Prediction
 from worldmodel.models.loading.model_folder import PretrainedMixin
-from worldmodel.models.vision.adapter import Observation, Vision
+from worldmodel.models.vision.adapter import EncodedObservation, Observation
 from worldmodel.types import Action, resolve_camera_targets
 
 if TYPE_CHECKING:
@@ -83,11 +82,19 @@ class WorldModel(nn.Module, PretrainedMixin):
 
     # ---- the six verbs -------------------------------------------------------------------------------
 
-    def encode_observation(self, observation: Observation) -> Vision:
-        """Map an observation to tokens (and features per latent cell); without latents, to a blank one's."""
+    def encode_observation(self, observation: Observation) -> EncodedObservation:
+        """Map an observation to vision tokens and queries; one without latents is a blank one.
+
+        On a latent grid, a query is a learned vector plus the feature of its newest latent cell.
+        """
+        batch = len(observation.latents)
         if not observation.latents.shape[1]:
-            observation = replace(observation, latents=self._blank_context(len(observation.latents)))
-        return self.vision(observation)
+            observation = replace(observation, latents=self._blank_context(batch))
+        vision = self.vision(observation)
+        queries = self.queries.expand(batch, -1, -1)
+        if vision.cells is not None:
+            queries = queries + vision.cells[:, -1]
+        return EncodedObservation(vision.tokens, queries, vision.cells)
 
     def encode_action(self, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
         """Map actions to tokens.
@@ -109,12 +116,14 @@ class WorldModel(nn.Module, PretrainedMixin):
         context: Float[Tensor, "b s c h w"],
         actions: Sequence[Action] | None = None,
     ) -> Condition:
-        """Map states, context latents and (with `condition.text`) actions to the generator's condition."""
+        """Map states, context latents and, if the generator reads text, actions to its condition."""
         return self._add_text(self.condition_adapter(states, context), actions)
 
     def denoise(self, chunks: Sequence[Chunk[Condition]]) -> list[Float[Tensor, "b t c h w"]]:
         """Generate the latents of chunks from noise."""
-        sampler.denoise(self.generator, chunks)
+        denoiser = Denoiser(self.generator)
+        while live := [chunk for chunk in chunks if not chunk.finished]:
+            denoiser.step(live)
         return [chunk.latents for chunk in chunks]
 
     def decode(
@@ -145,7 +154,7 @@ class WorldModel(nn.Module, PretrainedMixin):
         return self._add_text(self.condition_adapter.null(context), [Action()] * len(context))
 
     def _add_text(self, condition: Condition, actions: Sequence[Action] | None) -> Condition:
-        if not self.config.condition.text:
+        if not self.config.condition_adapter.text:
             return condition
         assert actions is not None
         embeds = self.generator.encode_distinct([action.text or "" for action in actions])
@@ -159,19 +168,7 @@ class WorldModel(nn.Module, PretrainedMixin):
         """Positions of one round in the sequence, if its action fits one slot."""
         return self.vision.round_tokens + SLOT + self.config.num_queries
 
-    # ---- one round, many rounds, text ----------------------------------------------------------------
-
-    def embed_round(self, observation: Observation, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
-        """Return one round of every row's sequence: vision tokens, action tokens, queries.
-
-        On a latent grid, a query is a learned vector plus the feature of its newest latent cell.
-        """
-        vision = self.encode_observation(observation)
-        queries = self.queries.expand(len(actions), -1, -1)
-        if vision.cells is not None:
-            queries = queries + vision.cells[:, -1]
-        rows = zip(vision.tokens, self.encode_action(actions), queries, strict=True)
-        return [torch.cat(row) for row in rows]
+    # ---- many rounds in one pass, text ----------------------------------------------------------------
 
     def forward(
         self,
@@ -186,7 +183,9 @@ class WorldModel(nn.Module, PretrainedMixin):
         batch, rounds = context.shape[:2]
         flat = [action for episode in actions for action in resolve_camera_targets(episode)]
         pixels = None if frames is None else frames.flatten(0, 1)
-        embeds = self.embed_round(Observation(context.flatten(0, 1), pixels), flat)
+        seen = self.encode_observation(Observation(context.flatten(0, 1), pixels))
+        taken = self.encode_action(flat)
+        embeds = [torch.cat(parts) for parts in zip(seen.tokens, taken, seen.queries, strict=True)]
         rows = [torch.cat(embeds[first : first + rounds]) for first in range(0, len(embeds), rounds)]
         ends = torch.tensor([len(each) for each in embeds]).view(batch, rounds).cumsum(dim=1)
         states = self.predict_states(nn.utils.rnn.pad_sequence(rows, batch_first=True), ends)

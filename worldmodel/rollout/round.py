@@ -125,10 +125,11 @@ def prepare(model: WorldModel, worlds: Sequence[WorldState], actions: Sequence[A
     remaining = iter(actions)
     for world in worlds:
         resolved = [next(remaining).relative_to(camera) for camera in world.cameras]
-        embeds = model.embed_round(observe(model, world.context, world.frames), resolved)
-        for history, row in zip(world.histories, embeds, strict=True):
+        seen = model.encode_observation(observe(model, world.context, world.frames))
+        taken = model.encode_action(resolved)
+        for history, *parts in zip(world.histories, seen.tokens, taken, seen.queries, strict=True):
             kept = history if len(history) < model.config.history_rounds else ()
-            histories.append((*kept, row))
+            histories.append((*kept, torch.cat(parts)))
     return RoundInputs(tuple(worlds), tuple(actions), tuple(histories))
 
 

@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel, UMT5
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from worldmodel.batch import stack
-from worldmodel.diffusion import sampler
-from worldmodel.diffusion.sampler import Chunk
+from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.models.codec.autoencoder import VideoCodec
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.diffusers import clip_encoder
@@ -210,8 +209,10 @@ def denoise(
     """Denoise a chunk as a world model does; the last condition is the null one."""
     used = (conditions[0],) if guidance_scale == 1 else (conditions[0], conditions[-1])
     chunk = Chunk(noise, generator.solver(num_inference_steps), used, context, guidance_scale)
+    denoiser = Denoiser(generator)
     with torch.no_grad():
-        sampler.denoise(generator, [chunk])
+        while not chunk.finished:
+            denoiser.step([chunk])
     return chunk.latents
 
 

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from worldmodel.config import CodecConfig, ConditionConfig, GeneratorConfig, VisionConfig, WorldModelConfig
+from worldmodel.config import (
+    CodecConfig,
+    ConditionAdapterConfig,
+    GeneratorConfig,
+    VisionConfig,
+    WorldModelConfig,
+)
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
@@ -29,7 +35,7 @@ def config(tiny, kind: str, condition: str = "stream", text: bool = False, **gen
             architecture=dict(tiny.VAES[FAMILIES[kind]]),
         ),
         vision=VisionConfig(architecture={"model_type": "siglip_vision_model"}),
-        condition=ConditionConfig(kind=condition, text=text),
+        condition_adapter=ConditionAdapterConfig(kind=condition, text=text),
         generator=GeneratorConfig(**values),
         queries=4,
         chunk_frames=12,
@@ -121,7 +127,7 @@ def test_transformer_folder_has_the_default_scheduler(tiny, pipeline):
     settings = config(tiny, "wan", "prompt", pretrained=str(folder / "transformer"))
     assert build_generator(settings).scheduler.config.flow_shift == 3.0
     with pytest.raises(ModelError, match="text_encoder"):
-        build_generator(replace(settings, condition=ConditionConfig(kind="prompt", text=True)))
+        build_generator(replace(settings, condition_adapter=ConditionAdapterConfig(kind="prompt", text=True)))
 
 
 def test_load_pipeline_of_two_transformers(tiny, pipeline):
@@ -159,8 +165,8 @@ def test_mismatched_state_cross_attention(tiny, tmp_path):
     settings = config(tiny, "wan")
     made = build_generator(settings)
     made.save_pretrained(tmp_path, torch.float32)
-    with pytest.raises(ModelError, match=r"set condition\.kind to stream"):
-        build_generator(replace(settings, condition=ConditionConfig(kind="prompt")), tmp_path)
+    with pytest.raises(ModelError, match=r"condition_adapter\.kind"):
+        build_generator(replace(settings, condition_adapter=ConditionAdapterConfig(kind="prompt")), tmp_path)
     (tmp_path / "stream.safetensors").write_bytes(b"nothing")
     with pytest.raises(ModelError, match="damaged"):
         build_generator(settings, tmp_path)

@@ -17,7 +17,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from worldmodel.config import (
     CodecConfig,
-    ConditionConfig,
+    ConditionAdapterConfig,
     GeneratorConfig,
     VisionConfig,
     WorldModelConfig,
@@ -40,7 +40,7 @@ def config(tiny: SimpleNamespace, folder: Path, kind: str = "stream") -> WorldMo
             image_size=(32, 64), temporal_factor=4, latent_channels=16, architecture=dict(tiny.VAES["wan"])
         ),
         vision=VisionConfig(architecture={"model_type": "siglip_vision_model"}),
-        condition=ConditionConfig(kind=kind),
+        condition_adapter=ConditionAdapterConfig(kind=kind),
         generator=GeneratorConfig(pretrained=str(folder)),
         queries=4,
         chunk_frames=12,

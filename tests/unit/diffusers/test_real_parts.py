@@ -17,7 +17,7 @@ from worldmodel.config import (
     ActionConfig,
     BackboneConfig,
     CodecConfig,
-    ConditionConfig,
+    ConditionAdapterConfig,
     DataConfig,
     GeneratorConfig,
     ImageSize,
@@ -121,7 +121,9 @@ def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[
             backbone=BackboneConfig(architecture=decoder),
             vision=VisionConfig(architecture=ENCODERS[encoder], max_frames=4, width=32, num_blocks=1),
             action=ActionConfig(max_text_tokens=64, keys=("left", "right")),
-            condition=ConditionConfig(kind=kind, width=32, num_layers=1, num_heads=2, num_tokens=6),
+            condition_adapter=ConditionAdapterConfig(
+                kind=kind, width=32, num_layers=1, num_heads=2, num_tokens=6
+            ),
             generator=GeneratorConfig(architecture=transformer, condition_dropout=0.0),
             queries=0 if encoder == "latents" else 8,
             chunk_frames=CHUNK,
@@ -194,7 +196,7 @@ def test_train_save_load_and_roll_out(
     make: Callable[..., WorldModel], tmp_path: Path, backbone: str, encoder: str, generator: str, kind: str
 ) -> None:
     model = make(backbone, encoder, generator, kind)
-    train = {name: TrainedConfig() for name in ("action", "queries", "condition", "generator")}
+    train = {name: TrainedConfig() for name in ("action", "queries", "condition_adapter", "generator")}
     if encoder != "latents":
         train["vision.adapter"] = TrainedConfig()
     freeze(model, StageConfig(objective="generator", train=train, tasks={"rounds": 1.0}))
@@ -251,7 +253,7 @@ def test_lora_on_bf16_weights(
     }
     torch.manual_seed(0)
     model = WorldModel.from_config(replace(config, **parts), tokenizer)
-    train = {"condition": TrainedConfig(), "generator.network": TrainedConfig(lora_rank=2)}
+    train = {"condition_adapter": TrainedConfig(), "generator.network": TrainedConfig(lora_rank=2)}
     lora.add(model, train)
     freeze(model, StageConfig(objective="generator", train=train, tasks={"rounds": 1.0}))
     loss = loss_of(model, OBJECTIVES["generator"](model), batch_of())
@@ -305,7 +307,7 @@ def test_overfit_two_clips_that_differ_in_text(
 ) -> None:
     model, batch = make("qwen3", "siglip", generator, kind, image_size=16, wide=True), coloured()
     standardise(model, batch)
-    names = ("backbone", "vision.adapter", "action", "queries", "condition", "generator")
+    names = ("backbone", "vision.adapter", "action", "queries", "condition_adapter", "generator")
     freeze(model, StageConfig(train={n: TrainedConfig() for n in names}, tasks={"rounds": 1.0}))
     objective = OBJECTIVES["generator"](model)
     moving = [p for p in model.parameters() if p.requires_grad]
@@ -372,7 +374,7 @@ def test_overfit_two_clips_with_overlapping_chunks(make: Callable[..., WorldMode
     model = make("qwen3", "siglip", "wan", "stream", sampler="swin", num_inference_steps=2)
     batch = windows_of(batch_of())
     standardise(model, batch)
-    names = ("backbone", "vision.adapter", "action", "queries", "condition", "generator")
+    names = ("backbone", "vision.adapter", "action", "queries", "condition_adapter", "generator")
     freeze(model, StageConfig(train={n: TrainedConfig() for n in names}, tasks={"rounds": 1.0}))
     objective = OBJECTIVES["generator"](model)
     moving = [p for p in model.parameters() if p.requires_grad]
@@ -413,7 +415,9 @@ def test_states_align_with_text_features(
         backbone=BackboneConfig(architecture=BACKBONES["qwen3"]),
         vision=VisionConfig(architecture=ENCODERS["siglip"], max_frames=2),
         action=ActionConfig(max_text_tokens=64),
-        condition=ConditionConfig(kind="prompt", width=32, num_layers=1, num_heads=2, num_tokens=6),
+        condition_adapter=ConditionAdapterConfig(
+            kind="prompt", width=32, num_layers=1, num_heads=2, num_tokens=6
+        ),
         generator=GeneratorConfig(pretrained=str(folder)),
         queries=8,
         chunk_frames=CHUNK,
@@ -421,7 +425,7 @@ def test_states_align_with_text_features(
     torch.manual_seed(0)
     model, batch = WorldModel.from_config(config, tokenizer), batch_of(size=(32, 32))
     objective = OBJECTIVES[objective_name](model)
-    train = {name: TrainedConfig() for name in ("queries", "condition", "action")}
+    train = {name: TrainedConfig() for name in ("queries", "condition_adapter", "action")}
     freeze(model, StageConfig(train=train, tasks={"rounds": 1.0}))
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(moving, lr=5e-3)
@@ -454,7 +458,7 @@ def test_run_trains_exports_and_rolls_out(
     monkeypatch.setattr(tokenizer, "NUM_DOCUMENTS", 400)
     model = make("qwen2", "siglip", generator, "stream", sampler=sampler, num_inference_steps=2).config
     model = replace(model, codec=replace(model.codec, image_size=64))  # the shapes world's
-    train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "condition")}
+    train = {name: TrainedConfig() for name in ("vision.adapter", "action", "queries", "condition_adapter")}
     train |= {"backbone": TrainedConfig(lora_rank=2), "generator.network": TrainedConfig(lr=1e-4)}
     if sampler == "swin":
         model = replace(model, generator=replace(model.generator, dtype="bf16"))

@@ -228,7 +228,10 @@ def _read_config(folder: Path) -> tuple[int, WorldModelConfig]:
             f"{folder / CONFIG} has format {version!r}, and this version reads 1 and {FORMAT}; update "
             "worldmodel or download the model again."
         )
-    return version, configs.build(WorldModelConfig, values["model"])
+    settings = values["model"]
+    if "condition" in settings:  # its former name
+        settings["condition_adapter"] = settings.pop("condition")
+    return version, configs.build(WorldModelConfig, settings)
 
 
 def _with_dtype(config: WorldModelConfig, dtype: torch.dtype) -> WorldModelConfig:

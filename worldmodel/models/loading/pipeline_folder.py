@@ -187,8 +187,8 @@ def load_text_encoder(source: Source) -> tuple[PreTrainedModel, PreTrainedTokeni
     """
     if source.text_encoder is None or source.tokenizer is None:
         raise ModelError(
-            f"condition.text is true, but there are no text_encoder and tokenizer folders beside "
-            f"{source.transformer}; pass the folder of a pipeline, or set condition.text to false."
+            f"condition_adapter.text is true, but there are no text_encoder and tokenizer folders beside "
+            f"{source.transformer}; pass the folder of a pipeline, or set condition_adapter.text to false."
         )
     folder = source.text_encoder
     values = pretrained.read_json(folder)

@@ -40,13 +40,25 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Vision:
-    """Features of an observation for the backbone."""
+class VisionFeatures:
+    """Features of an observation."""
 
     tokens: Float[Tensor, "b n d"]
     """Tokens of the sequence, frame by frame."""
     cells: Float[Tensor, "b t m d"] | None = None
     """One feature per latent cell, which is added to the query of the cell."""
+
+
+@dataclass(frozen=True)
+class EncodedObservation:
+    """An observation as the backbone reads it in a round."""
+
+    tokens: Float[Tensor, "b n d"]
+    """Tokens of the sequence, frame by frame."""
+    queries: Float[Tensor, "b q d"]
+    """Embeddings that end the round, at whose positions the backbone predicts the next state."""
+    cells: Float[Tensor, "b t m d"] | None = None
+    """One feature per latent cell, of which the newest frame's are in the queries."""
 
 
 class VisionAdapter(nn.Module, ABC):
@@ -58,7 +70,7 @@ class VisionAdapter(nn.Module, ABC):
     """Vision tokens per round."""
 
     @abstractmethod
-    def forward(self, observation: Observation) -> Vision:
+    def forward(self, observation: Observation) -> VisionFeatures:
         """Return the tokens of an observation."""
 
     def select_frames(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b f 3 h w"] | None:
@@ -99,7 +111,7 @@ class LatentVision(VisionAdapter):
             for norm in (self.cell_norm, self.token_norm):
                 norm.weight.fill_(2 * width**-0.5)  # twice the scale of word embeddings
 
-    def forward(self, observation: Observation) -> Vision:
+    def forward(self, observation: Observation) -> VisionFeatures:
         """Return tokens `[b, t * (h / merge) * (w / merge), d]` and cells `[b, t, h * w, d]`."""
         latents = observation.latents
         batch, frames = latents.shape[:2]
@@ -109,4 +121,6 @@ class LatentVision(VisionAdapter):
         side = self.config.merge
         patches = rearrange(cells, "b t (h p) (w q) d -> b t (h w) (p q d)", p=side, q=side)
         tokens = self.token_norm(self.merge(patches)) + self.token_position + self.frame_position[-frames:]
-        return Vision(rearrange(tokens, "b t n d -> b (t n) d"), rearrange(cells, "b t h w d -> b t (h w) d"))
+        return VisionFeatures(
+            rearrange(tokens, "b t n d -> b (t n) d"), rearrange(cells, "b t h w d -> b t (h w) d")
+        )

@@ -25,7 +25,7 @@ from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.models.layers.resampler import Resampler
 from worldmodel.models.loading import pretrained
 from worldmodel.models.vision import qwen_vl, vit
-from worldmodel.models.vision.adapter import Observation, Vision, VisionAdapter
+from worldmodel.models.vision.adapter import Observation, VisionAdapter, VisionFeatures
 from worldmodel.models.vision.preprocessing import Encoder, Family, frames_wanted, read_settings
 from worldmodel.models.vision.qwen_vl import QwenVisionEncoder
 from worldmodel.models.vision.vit import PatchEncoder
@@ -190,13 +190,13 @@ class EncoderVision(VisionAdapter):
             frames = frames.new_zeros(len(frames), 1, *frames.shape[2:])
         return frames[:, frames_wanted(frames.shape[1], self.config.max_frames).to(frames.device)]
 
-    def forward(self, observation: Observation) -> Vision:
+    def forward(self, observation: Observation) -> VisionFeatures:
         """Return `round_tokens` tokens for `max_frames` frames; more frames are subsampled."""
         frames = observation.frames
         assert frames is not None, "an encoder needs pixels"
         if frames.shape[1] > self.config.max_frames:
             frames = frames[:, frames_wanted(frames.shape[1], self.config.max_frames)]
-        return Vision(self.adapter(self.encoder(frames)))
+        return VisionFeatures(self.adapter(self.encoder(frames)))
 
     def save_pretrained(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write the encoder to `encoder/` in the format of transformers, and the adapter beside it.

@@ -29,7 +29,7 @@ def build_generator(
         ModelError: a folder cannot be read, or holds another model.
     """
     chosen = config.generator
-    streamed, clip, dtype = config.condition.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
+    streamed, clip, dtype = config.condition_adapter.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
     if folder is None and not chosen.pretrained:
         arguments = dict(chosen.architecture)
         described = arguments.pop("image_encoder", None)
@@ -39,10 +39,10 @@ def build_generator(
             image = None if described is None else clip_encoder.describe(described, clip.image_size)
         except (ModelError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             raise ConfigError(f"generator.architecture cannot be built: {error}") from None
-        if config.condition.text:
+        if config.condition_adapter.text:
             raise ConfigError(
-                "condition.text needs a text encoder, which generator.architecture does not include; set "
-                "generator.pretrained to a pipeline folder, or condition.text to false."
+                "condition_adapter.text needs a text encoder, which generator.architecture lacks; set "
+                "generator.pretrained to a pipeline folder, or condition_adapter.text to false."
             )
         pipeline_folder.convert(transformer, dtype)
         scheduler = family.read_scheduler(chosen.scheduler)
@@ -52,7 +52,7 @@ def build_generator(
     family = _family(pretrained.read_json(weights).get("_class_name"), str(weights))
     transformer = pipeline_folder.load_model(weights, [family.transformer_class], dtype)
     scheduler = family.read_scheduler(chosen.scheduler, source.scheduler)
-    text = pipeline_folder.load_text_encoder(source) if config.condition.text else None
+    text = pipeline_folder.load_text_encoder(source) if config.condition_adapter.text else None
     image = clip_encoder.load(source, clip.image_size) if image_width(transformer) else None
     made = family(transformer, scheduler, clip, streamed, text, codec, image)
     made.source = source

@@ -50,7 +50,7 @@ class Network(nn.Module):
         if not file.is_file():
             return
         if self.stream is None:
-            raise ModelError(f"{file} is a stream of states; set condition.kind to stream.")
+            raise ModelError(f"{file} is a stream of states; set condition_adapter.kind to stream.")
         try:
             self.stream.load_state_dict(load_file(file))
         except (OSError, SafetensorError, RuntimeError):
