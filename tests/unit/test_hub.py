@@ -100,7 +100,8 @@ def test_a_folder_of_format_1_is_loaded_bit_for_bit(folder: Path, model: WorldMo
         {former.get(name, name): tensor for name, tensor in tokens.items()}, folder / "tokens.safetensors"
     )
     settings = configs.to_dict(model.config)
-    settings["condition"] = settings.pop("condition_adapter")
+    adapter = settings.pop("condition_adapter")
+    settings["condition"] = {key: adapter[key] for key in adapter if key != "forecast"} | {"kind": "forecast"}
     change_json(folder / "config.json", format=1, model=settings)
     loaded = WorldModel.from_pretrained(folder).state_dict()
     assert loaded.keys() == model.state_dict().keys()

@@ -41,8 +41,8 @@ class GeneratorObjective(StateObjective):
         return inputs
 
     def cell_weights(self, changed: Tensor) -> Tensor:
-        """Weigh changed cells more if there is a forecast, whose errors are few and local."""
-        return 1 + (3 if self.forecasts else 0) * changed.double()
+        """Weigh changed cells more if the generator corrects a forecast, whose errors are few and local."""
+        return 1 + (3 if self.residual else 0) * changed.double()
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
         if not isinstance(inputs.content, Rounds):
@@ -72,9 +72,10 @@ class GeneratorObjective(StateObjective):
             if inputs.batch.task == "rounds" and not inputs.batch.self_rollout:
                 context = rounds.context.flatten(0, 1)  # gets the sampler's own noise only
         else:
-            sigma = training_sigmas(
-                rng.normal(num_rounds, frames).flatten(0, 1), rng.uniform(num_rounds, 2).flatten(0, 1)
-            )
+            normal, uniform = rng.normal(num_rounds, frames), rng.uniform(num_rounds, 2)
+            # A correction takes one or two steps, of which the first starts from pure noise.
+            pure = 0.4 if self.residual else 0.0
+            sigma = training_sigmas(normal.flatten(0, 1), uniform.flatten(0, 1), pure=pure)
         condition = choose(keep.flatten(), prediction.condition, model.null_condition(context))
         noise = rng.normal(*rounds.target.shape[1:]).flatten(0, 1)
         context = sampler_context(model, context, rng)
@@ -89,7 +90,8 @@ class JointObjective(GeneratorObjective):
     ) -> Float[Tensor, "b t c h w"]:
         condition = model.condition(states, context, actions)
         noise, context = rng.normal(*model.config.latent_shape), sampler_context(model, context, rng)
-        return model.denoise([Chunk(noise, model.generator.solver(1), (condition,), context)])[0]
+        solver = model.generator.solver(1 if self.residual else model.config.num_inference_steps)
+        return model.denoise([Chunk(noise, solver, (condition,), context)])[0]
 
     def predicted_latents(
         self, model: WorldModel, prediction: Prediction, inputs: StageBatch

@@ -49,7 +49,9 @@ class StateObjective(Objective):
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
-        self.forecasts = model.config.condition_adapter.kind == "forecast"
+        adapter = model.config.condition_adapter
+        self.forecasts = adapter.kind == "grid"
+        self.residual = self.forecasts and adapter.forecast == "residual"
         self.named = nn.Linear(model.backbone.width, 1)
         self.alignment = AlignmentObjective(model)
         self.weights = {**type(self).weights, **self.alignment.kind_weights(0.5)}
@@ -64,7 +66,7 @@ class StateObjective(Objective):
         """
         if not self.forecasts:
             raise ConfigError(
-                "The objective state needs condition_adapter.kind forecast, "
+                "The objective state needs condition_adapter.kind grid, "
                 f"not {model.config.condition_adapter.kind}; use the objective prompt, generator or joint."
             )
 

@@ -221,16 +221,20 @@ class ActionConfig:
 class ConditionAdapterConfig:
     """The condition adapter, which maps the predicted states to the generator's condition."""
 
-    kind: Literal["forecast", "prompt", "stream"] = "forecast"
-    """How states reach the generator. forecast: a transformer regresses the next latents and condition tokens
-    (for our own generator). prompt: a Q-Former maps them to tokens in place of the text embeddings (as in
+    kind: Literal["grid", "prompt", "stream"] = "grid"
+    """How states reach the generator. grid: a transformer makes a feature and a token per latent cell, and
+    regresses the next latents (for our own generator). prompt: a Q-Former maps them to tokens in place of the text embeddings (as in
     Pandora). stream: every block of the generator gets a cross-attention to them (as in PAN)."""
+    forecast: Literal["residual", "none"] = "residual"
+    """grid: how the generator uses the regressed latents. residual: it predicts a correction to them; one step
+    is enough where the future is certain. none: it reads the states alone, by plain flow matching, so that
+    several possible futures stay apart."""
     width: int = 256
-    """forecast, prompt: width of the adapter's transformer."""
+    """grid, prompt: width of the adapter's transformer."""
     num_layers: int = 3
-    """forecast, prompt: number of its layers."""
+    """grid, prompt: number of its layers."""
     num_heads: int = 4
-    """forecast, prompt: number of its attention heads."""
+    """grid, prompt: number of its attention heads."""
     num_tokens: int = 77
     """prompt: number of tokens that the generator gets."""
     text: bool = False
@@ -350,16 +354,16 @@ class WorldModelConfig:
                 f"queries is {self.queries} and context_latents {self.context_latents}; use 0 or more, and "
                 f"1 to {self.chunk_latents} (the latent frames of a chunk)."
             )
-        if self.generator.is_ours != (self.condition_adapter.kind == "forecast"):
+        if self.generator.is_ours != (self.condition_adapter.kind == "grid"):
             raise ConfigError(
                 f"condition_adapter.kind is {self.condition_adapter.kind!r}; our own generator takes "
-                "forecast, one of diffusers prompt or stream."
+                "grid, one of diffusers prompt or stream."
             )
-        if self.condition_adapter.kind == "forecast" and (
+        if self.condition_adapter.kind == "grid" and (
             self.num_queries != self.codec.cells or self.condition_adapter.text
         ):
             raise ConfigError(
-                "condition_adapter.kind forecast reads one state per latent cell and no text; leave out "
+                "condition_adapter.kind grid reads one state per latent cell and no text; leave out "
                 "queries and condition_adapter.text, or choose another generator."
             )
         if self.vision.sees_latents and self.vision.max_frames <= self.chunk_latents:

@@ -27,7 +27,7 @@ class Condition:
     cells: Float[Tensor, "b m d"] | None = None
     """Added to the features of the latent cells, in row-major order."""
     forecast: Float[Tensor, "b t c h w"] | None = None
-    """The next observation's latents, regressed from the states; the generator predicts a correction."""
+    """The next observation's latents, regressed from the states."""
     text: Float[Tensor, "b l e"] | None = None
     """The action's text, embedded by the generator's own text encoder."""
 
@@ -69,13 +69,13 @@ class ConditionAdapter(nn.Module, ABC):
         """Return the unconditional condition, for guidance and condition dropout."""
 
 
-class ForecastAdapter(ConditionAdapter):
-    """A small transformer over the grid of states forecasts latents; a projection makes tokens.
+class GridAdapter(ConditionAdapter):
+    """A small transformer over the grid of states makes a feature per cell and forecasts latents.
 
     The backbone is causal and has positions in a sequence only; here every cell attends to all others with
     rotary positions in rows and columns, so that objects can move. The forecast is a residual to the last
-    context frame. It is trained first, without the generator ("state alignment"); the generator then adds
-    what a regression cannot express.
+    context frame. It is trained first, without the generator ("state alignment"); the generator then
+    predicts a correction to it, or (`forecast: none`) never sees it.
     """
 
     def __init__(

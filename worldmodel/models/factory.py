@@ -5,7 +5,7 @@ from pathlib import Path
 from worldmodel.config import WorldModelConfig
 from worldmodel.errors import ConfigError
 from worldmodel.models.codec.autoencoder import Codec, VideoCodec
-from worldmodel.models.conditioning import ConditionAdapter, ForecastAdapter, PromptAdapter, StreamAdapter
+from worldmodel.models.conditioning import ConditionAdapter, GridAdapter, PromptAdapter, StreamAdapter
 from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.models.generator.dit import DiT
 from worldmodel.models.vision.adapter import LatentVision, VisionAdapter
@@ -52,7 +52,8 @@ def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) 
         ConfigError: the sampler is swin, and the generator cannot continue a noisy chunk.
     """
     if config.generator.is_ours:
-        return DiT(config.generator, config.codec.latent_channels, config.codec.grid)
+        residual = config.condition_adapter.forecast == "residual"
+        return DiT(config.generator, config.codec.latent_channels, config.codec.grid, residual)
     from worldmodel.models.generator.diffusers.families import build_generator
 
     made = build_generator(config, folder and folder / "generator", codec)
@@ -71,7 +72,7 @@ def condition_adapter(config: WorldModelConfig, width: int, generator: VideoGene
         return PromptAdapter(config.condition_adapter, width, tokens)
     if kind == "stream":
         return StreamAdapter(width, tokens, config.num_queries)
-    return ForecastAdapter(
+    return GridAdapter(
         config.condition_adapter,
         width,
         config.codec.latent_channels,

@@ -91,13 +91,24 @@ class DiT(VideoGenerator):
 
     chunkwise = True
 
-    def __init__(self, config: GeneratorConfig, latent_channels: int, grid: tuple[int, int]) -> None:
+    def __init__(
+        self, config: GeneratorConfig, latent_channels: int, grid: tuple[int, int], residual: bool = True
+    ) -> None:
+        """Build the transformer.
+
+        Args:
+            config: Its sizes.
+            latent_channels: Channels of a latent cell.
+            grid: Rows and columns of latent cells in a frame.
+            residual: Predict a correction to the condition's forecast; otherwise the velocity, and the
+                forecast is not read.
+        """
         super().__init__()
-        self.config, self.grid = config, grid
+        self.config, self.grid, self.residual = config, grid, residual
         self.sequence = SequenceGroup()
         """Processes that share a clip in training, each some of its frames."""
         self.width = self.token_width = width = config.width
-        self.embed = nn.Linear(2 * latent_channels, width)
+        self.embed = nn.Linear((2 if residual else 1) * latent_channels, width)
         self.embed_sigma = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
         self.modulation = nn.Linear(width, 6 * width)
         self.layers = nn.ModuleList(Block(width, config.num_heads) for _ in range(config.num_layers))
@@ -112,7 +123,8 @@ class DiT(VideoGenerator):
     def prefill(self, context: Context, condition: Condition) -> KVCache:
         """Return keys and values of the context frames, layer by layer."""
         sigma = context.new_zeros(context.shape[:2])
-        return self.velocity(context, sigma, context, condition, first_frame=-context.shape[1])[1]
+        forecast = context if self.residual else None
+        return self.velocity(context, sigma, forecast, condition, first_frame=-context.shape[1])[1]
 
     def prefill_chunk(
         self, context: Context, latents: Latents, timestep: PerFrame, condition: Condition
@@ -121,12 +133,12 @@ class DiT(VideoGenerator):
 
         All frames pass together, each at its own noise level.
         """
-        assert condition.forecast is not None, "the forecast adapter makes one"
         past, frames = context.shape[1], latents.shape[1]
+        forecast = self._forecast(condition)
         velocity, cache = self.velocity(
             torch.cat([context, latents], dim=1),
             torch.cat([timestep.new_zeros(len(timestep), past), timestep], dim=1),
-            torch.cat([context, condition.forecast], dim=1),
+            None if forecast is None else torch.cat([context, forecast], dim=1),
             condition,
             blocks=torch.tensor([0] * past + [1] * frames),
             first_frame=-(past + frames),
@@ -139,8 +151,7 @@ class DiT(VideoGenerator):
 
     def forward(self, latents: Latents, timestep: PerFrame, condition: Condition, cache: KVCache) -> Latents:
         """Return the velocity of a chunk's frames; timesteps are sigmas."""
-        assert condition.forecast is not None, "the forecast adapter makes one"
-        return self.velocity(latents, timestep, condition.forecast, condition, cache=cache)[0]
+        return self.velocity(latents, timestep, self._forecast(condition), condition, cache=cache)[0]
 
     def solver(self, num_inference_steps: int) -> EulerSolver:
         """Return Euler's method on the shifted schedule."""
@@ -161,14 +172,21 @@ class DiT(VideoGenerator):
             velocity, _ = self.prefill_chunk(context, noisy, sigma, condition)
         else:
             velocity = self.predict_windows(context, noisy, sigma, condition, continues_previous)
-        error = velocity_error(velocity, noisy, clean, sigma)
+        if self.residual:
+            error = velocity_error(velocity, noisy, clean, sigma)
+        else:
+            error = (velocity - (noise - clean)).pow(2).mean(dim=2)
         return LossOutput(error, noisy - sigma[:, :, None, None, None] * velocity)
+
+    def _forecast(self, condition: Condition) -> Float[Tensor, "b t c h w"] | None:
+        assert condition.forecast is not None, "the grid adapter makes one"
+        return condition.forecast if self.residual else None
 
     def velocity(
         self,
         latents: Latents,
         sigma: PerFrame,
-        forecast: Latents,
+        forecast: Latents | None,
         condition: Condition,
         blocks: Int[Tensor, " t"] | None = None,
         first_frame: int = 0,
@@ -176,15 +194,16 @@ class DiT(VideoGenerator):
     ) -> tuple[Latents, KVCache]:
         """Return the velocity of every frame, and the keys and values of every layer.
 
-        `forecast` is the regressed clean frame (for a context frame, the frame itself); the network's
-        output is a correction to it. A frame attends to frames whose number in `blocks` is not above its own
-        (None: to all frames). `cache` holds keys and values of earlier frames; `first_frame` is
-        the index of the first frame given here (context frames are negative).
+        `forecast` is the regressed clean frame (for a context frame, the frame itself), which the network's
+        output corrects; without one, the output is the velocity. A frame attends to frames whose number in
+        `blocks` is not above its own (None: to all frames). `cache` holds keys and values of earlier frames;
+        `first_frame` is the index of the first frame given here (context frames are negative).
         """
-        assert condition.cells is not None and condition.pooled is not None, "the forecast adapter makes both"
+        assert condition.cells is not None and condition.pooled is not None, "the grid adapter makes both"
         frames = latents.shape[1]
         indices = torch.arange(first_frame, first_frame + frames, device=latents.device)
-        inputs, local_sigma, layout = torch.cat([latents, forecast], dim=2), sigma, None
+        inputs = latents if forecast is None else torch.cat([latents, forecast], dim=2)
+        local_sigma, layout = sigma, None
         if blocks is not None:
             cells = math.prod(self.grid)
             layout = Layout.frames(blocks, cells).shard(self.sequence, unit=cells, balance=True)
@@ -200,9 +219,9 @@ class DiT(VideoGenerator):
             past = cache.layers[index] if cache is not None else None
             x, key_value = layer(x, modulation, condition.tokens, rope, layout, past, self.grid)
             present.append(key_value)
-        change = self.project(normalise(x))
-        change = layout.gather(change) if layout else change
-        correction = rearrange(change, "b (t h w) c -> b t c h w", t=frames, h=self.grid[0])
-        clean = forecast + upcast(correction)
-        velocity = (latents - clean) / sigma.clamp(min=1e-3)[:, :, None, None, None]
-        return velocity, KVCache(tuple(present))
+        output = self.project(normalise(x))
+        output = layout.gather(output) if layout else output
+        output = upcast(rearrange(output, "b (t h w) c -> b t c h w", t=frames, h=self.grid[0]))
+        if forecast is not None:
+            output = (latents - (forecast + output)) / sigma.clamp(min=1e-3)[:, :, None, None, None]
+        return output, KVCache(tuple(present))

@@ -228,10 +228,16 @@ def _read_config(folder: Path) -> tuple[int, WorldModelConfig]:
             f"{folder / CONFIG} has format {version!r}, and this version reads 1 and {FORMAT}; update "
             "worldmodel or download the model again."
         )
-    settings = values["model"]
-    if "condition" in settings:  # its former name
-        settings["condition_adapter"] = settings.pop("condition")
-    return version, configs.build(WorldModelConfig, settings)
+    return version, configs.build(WorldModelConfig, _with_new_names(values["model"]))
+
+
+def _with_new_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Rename former keys and values of a model's config."""
+    adapter = settings.pop("condition", settings.get("condition_adapter"))
+    if not isinstance(adapter, dict):
+        return settings
+    kind = {"forecast": "grid"}.get(adapter.get("kind"), adapter.get("kind"))
+    return settings | {"condition_adapter": adapter if kind is None else adapter | {"kind": kind}}
 
 
 def _with_dtype(config: WorldModelConfig, dtype: torch.dtype) -> WorldModelConfig:
