@@ -1,6 +1,7 @@
 """The components of a model that a stage trains, by group or by module name."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from torch import nn
 
@@ -8,14 +9,16 @@ from worldmodel.config import TrainedConfig
 from worldmodel.config.literals import did_you_mean
 from worldmodel.errors import ConfigError
 
+T = TypeVar("T")
+
 GROUPS = ("adapters", "all")
 """Groups of `StageConfig.train` beside the modules of the model."""
 LARGE = ("backbone", "generator", "codec", "vision.encoder")
 """Modules that are not adapters."""
 
 
-def settings_of(name: str, train: Mapping[str, TrainedConfig]) -> TrainedConfig | None:
-    """Return the settings of a parameter of the model, by the most specific key; None if it is frozen."""
+def settings_of(name: str, train: Mapping[str, T]) -> T | None:
+    """Return the value of a parameter of the model in a mapping by components, by the most specific key."""
     matching = [key for key in train if _is_below(name, key)]
     if matching:
         return train[max(matching, key=len)]
@@ -38,12 +41,23 @@ def check_components(model: nn.Module, train: Mapping[str, TrainedConfig]) -> No
                     f"train.{key}.lora_rank is {settings.lora_rank}, but {key} is a group; set it for a "
                     "component such as backbone or generator."
                 )
-        elif not any(_is_below(name, key) for name in names):
-            known = [*GROUPS, *sorted({name.split(".")[0] for name in names})]
-            raise ConfigError(
-                f"train has {key!r}{did_you_mean(key, known)}; use {', '.join(known)} or the name of a "
-                "module inside one."
-            )
+        else:
+            check_component(key, names, "train")
+
+
+def check_component(key: str, names: Iterable[str], setting: str) -> None:
+    """Check that a key of a mapping by components is a group or a module of the model.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    names = list(names)
+    if key not in GROUPS and not any(_is_below(name, key) for name in names):
+        known = [*GROUPS, *sorted({name.split(".")[0] for name in names})]
+        raise ConfigError(
+            f"{setting} has {key!r}{did_you_mean(key, known)}; use {', '.join(known)} or the name of a "
+            "module inside one."
+        )
 
 
 def _is_below(name: str, module: str) -> bool:

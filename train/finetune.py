@@ -144,7 +144,7 @@ def log_preview(trainer: Trainer, batches: list[loader.Batch], log: RunLog, step
 
 def resolve_model(config: TrainConfig) -> TrainConfig:
     """Return the config with the model settings of `init_from`, if it has no `model` of its own."""
-    if config.init_from and config.model == WorldModelConfig():
+    if isinstance(config.init_from, str) and config.model == WorldModelConfig():
         return dataclasses.replace(
             config, model=model_folder.read_config(model_folder.resolve(config.init_from))
         )

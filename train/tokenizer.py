@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from worldmodel.config import TrainConfig
 from worldmodel.models.loading import model_folder
+from worldmodel.train.components import settings_of
 from worldmodel.worlds import get_world, world_names
 
 NUM_DOCUMENTS = 8000
@@ -21,10 +22,8 @@ def build_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase | None:
     Where no world has documents, the vocabulary is the 256 bytes alone. None where the backbone brings a
     tokenizer.
     """
-    if config.init_from:
-        return AutoTokenizer.from_pretrained(
-            model_folder.resolve(config.init_from) / "backbone", trust_remote_code=False
-        )
+    if name := settings_of("backbone", config.init_sources):
+        return AutoTokenizer.from_pretrained(model_folder.resolve(name) / "backbone", trust_remote_code=False)
     if config.model.backbone.pretrained:
         return None
     tokenizer = Tokenizer(models.BPE())

@@ -26,7 +26,7 @@ from worldmodel.train.checkpoint.checkpointer import (
     optimizer_state,
 )
 from worldmodel.train.checkpoint.storage import State
-from worldmodel.train.components import check_components, settings_of
+from worldmodel.train.components import check_component, check_components, settings_of
 from worldmodel.train.distributed import Root
 from worldmodel.train.objectives.base import Losses, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import OBJECTIVES
@@ -235,15 +235,22 @@ class Trainer:
 
 
 def build_model(config: TrainConfig) -> WorldModel:
-    """Build the model that a run starts from: that of `init_from`, or one with random weights.
+    """Build the model that a run starts from: with the weights of `init_from`, or random ones.
 
     Weights in files of other libraries are loaded later, by `deferred.load_shards`.
+
+    Raises:
+        ConfigError: `init_from` names a component that the model does not have.
+        ModelError: the weights do not fit the config.
     """
     torch.manual_seed(config.seed)
     with deferred.loading():
         model = WorldModel.from_config(config.model, build_tokenizer(config))
-    if config.init_from:
-        model_folder.load_weights(model, config.init_from)
+    sources = config.init_sources
+    for key in sources:
+        check_component(key, model.state_dict(), "init_from")
+    for name in dict.fromkeys(filter(None, sources.values())):
+        model_folder.load_weights(model, name, lambda key, name=name: settings_of(key, sources) == name)
     return model
 
 

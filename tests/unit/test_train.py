@@ -16,10 +16,19 @@ from transformers import PreTrainedTokenizerBase
 
 from worldmodel import config as configs
 from worldmodel.cli import main
-from worldmodel.config import DataConfig, MeshConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.config import (
+    DataConfig,
+    MeshConfig,
+    SourceConfig,
+    StageConfig,
+    TrainConfig,
+    TrainedConfig,
+    WorldModelConfig,
+)
 from worldmodel.data import loader
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models import lora
+from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed, finetune, publish, trainer
 from worldmodel.train.checkpoint import checkpointer, export
@@ -352,6 +361,34 @@ def test_a_run_starts_from_a_saved_model(make_model: Callable[..., WorldModel], 
         torch.testing.assert_close(tensor, kept[name], rtol=1e-2, atol=1e-3)
     assert any(not torch.equal(tensor, moved[name]) for name, tensor in after.vision.state_dict().items())
     assert after.backbone.token_ids("the red ball") == model.backbone.token_ids("the red ball")
+
+
+def test_a_run_starts_from_components_of_a_model(
+    make_model: Callable[..., WorldModel], tmp_path: Path
+) -> None:
+    saved = make_model(seed=1)
+    folder = str(saved.save_pretrained(tmp_path / "before", dtype=torch.float32))
+    wider = replace_generator(saved.config, width=24)
+    sources = {"all": folder, "generator": None, "condition_adapter": None}
+    model = trainer.build_model(TrainConfig(model=wider, init_from=sources))
+    deferred.load_shards(model)
+    state = model.state_dict()
+    for name, tensor in saved.state_dict().items():
+        if not name.startswith(("generator.", "condition_adapter.")):
+            assert torch.equal(state[name], tensor), name
+    assert state["generator.project.weight"].shape == (4, 24)
+    first = "condition_adapter.from_state.weight"
+    assert not torch.equal(state[first], saved.state_dict()[first])
+    with pytest.raises(ModelError, match=r"generator\."):
+        trainer.build_model(TrainConfig(model=wider, init_from={"generator": folder}))
+    with pytest.raises(ConfigError, match="'generater'"):
+        trainer.build_model(TrainConfig(model=wider, init_from={"generater": folder}))
+    with pytest.raises(ConfigError, match="3"):
+        TrainConfig(init_from=3)
+
+
+def replace_generator(config: WorldModelConfig, **changes: Any) -> WorldModelConfig:
+    return dataclasses.replace(config, generator=dataclasses.replace(config.generator, **changes))
 
 
 def test_a_mesh_of_the_wrong_size_is_refused(

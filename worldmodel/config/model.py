@@ -223,12 +223,13 @@ class ConditionAdapterConfig:
 
     kind: Literal["grid", "prompt", "stream"] = "grid"
     """How states reach the generator. grid: a transformer makes a feature and a token per latent cell, and
-    regresses the next latents (for our own generator). prompt: a Q-Former maps them to tokens in place of the text embeddings (as in
-    Pandora). stream: every block of the generator gets a cross-attention to them (as in PAN)."""
+    regresses the next latents (for our own generator). prompt: a Q-Former maps them to tokens in place of the
+    text embeddings (as in Pandora). stream: every block of the generator gets a cross-attention to them (as
+    in PAN)."""
     forecast: Literal["residual", "none"] = "residual"
-    """grid: how the generator uses the regressed latents. residual: it predicts a correction to them; one step
-    is enough where the future is certain. none: it reads the states alone, by plain flow matching, so that
-    several possible futures stay apart."""
+    """grid: how the generator uses the regressed latents. residual: it predicts a correction to them, for
+    which one step is enough where the future is certain. none: it reads the states alone, by plain flow
+    matching, so that several possible futures stay apart."""
     width: int = 256
     """grid, prompt: width of the adapter's transformer."""
     num_layers: int = 3

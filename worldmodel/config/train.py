@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from worldmodel.config.literals import check_literals
 from worldmodel.config.model import WorldModelConfig
@@ -183,8 +183,12 @@ class TrainConfig:
     """The data sources and their loader."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """The mesh of training processes."""
-    init_from: str | None = None
-    """Name or folder of a model to start from instead of random weights; `model` may then be omitted."""
+    init_from: Any = None
+    """Name or folder of a model to start from instead of random weights; `model` may then be omitted.
+
+    A mapping takes components of several models, by the keys of `StageConfig.train`, of which the most
+    specific decides: `{all: shapes-tiny, generator: null}` starts with a generator of random weights.
+    """
     run_dir: str = "runs/shapes-tiny"
     """Folder of the run: checkpoints, metrics and the finished model. A run that exists is resumed."""
     seed: int = 0
@@ -209,6 +213,11 @@ class TrainConfig:
     hang_timeout_s: float = 600.0
     """Seconds without progress after which a process prints the stacks of its threads and ends the run."""
 
+    @property
+    def init_sources(self) -> dict[str, str | None]:
+        """`init_from` as a mapping."""
+        return self.init_from if isinstance(self.init_from, dict) else {"all": self.init_from}
+
     def __post_init__(self) -> None:
         check_literals(self)
         for name, stage in self.stages.items():
@@ -218,5 +227,10 @@ class TrainConfig:
                     f"stages.{name}.rounds is 1; use 2 or more, because sampler: swin is trained on windows "
                     "of two chunks."
                 )
+        if not isinstance(self.init_from, str | dict | None):
+            raise ConfigError(
+                f"init_from is {self.init_from!r}; use the name of a model or a mapping from components to "
+                "names."
+            )
         if self.keep_checkpoints < 2:
             raise ConfigError(f"keep_checkpoints is {self.keep_checkpoints}; use 2 or more.")

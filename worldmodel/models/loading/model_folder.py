@@ -10,6 +10,7 @@ README.md            the model card
 import importlib.resources
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -186,24 +187,32 @@ def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
     return model
 
 
-def load_weights(model: "WorldModel", name: str | Path) -> None:
-    """Copy the weights of a saved model with the same config.
+def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], bool] | None = None) -> None:
+    """Copy the weights of a saved model.
 
     Those of components of other libraries stay in their files, for `deferred.load_shards`.
 
+    Args:
+        model: The model that gets the weights.
+        name: A shipped model or a model folder.
+        wanted: Whether to copy a parameter or buffer, by its name; None copies all.
+
     Raises:
-        ModelError: there is no such model, or it has another config.
+        ModelError: there is no such model, or its components do not fit those of `model`.
     """
     with deferred.loading():
         other = type(model).from_pretrained(name)
     own, theirs = model.state_dict(), other.state_dict()
+    if wanted is not None:
+        theirs = {key: tensor for key, tensor in theirs.items() if wanted(key)}
     waiting = {key for key, x in theirs.items() if x.is_meta and key in own and own[key].shape == x.shape}
+    kept = {key: own[key] for key in own if key in waiting or (wanted is not None and not wanted(key))}
     try:
-        model.load_state_dict(theirs | {key: own[key] for key in waiting})
+        model.load_state_dict(theirs | kept)
     except RuntimeError as error:
         raise ModelError(f"{name} does not fit this config: {str(error).splitlines()[1].strip()}") from None
     for path, module in other.named_modules():
-        if slices := deferred.attached(module):
+        if (wanted is None or wanted(path)) and (slices := deferred.attached(module)):
             deferred.attach(model.get_submodule(path), slices)
 
 
