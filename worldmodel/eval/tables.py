@@ -8,7 +8,15 @@ from worldmodel.eval.metrics import Figure
 
 _SUBJECTS = {"": "", "copy_": "copy: ", "forecast_": "0 steps: "}
 _VERDICTS = {"named": "named object", "strict": "whole frame"}
-_UNITS = {"psnr": "dB", "fps": "fps", "first_frame": "s", "late_to_early": "x", "ssim": ""}
+_UNITS = {
+    "psnr": "dB",
+    "fps": "fps",
+    "first_frame": "s",
+    "late_to_early": "x",
+    "ssim": "",
+    "total_variation": "",
+    "sampling_noise": "",
+}
 
 
 def flat(figures: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Figure]]:

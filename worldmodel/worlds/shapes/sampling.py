@@ -179,7 +179,7 @@ def _propose(rng: np.random.Generator, scene: Scene, kind: str, verb: str) -> Pl
     plan = Plan(tuple(stages))
     if kind == "contacts" and not _touches(at_rest(advance(scene, plan)[-1]), plan):
         return None
-    return plan if _works(scene, plan) else None
+    return plan if works(scene, plan) else None
 
 
 def _draw_stage(
@@ -215,7 +215,7 @@ def _draw_act(
         act = Act(verb, obj.colour, obj.shape, None, argument)
         if held_out(obj.colour, obj.shape, act.deed) == want_held_out and _promising(act, obj):
             plan = Plan(((act,),))
-            if act.deed not in (*DIRECTIONS, "fall", "grow") or _works(scene, plan):
+            if act.deed not in (*DIRECTIONS, "fall", "grow") or works(scene, plan):
                 return act
     return None
 
@@ -249,7 +249,7 @@ def _promising(act: Act, obj: SceneObject) -> bool:
     return obj.size != {"grow": SIZES[-1], "shrink": SIZES[0]}.get(act.verb)
 
 
-def _works(scene: Scene, plan: Plan) -> bool:
+def works(scene: Scene, plan: Plan) -> bool:
     """Return whether every act of the plan has its effect."""
     scenes = advance(scene, plan)
     per_stage = len(scenes) // len(plan.stages)
@@ -296,6 +296,6 @@ def _done(act: Act, before: Scene, after: Scene) -> bool:
 def _any_single(rng: np.random.Generator, scene: Scene, kind: str) -> Plan | None:
     for index in rng.permutation(len(_ACTIVE)).tolist():
         act = _draw_act(rng, scene, _ACTIVE[index], set(), kind == "held-out")
-        if act is not None and _works(scene, Plan(((act,),))):
+        if act is not None and works(scene, Plan(((act,),))):
             return Plan(((act,),))
     return None

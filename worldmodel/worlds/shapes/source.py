@@ -10,6 +10,7 @@ from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.errors import ConfigError
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Episode
 from worldmodel.worlds import shapes
+from worldmodel.worlds.shapes.chance import sample_chance_rollout
 from worldmodel.worlds.shapes.scene import half_side_of
 
 KEYS = (*shapes.COLOURS, *shapes.DIRECTIONS, "jump", "fall", "grow", "shrink", "vanish", "explode")
@@ -41,11 +42,12 @@ class ShapesSource:
         """Open a split.
 
         Args:
-            split: One of `shapes.SPLITS`.
+            split: One of `shapes.SPLITS`, or `chance` for acts with several outcomes.
             keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
         """
-        if split not in shapes.SPLITS:
-            raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(shapes.SPLITS)}.")
+        splits = (*shapes.SPLITS, "chance")
+        if split not in splits:
+            raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(splits)}.")
         self.name = self.split = split
         self.keys = keys
 
@@ -70,7 +72,10 @@ class ShapesSource:
             scene = shapes.zone_scene(rng) if rng.random() < 0.8 else shapes.random_scene(rng)
             clip = np.repeat(shapes.render(scene)[None], shapes.FRAMES_PER_CLIP, axis=0)
             return Episode(name, (clip[:0], clip), (Action(shapes.caption(scene)),))
-        samples = shapes.sample_rollout(self.split, seed, index, max(rounds, 1))
+        if self.split == "chance":
+            samples = sample_chance_rollout(seed, index, max(rounds, 1))
+        else:
+            samples = shapes.sample_rollout(self.split, seed, index, max(rounds, 1))
         first = samples[0]
         before = shapes.render(first.clip.before)[None]
         if task == "inverse":

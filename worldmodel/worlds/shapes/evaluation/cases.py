@@ -7,10 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from worldmodel.eval.judge import Case, Verdict
+from worldmodel.eval.uncertainty import Outcome, UncertainCase
 from worldmodel.media import Frame
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Plan, Sample, Scene
+from worldmodel.worlds.shapes.chance import sample_chance
 from worldmodel.worlds.shapes.source import KEYS
 
 STAY_TEXT = "nothing happens"
@@ -47,6 +49,21 @@ def case_of(sample: Sample) -> Case:
 def cases_of(split: str, seed: int, count: int) -> list[Case]:
     """Return the first samples of a split as cases."""
     return [case_of(sample) for sample in samples_of(split, seed, count)]
+
+
+def chance_cases(seed: int, first: int, count: int) -> list[UncertainCase]:
+    """Return chance acts from an index on, with all their outcomes."""
+    cases: list[UncertainCase] = []
+    for index in range(first, first + count):
+        scene, chance = sample_chance(seed, index)
+        outcomes: list[Outcome] = []
+        for plan, probability in zip(chance.plans, chance.probabilities, strict=True):
+            clip = shapes.simulate(scene, plan)
+            outcomes.append(Outcome(probability, clip.frames, [Truth(each, plan) for each in clip.scenes]))
+        cases.append(
+            UncertainCase(chance.text, Action(chance.text), shapes.render(scene), outcomes, chance.kind)
+        )
+    return cases
 
 
 def samples_of(split: str, seed: int, count: int) -> list[Sample]:

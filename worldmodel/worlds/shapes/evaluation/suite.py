@@ -23,6 +23,8 @@ from worldmodel.eval.goals import Goal
 from worldmodel.eval.judge import Case, Judge
 from worldmodel.eval.runner import Subject
 from worldmodel.eval.suite import CardText, EvalSettings, Part
+from worldmodel.eval.uncertainty import SEEDS, uncertain_futures
+from worldmodel.eval.uncertainty import STEPS as UNCERTAIN_STEPS
 from worldmodel.media import Frame
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
@@ -50,6 +52,7 @@ class ShapesSuite:
         "held-out": "Held-out combinations",
         "compositions": "Two acts in one sentence",
         paraphrases.SPLIT: "Paraphrases",
+        "chance": "Acts with several outcomes",
     }
     card: CardText = CARD
 
@@ -75,10 +78,13 @@ class ShapesSuite:
                 partial(self._following, split, count, seed, album),
             )
             for split in self.splits
-            if settings.split in (None, split)
+            if settings.split in (None, split) and split != "chance"
         ]
+        covered = -(-count // 10)
+        sampled = len(UNCERTAIN_STEPS) * (count + covered * SEEDS)
+        chance = Part("chance", sampled, lambda s: self._chance(s, count, covered, seed, album))
         if settings.split is not None:
-            return following
+            return [chance] if settings.split == "chance" else following
         pressed = [Part("keys", count, lambda s: self._keys(s, count, seed, album))]
         takes_keys = keys is None or set(KEYS) <= set(keys)
         quarter = -(-count // 4)
@@ -142,6 +148,10 @@ class ShapesSuite:
             return [cases.case_of(each) for each in shapes.sample_rollout("single", seed, index, rounds)]
 
         return rollouts(subject, sample, self.judge, count, rounds, seed, album)
+
+    def _chance(self, subject: Subject, count: int, covered: int, seed: int, album: Album) -> Any:
+        once, often = cases.chance_cases(seed, 0, count), cases.chance_cases(seed, count, covered)
+        return uncertain_futures(subject, once, often, self.judge, seed, album)
 
     def _steps(self, subject: Subject, count: int, seed: int) -> Any:
         return steps_vs_quality(subject, cases.cases_of("held-out", seed, count), self.judge, seed)
