@@ -443,7 +443,7 @@ def test_states_align_with_text_features(
 def test_text_alignment_requires_a_text_encoder(make: Callable[..., WorldModel]) -> None:
     with pytest.raises(ConfigError, match="the folder of a whole pipeline"):
         OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "prompt"))
-    with pytest.raises(ConfigError, match=r"condition\.kind prompt"):
+    with pytest.raises(ConfigError, match=r"condition_adapter\.kind"):
         OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "stream"))
 
 
