@@ -6,10 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 from worldmodel import config as configs
 from worldmodel.cli import main
@@ -59,7 +61,7 @@ class TrueWorlds:
 
 
 class TrueSubject:
-    """The simulator in a model's place; it knows every scene whose picture the evaluation can show."""
+    """The simulator in a model's place; it knows every scene whose image the evaluation can show."""
 
     def __init__(self) -> None:
         clips = [
@@ -79,8 +81,8 @@ class TrueSubject:
             self.known[case.start.tobytes()] = scene
             self.meant[case.start.tobytes(), case.caption] = plan
 
-    def open(self, pictures: np.ndarray, seeds: Sequence[int]) -> Worlds:
-        return TrueWorlds([self.known[picture.tobytes()] for picture in pictures], self)
+    def open(self, images: np.ndarray, seeds: Sequence[int]) -> Worlds:
+        return TrueWorlds([self.known[image.tobytes()] for image in images], self)
 
     def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
         return np.stack([shapes.render(shapes.parse_caption(text)) for text in texts])
@@ -109,8 +111,8 @@ class TrueSubject:
 class CopySubject(TrueSubject):
     """Repeats the first frame and always gives the same answer."""
 
-    def open(self, pictures: np.ndarray, seeds: Sequence[int]) -> Worlds:
-        still = np.repeat(pictures[:, None], shapes.FRAMES_PER_CLIP, axis=1)
+    def open(self, images: np.ndarray, seeds: Sequence[int]) -> Worlds:
+        still = np.repeat(images[:, None], shapes.FRAMES_PER_CLIP, axis=1)
 
         class Still:
             def step(self, actions: Sequence[Action]) -> np.ndarray:
@@ -318,7 +320,6 @@ def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: py
     assert all((report / f"{name}.png").stat().st_size > 5000 for name in ("rounds", "steps", "verbs-val"))
     training = {"command": "make train-tiny", "stages": {"codec": {"steps": 3}}}
     card = model_card(results, "runs/mine/model", SUITE, training)
-    assert card.startswith("---\nlicense: apache-2.0")
     for part in (
         "| codec | – | 3 | – |",
         "make train-tiny",
@@ -328,6 +329,21 @@ def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: py
     ):
         assert part in card
     assert model_card(results, "shapes-tiny", SUITE)
+
+
+def test_the_card_of_a_saved_model_has_the_measured_figures(
+    model: WorldModel, true_subject: TrueSubject, tmp_path: Path
+) -> None:
+    results = evaluate(true_subject, EvalSettings("held-out", 4, seed=SEED), SUITE)
+    folder = model.save_pretrained(tmp_path / "mine", card=model_card(results, "mine", SUITE))
+    data: Any = ModelCard.load(folder / "README.md").data
+    assert (data.license, data.library_name, data.model_name) == ("apache-2.0", "worldmodel", "mine")
+    assert "world-model" in (data.tags)
+    figures = results["figures"]["action_following"]["held-out"]
+    goals = [goal for goal in SUITE.goals if goal.path[:2] == ("action_following", "held-out")]
+    expected = {goal.title: figures[goal.path[2]]["value"] for goal in goals}
+    assert {each.metric_name: each.metric_value for each in data.eval_results} == expected
+    assert len(expected) == 5
 
 
 def test_one_split_alone(true_subject: TrueSubject) -> None:

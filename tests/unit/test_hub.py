@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -304,9 +305,12 @@ def test_a_failure_on_the_way_leaves_the_old_model(
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_model_that_nobody_measured_says_what_it_is(model: WorldModel, tmp_path: Path) -> None:
+def test_the_card_of_an_unmeasured_model_lists_its_components(model: WorldModel, tmp_path: Path) -> None:
     training = {"stages": {"state": {"objective": "state", "steps": 12}}}
-    card = (model.save_pretrained(tmp_path / "mine", training=training) / "README.md").read_text()
+    file = model.save_pretrained(tmp_path / "mine", training=training) / "README.md"
+    data: Any = ModelCard.load(file).data
+    card = file.read_text()
+    assert (data.library_name, data.license, data.eval_results) == ("worldmodel", None, None)
     assert "# mine" in card
     assert "| backbone | qwen3 |" in card
     assert "text, keys, vector" in card

@@ -1,15 +1,19 @@
 """The shipped world: what a user gets from it, with bars well below its measured figures."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 
 from worldmodel import WorldModel
+from worldmodel.eval.goals import show
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.suite import EvalSettings, evaluate
 from worldmodel.models.loading.model_folder import resolve
 from worldmodel.worlds import shapes
+from worldmodel.worlds.shapes.evaluation.goals import GOALS
 from worldmodel.worlds.shapes.evaluation.language import describe, inverse_dynamics
 
 
@@ -72,10 +76,13 @@ def test_a_text_makes_a_scene(tiny: WorldModel) -> None:
     assert found[0].x < 32
 
 
-def test_the_card_tells_the_figures() -> None:
-    card = (resolve("shapes-tiny") / "README.md").read_text(encoding="utf-8")
-    assert "Held-out combinations" in card
-    assert "make train-tiny" in card
+def test_the_metadata_of_the_card_equal_its_table() -> None:
+    card: Any = ModelCard.load(resolve("shapes-tiny") / "README.md")
+    rows = [line.strip("| ").split(" | ") for line in card.text.splitlines() if line.startswith("| ")]
+    table = {cells[0]: cells[2].removesuffix(" (missed)") for cells in rows if len(cells) == 5}
+    results = {each.metric_name: each.metric_value for each in card.data.eval_results}
+    assert {goal.title: show(results[goal.title], goal.unit) for goal in GOALS}.items() <= table.items()
+    assert results.keys() == {goal.title for goal in GOALS}
 
 
 def test_frames_are_reproducible(tiny: WorldModel) -> None:

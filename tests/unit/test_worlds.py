@@ -48,7 +48,7 @@ class DotSuite:
     judge = staticmethod(judge)
     goals = (Goal("the dot is right", ("action_following", "all", "strict"), at_least=0.9),)
     splits = {"all": "All columns"}  # noqa: RUF012
-    card = CardText("A dot.", "`{name}`", "Dots.", "*Right* is where the dot is.", ("Only dots.",))
+    card = CardText("A dot.", "`{name}`", "Dots.", "*Right* is where the dot is.", ("Only dots.",), "dots")
 
     def check(self, config: WorldModelConfig) -> None:
         if config.codec.image_size != (HEIGHT, WIDTH):
@@ -104,8 +104,8 @@ class DotSubject:
     def __init__(self, speed: int) -> None:
         self.speed = speed
 
-    def open(self, pictures: np.ndarray, seeds: Sequence[int]) -> Dots:
-        return Dots([int(image[3, :, 0].argmax()) for image in pictures], self.speed)
+    def open(self, images: np.ndarray, seeds: Sequence[int]) -> Dots:
+        return Dots([int(image[3, :, 0].argmax()) for image in images], self.speed)
 
 
 @pytest.fixture(autouse=True)

@@ -137,14 +137,16 @@ def _size(folder: Path, pattern: str = "*.safetensors") -> dict[str, int]:
 
 
 def read_card(path: Path) -> tuple[str | None, dict[str, str]]:
-    """Read the license and the rows of the tables from a model card."""
+    """Read the license and the rows of the tables from a model card; nothing if it cannot be read."""
+    import yaml
+    from huggingface_hub import metadata_load
+
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        stated = (metadata_load(path) or {}).get("license")
+    except (OSError, ValueError, yaml.YAMLError):
         return None, {}
-    license_name = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("license:")), None
-    )
+    license_name = stated if isinstance(stated, str) else None
     rows = [
         [cell.strip() for cell in line.strip().strip("|").split("|")]
         for line in lines

@@ -1,31 +1,23 @@
-"""The model card, README.md of a model folder."""
+"""The model card of an evaluated model, README.md of its folder."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from huggingface_hub import EvalResult
+
 from worldmodel.eval.goals import Goal, interval, measured, show
 from worldmodel.eval.suite import EvalSuite
 from worldmodel.eval.tables import markdown, split_tables
+from worldmodel.models.loading.model_card import card_text
 
-_FRONT = """---
-license: apache-2.0
-library_name: worldmodel
-pipeline_tag: image-to-video
-tags:
-- world-model
-- any-to-any
-- video-generation
-- image-to-video
-- text-to-image
-- flow-matching
----
-"""
+_METRICS = {"%": "accuracy", "dB": "psnr", "fps": "fps", "s": "latency_s", "x": "ratio"}
+"""Types of metric on the Hub, by unit; shares are from 0 to 1 there."""
 
 
 def model_card(
     results: Mapping[str, Any], name: str, suite: EvalSuite, training: Mapping[str, Any] | None = None
 ) -> str:
-    """Return a model card in markdown.
+    """Return a model card in markdown, with the figures also as metadata for the Hub.
 
     Args:
         results: Results of `evaluate`.
@@ -36,8 +28,6 @@ def model_card(
     """
     text = suite.card
     parts = [
-        _FRONT,
-        f"# {name}\n",
         text.about,
         f"## Use\n\n{text.usage.replace('{name}', name)}",
         _figures(results, suite),
@@ -46,7 +36,24 @@ def model_card(
         _limits(results, suite),
         _reproduce(results, name),
     ]
-    return "\n".join(parts)
+    return card_text(name, "\n".join(parts), text.license_name, eval_results(results, suite))
+
+
+def eval_results(results: Mapping[str, Any], suite: EvalSuite) -> list[EvalResult]:
+    """Return the published figures as entries of the metadata; shares are from 0 to 1."""
+    settings = {key: results["settings"][key] for key in ("seed", "num_inference_steps")}
+    return [
+        EvalResult(
+            task_type="image-to-video",
+            dataset_type=suite.card.dataset,
+            dataset_name=f"{suite.card.dataset} world",
+            dataset_args=settings,
+            metric_type=_METRICS[goal.unit],
+            metric_name=goal.title,
+            metric_value=float(figure["value"]),
+        )
+        for goal, figure in measured(suite.goals, results)
+    ]
 
 
 def _figures(results: Mapping[str, Any], suite: EvalSuite) -> str:

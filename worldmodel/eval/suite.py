@@ -73,6 +73,8 @@ class CardText:
         data: Origin of the training data.
         judging: How frames are judged.
         limits: Limits of every model of this world.
+        dataset: Name of the world, as data set of the figures in the metadata.
+        license_name: Identifier of the license on the Hub; None if not stated.
     """
 
     about: str
@@ -80,6 +82,8 @@ class CardText:
     data: str
     judging: str
     limits: Sequence[str]
+    dataset: str
+    license_name: str | None = None
 
 
 class EvalSuite(Protocol):

@@ -1,4 +1,4 @@
-"""The model card of a model without measured figures."""
+"""Model cards: metadata for the Hub, and the card of a model without measured figures."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,14 @@ TAGS = ["world-model", "any-to-any", "video-generation", "image-to-video", "text
 def card_text(
     name: str, body: str, license_name: str | None = None, results: list[EvalResult] | None = None
 ) -> str:
-    """Return a model card: metadata for the Hub, then the text."""
+    """Return a model card: a metadata block for the Hub, a title and the text.
+
+    Args:
+        name: Name of the model.
+        body: Sections in markdown.
+        license_name: Identifier of the license on the Hub, such as `apache-2.0`.
+        results: Measured figures, for the `model-index` of the metadata.
+    """
     data = ModelCardData(
         license=license_name,
         library_name="worldmodel",

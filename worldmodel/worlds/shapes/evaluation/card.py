@@ -38,4 +38,6 @@ colour, shape and verb is held out.
         "sentences of that world; on photographs or other wordings its output is meaningless, without a "
         "warning.",
     ),
+    dataset="shapes",
+    license_name="apache-2.0",
 )

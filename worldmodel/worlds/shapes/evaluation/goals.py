@@ -48,7 +48,7 @@ GOALS: tuple[Goal, ...] = (
         at_least=0.65,
     ),
     Goal("Text to image: every object is right", ("text_to_image", "strict"), at_least=0.85),
-    Goal("Describe: every object's colour, shape and place are right", ("describe", "scene"), at_least=0.90),
+    Goal("Describe: every object's colour, shape and zone are right", ("describe", "scene"), at_least=0.90),
     Goal("Questions: the answer is exact", ("questions", "all")),
     Goal(
         "Inverse dynamics: verb and object of a single act are right",
