@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worldmodel.eval.metrics import Rate
+from worldmodel.eval.metrics import rate_figure
 
 TABLE = Path(__file__).with_suffix(".csv")
 TOTAL = 400
@@ -50,12 +50,13 @@ def draw(columns: dict[str, np.ndarray], path: Path) -> None:
     minutes = columns["minutes"]
     figure, axes = pyplot.subplots(figsize=(7.2, 3.8), layout="constrained")
     for colour, (name, goal) in zip(("#2563eb", "#d97706", "#0f766e"), GOALS.items(), strict=True):
-        rates = [Rate(int(count), TOTAL) for count in columns[name]]
-        failing = np.array([100 * (1 - rate.value) for rate in rates])
-        reach = [
-            [failing[i] - 100 * (1 - r.high), 100 * (1 - r.low) - failing[i]] for i, r in enumerate(rates)
-        ]
-        axes.errorbar(minutes, failing, np.array(reach).T, fmt="o-", color=colour, capsize=2, label=name)
+        rates = [rate_figure(int(count), TOTAL) for count in columns[name]]
+        failing = np.array([100 * (1 - rate["value"]) for rate in rates])
+        above = [100 * (rate["high"] - rate["value"]) for rate in rates]
+        below = [100 * (rate["value"] - rate["low"]) for rate in rates]
+        axes.errorbar(
+            minutes, failing, np.array([above, below]), fmt="o-", color=colour, capsize=2, label=name
+        )
         axes.axhline(100 * (1 - goal), color=colour, linestyle=":", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="minutes of training", ylabel="wrong, % of 400 clips")
     axes.set_xticks(minutes, [f"{m:.0f}" for m in minutes])

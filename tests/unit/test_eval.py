@@ -18,7 +18,7 @@ from worldmodel.cli import main
 from worldmodel.config import SMALL_DECODER, CodecConfig
 from worldmodel.errors import ConfigError, InputError, OutputError
 from worldmodel.eval.card import model_card
-from worldmodel.eval.metrics import MAX_PSNR, Rate, mean_figure, psnr, ssim
+from worldmodel.eval.metrics import MAX_PSNR, mean_figure, psnr, rate_figure, ssim
 from worldmodel.eval.report import write_report
 from worldmodel.eval.runner import ModelSubject, Worlds
 from worldmodel.eval.suite import EvalSettings, evaluate, suite_of
@@ -26,9 +26,10 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.train.tokenizer import build_tokenizer
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action
 from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes import Act, Clip, Plan, Scene
+from worldmodel.worlds.shapes import Act, Plan, Scene
 from worldmodel.worlds.shapes.evaluation import cases, images, language, paraphrases
 from worldmodel.worlds.shapes.evaluation.suite import ShapesSuite
+from worldmodel.worlds.shapes.physics import Clip
 
 SUITE = ShapesSuite()
 SPLITS = tuple(SUITE.splits)
@@ -165,9 +166,9 @@ def model() -> WorldModel:
 )
 def test_wilson_interval_against_the_literature(successes: int, total: int, low: float, high: float) -> None:
     """Newcombe 1998, table I (81 of 263), and the textbook values for 0, 5 and 10 of 10."""
-    rate = Rate(successes, total)
-    assert (rate.low, rate.high) == pytest.approx((low, high), abs=1e-4)
-    assert rate.value == successes / total
+    rate = rate_figure(successes, total)
+    assert (rate["low"], rate["high"]) == pytest.approx((low, high), abs=1e-4)
+    assert rate["value"] == successes / total
 
 
 def test_mean_figure() -> None:

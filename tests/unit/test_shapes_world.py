@@ -13,13 +13,10 @@ from worldmodel.worlds.shapes import (
     BACKGROUNDS,
     COLOURS,
     FRAMES_PER_CLIP,
-    PALETTE,
     SHAPES,
     SIZES,
     SPLITS,
     STAY,
-    VERBS,
-    ZONES,
     Act,
     Plan,
     Sample,
@@ -30,11 +27,9 @@ from worldmodel.worlds.shapes import (
     caption,
     documents,
     find_objects,
-    held_out,
     judge,
     parse,
     parse_caption,
-    plan_to_text,
     question,
     random_scene,
     render,
@@ -42,11 +37,13 @@ from worldmodel.worlds.shapes import (
     sample_plan,
     sample_rollout,
     simulate,
-    zone_center,
     zone_of,
     zone_scene,
 )
-from worldmodel.worlds.shapes.scene import apart, inside
+from worldmodel.worlds.shapes.language import plan_to_text
+from worldmodel.worlds.shapes.physics import VERBS
+from worldmodel.worlds.shapes.sampling import held_out
+from worldmodel.worlds.shapes.scene import PALETTE, ZONES, apart, inside, zone_center
 
 SEEDS = st.integers(0, 2**31 - 1)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from worldmodel.eval.examples import Album, Example
-from worldmodel.eval.judge import Case, Judge, Recogniser
+from worldmodel.eval.judge import Case, Judge, Recogniser, Verdict
 from worldmodel.eval.metrics import Figure, Tally, psnr, ssim
 from worldmodel.eval.runner import Subject
 from worldmodel.types import Action
@@ -20,8 +20,12 @@ STEPS = (0, 1, 2, 4, 8)
 Figures = dict[str, Figure]
 
 
-def play_cases(subject: Subject, cases: Sequence[Case], seed: int) -> Iterator[tuple[Case, np.ndarray]]:
-    """Play every case and yield it with the model's frames; texts of similar length share a batch.
+def play_cases(
+    subject: Subject, cases: Sequence[Case], judge: Judge, seed: int
+) -> Iterator[tuple[Case, np.ndarray, Verdict]]:
+    """Play every case and yield it with the model's frames and the verdict on the last one.
+
+    Texts of similar length share a batch.
 
     Case `i` uses the noise of seed `seed + i`.
     """
@@ -30,7 +34,8 @@ def play_cases(subject: Subject, cases: Sequence[Case], seed: int) -> Iterator[t
         rows = order[start : start + BATCH]
         worlds = subject.open(np.stack([cases[row].start for row in rows]), [seed + row for row in rows])
         clips = worlds.step([cases[row].action for row in rows])
-        yield from zip([cases[row] for row in rows], clips, strict=True)
+        for row, frames in zip(rows, clips, strict=True):
+            yield cases[row], frames, judge(frames[-1], cases[row].truths[-1])
 
 
 def action_following(
@@ -60,8 +65,8 @@ def action_following(
     """
     tally, by_verb, by_kind = Tally(), {}, {}
     confusion: dict[str, Counter[str]] = {}
-    for case, frames in play_cases(subject, cases, seed):
-        verdict, copied = judge(frames[-1], case.truths[-1]), judge(case.start, case.truths[-1])
+    for case, frames, verdict in play_cases(subject, cases, judge, seed):
+        copied = judge(case.start, case.truths[-1])
         rates = {"named": verdict.named, "strict": verdict.strict}
         copies = {"copy_named": copied.named, "copy_strict": copied.strict}
         every_frame = verdict.strict and right_throughout(frames, case, judge)
@@ -102,8 +107,7 @@ def control(
     Choose cases that are not right in their first frame, so that a model that does nothing scores 0.
     """
     tally = Tally()
-    for case, frames in play_cases(subject, cases, seed):
-        verdict = judge(frames[-1], case.truths[-1])
+    for case, frames, verdict in play_cases(subject, cases, judge, seed):
         tally.count(own_named=verdict.named, own_strict=verdict.strict)
     swapped = [replace(case, action=action) for case, action in zip(cases, others, strict=True)]
     return tally.figures() | verdict_rates(subject, swapped, judge, seed)
@@ -119,8 +123,7 @@ def null_action(
     """Play rounds in which nothing may change, for each way of doing nothing; the rates are `strict`."""
     tally = Tally()
     for name, group in cases.items():
-        for case, frames in play_cases(subject, group, seed):
-            verdict = judge(frames[-1], case.truths[-1])
+        for case, frames, verdict in play_cases(subject, group, judge, seed):
             tally.count(**{name: verdict.strict})
             if album is not None:
                 note = verdict.note
@@ -138,8 +141,7 @@ def verdict_rates(
 ) -> Figures:
     """Return the rates `named` and `strict` of last frames; an example is right where `named` is."""
     tally = Tally()
-    for case, frames in play_cases(subject, cases, seed):
-        verdict = judge(frames[-1], case.truths[-1])
+    for case, frames, verdict in play_cases(subject, cases, judge, seed):
         tally.count(named=verdict.named, strict=verdict.strict)
         if album is not None:
             album.add(Example(name, case.caption, verdict.named, case.frames, frames, verdict.note))
@@ -153,8 +155,7 @@ def steps_vs_quality(
     rows: list[dict[str, int | Figure]] = []
     for count in steps:
         tally = Tally()
-        for case, frames in play_cases(subject.with_steps(count), cases, seed):
-            verdict = judge(frames[-1], case.truths[-1])
+        for case, frames, verdict in play_cases(subject.with_steps(count), cases, judge, seed):
             tally.count(named=verdict.named, strict=verdict.strict)
             tally.measure(psnr=psnr(frames, case.frames))
         rows.append({"steps": count, **tally.figures()})

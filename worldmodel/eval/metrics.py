@@ -5,7 +5,6 @@ SSIM and the Wilson interval agree with scikit-image and SciPy to 1e-14; those w
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -20,47 +19,20 @@ Figure = dict[str, float | int]
 """A number for JSON: value, low and high (95 % interval), n."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """A share of successes with its Wilson score interval at 95 %.
+def rate_figure(successes: int, total: int) -> Figure:
+    """Return a share of successes with its Wilson interval at 95 %, for JSON; that of nothing is NaN.
 
     Unlike the normal interval, it stays within 0..1 and has a width at 0 and 100 %.
 
     Source: Wilson 1927, J. Am. Stat. Assoc. 22:209.
     """
-
-    successes: int
-    total: int
-
-    def __post_init__(self) -> None:
-        assert 0 <= self.successes <= self.total, f"{self.successes} successes of {self.total}"
-
-    @property
-    def value(self) -> float:
-        """The share; NaN of nothing."""
-        return self.successes / self.total if self.total else math.nan
-
-    @property
-    def low(self) -> float:
-        """Lower end of the interval."""
-        return self._bounds()[0]
-
-    @property
-    def high(self) -> float:
-        """Upper end of the interval."""
-        return self._bounds()[1]
-
-    def figure(self) -> Figure:
-        """Return the rate for JSON."""
-        return {"value": self.value, "low": self.low, "high": self.high, "n": self.total}
-
-    def _bounds(self) -> tuple[float, float]:
-        if not self.total:
-            return 0.0, 1.0
-        n, share, z2 = self.total, self.value, Z_95**2
-        middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-        reach = Z_95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n**2))
-        return max(0.0, middle - reach), min(1.0, middle + reach)
+    assert 0 <= successes <= total, f"{successes} successes of {total}"
+    if not total:
+        return {"value": math.nan, "low": 0.0, "high": 1.0, "n": 0}
+    share, z2 = successes / total, Z_95**2
+    middle = (share + z2 / (2 * total)) / (1 + z2 / total)
+    reach = Z_95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    return {"value": share, "low": max(0.0, middle - reach), "high": min(1.0, middle + reach), "n": total}
 
 
 class Tally:
@@ -82,7 +54,7 @@ class Tally:
 
     def figures(self) -> dict[str, Figure]:
         """Return the rate or mean of every name, for JSON."""
-        rates = {name: Rate(sum(counted), len(counted)).figure() for name, counted in self._answers.items()}
+        rates = {name: rate_figure(sum(counted), len(counted)) for name, counted in self._answers.items()}
         return rates | {name: mean_figure(values) for name, values in self._numbers.items()}
 
 

@@ -6,7 +6,6 @@ from itertools import islice
 
 import numpy as np
 
-from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.errors import ConfigError
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Episode
 from worldmodel.worlds import shapes
@@ -93,20 +92,6 @@ class ShapesSource:
         actions = tuple(_action(sample, rng, self.keys) for sample in samples)
         clips = tuple(sample.clip.frames for sample in samples)
         return Episode(name, (before, *clips), actions, labels=_labels(first))
-
-
-def open_shapes(name: str, config: DataConfig, model: WorldModelConfig) -> ShapesSource:
-    """Open the source for a model.
-
-    Raises:
-        ConfigError: The model's frames have another size than the world's, or there is no such split.
-    """
-    if model.codec.image_size != shapes.FRAME_SIZE:
-        raise ConfigError(
-            f"data.sources.{name} is the shapes world, whose frames have {shapes.FRAME_SIZE} pixels a "
-            f"side; set model.codec.image_size, now {model.codec.image_size}, to {shapes.FRAME_SIZE}."
-        )
-    return ShapesSource(config.sources[name].split, model.action.keys)
 
 
 def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[str] | None) -> Action:

@@ -1,19 +1,49 @@
-"""The shapes world as a `World`."""
+"""The shapes world behind the library's protocol."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.errors import ConfigError
 from worldmodel.media import Frame
 from worldmodel.worlds import shapes
 from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
-from worldmodel.worlds.shapes import suggestions
-from worldmodel.worlds.shapes.source import LABEL_WORDS, ShapesSource, open_shapes
+from worldmodel.worlds.shapes.scene import COLOURS, FRAME_SIZE, PALETTE, SHAPES
+from worldmodel.worlds.shapes.source import LABEL_WORDS, ShapesSource
 
 if TYPE_CHECKING:
     from worldmodel.eval.suite import EvalSuite
+
+MAX_COVER = 0.5
+"""Share of coloured pixels above which a frame is not one of this world."""
+NEWCOMER_ZONES = ("top left", "bottom right", "center", "top right", "bottom left")
+
+_OBJECT = re.compile(rf"\b({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})\b")
+_SCENES = {
+    "First steps": "dusk background, a medium red ball at the left, a small yellow triangle at the top "
+    "right, a small blue box at the bottom",
+    "Crossing": "dusk background, a large yellow ball at the left, a small cyan cross at the right",
+    "Crowd": "forest background, a small red box at the top left, a medium white diamond at the center, "
+    "a small orange triangle at the bottom, a small purple ball at the right",
+    "Still life": "slate background, a large orange diamond at the center, a small green ball at the left",
+    "One box": "night background, a medium cyan box at the bottom",
+}
+_ACTS = {
+    "←": "moves left",
+    "→": "moves right",
+    "↑": "moves up",
+    "↓": "moves down",
+    "jump": "jumps",
+    "grow": "grows",
+    "shrink": "shrinks",
+    "turn": "turns {colour}",
+    "vanish": "vanishes",
+    "explode": "explodes",
+}
+"""Suggested actions of an object by the label of their button."""
 
 
 class ShapesWorld(World):
@@ -22,7 +52,12 @@ class ShapesWorld(World):
     name = "shapes"
 
     def open_source(self, name: str, config: DataConfig, model: WorldModelConfig) -> ShapesSource:
-        return open_shapes(name, config, model)
+        if model.codec.image_size != FRAME_SIZE:
+            raise ConfigError(
+                f"data.sources.{name} is the shapes world, whose frames have {FRAME_SIZE} pixels a "
+                f"side; set model.codec.image_size, now {model.codec.image_size}, to {FRAME_SIZE}."
+            )
+        return ShapesSource(config.sources[name].split, model.action.keys)
 
     def documents(self, rng: np.random.Generator) -> Iterator[str]:
         return shapes.documents(rng)
@@ -39,16 +74,52 @@ class ShapesWorld(World):
         return ShapesSuite()
 
     def start_images(self) -> Sequence[StartImage]:
-        return suggestions.start_images()
+        return [
+            StartImage(title, shapes.render(shapes.parse_caption(text))) for title, text in _SCENES.items()
+        ]
 
     def targets_in(self, frame: Frame) -> tuple[Target, ...]:
-        return suggestions.targets_in(frame)
+        if frame.shape != (FRAME_SIZE, FRAME_SIZE, 3):
+            return ()
+        found = shapes.find_objects(frame, "night")
+        if sum(obj.area for obj in found) > MAX_COVER * FRAME_SIZE**2:
+            return ()
+        return tuple(_target(obj.colour, obj.shape) for obj in sorted(found, key=lambda one: -one.area))
 
     def targets_named(self, text: str) -> tuple[Target, ...]:
-        return suggestions.targets_named(text)
+        return tuple(dict.fromkeys(_target(*match) for match in _OBJECT.findall(text.lower())))
 
     def target_actions(self, targets: Sequence[Target]) -> list[list[SuggestedAction]]:
-        return suggestions.target_actions(targets)
+        free = _free_colours(targets)
+        return [_acts(target, free[index % len(free)]) for index, target in enumerate(targets)]
 
     def other_actions(self, targets: Sequence[Target], seed: int) -> list[SuggestedAction]:
-        return [suggestions.newcomer(targets, seed)] if targets else []
+        """Return an action by which a new object appears."""
+        if not targets:
+            return []
+        rng = np.random.default_rng(seed)
+        colour, shape, zone = (
+            words[int(rng.integers(len(words)))] for words in (_free_colours(targets), SHAPES, NEWCOMER_ZONES)
+        )
+        name = f"a small {colour} {shape}"
+        return [SuggestedAction(f"+ {name}", f"{name} appears at the {zone}")]
+
+
+def _target(colour: str, shape: str) -> Target:
+    return Target(f"{colour} {shape}", PALETTE[colour])
+
+
+def _free_colours(targets: Sequence[Target]) -> list[str]:
+    taken = {target.name.split()[0] for target in targets}
+    return [colour for colour in COLOURS if colour not in taken] or list(COLOURS)
+
+
+def _acts(target: Target, colour: str) -> list[SuggestedAction]:
+    return [
+        SuggestedAction(
+            label,
+            f"the {target.name} {act}".format(colour=colour),
+            PALETTE[colour] if label == "turn" else None,
+        )
+        for label, act in _ACTS.items()
+    ]
