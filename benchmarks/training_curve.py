@@ -52,10 +52,10 @@ def draw(columns: dict[str, np.ndarray], path: Path) -> None:
     for colour, (name, goal) in zip(("#2563eb", "#d97706", "#0f766e"), GOALS.items(), strict=True):
         rates = [rate_figure(int(count), TOTAL) for count in columns[name]]
         failing = np.array([100 * (1 - rate["value"]) for rate in rates])
-        above = [100 * (rate["high"] - rate["value"]) for rate in rates]
-        below = [100 * (rate["value"] - rate["low"]) for rate in rates]
+        lower = [100 * (rate["high"] - rate["value"]) for rate in rates]
+        upper = [100 * (rate["value"] - rate["low"]) for rate in rates]
         axes.errorbar(
-            minutes, failing, np.array([above, below]), fmt="o-", color=colour, capsize=2, label=name
+            minutes, failing, np.array([lower, upper]), fmt="o-", color=colour, capsize=2, label=name
         )
         axes.axhline(100 * (1 - goal), color=colour, linestyle=":", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="minutes of training", ylabel="wrong, % of 400 clips")

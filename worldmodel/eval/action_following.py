@@ -107,7 +107,7 @@ def control(
     Choose cases that are not right in their first frame, so that a model that does nothing scores 0.
     """
     tally = Tally()
-    for case, frames, verdict in play_cases(subject, cases, judge, seed):
+    for _, _, verdict in play_cases(subject, cases, judge, seed):
         tally.count(own_named=verdict.named, own_strict=verdict.strict)
     swapped = [replace(case, action=action) for case, action in zip(cases, others, strict=True)]
     return tally.figures() | verdict_rates(subject, swapped, judge, seed)
