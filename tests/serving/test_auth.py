@@ -288,7 +288,7 @@ class Clock:
 def test_concurrent_requests_are_limited_per_key() -> None:
     limiter = RequestLimiter(max_concurrent=2, clock=Clock())
     with limiter.request("alice"), limiter.request("alice"):
-        with pytest.raises(RateLimitError, match="2 requests in flight"), limiter.request("alice"):
+        with pytest.raises(RateLimitError, match=r"\b2\b"), limiter.request("alice"):
             pass
         with limiter.request("bob"):
             pass

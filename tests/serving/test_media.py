@@ -209,7 +209,7 @@ def test_fragments_are_numbered_and_small_frames_enlarged() -> None:
 def test_frames_of_another_size_do_not_fit() -> None:
     live = FragmentedMp4(32, 32, FPS)
     for wrong in (film(2), film(0, 32, 32)):
-        with pytest.raises(OutputError, match="do not fit"):
+        with pytest.raises(OutputError, match="32x32"):
             live.add(wrong)
     with pytest.raises(OutputError, match="fps is 0"):
         FragmentedMp4(32, 32, 0)

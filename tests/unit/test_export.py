@@ -91,7 +91,7 @@ def test_lora_weights_are_exported_as_adapters(
     assert not torch.allclose(hidden(plain), before, atol=0.1)
     torch.testing.assert_close(hidden(plain), hidden(together), atol=1e-4, rtol=1e-4)
     (folder / "backbone").rename(folder / "vision")
-    with pytest.raises(ModelError, match="does not fit this model"):
+    with pytest.raises(ModelError, match="vision"):
         WorldModel.from_pretrained(model_folder, adapters=folder)
     with pytest.raises(ModelError, match="COMPONENT"):
         WorldModel.from_pretrained(model_folder, adapters=tmp_path)
@@ -119,7 +119,7 @@ def test_a_checkpoint_of_another_model_is_refused(
 ) -> None:
     checkpoint = save(run, model, {})
     before = copy.deepcopy(other := make_model(image_size=64)).state_dict()
-    with pytest.raises(ModelError, match="another model: model"):
+    with pytest.raises(ModelError, match=checkpoint.name):
         export.load_weights(other, checkpoint)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
 

@@ -75,16 +75,14 @@ def test_image_size_on_the_command_line() -> None:
     "size", [[480], [480, 832, 3], [480, 833], [8, 64], 30, 0, -64, 64.0, "64", None, True]
 )
 def test_invalid_image_size(size: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"codec\.image_size is .* or \[height, width\], each a multiple of 8"
-    ):
+    with pytest.raises(ConfigError, match=r"codec\.image_size"):
         CodecConfig(image_size=size)
 
 
 def test_merge_must_divide_both_sides() -> None:
     codec = CodecConfig(image_size=[32, 48])
     WorldModelConfig(codec=codec, vision=VisionConfig(merge=2))
-    with pytest.raises(ConfigError, match="4 rows and 6 columns"):
+    with pytest.raises(ConfigError, match=r"\b4\b.*\b6\b"):
         WorldModelConfig(codec=codec, vision=VisionConfig(merge=4))
 
 

@@ -106,14 +106,14 @@ def test_random_weights_from_a_config(tiny):
 def test_codec_errors(tiny, tmp_path):
     with pytest.raises(ModelError, match="codec folder"):
         DiffusersCodec.from_pretrained(tmp_path / "missing")
-    with pytest.raises(ConfigError, match="'AutoencoderKL'; use one of AutoencoderKLWan"):
+    with pytest.raises(ConfigError, match="'AutoencoderKL'"):
         DiffusersCodec.from_config(CodecConfig(architecture={"_class_name": "AutoencoderKL"}))
     with pytest.raises(ConfigError, match="basedim"):
         DiffusersCodec.from_config(
             CodecConfig(architecture={"_class_name": "AutoencoderKLWan", "basedim": 3})
         )
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKL"}))
-    with pytest.raises(ModelError, match="use one of AutoencoderKLWan"):
+    with pytest.raises(ModelError, match="'AutoencoderKL'"):
         DiffusersCodec.from_pretrained(tmp_path)
 
 
@@ -121,12 +121,12 @@ def test_damaged_folders(tiny, tmp_path):
     tiny.vae("wan").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"base_dim": 6}))
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match=tmp_path.name):
         DiffusersCodec.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_res_blocks": 2}))
     with pytest.raises(ModelError, match=r"config\.json"):
         DiffusersCodec.from_pretrained(tmp_path)
     tiny.vae("wan").save_pretrained(tmp_path / "pickled", safe_serialization=False)
     assert AutoencoderKLWan.from_pretrained(tmp_path / "pickled", use_safetensors=False)
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="pickled"):
         DiffusersCodec.from_pretrained(tmp_path / "pickled")

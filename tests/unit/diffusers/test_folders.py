@@ -151,13 +151,13 @@ def test_mismatched_folders(tiny, pipeline, tmp_path):
     place = folder / "transformer" / "config.json"
     values = json.loads(place.read_text())
     place.write_text(json.dumps(values | {"_class_name": "FluxTransformer2DModel"}))
-    with pytest.raises(ModelError, match="use one of WanTransformer3DModel"):
+    with pytest.raises(ModelError, match="FluxTransformer2DModel"):
         build_generator(settings, folder)
     place.write_text(json.dumps(values | {"num_layers": 3}))
     with pytest.raises(ModelError, match=r"config\.json"):
         build_generator(settings, folder)
     place.write_text(json.dumps(values | {"ffn_dim": 64}))
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="transformer"):
         build_generator(settings, folder)
 
 
@@ -308,9 +308,9 @@ def test_bf16_weights_of_two_transformers(tiny, tmp_path):
 
 
 def test_unsupported_dtype(tiny):
-    with pytest.raises(ConfigError, match="dtype is 'fp8'; use one of fp32, bf16"):
+    with pytest.raises(ConfigError, match="fp8"):
         build_generator(config(tiny, "wan", architecture=dict(tiny.WAN), dtype="fp8"))
-    with pytest.raises(ConfigError, match=r"generator\.dtype is 'bf16'; our own"):
+    with pytest.raises(ConfigError, match=r"generator\.dtype .*bf16"):
         GeneratorConfig(dtype="bf16")
-    with pytest.raises(ConfigError, match=r"codec\.dtype is 'bf16'; our own"):
+    with pytest.raises(ConfigError, match=r"codec\.dtype .*bf16"):
         CodecConfig(dtype="bf16")

@@ -185,8 +185,8 @@ def test_folder_without_its_image_encoder(
     settings = config(tiny, folder)
     place = folder / "image_encoder" / "config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | {"model_type": "siglip_vision_model"}))
-    with pytest.raises(ModelError, match="no image encoder of type clip_vision_model"):
+    with pytest.raises(ModelError, match="clip_vision_model"):
         build_generator(settings)
     (folder / "image_encoder").rename(tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match="no image_encoder folder beside it"):
+    with pytest.raises(ModelError, match="image_encoder"):
         build_generator(settings)

@@ -354,7 +354,7 @@ def test_generator_that_requires_an_image_cannot_start_from_text(
     make: Callable[..., WorldModel], generator: str
 ) -> None:
     session = make("qwen3", "siglip", generator, "prompt").session(num_inference_steps=2)
-    with pytest.raises(InputError, match="start from an image"):
+    with pytest.raises(InputError, match="image"):
         session.reset(text=WORDS[0])
 
 
@@ -441,7 +441,7 @@ def test_states_align_with_text_features(
 
 
 def test_text_alignment_requires_a_text_encoder(make: Callable[..., WorldModel]) -> None:
-    with pytest.raises(ConfigError, match="the folder of a whole pipeline"):
+    with pytest.raises(ConfigError, match=r"generator\.pretrained"):
         OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "prompt"))
     with pytest.raises(ConfigError, match=r"condition_adapter\.kind"):
         OBJECTIVES["prompt"](make("qwen3", "siglip", "wan", "stream"))
