@@ -1,4 +1,4 @@
-"""What Causal Swin-DPM does to drift: worlds rolled out chunk after chunk, and the same in a sliding window.
+"""Drift with Causal Swin-DPM: rollouts chunk after chunk, and the same rollouts in a sliding window.
 
 Rounds are judged against the simulator's own continuation; worlds, actions and noise are the same for both.
 """
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--num-inference-steps", type=int, default=2, help="of both; an even number")
     parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--plot", type=Path, help="where to draw them, as a picture")
+    parser.add_argument("--plot", type=Path, help="file of a plot")
     args = parser.parse_args()
     model, steps = WorldModel.from_pretrained(args.model), args.num_inference_steps
     settings = EvalSettings(num_samples=args.num_samples, rounds=args.rounds, seed=args.seed)

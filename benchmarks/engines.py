@@ -1,8 +1,8 @@
-"""How many rounds of states per second the engines give when several sessions play at once.
+"""Rounds of states per second of the engines, for several concurrent sessions.
 
-Every session plays rounds one after the other, with a history that grows and, when it is full, begins anew,
-as in a rollout. Compared are the in-process engine, vLLM (if it is installed) and a backbone without caches,
-one session at a time. The embeddings are random.
+Every session plays consecutive rounds with a growing history, which is emptied when it is full, as in a
+rollout. The in-process engine, vLLM (if it is installed) and a backbone without caches, one session at a
+time, are compared. The embeddings are random.
 """
 
 import argparse
@@ -30,15 +30,15 @@ States = Callable[[History, int], Awaitable[torch.Tensor]]
 
 @dataclass
 class Way:
-    """One way of getting states, and what it cost at each number of sessions."""
+    """An engine, and its measurements for each number of sessions."""
 
     states: States
     processes: bool = False
-    """Whether it works in processes of its own."""
+    """Whether it runs in separate processes."""
     rates: dict[int, list[float]] = field(default_factory=dict)
     """Rounds per second."""
     costs: dict[int, list[float]] = field(default_factory=dict)
-    """Milliseconds of processor time for a round: they say more on a busy machine."""
+    """Milliseconds of processor time per round, which depend less on other load."""
 
 
 async def measure(way: Way, width: int, sessions: int, seed: int, args: argparse.Namespace) -> None:

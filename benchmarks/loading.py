@@ -1,14 +1,16 @@
-"""Loaders side by side: the same clips, the same decoder, the same batches, the same number of workers.
+"""Comparison of data loaders with the same clips, decoder, batches and number of workers.
 
-Real clips are recorded here (H.264, 256 x 256, 17 frames) and put into every loader's own format. Each run
-is a fresh process: one pass, shuffled, in batches of 8; all frames of a clip are decoded to 64 x 64 pixels by
-worldmodel.media. Peers are no dependency: `pip install . litdata webdataset datasets` in an environment
-of its own; those not installed are left out.
+Clips are recorded (H.264, 256 x 256, 17 frames) and converted to the format of each loader. Every run is a
+new process that makes one shuffled pass in batches of 8; worldmodel.media decodes all frames of a clip to 64
+x 64 pixels. The other loaders are optional: `pip install . litdata webdataset datasets`, in a separate
+environment; those that are not installed are left out.
 
-`first s`: from opening to the first batch. `clips/s`: from the first batch on. `own work`: how much longer a
-piece of pure Python takes between batches while one worker loads than before and after: what the training
-loop feels. `a resume`: the state is saved after a third of the pass with one worker, and goes on from there;
-of the clips of the pass, `lost` never come and `twice` come again; `refused` is an error.
+Columns:
+    first s    seconds from opening the loader to the first batch clips/s    rate after the first batch
+    slowdown   time of pure Python work between batches with one worker, relative to the same work without
+    loading resume     the state is saved after a third of the pass with one worker and loaded again: clips of
+    the pass
+               that are lost and clips that are repeated, or `refused` for an error
 """
 
 import argparse
@@ -39,17 +41,17 @@ from worldmodel.worlds.shapes.source import KEYS
 BATCH, SIZE, FPS, FRAMES, NUM_SHARDS, WINDOW = 8, 64, 8, 17, 4, 32
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
 Opened = tuple[Iterator[list[str]], Callable[[], Any]]
-"""Names of the clips of every batch, and what gives the loader's state."""
+"""Names of the clips of every batch, and a function that returns the state of the loader."""
 
 
 def decode_all(rows: list[dict[str, Any]]) -> list[tuple[str, np.ndarray]]:
-    """Decode a peer's batch in its worker."""
+    """Decode a batch in the worker of another loader."""
     videos = (media.read_video(bytes(row["mp4"]), SIZE, FPS, FRAMES) for row in rows)
     return [(row.get("name") or row["__key__"], video) for row, video in zip(rows, videos, strict=True)]
 
 
 def named(batches: Any) -> Iterator[list[str]]:
-    """Keep the names of a peer's batches."""
+    """Reduce batches to the names of their clips."""
     return ([name for name, _ in batch] for batch in batches)
 
 
@@ -107,7 +109,7 @@ FORMATS = {
 
 
 def ours(config: SourceConfig, folder: Path, num_workers: int, state: Any) -> Opened:
-    """Load with this package."""
+    """Load with `worldmodel.data`."""
     stage = StageConfig(steps=len(clips(folder)) // BATCH, batch_size=BATCH, rounds=2, tasks={"rounds": 1.0})
     data = DataConfig({"clips": config}, num_workers=num_workers, window=WINDOW)
     stream = loader.batches(data, MODEL, stage, seed=0, **(state or {}))
@@ -116,7 +118,7 @@ def ours(config: SourceConfig, folder: Path, num_workers: int, state: Any) -> Op
 
 
 def from_table(folder: Path, num_workers: int, state: Any) -> Opened:
-    """Load files that a table names."""
+    """Load the files of a table."""
     source = SourceConfig("clips", str(folder / "clips.csv"), columns={"video": "path", "text": "text"})
     return ours(source, folder, num_workers, state)
 
@@ -127,7 +129,7 @@ def from_tars(folder: Path, num_workers: int, state: Any) -> Opened:
 
 
 def with_threads(folder: Path, num_workers: int, state: Any) -> Opened:
-    """Load files with torchdata's own threads."""
+    """Load files with the threads of torchdata."""
     from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
 
     files = np.random.default_rng(0).permutation(np.array(clips(folder), dtype=object)).tolist()
@@ -141,7 +143,7 @@ def with_threads(folder: Path, num_workers: int, state: Any) -> Opened:
 
 
 def with_webdataset(folder: Path, num_workers: int, state: Any) -> Opened:
-    """Load tar shards with WebDataset, which has no state: it begins again."""
+    """Load tar shards with WebDataset, which has no state and restarts."""
     import webdataset
     from torch.utils.data import DataLoader
 
@@ -186,11 +188,11 @@ LOADERS: dict[str, tuple[str, Callable[[Path, int, Any], Opened]]] = {
 }
 
 
-# Measuring
+# Measurements
 
 
 def work() -> float:
-    """Do a piece of pure Python, about what a training step does between its kernels; return its seconds."""
+    """Run pure Python, about as long as that of a training step; return the seconds."""
     began = time.perf_counter()
     total = 0
     for number in range(300_000):
@@ -199,7 +201,7 @@ def work() -> float:
 
 
 def one_pass(name: str, folder: Path, num_workers: int, busy: bool) -> dict[str, float]:
-    """Make one pass."""
+    """Measure one pass."""
     package, open_loader = LOADERS[name]
     importlib.import_module(package)
     alone = [work() for _ in range(40 * busy)]
@@ -220,7 +222,7 @@ def one_pass(name: str, folder: Path, num_workers: int, busy: bool) -> dict[str,
 
 
 def resume(name: str, folder: Path, num_workers: int) -> dict[str, str]:
-    """Stop a pass after a third, with one worker, and go on with `num_workers`."""
+    """Stop a pass after a third, with one worker, and resume it with `num_workers`."""
     open_loader, total = LOADERS[name][1], len(clips(folder))
     batches, state = open_loader(folder, 1, None)
     seen = [*itertools.chain.from_iterable(itertools.islice(batches, total // BATCH // 3))]
@@ -229,12 +231,12 @@ def resume(name: str, folder: Path, num_workers: int) -> dict[str, str]:
         seen += itertools.chain.from_iterable(open_loader(folder, num_workers, saved)[0])
     except (AssertionError, RuntimeError, ValueError) as error:
         print(f"{name}, {num_workers} workers: {error!r}", file=sys.stderr)
-        return {"told": "refused"}
-    return {"told": f"{total - len(set(seen)):4d} {len(seen) - len(set(seen)):5d}"}
+        return {"resumed": "refused"}
+    return {"resumed": f"{total - len(set(seen)):4d} {len(seen) - len(set(seen)):5d}"}
 
 
 def in_process(task: str, name: str, folder: Path, num_workers: int, busy: bool = False) -> dict[str, Any]:
-    """Do a task in a fresh process."""
+    """Run a task in a new process."""
     command = [sys.executable, __file__, "--task", task, "--name", name, "--folder", str(folder)]
     command += ["--num-workers", str(num_workers)] + ["--busy"] * busy
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -244,7 +246,7 @@ def in_process(task: str, name: str, folder: Path, num_workers: int, busy: bool 
 
 
 def measure(folder: Path, names: list[str], repeats: int) -> None:
-    """Measure and print."""
+    """Measure all loaders and print a table."""
     measured: dict[tuple[str, int, bool], list[dict[str, float]]] = {}
     for repeat in range(repeats):
         for num_workers, busy in ((1, False), (2, False), (1, True))[: 3 if repeat == 0 else 2]:
@@ -255,15 +257,15 @@ def measure(folder: Path, names: list[str], repeats: int) -> None:
     def median(name: str, num_workers: int, busy: bool, figure: str) -> float:
         return statistics.median(found[figure] for found in measured[name, num_workers, busy])
 
-    print("                    1 worker          2 workers         own work  a resume      with 2 workers")
-    print("                    first s  clips/s  first s  clips/s  1 worker  lost twice    lost twice")
+    print("                    1 worker          2 workers         slowdown  resume        with 2 workers")
+    print("                    first s  clips/s  first s  clips/s  1 worker  lost repeated lost repeated")
     for name in names:
         rates = "".join(
             f"{median(name, n, False, 'first'):9.2f}{median(name, n, False, 'rate'):9.1f}" for n in (1, 2)
         )
-        told = [in_process("resume", name, folder, n)["told"] for n in (1, 2)]
+        resumed = [in_process("resume", name, folder, n)["resumed"] for n in (1, 2)]
         slower = median(name, 1, True, "slower")
-        print(f"{name:18s}{rates}    x {slower:4.2f}  {told[0]:13s} {told[1]}", flush=True)
+        print(f"{name:18s}{rates}    x {slower:4.2f}  {resumed[0]:13s} {resumed[1]}", flush=True)
 
 
 def main() -> None:
@@ -272,7 +274,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--num-samples", type=int, default=128, help="clips")
-    parser.add_argument("--repeats", type=int, default=2, help="passes of each loader, in turn")
+    parser.add_argument("--repeats", type=int, default=2, help="passes of each loader, alternating")
     parser.add_argument("--seed", type=int, default=1234)
     for internal in ("--task", "--name", "--folder"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
@@ -280,8 +282,8 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.task:
-        told = args.name, Path(args.folder), args.num_workers
-        print(json.dumps(resume(*told) if args.task == "resume" else one_pass(*told, args.busy)))
+        given = args.name, Path(args.folder), args.num_workers
+        print(json.dumps(resume(*given) if args.task == "resume" else one_pass(*given, args.busy)))
         return
     installed = [name for name, (package, _) in LOADERS.items() if importlib.util.find_spec(package)]
     packages = {LOADERS[name][0] for name in installed}

@@ -1,10 +1,9 @@
-"""Kill processes of a training, again and again: does it end in exactly the same numbers?
+"""Exactness of resumed training runs whose processes are killed at random.
 
-Two processes train a small model to its end. Then the same training runs again, and random ones of its
-processes are killed with SIGKILL at random steps, every other time while a checkpoint is being written;
-torchrun starts all of them anew. Every loss of every step, also of those done twice, and every byte of the
-finished model must be the same. Last, the order of samples is compared between numbers of processes and
-workers. Exits with 1 where anything differs.
+Two processes train a small model to its end. The same run is then repeated, and random processes are killed
+with SIGKILL at random steps, every other time while a checkpoint is written; torchrun restarts all of them.
+Every loss of every step, also of repeated ones, and every byte of the finished model must be equal. Finally,
+the order of samples is compared between numbers of processes and workers. Exits with 1 if anything differs.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""A real server under load: action to frames for 1 and 8 live worlds, then ten times the videos it can make.
+"""A server under load: latency of steps for 1 and 8 live worlds, then ten times its capacity of videos.
 
-Every request is accounted for: completed, rejected (429), failed. Memory is the server's resident set.
+Requests are counted as completed, rejected (429) or failed. Memory is the resident set of the server.
 """
 
 import argparse

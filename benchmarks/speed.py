@@ -1,4 +1,4 @@
-"""How fast one session goes, and whether round 50 costs what round 2 does."""
+"""Speed of one session, and the cost of round 50 relative to round 2."""
 
 import argparse
 

@@ -1,14 +1,15 @@
-"""Whether training waits for its data, and what streaming saves over downloading first.
+"""Time that training waits for data, and the speed-up of streaming over downloading first.
 
-Clips are real (recorded here, H.264, 256 x 256) and really decoded. Two things are slept: a far disk, which
-takes `--latency-ms` a clip on each of `--num-workers` connections, and the training step, `--step-ms` a clip,
-in which a GPU would be busy and this CPU idle.
+Clips are recorded (H.264, 256 x 256) and decoded. Two parts are simulated by sleeps: a slow disk, which takes
+`--latency-ms` per clip on each of `--num-workers` connections, and the training step, which takes `--step-ms`
+per clip and would keep a GPU busy.
 
-The first table: a source that takes twice as long for a batch as a step takes, read by more and more workers.
-The second: one pass over all clips, as three stages one after the other (download all, decode all into arrays
-on disk, train) and as one stream. Both have the same connections, decode in the same number of the same
-worker processes, start these once, and train on the same clips. The best that overlap can do is the sum of
-the stages over the longest; decoding needs real cores, so on few of them it is the longest.
+The first table measures the share of time that training waits for a source that takes twice as long per batch
+as a step, with increasing numbers of workers. The second part compares one pass over all clips in three
+consecutive stages (download all, decode all to arrays on disk, train) with one streamed pass. Both use the
+same number of connections and worker processes, start the workers once, and train on the same clips. The
+upper bound of the speed-up is the sum of the stages divided by the longest one, which is decoding if there
+are few cores.
 """
 
 import argparse
@@ -34,61 +35,60 @@ BATCH = 8
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A clip behind a slow line."""
+class SlowClip:
+    """A clip on a slow disk."""
 
     name: str
     recipe: Recipe
     latency_s: float
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
-        """Wait for the line, then decode."""
+        """Wait, then decode."""
         time.sleep(self.latency_s)
         return self.recipe.episode(task, seed, index, rounds)
 
 
-class FarSource:
-    """Clips on a far disk."""
+class SlowSource:
+    """A source with a latency per clip."""
 
     tasks, seekable = ("rounds",), True
 
-    def __init__(self, near: Source, latency_s: float) -> None:
-        self.near, self.latency_s, self.size = near, latency_s, near.size
+    def __init__(self, source: Source, latency_s: float) -> None:
+        self.source, self.latency_s, self.size = source, latency_s, source.size
 
     def at(self, index: int) -> Recipe:
-        """Return the clip behind its line."""
-        from streaming import Fetched  # by the name under which a worker finds it
+        """Return the clip with the latency."""
+        from streaming import SlowClip  # the name by which workers import it
 
-        recipe = self.near.at(index)
-        return Fetched(recipe.name, recipe, self.latency_s)
+        recipe = self.source.at(index)
+        return SlowClip(recipe.name, recipe, self.latency_s)
 
     def cost(self, index: int, rounds: int) -> float:
-        """Return the same for all."""
+        """Return a constant."""
         return rounds
 
     def close(self) -> None:
-        """Close the near source."""
-        self.near.close()
+        """Close the source."""
+        self.source.close()
 
 
 def stream(table: Path, latency_s: float, num_steps: int, num_workers: int) -> "BatchLoader":
     """Open the clips for `num_steps` batches."""
-    from worldmodel.data.loader import (
-        BatchLoader,
-    )  # not at the top, which workers read to find `Fetched`: torch
+    # Not at the top: workers import this module for `SlowClip`, and the loader imports torch.
+    from worldmodel.data.loader import BatchLoader
     from worldmodel.worlds.shapes.source import KEYS
 
     model = WorldModelConfig(action=ActionConfig(keys=KEYS))
     config = SourceConfig(kind="clips", path=str(table), columns=COLUMNS)
-    data = DataConfig({"far": config}, num_workers=num_workers)
+    data = DataConfig({"slow": config}, num_workers=num_workers)
     stage = StageConfig(steps=num_steps, batch_size=BATCH, rounds=2, tasks={"rounds": 1.0})
-    return BatchLoader({"far": FarSource(open_source("far", data, model), latency_s)}, data, stage, seed=0)
+    return BatchLoader({"slow": SlowSource(open_source("slow", data, model), latency_s)}, data, stage, seed=0)
 
 
 def stalls(table: Path, step_s: float, num_steps: int) -> None:
-    """Print the share of time that training waits, in its steady state."""
+    """Print the share of time that training waits, after the first steps."""
     latency_s = 2 * step_s / BATCH
-    print(f"batch of {BATCH}: step {step_s:.2f} s; the far disk alone takes {latency_s * BATCH:.2f} s")
+    print(f"batch of {BATCH}: step {step_s:.2f} s; the slow disk takes {latency_s * BATCH:.2f} s")
     print("workers  first batch s  step s  waiting")
     for num_workers in (0, 1, 2, 3, 4, 6):
         warm = 4
@@ -109,7 +109,7 @@ def stalls(table: Path, step_s: float, num_steps: int) -> None:
 def staged(
     table: Path, latency_s: float, step_s: float, num_steps: int, num_workers: int
 ) -> dict[str, float]:
-    """Download everything, then decode everything, then train; return the seconds of each."""
+    """Download all clips, decode all clips, then train; return the seconds of each stage."""
     seconds, began = {}, time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         clips = sorted(table.parent.glob("*.mp4"))
@@ -138,7 +138,7 @@ def staged(
 
 
 def one_pass(table: Path, latency_s: float, step_s: float, num_steps: int, num_workers: int) -> None:
-    """Print one pass over the clips, staged and streamed."""
+    """Print the times of one pass over the clips, in stages and streamed."""
     stages = staged(table, latency_s, step_s, num_steps, num_workers)
     began = time.perf_counter()
     first = 0.0
@@ -148,11 +148,11 @@ def one_pass(table: Path, latency_s: float, step_s: float, num_steps: int, num_w
             time.sleep(step_s)
     streamed = time.perf_counter() - began
     total, longest = sum(stages.values()), max(stages.values())
-    print(f"one pass over {num_steps * BATCH} clips, {num_workers} connections, one after the other:")
+    print(f"one pass over {num_steps * BATCH} clips, {num_workers} connections, in stages:")
     print("  " + ", ".join(f"{name} {taken:.1f} s" for name, taken in stages.items()) + f" = {total:.1f} s")
     print(f"  first step after {stages['download'] + stages['decode']:.1f} s")
     print(f"streamed: {streamed:.1f} s, of which {first:.1f} s to the first batch")
-    print(f"  {total / streamed:.2f} times as fast; without start-up, overlap allows {total / longest:.2f}")
+    print(f"  {total / streamed:.2f} times as fast; upper bound without start-up {total / longest:.2f}")
 
 
 def main() -> None:
@@ -160,14 +160,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-samples", type=int, default=320, help="clips of the one pass")
-    parser.add_argument("--num-workers", type=int, default=6, help="connections and decoders of the one pass")
-    parser.add_argument("--latency-ms", type=float, default=240, help="a clip on one connection")
-    parser.add_argument("--step-ms", type=float, default=40, help="training on one clip")
-    parser.add_argument("--num-steps", type=int, default=20, help="steps in which waiting is measured")
+    parser.add_argument("--num-samples", type=int, default=320, help="clips of a pass")
+    parser.add_argument("--num-workers", type=int, default=6, help="connections and decoders of a pass")
+    parser.add_argument("--latency-ms", type=float, default=240, help="milliseconds per clip and connection")
+    parser.add_argument("--step-ms", type=float, default=40, help="milliseconds of training per clip")
+    parser.add_argument("--num-steps", type=int, default=20, help="steps over which waiting is measured")
     parser.add_argument("--seed", type=int, default=1234)
     args = parser.parse_args()
-    from worldmodel.worlds import recorder  # nor this, the procedural world
+    from worldmodel.worlds import recorder  # not at the top, for the same reason
 
     with tempfile.TemporaryDirectory() as folder:
         num_steps = args.num_samples // BATCH

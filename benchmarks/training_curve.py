@@ -1,9 +1,9 @@
-"""What more training gave the shipped world, and what the curve says that still more would give.
+"""Accuracy of the shipped weights over minutes of training, and its extrapolation.
 
-`training_curve.csv` holds how many of 400 clips were right each time weights were published (`worldmodel eval
-shapes-tiny --num-samples 400 --rounds 10 --seed 1234`), and the minutes of training behind them on two shared
-cores. The share of failures is fitted as a power of the minutes, on all points and on the last three; where
-the two disagree, the second says what to expect. Intervals are 90 % of fits to counts drawn anew.
+`training_curve.csv` has the number of right clips out of 400 for each published set of weights (`worldmodel
+eval shapes-tiny --num-samples 400 --rounds 10 --seed 1234`), and the minutes of training behind them on two
+shared cores. The share of failures is fitted as a power of the minutes, on all points and on the last three;
+where the two differ, the second is more likely. Intervals contain 90 % of fits to resampled counts.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def fit(minutes: np.ndarray, right: np.ndarray) -> tuple[float, float]:
 
 
 def expected(minutes: np.ndarray, right: np.ndarray, at: float, rng: np.random.Generator) -> str:
-    """Say what share the curve expects to be right after `at` minutes."""
+    """Return the expected share of right clips after `at` minutes, as text."""
     drawn = [right, *rng.binomial(TOTAL, right / TOTAL, (DRAWS, len(right)))]
     fits = np.array([fit(minutes, counts) for counts in drawn])
     shares = 100 * (1 - np.exp(fits[:, 0] * np.log(at) + fits[:, 1]))
