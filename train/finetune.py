@@ -31,6 +31,7 @@ from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import distributed, summary
 from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
+from worldmodel.train.collective_check import collective_check
 from worldmodel.train.run_log import RunLog
 from worldmodel.train.trainer import Progress, Trainer
 from worldmodel.train.watchdog import StragglerDetector, Watchdog
@@ -110,7 +111,7 @@ def run_stage(
         progress.bad,
         mesh.sum_counts,
     )
-    with stream, Watchdog(config.hang_timeout_s) as watchdog:
+    with stream, Watchdog(config.hang_timeout_s) as watchdog, collective_check(config):
         stalled, stragglers = 0.0, StragglerDetector()
         for batches in stream:
             watchdog.beat(f"step {done}")

@@ -212,6 +212,9 @@ class TrainConfig:
     """Whether to compile the transformer layers (torch.compile)."""
     hang_timeout_s: float = 600.0
     """Seconds without progress after which a process prints the stacks of its threads and ends the run."""
+    check_collectives: bool = False
+    """For debugging: compare each collective of a step between processes before it runs. A difference ends
+    the run with an error that names the modules; steps become several times slower."""
 
     @property
     def init_sources(self) -> dict[str, str | None]:
