@@ -18,6 +18,7 @@ from worldmodel.config import TrainConfig
 from worldmodel.errors import ConfigError
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
+from worldmodel.parallel.agreement import Agreement
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.objectives.base import Objective
 from worldmodel.train.watchdog import rendezvous_store
@@ -88,6 +89,7 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
                 "component's dtype to fp32, or set lora_rank."
             )
     root.model.backbone.sequence = mesh.sequence
+    root.model.agreement = root.model.generator.agreement = Agreement(mesh.world_size)
     model = root.model.config
     if mesh.sequence.size > 1 and model.generator.is_ours and model.sampler == "swin":
         raise ConfigError(

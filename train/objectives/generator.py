@@ -68,7 +68,8 @@ class GeneratorObjective(StateObjective):
             keep = keep[:, :1].expand_as(keep)  # with guidance, both chunks of a window have no condition
             progress, follows = swin.window_places(rng.uniform(num_rounds))
             sigma = model.generator.sigma_at(progress).flatten()[:, None].expand(-1, frames)
-            continues_previous = follows.flatten() if num_rounds > 1 else None
+            (most,) = model.agreement.most(num_rounds)
+            continues_previous = follows.flatten() if most > 1 else None
             if inputs.batch.task == "rounds" and not inputs.batch.self_rollout:
                 context = rounds.context.flatten(0, 1)  # gets the sampler's own noise only
         else:

@@ -156,19 +156,35 @@ class StateObjective(Objective):
     ) -> tuple[Tensor, Tensor | None]:
         """Return context and frames whose rounds after the first are predicted by the model."""
         predicted, pixels = context[:, :1], frames if frames is None else frames[:, :1]
+        (most,) = model.agreement.most(context.shape[1])
         for index in range(1, context.shape[1]):
-            last = [episode[index - 1] for episode in actions]
-            states = model(predicted, [episode[:index] for episode in actions], pixels).states[:, -1]
-            latents = self.next_latents(model, states, predicted[:, -1], last, rng)
-            clip = None
-            if model.codec.causal or pixels is not None:
-                clip = model.decode(latents, predicted[:, -1])
-            following = model.codec.context(latents, clip, model.config.context_latents)
+            past = [episode[:index] for episode in actions]
+            following, seen = self.next_round(model, predicted, pixels, past, rng)
             predicted = torch.cat([predicted, following[:, None]], dim=1)
-            seen = None if clip is None else model.vision.select_frames(clip)
             if seen is not None and pixels is not None:
                 pixels = torch.cat([pixels, seen[:, None]], dim=1)
+        for _ in range(context.shape[1], most):  # other processes have more rounds
+            first = None if frames is None else frames[:1, :1]
+            self.next_round(
+                model, context[:1, :1], first, [actions[0][:1]], SampleRng([(0,)], rng.device, rng.dtype)
+            )
         return predicted, pixels
+
+    def next_round(
+        self,
+        model: WorldModel,
+        predicted: Float[Tensor, "b r s c h w"],
+        pixels: Tensor | None,
+        actions: list[list[Action]],
+        rng: SampleRng,
+    ) -> tuple[Float[Tensor, "b s c h w"], Tensor | None]:
+        """Return context and frames of the round after those that are `predicted`."""
+        last = predicted[:, -1]
+        states = model(predicted, actions, pixels).states[:, -1]
+        latents = self.next_latents(model, states, last, [episode[-1] for episode in actions], rng)
+        clip = model.decode(latents, last) if model.codec.causal or pixels is not None else None
+        following = model.codec.context(latents, clip, model.config.context_latents)
+        return following, None if clip is None else model.vision.select_frames(clip)
 
     def next_latents(
         self, model: WorldModel, states: Tensor, context: Tensor, actions: list[Action], rng: SampleRng

@@ -52,8 +52,13 @@ def sequences(
 def _vision_tokens(model: "WorldModel", observations: Sequence[Observation]) -> list[Float[Tensor, "_ d"]]:
     """Encode observations of different lengths, those of equal length as one batch."""
     tokens: dict[int, Tensor] = {}
-    for shape in sorted({each.shape for each in observations}):
+    shapes = sorted({each.shape for each in observations})
+    (calls,) = model.agreement.most(len(shapes))
+    for shape in shapes:
         chosen = [row for row, each in enumerate(observations) if each.shape == shape]
         batch = Observation.stack([observations[row] for row in chosen])
         tokens |= dict(zip(chosen, model.encode_observation(batch).tokens, strict=True))
+    for _ in range(len(shapes), calls):
+        spare = model.encode_observation(observations[0]).tokens
+        tokens[0] = torch.cat([tokens[0], spare[0, :0]])
     return [tokens[row] for row in range(len(observations))]

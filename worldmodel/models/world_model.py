@@ -29,6 +29,7 @@ from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.conditioning import Condition, Prediction
 from worldmodel.models.loading.model_folder import PretrainedMixin
 from worldmodel.models.vision.adapter import EncodedObservation, Observation
+from worldmodel.parallel.agreement import Agreement
 from worldmodel.types import Action, resolve_camera_targets
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 class WorldModel(nn.Module, PretrainedMixin):
     """An any-to-any world model: backbone, three adapters, video generator, codec."""
+
+    agreement = Agreement()
+    """The processes that train the model."""
 
     def __init__(self, config: WorldModelConfig, backbone: Backbone, folder: Path | None = None) -> None:
         """Build the parts around a backbone; those of other libraries are read from `folder`, if given."""

@@ -12,6 +12,7 @@ from worldmodel.batch import take
 from worldmodel.diffusion.solver import Solver
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.layers.attention import KeyValue
+from worldmodel.parallel.agreement import Agreement
 from worldmodel.parallel.mesh import SequenceGroup
 
 Latents = Float[Tensor, "b t c h w"]
@@ -69,6 +70,8 @@ class VideoGenerator(nn.Module, ABC):
     """Whether a chunk can continue one that is still noisy (`prefill_chunk`), as `sampler: swin` needs."""
     sequence: SequenceGroup = SequenceGroup()
     """Processes that share a clip in training."""
+    agreement: Agreement = Agreement()
+    """The processes that train it."""
 
     @abstractmethod
     def prefill(self, context: Context, condition: Condition) -> KVCache:
@@ -97,8 +100,8 @@ class VideoGenerator(nn.Module, ABC):
         Such a row attends to that chunk and its context in place of its own, as in `diffusion.swin`.
         """
         front, back = ((~continues_previous).nonzero()[:, 0], continues_previous.nonzero()[:, 0])
-        if not len(back):  # FSDP: every process calls its layers equally often
-            back = back.new_ones(1)
+        if not len(back):  # see parallel.agreement; the row is overwritten below
+            back = back.new_zeros(1)
         predicted, cache = self.prefill_chunk(
             context[front], latents[front], timestep[front], take(condition, front)
         )

@@ -297,10 +297,15 @@ class WanGenerator(DiffusersGenerator):
         else:
             high = first >= self.boundary_ratio * self.scheduler.config.num_train_timesteps
             out = torch.empty_like(x[:, : self.transformer.config.out_channels])
-            for network, rows in ((self.network, high), (self.network_2, ~high)):
-                if rows.any():
-                    chosen = None if states is None else states[rows]
-                    out[rows] = self._call(network, [each[rows] for each in inputs], chosen, attention)
+            chosen = [high.nonzero()[:, 0], (~high).nonzero()[:, 0]]
+            needed = self.agreement.most(*map(len, chosen))
+            for network, rows, most in zip((self.network, self.network_2), chosen, needed, strict=True):
+                if not most:
+                    continue
+                called = rows if len(rows) else rows.new_zeros(1)
+                told = None if states is None else states[called]
+                made = self._call(network, [each[called] for each in inputs], told, attention)
+                out[rows] = made[: len(rows)]
         return rearrange(out, "b c t h w -> b t c h w")
 
     def _call(
