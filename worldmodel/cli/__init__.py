@@ -25,6 +25,7 @@ VERBS = {
     "train": "train or fine-tune a model",
     "export": "convert a training checkpoint to a model folder",
     "publish": "evaluate a finished run and write its model folder and model card",
+    "download": "download a base language model",
     "record": "record sample clips to train on",
     "config": "print or list configurations",
 }

@@ -96,10 +96,14 @@ class BackboneConfig:
     """The decoder language model that predicts states and text."""
 
     pretrained: str | None = None
-    """Folder of a transformers checkpoint (safetensors), or a repository on the Hub together with `revision`;
-    empty builds `architecture` with random weights."""
+    """Folder of a transformers checkpoint (safetensors), a GGUF file, a base model that `worldmodel download`
+    fetched, or a repository on the Hub together with `revision`; empty builds `architecture` with random
+    weights."""
     revision: str | None = None
     """Commit of a repository on the Hub, as 40 hex digits, so that the weights cannot change."""
+    num_layers: int = 0
+    """Number of layers of `pretrained` that are used, the first ones; 0 uses all. Lower layers already tell
+    meanings apart, and cost less."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type of the weights; training all weights (without LoRA) needs fp32."""
     architecture: dict[str, Any] = field(default_factory=dict)
@@ -110,6 +114,10 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
+        if self.num_layers < 0:
+            raise ConfigError(
+                f"backbone.num_layers is {self.num_layers}; use 1 or more, or 0 for all layers."
+            )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     AutoTokenizer,
     DynamicCache,
@@ -20,7 +21,7 @@ from transformers import (
 from worldmodel.config import SMALL_DECODER, BackboneConfig
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.layers import attention
-from worldmodel.models.loading import pretrained
+from worldmodel.models.loading import base_models, pretrained
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import SequenceGroup
 
@@ -86,32 +87,40 @@ class Backbone(nn.Module):
             ConfigError: the architecture is not one of `MODEL_TYPES`, or a tokenizer is missing.
         """
         if config.pretrained:
-            return cls.from_pretrained(config.pretrained, config.revision, config.dtype)
+            return cls.from_pretrained(config.pretrained, config.revision, config.dtype, config.num_layers)
         architecture, tokenizer = _architecture(config, tokenizer)
         return cls(_random(architecture, config.dtype), tokenizer)
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path, revision: str | None = None, dtype: str = "fp32"
+        cls, name: str | Path, revision: str | None = None, dtype: str = "fp32", num_layers: int = 0
     ) -> "Backbone":
-        """Load model and tokenizer from a folder that transformers wrote, or a commit of a model on the Hub.
+        """Load the first `num_layers` layers of a model (0: all), and its tokenizer.
 
-        Of a model in `VISION_LANGUAGE` only the language model is loaded. For a single sequence the axes of
-        its multimodal rotary positions are equal, so they reduce to plain ones.
+        `name` is a folder of transformers, a GGUF file, a base model that was downloaded, or a commit of a
+        model on the Hub. Of a model in `VISION_LANGUAGE` only the language model is loaded. For a single
+        sequence the axes of its multimodal rotary positions are equal, so they reduce to plain ones.
 
         Raises:
             ModelError: the folder holds no readable safetensors checkpoint of an allowed family.
+            ConfigError: the family is not allowed, or the model has fewer layers.
         """
         weights_dtype = pretrained.dtype_of(dtype)
-        folder = pretrained.resolve_folder(name, revision, "backbone")
+        folder = _folder(name, revision)
         model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
-        if model_type in VISION_LANGUAGE:
-            model_class, config = VISION_LANGUAGE[model_type], _language_config(folder)
-            model = pretrained.load_model(
-                model_class, folder, weights_dtype, attention.NAME, config, LANGUAGE_WEIGHTS
-            )
-        else:
+        multimodal = model_type in VISION_LANGUAGE
+        if not multimodal and not num_layers:
             model = pretrained.load_model(AutoModelForCausalLM, folder, weights_dtype, attention.NAME)
+            return cls(model, _tokenizer(folder))
+        config = _language_config(folder) if multimodal else pretrained.read_config(folder)
+        renaming: dict[str, str | None] = LANGUAGE_WEIGHTS if multimodal else {"": ""}
+        if num_layers:
+            prefix = "model.language_model.layers." if multimodal else "model.layers."
+            left_out = range(num_layers, config.num_hidden_layers)
+            renaming = {f"{prefix}{layer}.": None for layer in left_out} | renaming
+            config = _first_layers(config, num_layers)
+        model_class = VISION_LANGUAGE[model_type] if multimodal else MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        model = pretrained.load_model(model_class, folder, weights_dtype, attention.NAME, config, renaming)
         return cls(model, _tokenizer(folder))
 
     @classmethod
@@ -122,10 +131,12 @@ class Backbone(nn.Module):
             ConfigError, ModelError: as `from_config`.
         """
         if config.pretrained:
-            folder = pretrained.resolve_folder(config.pretrained, config.revision, "backbone")
+            folder = _folder(config.pretrained, config.revision)
             model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
             multimodal = model_type in VISION_LANGUAGE
             architecture = _language_config(folder) if multimodal else pretrained.read_config(folder)
+            if config.num_layers:
+                architecture = _first_layers(architecture, config.num_layers)
             tokenizer = _tokenizer(folder)
         else:
             architecture, tokenizer = _architecture(config, tokenizer)
@@ -275,6 +286,22 @@ def _random(architecture: PreTrainedConfig, dtype: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(
         architecture, attn_implementation=attention.NAME, dtype=pretrained.dtype_of(dtype)
     )
+
+
+def _folder(name: str | Path, revision: str | None) -> Path:
+    return base_models.find(name) or pretrained.resolve_folder(name, revision, "backbone")
+
+
+def _first_layers(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
+    """Return the configuration of a model's first layers."""
+    if num_layers > config.num_hidden_layers:
+        raise ConfigError(
+            f"backbone.num_layers is {num_layers}, but the model has {config.num_hidden_layers} layers."
+        )
+    values = config.to_dict() | {"num_hidden_layers": num_layers}
+    if values.get("layer_types"):
+        values["layer_types"] = values["layer_types"][:num_layers]
+    return type(config).from_dict(values)
 
 
 def _language_config(folder: Path) -> PreTrainedConfig:
