@@ -79,7 +79,7 @@ def settings(folder: Path, steps: int, seed: int) -> configs.TrainConfig:
     return configs.TrainConfig(
         model=SMALL,
         stages={"state": state, "generator": generator},
-        data=configs.DataConfig({"shapes": configs.SourceConfig()}),
+        data=configs.DataConfig({"shapes": configs.SourceConfig("shapes")}),
         init_from=str(start),
         seed=seed,
         checkpoint_every=2,
@@ -160,7 +160,7 @@ def differences(straight: Path, broken: Path) -> Iterator[str]:
 def sample_order(config: configs.TrainConfig, dp_size: int, num_workers: int, first_step: int) -> list[tuple]:
     """Return step, index and name of every sample that all processes together see."""
     stage = config.stages["state"]
-    data = configs.DataConfig({"shapes": configs.SourceConfig()}, num_workers=num_workers)
+    data = configs.DataConfig({"shapes": configs.SourceConfig("shapes")}, num_workers=num_workers)
     found = []
     for rank in range(dp_size):
         with loader.batches(data, config.model, stage, config.seed, first_step, rank, dp_size) as stream:

@@ -90,7 +90,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizers, "NUM_DOCUMENTS", 400)
         made = tokenizers.build_tokenizer(
-            TrainConfig(model=tiny_config(), data=DataConfig({"shapes": SourceConfig()}))
+            TrainConfig(model=tiny_config(), data=DataConfig({"shapes": SourceConfig("shapes")}))
         )
     assert made is not None
     return made

@@ -81,7 +81,7 @@ def see(folder: Path) -> None:
     """Both processes read all kinds of source, mixed; what they hold is compared bit by bit."""
     columns = {"video": "path", "text": "text", "keys": "keys"}
     sources = {
-        "world": SourceConfig(),
+        "world": SourceConfig("shapes"),
         "table": SourceConfig("clips", str(folder / "clips" / "clips.csv"), columns=columns),
         "tar": SourceConfig("webdataset", str(folder / "shard.tar")),
         "hub": SourceConfig("huggingface", str(folder / "hub")),

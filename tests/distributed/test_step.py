@@ -135,7 +135,7 @@ def work(folder: Path, config_file: Path) -> None:
                 precision="fp32",
                 activations="recompute" if kernel == "sdpa" else "keep",
                 stages={stage_name: dataclasses.replace(STAGES[stage_name], steps=1, max_gradient_norm=1e9)},
-                data=DataConfig({"shapes": SourceConfig()}),
+                data=DataConfig({"shapes": SourceConfig("shapes")}),
             )
             found = gradients(config, stage_name)
             if dist.get_rank() == 0:

@@ -192,9 +192,9 @@ def test_a_recording_is_the_world_that_was_recorded(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="0"):
         recorder.record(tmp_path, 0)
     model = WorldModelConfig(action=ActionConfig(keys=KEYS))
-    world = open_source("world", DataConfig({"world": SourceConfig()}), model)
+    world = open_source("world", DataConfig({"world": SourceConfig("shapes")}), model)
     with pytest.raises(ConfigError, match=r"model\.codec\.image_size.*32.*64"):
-        open_source("world", DataConfig({"world": SourceConfig()}), MODEL)
+        open_source("world", DataConfig({"world": SourceConfig("shapes")}), MODEL)
     source = open_table(tmp_path / "clips.csv", COLUMNS, model)
     assert source.size == 3
     for index in range(3):

@@ -10,7 +10,7 @@ from worldmodel.data import loader
 from worldmodel.errors import ConfigError
 from worldmodel.worlds.shapes.source import KEYS
 
-SHAPES = {"shapes": SourceConfig()}
+SHAPES = {"shapes": SourceConfig("shapes")}
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
 STAGE = StageConfig(steps=5, batch_size=4, rounds=1, tasks={"rounds": 0.5, "describe": 0.5})
 
@@ -19,8 +19,9 @@ STAGE = StageConfig(steps=5, batch_size=4, rounds=1, tasks={"rounds": 0.5, "desc
     ("sources", "told"),
     [
         ({}, "data.sources is empty"),
+        ({"a": SourceConfig()}, r"data.sources.a.kind is ''; use one of shapes, clips"),
         ({"a": SourceConfig(kind="shape")}, r"data.sources.a.kind is 'shape'; use one of shapes, clips"),
-        ({"a": SourceConfig(split="tra")}, "'tra'"),
+        ({"a": SourceConfig("shapes", split="tra")}, "'tra'"),
         ({"a": SourceConfig(kind="webdataset", path="/no/such/*.tar")}, "/no/such/"),
     ],
 )
@@ -30,7 +31,10 @@ def test_sources_that_cannot_be(sources: dict[str, SourceConfig], told: str) -> 
 
 
 def test_a_stage_draws_from_sources_of_its_own() -> None:
-    sources = {"easy": SourceConfig(split="single", weight=0.0), "hard": SourceConfig(split="compositions")}
+    sources = {
+        "easy": SourceConfig("shapes", split="single", weight=0.0),
+        "hard": SourceConfig("shapes", split="compositions"),
+    }
     data = DataConfig(sources)
 
     def drawn(**weights: float) -> set[str]:
@@ -52,7 +56,7 @@ def test_a_stage_draws_from_sources_of_its_own() -> None:
         ({"window": 0}, "data.window.*0"),
         ({"timeout_s": 0.0}, "data.timeout_s.*0"),
         ({"max_bad_fraction": 2.0}, "data.max_bad_fraction.*2"),
-        ({"sources": {"a": SourceConfig(weight=-1.0)}}, "data.sources.a.weight.*-1"),
+        ({"sources": {"a": SourceConfig("shapes", weight=-1.0)}}, "data.sources.a.weight.*-1"),
     ],
 )
 def test_settings_that_cannot_be(setting: dict[str, Any], told: str) -> None:

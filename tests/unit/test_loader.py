@@ -53,7 +53,7 @@ def names(
         ]
 
 
-SHAPES = {"shapes": SourceConfig()}
+SHAPES = {"shapes": SourceConfig("shapes")}
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def mixed(recorded: Path) -> DataConfig:
     """The procedural world, mixed with clips on disk."""
     columns = {"video": "path", "text": "text", "keys": "keys"}
     clips = SourceConfig(kind="clips", path=str(recorded / "clips.csv"), columns=columns, weight=2.0)
-    return DataConfig({"world": SourceConfig(), "clips": clips}, window=4)
+    return DataConfig({"world": SourceConfig("shapes"), "clips": clips}, window=4)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class NumberedRecipe:
 
 
 def stream(source: Numbered, stage: StageConfig, max_bad_fraction: float = 1.0, **more: Any) -> BatchLoader:
-    config = DataConfig({"numbers": SourceConfig()}, window=8, max_bad_fraction=max_bad_fraction)
+    config = DataConfig({"numbers": SourceConfig("shapes")}, window=8, max_bad_fraction=max_bad_fraction)
     return BatchLoader({"numbers": source}, config, stage, 0, **more)
 
 
@@ -351,7 +351,7 @@ def test_a_hanging_worker_is_an_error() -> None:
 def test_a_mistake_in_a_source_ends_the_run_with_its_trace() -> None:
     source = ShapesSource()
     source.split = "nowhere"
-    config = DataConfig({"shapes": SourceConfig()}, num_workers=1)
+    config = DataConfig({"shapes": SourceConfig("shapes")}, num_workers=1)
     with (
         BatchLoader({"shapes": source}, config, STAGE, 0) as made,
         pytest.raises(RuntimeError, match="nowhere"),
@@ -359,7 +359,7 @@ def test_a_mistake_in_a_source_ends_the_run_with_its_trace() -> None:
         next(made)
     for num_workers in (0, 1):
         lost = LostSource()
-        config = DataConfig({"lost": SourceConfig()}, num_workers=num_workers)
+        config = DataConfig({"lost": SourceConfig("shapes")}, num_workers=num_workers)
         with BatchLoader({"lost": lost}, config, STAGE, 0) as made, pytest.raises(OSError, match="unplugged"):
             list(made)
         assert lost.closed
@@ -384,7 +384,7 @@ class LostSource:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_source_that_hangs_is_an_error(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "SOURCE_GRACE_S", 0.0)
-    config = DataConfig({"stuck": SourceConfig()}, num_workers=num_workers, timeout_s=1.0)
+    config = DataConfig({"stuck": SourceConfig("shapes")}, num_workers=num_workers, timeout_s=1.0)
     source = StuckSource()
     with BatchLoader({"stuck": source}, config, STAGE, 0) as made:
         with pytest.raises(ConfigError, match=r"data.sources.stuck.* 1 s.*data.timeout_s"):
@@ -417,7 +417,7 @@ class CountingSource(ShapesSource):
 def test_only_a_few_batches_are_ready_ahead() -> None:
     """However slow the training: memory is bounded by data.prefetch, not by what the source could give."""
     source, stage = CountingSource(), dataclasses.replace(STAGE, steps=10**6)
-    config = DataConfig({"shapes": SourceConfig()}, num_workers=2, prefetch=3)
+    config = DataConfig({"shapes": SourceConfig("shapes")}, num_workers=2, prefetch=3)
     with BatchLoader({"shapes": source}, config, stage, 0) as made:
         next(made)
         asked = -1
@@ -433,7 +433,8 @@ import sys, time
 from worldmodel.config import DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
 stage = StageConfig(steps=10**6, batch_size=2, tasks={"rounds": 1.0})
-stream = loader.batches(DataConfig({"shapes": SourceConfig()}, num_workers=2), WorldModelConfig(), stage, 0)
+data = DataConfig({"shapes": SourceConfig("shapes")}, num_workers=2)
+stream = loader.batches(data, WorldModelConfig(), stage, 0)
 next(stream)
 print(*[worker.process.pid for worker in stream.workers], flush=True)
 time.sleep(600)

@@ -42,7 +42,7 @@ def components(*names: str, **settings: TrainedConfig) -> dict[str, TrainedConfi
     return {name: TrainedConfig() for name in names} | settings
 
 
-SHAPES = DataConfig({"shapes": SourceConfig()})
+SHAPES = DataConfig({"shapes": SourceConfig("shapes")})
 ALIGNED = components("backbone", "adapters")
 STAGES = {
     "codec": StageConfig("codec", tasks={"rounds": 1.0}, train=components("codec"), muon_lr=0, rounds=1),

@@ -28,7 +28,7 @@ def test_training():
     model = build(WorldModelConfig, json.loads((HERE / "model.json").read_text()))
     train = {"codec": TrainedConfig()}
     stage = StageConfig("codec", steps=10**6, batch_size=1, tasks={"rounds": 1.0}, train=train)
-    data = DataConfig({"shapes": SourceConfig()})
+    data = DataConfig({"shapes": SourceConfig("shapes")})
     stages, run = {"codec": stage}, str(HERE / "run")
     finetune.train(TrainConfig(model=model, stages=stages, data=data, run_dir=run, log_every=1))
 

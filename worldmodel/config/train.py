@@ -111,7 +111,7 @@ class StageConfig:
 class SourceConfig:
     """A source of episodes."""
 
-    kind: str = "shapes"
+    kind: str = ""
     """clips (video files with a table), webdataset (tar files), huggingface (a streamed dataset), or the name
     of a world that generates its episodes, such as shapes."""
     path: str = ""

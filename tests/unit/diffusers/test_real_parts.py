@@ -475,7 +475,7 @@ def test_run_trains_exports_and_rolls_out(
     config = TrainConfig(
         model=model,
         stages={"joint": stage},
-        data=DataConfig({"shapes": SourceConfig()}),
+        data=DataConfig({"shapes": SourceConfig("shapes")}),
         run_dir=str(tmp_path / "run"),
         log_every=1,
     )
