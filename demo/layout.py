@@ -34,7 +34,7 @@ class Layout:
 
     def __init__(self, state: gr.State, start_images: Sequence[StartImage]) -> None:
         """Create the components in the current `gr.Blocks`."""
-        self.journey, self._start_images = state, start_images
+        self.history, self._start_images = state, start_images
         self.head = gr.HTML(rendering.header("Steer a world by text."), elem_id="wm-head")
         with gr.Tabs(elem_id="wm-tabs"):
             with gr.Tab("Steer"):

@@ -1,4 +1,4 @@
-"""Event handlers of the page. Worlds are on the server; a journey keeps the history of one visitor."""
+"""Event handlers of the page, which keeps the rollout history of each visitor; worlds are on the server."""
 
 import asyncio
 import functools
@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from worldmodel.demo import rendering
-from worldmodel.demo.journey import Journey
+from worldmodel.demo.history import RolloutHistory
 from worldmodel.demo.layout import Layout
 from worldmodel.demo.theme import theme
 from worldmodel.errors import InputError, WorldModelError
@@ -69,7 +69,7 @@ def _with_warnings(handler: Handler) -> Handler:
 
 
 class Page:
-    """The page and its event handlers; the only state is the journey of each visitor."""
+    """The page and its event handlers; the only state is the history of each visitor."""
 
     def __init__(self, client: AsyncClient, catalog: World) -> None:
         """Create the page for the client of a server, with the start images and actions of a world."""
@@ -83,7 +83,7 @@ class Page:
     def _connect(self) -> None:
         at = self.at
         shown = [
-            *(at.journey, at.start, at.play, at.main, at.futures, at.compare, at.undo),
+            *(at.history, at.start, at.play, at.main, at.futures, at.compare, at.undo),
             *(at.stage, at.timeline, at.branches, at.palette, at.answer, *at.stages),
         ]
         on = self._on
@@ -112,7 +112,7 @@ class Page:
             saved.then(None, at.download, None, js=SAVE).then(
                 lambda: "", None, at.download, show_progress="hidden"
             )
-        on(at.anew.click, self._reset, [], [at.journey, at.start, at.play])
+        on(at.anew.click, self._reset, [], [at.history, at.start, at.play])
         # The iframe is loaded only when its tab is opened.
         at.live_tab.select(lambda: _frame(self.client.base_url), None, at.live, show_progress="hidden")
         self.blocks.load(self._greet, None, at.head, show_progress="hidden")
@@ -127,7 +127,7 @@ class Page:
     ) -> Any:
         return event(
             _with_warnings(handler),
-            [self.at.journey, *inputs],
+            [self.at.history, *inputs],
             outputs,
             show_progress="minimal",
             show_progress_on=busy or [self.at.stage],
@@ -144,136 +144,136 @@ class Page:
             gr.Warning(escape(str(error)), duration=None)
             return gr.skip()
 
-    async def _start_scene(self, journey: Journey | None, seed: float, event: gr.EventData) -> Updates:
+    async def _start_scene(self, history: RolloutHistory | None, seed: float, event: gr.EventData) -> Updates:
         start = self.start_images[_index(event, len(self.start_images))]
-        started = await Journey.from_image(self.client, self.catalog, start, _seed(seed))
-        return await self._start(journey, started)
+        started = await RolloutHistory.from_image(self.client, self.catalog, start, _seed(seed))
+        return await self._start(history, started)
 
-    async def _start_upload(self, journey: Journey | None, data: bytes | None, seed: float) -> Updates:
+    async def _start_upload(self, history: RolloutHistory | None, data: bytes | None, seed: float) -> Updates:
         if not data:
             raise InputError("The file is empty; use a PNG, JPEG, WebP or MP4.")
-        started = await Journey.from_upload(self.client, self.catalog, data, _seed(seed))
-        return {**await self._start(journey, started), self.at.upload: None}
+        started = await RolloutHistory.from_upload(self.client, self.catalog, data, _seed(seed))
+        return {**await self._start(history, started), self.at.upload: None}
 
-    async def _start_text(self, journey: Journey | None, text: str, seed: float) -> Updates:
+    async def _start_text(self, history: RolloutHistory | None, text: str, seed: float) -> Updates:
         if not text.strip():
             raise InputError("Describe the scene, or pick one of the examples.")
-        started = await Journey.from_text(self.client, self.catalog, text.strip(), _seed(seed))
-        return await self._start(journey, started)
+        started = await RolloutHistory.from_text(self.client, self.catalog, text.strip(), _seed(seed))
+        return await self._start(history, started)
 
-    async def _start(self, previous: Journey | None, journey: Journey) -> Updates:
+    async def _start(self, previous: RolloutHistory | None, history: RolloutHistory) -> Updates:
         if previous is not None:
             await previous.close()
-        return self._show(journey)
+        return self._show(history)
 
-    async def _reset(self, journey: Journey | None) -> Updates:
-        if journey is not None:
-            await journey.close()
+    async def _reset(self, history: RolloutHistory | None) -> Updates:
+        if history is not None:
+            await history.close()
         at = self.at
-        return {at.journey: None, at.start: gr.Column(visible=True), at.play: gr.Column(visible=False)}
+        return {at.history: None, at.start: gr.Column(visible=True), at.play: gr.Column(visible=False)}
 
     # ---- steps -----------------------------------------------------------------------------------------
 
-    async def _step_text(self, journey: Journey | None, text: str) -> Updates:
+    async def _step_text(self, history: RolloutHistory | None, text: str) -> Updates:
         if not text.strip():
             raise InputError("Describe the action, or pick one of the suggestions.")
-        return {**await self._step(journey, text), self.at.action: ""}
+        return {**await self._step(history, text), self.at.action: ""}
 
-    async def _step_chip(self, journey: Journey | None, event: gr.EventData) -> Updates:
+    async def _step_chip(self, history: RolloutHistory | None, event: gr.EventData) -> Updates:
         kind, act = (str(event._data.get(name, "")) for name in ("kind", "act"))
         return await self._step(
-            journey, {"keys": [act]} if kind == "key" else None if kind == "wait" else act
+            history, {"keys": [act]} if kind == "key" else None if kind == "wait" else act
         )
 
-    async def _step(self, journey: Journey | None, action: AnyAction) -> Updates:
-        journey = _started(journey)
-        await journey.step(action)
-        return self._show(journey)
+    async def _step(self, history: RolloutHistory | None, action: AnyAction) -> Updates:
+        history = _started(history)
+        await history.step(action)
+        return self._show(history)
 
-    async def _undo(self, journey: Journey | None) -> Updates:
-        journey = _started(journey)
-        if journey.branch.at == 0:
+    async def _undo(self, history: RolloutHistory | None) -> Updates:
+        history = _started(history)
+        if history.branch.at == 0:
             raise InputError("There is nothing to undo.")
-        await journey.go(journey.branch.at - 1)
-        return self._show(journey)
+        await history.go(history.branch.at - 1)
+        return self._show(history)
 
-    async def _go(self, journey: Journey | None, event: gr.EventData) -> Updates:
-        journey = _started(journey)
-        await journey.go(_index(event, len(journey.branch.moments)))
-        return self._show(journey)
+    async def _go(self, history: RolloutHistory | None, event: gr.EventData) -> Updates:
+        history = _started(history)
+        await history.go(_index(event, len(history.branch.moments)))
+        return self._show(history)
 
     # ---- branches and futures --------------------------------------------------------------------------
 
-    async def _switch(self, journey: Journey | None, event: gr.EventData) -> Updates:
-        journey = _started(journey)
-        journey.current = _index(event, len(journey.branches))
-        return self._show(journey)
+    async def _switch(self, history: RolloutHistory | None, event: gr.EventData) -> Updates:
+        history = _started(history)
+        history.current = _index(event, len(history.branches))
+        return self._show(history)
 
-    async def _fork(self, journey: Journey | None) -> Updates:
-        journey = _started(journey)
-        await journey.fork()
-        gr.Info(f"Switched to {journey.branch.name}; the previous branch is unchanged.", duration=5)
-        return self._show(journey)
+    async def _fork(self, history: RolloutHistory | None) -> Updates:
+        history = _started(history)
+        await history.fork()
+        gr.Info(f"Switched to {history.branch.name}; the previous branch is unchanged.", duration=5)
+        return self._show(history)
 
-    async def _open_compare(self, journey: Journey | None) -> Updates:
+    async def _open_compare(self, history: RolloutHistory | None) -> Updates:
         suggested = [
             action
-            for row in self.catalog.target_actions(_started(journey).branch.now.targets)
+            for row in self.catalog.target_actions(_started(history).branch.now.targets)
             for action in row
         ]
         first, second = (suggested[1].text, suggested[4].text) if len(suggested) > 4 else ("", "")
         return {self.at.compare: gr.Column(visible=True), self.at.first: first, self.at.second: second}
 
-    async def _compare(self, journey: Journey | None, first: str, second: str) -> Updates:
-        journey, at = _started(journey), self.at
+    async def _compare(self, history: RolloutHistory | None, first: str, second: str) -> Updates:
+        history, at = _started(history), self.at
         if not first.strip() or not second.strip():
             raise InputError("Describe two actions, one in each field.")
-        await journey.compare(first, second)
+        await history.compare(first, second)
         rendered = [
-            rendering.stage(moment, journey.branch.now, world.info.fps, name)
-            for name, (world, moment) in zip(("First", "Second"), journey.futures, strict=True)
+            rendering.stage(moment, history.branch.now, world.info.fps, name)
+            for name, (world, moment) in zip(("First", "Second"), history.futures, strict=True)
         ]
         stages = dict(zip(at.stages, rendered, strict=True))
         return {at.main: gr.Row(visible=False), at.futures: gr.Column(visible=True), **stages}
 
-    async def _choose(self, index: int, journey: Journey | None) -> Updates:
-        journey = _started(journey)
-        await journey.choose(index)
-        return self._show(journey)
+    async def _choose(self, index: int, history: RolloutHistory | None) -> Updates:
+        history = _started(history)
+        await history.choose(index)
+        return self._show(history)
 
-    async def _forget(self, journey: Journey | None) -> Updates:
-        journey = _started(journey)
-        await journey.forget_futures()
-        return self._show(journey)
+    async def _forget(self, history: RolloutHistory | None) -> Updates:
+        history = _started(history)
+        await history.forget_futures()
+        return self._show(history)
 
     # ---- questions and saving --------------------------------------------------------------------------
 
-    async def _describe(self, journey: Journey | None) -> str:
-        return rendering.answer("Description", await _started(journey).describe(None))
+    async def _describe(self, history: RolloutHistory | None) -> str:
+        return rendering.answer("Description", await _started(history).describe(None))
 
-    async def _explain(self, journey: Journey | None) -> str:
-        return rendering.answer("Last action", await _started(journey).explain())
+    async def _explain(self, history: RolloutHistory | None) -> str:
+        return rendering.answer("Last action", await _started(history).explain())
 
-    async def _ask(self, journey: Journey | None, question: str) -> str:
+    async def _ask(self, history: RolloutHistory | None, question: str) -> str:
         if not question.strip():
             raise InputError("Ask a question about the image, such as: how many things are there.")
-        return rendering.answer(question, await _started(journey).describe(question.strip()))
+        return rendering.answer(question, await _started(history).describe(question.strip()))
 
-    async def _save(self, suffix: str, journey: Journey | None) -> str:
-        journey = _started(journey)
-        fps = journey.branch.world.info.fps
+    async def _save(self, suffix: str, history: RolloutHistory | None) -> str:
+        history = _started(history)
+        fps = history.branch.world.info.fps
         return await asyncio.to_thread(
-            rendering.video_uri, journey.frames(), fps, rendering.SAVED_SIDE, suffix
+            rendering.video_uri, history.frames(), fps, rendering.SAVED_SIDE, suffix
         )
 
-    def _show(self, journey: Journey) -> Updates:
-        """Return the values of all components for a journey."""
-        at, branch = self.at, journey.branch
+    def _show(self, history: RolloutHistory) -> Updates:
+        """Return the values of all components for a rollout history."""
+        at, branch = self.at, history.branch
         info = branch.world.info
         before = branch.moments[branch.at - 1] if branch.at else None
         keys = () if info.action_schema["text"] else info.action_schema["keys"][:12]
         return {
-            at.journey: journey,
+            at.history: history,
             at.start: gr.Column(visible=False),
             at.play: gr.Column(visible=True),
             at.main: gr.Row(visible=True),
@@ -282,17 +282,17 @@ class Page:
             at.undo: gr.Button(interactive=branch.at > 0),
             at.stage: rendering.stage(branch.now, before, info.fps, f"Round {branch.at}"),
             at.timeline: rendering.timeline(branch),
-            at.branches: rendering.branches(journey),
+            at.branches: rendering.branches(history),
             at.palette: rendering.palette(self.catalog, branch.now.targets, branch.at, keys),
             at.answer: "",
             **dict.fromkeys(at.stages, ""),
         }
 
 
-def _started(journey: Journey | None) -> Journey:
-    if journey is None:
+def _started(history: RolloutHistory | None) -> RolloutHistory:
+    if history is None:
         raise InputError("There is no world; pick a scene first.")
-    return journey
+    return history
 
 
 def _seed(number: float | None) -> int:
@@ -314,13 +314,13 @@ def _frame(base_url: str) -> str:
     )
 
 
-def _close_callback() -> Callable[[Journey | None], None]:
+def _close_callback() -> Callable[[RolloutHistory | None], None]:
     """Return a callback that closes the worlds of a visitor who has left."""
     running: set[asyncio.Task[None]] = set()
 
-    def close(journey: Journey | None) -> None:
-        if journey is not None:
-            task = asyncio.get_running_loop().create_task(journey.close())
+    def close(history: RolloutHistory | None) -> None:
+        if history is not None:
+            task = asyncio.get_running_loop().create_task(history.close())
             running.add(task)
             task.add_done_callback(running.discard)
 

@@ -8,7 +8,7 @@ import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from worldmodel.demo.journey import Branch, Journey, Moment
+from worldmodel.demo.history import Branch, Moment, RolloutHistory
 from worldmodel.media import Frame, Frames
 from worldmodel.media.encoding import encode_png, encode_video
 from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
@@ -74,14 +74,14 @@ def timeline(branch: Branch) -> str:
     )
 
 
-def branches(journey: Journey) -> str:
+def branches(history: RolloutHistory) -> str:
     """Return a switch between branches; empty if there is only one."""
-    if len(journey.branches) < 2:
+    if len(history.branches) < 2:
         return ""
     buttons = [
-        f'<button type="button" data-index="{index}" aria-pressed="{str(index == journey.current).lower()}">'
+        f'<button type="button" data-index="{index}" aria-pressed="{str(index == history.current).lower()}">'
         f"{escape(branch.name)}<i>{branch.at}</i></button>"
-        for index, branch in enumerate(journey.branches)
+        for index, branch in enumerate(history.branches)
     ]
     return f'<div class="wm-branches" role="group" aria-label="Branches">{"".join(buttons)}</div>'
 
@@ -101,7 +101,7 @@ def palette(catalog: World, targets: Sequence[Target], turn: int, keys: Sequence
 
 
 def _row(name: str, chips: Iterable[str]) -> str:
-    return f'<div class="wm-thing"><span class="wm-name">{name}</span><span>{"".join(chips)}</span></div>'
+    return f'<div class="wm-target"><span class="wm-name">{name}</span><span>{"".join(chips)}</span></div>'
 
 
 def _chip(action: SuggestedAction, kind: str = "text") -> str:

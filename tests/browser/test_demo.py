@@ -66,9 +66,9 @@ def plays(page: Any, selector: str = "#wm-stage") -> None:
 
 
 def note(page: Any) -> str:
-    told = page.locator(".toast-body").last
-    told.wait_for()
-    return told.inner_text()
+    toast = page.locator(".toast-body").last
+    toast.wait_for()
+    return toast.inner_text()
 
 
 def fits(page: Any) -> bool:
@@ -185,9 +185,9 @@ def test_command_starts_and_stops_its_own_server(model_folder: Path) -> None:
     ) as demo:
         assert demo.stdout is not None
         try:
-            told = next(line for line in demo.stdout if line.startswith("Open "))
-            address = re.search(r"http://127\.0\.0\.1:\d+/?", told)
-            assert address is not None, told
+            line = next(line for line in demo.stdout if line.startswith("Open "))
+            address = re.search(r"http://127\.0\.0\.1:\d+/?", line)
+            assert address is not None, line
             answer = httpx.get(address[0], trust_env=False)
             assert answer.status_code == 200
             play = re.search(r"http://127\.0\.0\.1:\d+", answer.text.replace(address[0].rstrip("/"), ""))
@@ -202,7 +202,7 @@ def test_command_starts_and_stops_its_own_server(model_folder: Path) -> None:
 
 def test_command_errors(tmp_path: Path) -> None:
     pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
-    for given, told in (
+    for given, named in (
         ([str(tmp_path)], "error: "),
         (["tiny", "--server", "http://127.0.0.1:9"], "--server"),
         (["--server", "nowhere"], "nowhere"),
@@ -214,5 +214,5 @@ def test_command_errors(tmp_path: Path) -> None:
             timeout=120,
         )
         assert done.returncode == 2
-        assert told in done.stderr
+        assert named in done.stderr
         assert len(done.stderr.splitlines()) == 1

@@ -52,7 +52,7 @@ def test_one_process_equals_torch(dtype: torch.dtype) -> None:
     assert all(torch.equal(*pair) for pair in zip(weights, reference(dtype), strict=True))
 
 
-def test_what_has_no_gradient_stays() -> None:
+def test_parameters_without_gradient_are_unchanged() -> None:
     weights = net(torch.float32)
     optimizer = muon.Muon(weights.parameters(), **SETTINGS)
     weights[0].grad = torch.ones_like(weights[0])

@@ -1,4 +1,4 @@
-"""A training whose processes are killed ends in exactly the numbers of one that was left alone."""
+"""A training run whose processes are killed gives exactly the results of an undisturbed run."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "resume.py"
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes to kill in /proc")
-def test_killed_processes_leave_no_trace_in_the_numbers() -> None:
+def test_killed_processes_do_not_change_results() -> None:
     """Two kills of the benchmark's twenty: one while a checkpoint is written, one at any time."""
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), "--kills", "2"],

@@ -1,4 +1,4 @@
-"""Processes that share sequences see the same samples, or the run ends: none trains on different ones."""
+"""Processes that share sequences read the same samples, or the run ends with an error."""
 
 import contextlib
 import dataclasses

@@ -253,7 +253,7 @@ def test_a_process_reads_and_holds_its_own_part_alone(started: Path, run: str, m
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_files_that_do_not_fit_are_told_by_every_process(started: Path, damage: str) -> None:
+def test_files_that_do_not_fit_are_reported_by_every_process(started: Path, damage: str) -> None:
     with pytest.raises(ModelError) as raised:
         WorldModel.from_config(run_config(started, "qwen3", backbone=damage).model)
     told = [file.read_text() for file in sorted(started.glob(f"{damage}.*.txt"))]

@@ -1,4 +1,4 @@
-"""Guards over several processes: whose samples went wrong, who is slow, and restarts that do not mix."""
+"""The watchdog on several processes: failing samples, slow processes, and restarts."""
 
 import os
 import sys

@@ -96,7 +96,7 @@ def test_the_client_of_a_running_server(clone: Path) -> None:
         exec(compile(code.replace("http://127.0.0.1:8000", url), "serve.md", "exec"), {})
 
 
-def test_there_is_something_to_run() -> None:
+def test_pages_have_code_blocks() -> None:
     assert sum(len(blocks("python", page)) for page in PAGES) >= 4
     assert len(commands()) >= 8
 

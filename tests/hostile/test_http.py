@@ -361,7 +361,7 @@ def test_tensors_and_archives_are_rejected(keyed: TestClient) -> None:
         )
 
 
-# ---- what is told ------------------------------------------------------------------------------------------
+# ---- error messages ----------------------------------------------------------------------------------------
 
 
 def test_internal_errors_reveal_no_details(keyed: TestClient) -> None:

@@ -1,6 +1,6 @@
-"""Uploads meant to harm: each is refused in one plain sentence, and the server decodes the next one.
+"""Malicious uploads: each is refused with an `InputError`, and the server decodes the next one.
 
-The weaknesses are those that other model servers had; where one has a number it stands beside its test.
+The attacks are those on other model servers, with their CVE numbers.
 """
 
 import asyncio
@@ -94,9 +94,9 @@ def mp4(
             stream.options = {"preset": "ultrafast"}
         stream.codec_context.thread_count = 1
         for index, frame in enumerate(frames):
-            picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
-            picture.pts, picture.time_base = round(1000 * index * step), Fraction(1, 1000)
-            container.mux(stream.encode(picture))
+            image = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            image.pts, image.time_base = round(1000 * index * step), Fraction(1, 1000)
+            container.mux(stream.encode(image))
         container.mux(stream.encode(None))
     return buffer.getvalue()
 
@@ -106,13 +106,13 @@ def noise(num_frames: int, side: int = 64) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def film() -> bytes:
+def video() -> bytes:
     return mp4(noise(12))
 
 
 @pytest.fixture(scope="module")
-def slow_film() -> bytes:
-    """A film that takes many seconds to decode and little time to make: one keyframe, again and again."""
+def slow_video() -> bytes:
+    """A video that takes many seconds to decode and little time to make: one keyframe, again and again."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=60, options={"preset": "ultrafast", "crf": "51"})
@@ -182,7 +182,7 @@ def test_archives_and_tensors_are_refused() -> None:
         decode(buffer.getvalue())
 
 
-def test_a_picture_with_a_foreign_tail_is_only_the_picture() -> None:
+def test_bytes_after_an_image_are_ignored() -> None:
     frames = decode(png(16, 16) + b"PK\x03\x04" + FOREIGN["pickle"])
     assert not frames.any()
 
@@ -211,7 +211,7 @@ def test_too_many_bytes_are_refused_before_a_process_starts() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(50_000, 50_000), (2**31 - 1, 2**31 - 1), (30_000, 1000)])
-def test_a_picture_bomb_is_refused_by_its_header(width: int, height: int) -> None:
+def test_a_decompression_bomb_is_refused_by_its_header(width: int, height: int) -> None:
     data = png(8, 8)
     header = struct.pack("!IIBBBBB", width, height, 8, 2, 0, 0, 0)
     data = data[:16] + header + struct.pack("!I", zlib.crc32(b"IHDR" + header)) + data[33:]
@@ -226,7 +226,7 @@ def test_slivers_are_refused(width: int, height: int) -> None:
 
 
 @pytest.mark.parametrize("name", [b"zTXt", b"iCCP", b"iTXt"])
-def test_a_bomb_beside_the_pixels_does_no_harm(name: bytes) -> None:
+def test_a_bomb_in_metadata_is_harmless(name: bytes) -> None:
     """A comment or profile of a few kilobytes that inflates to 64 MiB."""
     packed = zlib.compress(bytes(2**26), 9)
     body = {b"zTXt": b"k\0\0", b"iCCP": b"k\0\0", b"iTXt": b"k\0\1\0\0\0"}[name] + packed
@@ -237,30 +237,30 @@ def test_a_bomb_beside_the_pixels_does_no_harm(name: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_an_animation_is_one_picture(kind: str) -> None:
-    """CVE-2026-34755: a "picture" of unbounded frames."""
+def test_only_the_first_frame_of_an_animation_is_read(kind: str) -> None:
+    """CVE-2026-34755: a "image" of unbounded frames."""
     first, *rest = [Image.fromarray(frame) for frame in noise(200, 16)]
     buffer = io.BytesIO()
     first.save(buffer, kind, save_all=True, append_images=rest, duration=10)
     assert decode(buffer.getvalue(), max_frames=512).shape == (1, 16, 16, 3)
 
 
-def test_too_many_seconds_are_refused(film: bytes) -> None:
+def test_too_many_seconds_are_refused(video: bytes) -> None:
     assert " 60 " in refusal(mp4(noise(3), seconds_a_frame=500))
-    assert " 1 " in refusal(film, max_video_s=1)
+    assert " 1 " in refusal(video, max_video_s=1)
 
 
-def test_too_many_frames_are_refused_while_they_are_counted(film: bytes) -> None:
-    assert " 5 " in refusal(film, fps=1, max_frames=8, max_decoded_frames=5)
+def test_too_many_frames_are_refused_while_they_are_counted(video: bytes) -> None:
+    assert " 5 " in refusal(video, fps=1, max_frames=8, max_decoded_frames=5)
 
 
-def test_no_more_frames_come_than_were_asked_for(film: bytes) -> None:
-    assert decode(film, fps=1000, max_frames=40).shape == (40, 16, 16, 3)
+def test_no_more_frames_than_requested_are_decoded(video: bytes) -> None:
+    assert decode(video, fps=1000, max_frames=40).shape == (40, 16, 16, 3)
 
 
-def test_a_film_of_absurd_size_is_refused(film: bytes) -> None:
+def test_a_video_of_excessive_size_is_refused(video: bytes) -> None:
     assert "4096x2320 pixels; shrink" in refusal(mp4(np.zeros((1, 2320, 4096, 3), np.uint8)))
-    assert "pixels; shrink" in refusal(film, max_video_pixels=1000)
+    assert "pixels; shrink" in refusal(video, max_video_pixels=1000)
 
 
 def patched(data: bytes, box: bytes, offset: int, value: bytes) -> bytes:
@@ -285,22 +285,24 @@ def patched(data: bytes, box: bytes, offset: int, value: bytes) -> bytes:
         (b"tkhd", 76, b"\xff\xff\xff\xff\xff\xff\xff\xff"),
     ],
 )
-def test_a_film_whose_header_lies_costs_little(film: bytes, box: bytes, offset: int, value: bytes) -> None:
+def test_a_video_with_a_false_header_costs_little(
+    video: bytes, box: bytes, offset: int, value: bytes
+) -> None:
     """Counts, sizes, durations and dimensions of billions: refused, or decoded to no more than was asked."""
     started = time.monotonic()
     try:
-        assert 1 <= len(decode(patched(film, box, offset, value))) <= 16
+        assert 1 <= len(decode(patched(video, box, offset, value))) <= 16
     except InputError as error:
         assert not LEAKS.search(str(error))  # noqa: PT017 -- refusing is one of two right answers
     assert time.monotonic() - started < 15
-    assert len(decode(film)) == 12
+    assert len(decode(video)) == 12
 
 
 # Damage
 
 
-def test_cut_files_are_refused(film: bytes) -> None:
-    samples = [film]
+def test_cut_files_are_refused(video: bytes) -> None:
+    samples = [video]
     for kind in ("PNG", "JPEG", "WEBP"):
         buffer = io.BytesIO()
         Image.fromarray(noise(1)[0]).save(buffer, kind)
@@ -315,8 +317,8 @@ def test_cut_files_are_refused(film: bytes) -> None:
 
 
 @given(draw=st.data())
-def test_mutated_files_are_decoded_or_refused(film: bytes, draw: st.DataObject) -> None:
-    sample = draw.draw(st.sampled_from([png(24, 24), film]))
+def test_mutated_files_are_decoded_or_refused(video: bytes, draw: st.DataObject) -> None:
+    sample = draw.draw(st.sampled_from([png(24, 24), video]))
     damaged = bytearray(sample[: draw.draw(st.integers(1, len(sample)))])
     for _ in range(draw.draw(st.integers(0, 8))):
         damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
@@ -350,23 +352,23 @@ def assert_no_child_stays() -> None:
     assert children() == []
 
 
-def test_a_decoder_that_takes_too_long_is_killed(slow_film: bytes) -> None:
+def test_a_decoder_that_takes_too_long_is_killed(slow_video: bytes) -> None:
     decode(png(16, 16))
     started = time.monotonic()
     with pytest.raises(InputError, match=decoding.EXHAUSTED):
-        decode(slow_film, fps=1, timeout_s=0.5)
+        decode(slow_video, fps=1, timeout_s=0.5)
     assert time.monotonic() - started < 5
     assert_no_child_stays()
     assert decode(png(16, 16)).shape == (1, 16, 16, 3)
 
 
-def test_a_decoder_that_uses_too_much_processor_time_is_killed(slow_film: bytes) -> None:
-    assert refusal(slow_film, fps=1, cpu_s=1, timeout_s=120) == decoding.EXHAUSTED
+def test_a_decoder_that_uses_too_much_processor_time_is_killed(slow_video: bytes) -> None:
+    assert refusal(slow_video, fps=1, cpu_s=1, timeout_s=120) == decoding.EXHAUSTED
 
 
-def test_a_caller_who_leaves_ends_the_decoder(slow_film: bytes) -> None:
+def test_a_caller_who_leaves_ends_the_decoder(slow_video: bytes) -> None:
     async def leave() -> None:
-        wish = asyncio.create_task(decode_upload(slow_film, size=16, fps=1, max_frames=8))
+        wish = asyncio.create_task(decode_upload(slow_video, size=16, fps=1, max_frames=8))
         while not children():
             assert not wish.done()
             await asyncio.sleep(0.01)
@@ -381,14 +383,14 @@ def test_a_caller_who_leaves_ends_the_decoder(slow_film: bytes) -> None:
     assert_no_child_stays()
 
 
-def test_a_child_ends_by_itself_when_its_server_is_gone(slow_film: bytes) -> None:
+def test_a_child_ends_by_itself_when_its_server_is_gone(slow_video: bytes) -> None:
     async def begin() -> int:
         loop = asyncio.get_running_loop()
         with decoding._FORK_SERVER.open_child() as child:
             pidfd = await decoding._receive_pidfd(child)
             limits = limits_with(memory_bytes=2**30, cpu_s=60, timeout_s=0.2)
-            request = DecodeRequest(16, 16, 1.0, 8, len(slow_film), limits)
-            await loop.sock_sendall(child, request.to_bytes() + slow_film)
+            request = DecodeRequest(16, 16, 1.0, 8, len(slow_video), limits)
+            await loop.sock_sendall(child, request.to_bytes() + slow_video)
         return pidfd
 
     pidfd = asyncio.run(begin())
@@ -404,7 +406,7 @@ def test_a_memory_bomb_ends_at_the_limit() -> None:
     assert refusal(bomb, memory_bytes=32 * 2**20)
 
 
-def test_more_uploads_than_decoders_wait_and_too_many_are_told_to_come_again(slow_film: bytes) -> None:
+def test_uploads_wait_for_decoders_and_too_many_are_rejected(slow_video: bytes) -> None:
     """A flood: each is answered, decoded or refused, and none is forgotten."""
 
     async def flood() -> list:

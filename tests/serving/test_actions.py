@@ -82,8 +82,8 @@ def test_client_matches_session_for_every_action(
         assert there.info.action_schema == ActionSchema.of(ALL).model_dump()
         for action in ACTIONS:
             assert near(there.step(action), session.step(action))
-        for action, told in BAD:
-            with pytest.raises((BadRequestError, ValueError), match=told):
+        for action, named in BAD:
+            with pytest.raises((BadRequestError, ValueError), match=named):
                 there.step(action)
         with there.fork() as other:
             assert near(other.step(Action.of({"camera": THERE})), session.fork().step({"camera": THERE}))
@@ -98,10 +98,10 @@ def test_server_rejects_invalid_actions(address: str, client: Client, picture: n
         client.worlds.create(picture, seed=3) as there,
         httpx.Client(base_url=address, headers=headers) as http,
     ):
-        for action, told in BAD:
+        for action, named in BAD:
             answer = http.post(f"/v1/worlds/{there.id}/step", json={"step_id": 1, "action": action})
             assert answer.status_code == 400, answer.text
-            assert told in answer.json()["error"]["message"]
+            assert named in answer.json()["error"]["message"]
         assert there.refresh().round == 0
 
 
@@ -149,11 +149,11 @@ def test_websocket_session_accepts_every_action(
             assert as_json(chunk["action"]) == as_json(action)
             for _ in range(chunk["num_messages"]):
                 socket.receive_bytes()
-        for action, told in BAD:
+        for action, named in BAD:
             event = {"event_id": "bad", "event": {"action": action}}
             socket.send_json({"type": "session.interaction", "interaction": event})
             refused = until("error")
-            assert told in refused["error"]["message"]
+            assert named in refused["error"]["message"]
             assert not refused["fatal"]
         socket.send_json({"type": "session.stop"})
 

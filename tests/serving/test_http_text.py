@@ -64,15 +64,15 @@ def test_chat_describes_an_image(
 
 
 def test_chat_describes_a_video(api: TestClient, model: WorldModel, picture: np.ndarray) -> None:
-    film = encoding.encode_video(np.stack([picture, picture[::-1], picture, picture[::-1]]), 8)
-    part = {"type": "video_url", "video_url": {"url": data_url("video/mp4", film)}}
+    video = encoding.encode_video(np.stack([picture, picture[::-1], picture, picture[::-1]]), 8)
+    part = {"type": "video_url", "video_url": {"url": data_url("video/mp4", video)}}
     session = model.session()
-    session.reset(film)
+    session.reset(video)
     assert ask(api, part).json()["choices"][0]["message"]["content"] == session.describe()
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "named"),
     [
         ({"stream": True}, "stream"),
         ({"n": 2}, "n"),
@@ -82,9 +82,9 @@ def test_chat_describes_a_video(api: TestClient, model: WorldModel, picture: np.
     ],
 )
 def test_chat_rejects_unsupported_options(
-    api: TestClient, image: dict[str, Any], fields: dict[str, Any], told: str
+    api: TestClient, image: dict[str, Any], fields: dict[str, Any], named: str
 ) -> None:
-    assert told in error_of(ask(api, image, **fields), 400)["message"]
+    assert named in error_of(ask(api, image, **fields), 400)["message"]
 
 
 def test_chat_requires_exactly_one_image_or_video(api: TestClient, image: dict[str, Any]) -> None:
@@ -128,14 +128,14 @@ def test_image_generation_matches_session(api: TestClient, model: WorldModel) ->
         made = np.asarray(Image.open(io.BytesIO(base64.b64decode(each["b64_json"]))))
         expected = model.session(seed=seed).reset(text="a red ball")[-1]
         assert np.abs(made.astype(int) - expected.astype(int)).max() <= 1
-    for wrong, told in (
+    for wrong, named in (
         ({"size": "1024x1024"}, "32x32"),
         ({"response_format": "url"}, "response_format"),
         ({"n": 9}, "'n'"),
         ({"quality": "hd"}, "no field 'quality'"),
     ):
         refused = api.post("/v1/images/generations", json={**body, **wrong})
-        assert told in error_of(refused, 400)["message"]
+        assert named in error_of(refused, 400)["message"]
 
 
 def test_models_health_and_openapi(api: TestClient) -> None:

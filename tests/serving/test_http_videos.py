@@ -123,7 +123,7 @@ def test_forms_accept_bracketed_lists(api: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "named"),
     [
         ({}, "'prompt'"),
         ({"prompt": ""}, "prompt"),
@@ -142,9 +142,9 @@ def test_forms_accept_bracketed_lists(api: TestClient) -> None:
     ],
 )
 def test_invalid_requests_are_rejected_before_queueing(
-    api: TestClient, body: dict[str, Any], told: str
+    api: TestClient, body: dict[str, Any], named: str
 ) -> None:
-    assert told in error_of(api.post("/v1/videos", json=body), 400)["message"]
+    assert named in error_of(api.post("/v1/videos", json=body), 400)["message"]
     assert api.get("/v1/videos").json()["data"] == []
 
 

@@ -196,7 +196,7 @@ def test_world_from_text_matches_session(api: TestClient, model: WorldModel) -> 
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "named"),
     [
         ({}, "text"),
         ({"text": ""}, "text"),
@@ -208,8 +208,8 @@ def test_world_from_text_matches_session(api: TestClient, model: WorldModel) -> 
         (["text"], "invalid"),
     ],
 )
-def test_invalid_requests_have_the_error_format(api: TestClient, body: Any, told: str) -> None:
-    assert told in error_of(api.post("/v1/worlds", json=body), 400)["message"]
+def test_invalid_requests_have_the_error_format(api: TestClient, body: Any, named: str) -> None:
+    assert named in error_of(api.post("/v1/worlds", json=body), 400)["message"]
 
 
 def test_unknown_routes_and_models_have_the_error_format(api: TestClient, png: bytes) -> None:

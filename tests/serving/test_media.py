@@ -1,4 +1,4 @@
-"""What a server decodes is what the library would read; what it encodes plays elsewhere."""
+"""Media in the server: decoding as by the library, and encoding that other programs can read."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ from worldmodel.serving.routes.frames import encode_npy, encode_png_frames
 FPS = 8
 
 
-def film(num_frames: int = 12, height: int = 64, width: int = 64) -> np.ndarray:
+def video(num_frames: int = 12, height: int = 64, width: int = 64) -> np.ndarray:
     """A ball that moves right by 4 pixels a frame."""
     y, x = np.mgrid[:height, :width]
     frames = np.full((num_frames, height, width, 3), (20, 40, 60), np.uint8)
@@ -59,10 +59,10 @@ def _no_process_stays() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_a_picture_is_decoded_as_the_library_reads_it(kind: str) -> None:
+def test_an_image_is_decoded_as_by_the_library(kind: str) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6  # the camera was held upright
-    data = encoded(kind, film(1, 48, 80)[0], exif=turned)
+    data = encoded(kind, video(1, 48, 80)[0], exif=turned)
     frames = decode(data)
     assert frames.shape == (1, 32, 32, 3)
     assert frames.dtype == np.uint8
@@ -72,8 +72,8 @@ def test_a_picture_is_decoded_as_the_library_reads_it(kind: str) -> None:
 @pytest.mark.parametrize(
     ("fps", "max_frames", "expected"), [(8, 64, 12), (4, 64, 6), (16, 64, 24), (8, 5, 5)]
 )
-def test_a_film_is_resampled_and_cut_as_the_library_does(fps: float, max_frames: int, expected: int) -> None:
-    data = encoding.encode_video(film(), FPS)
+def test_a_video_is_resampled_and_cut_as_by_the_library(fps: float, max_frames: int, expected: int) -> None:
+    data = encoding.encode_video(video(), FPS)
     frames = decode(data, 64, fps, max_frames)
     assert frames.shape == (expected, 64, 64, 3)
     assert np.array_equal(frames, read_observation(data, 64, fps, max_frames))
@@ -111,11 +111,11 @@ def test_many_at_once_each_get_their_own() -> None:
 )
 def test_impossible_wishes_are_refused(options: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        decode(encoding.encode_video(film(2), FPS), **options)
+        decode(encoding.encode_video(video(2), FPS), **options)
 
 
 def test_a_decoder_that_died_is_replaced() -> None:
-    data = encoded("PNG", film(1)[0])
+    data = encoded("PNG", video(1)[0])
     decode(data)
     assert decoding._FORK_SERVER._process is not None
     decoding._FORK_SERVER._process.kill()
@@ -127,34 +127,34 @@ def test_a_decoder_that_died_is_replaced() -> None:
 
 
 def test_an_mp4_plays() -> None:
-    frames = read_back(encoding.encode_video(film(), FPS))
+    frames = read_back(encoding.encode_video(video(), FPS))
     assert len(frames) == 12
-    assert psnr(np.stack([f.to_ndarray(format="rgb24")[2::4, 2::4] for f in frames]), film()) > 30
+    assert psnr(np.stack([f.to_ndarray(format="rgb24")[2::4, 2::4] for f in frames]), video()) > 30
 
 
 def test_pngs_in_a_zip_are_the_frames() -> None:
-    data = encode_png_frames(film(3))
-    assert data == encode_png_frames(film(3))
+    data = encode_png_frames(video(3))
+    assert data == encode_png_frames(video(3))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert archive.namelist() == ["00000.png", "00001.png", "00002.png"]
         assert archive.testzip() is None
         read = [np.array(Image.open(io.BytesIO(archive.read(name)))) for name in archive.namelist()]
-    assert np.array_equal(np.stack(read), film(3))
+    assert np.array_equal(np.stack(read), video(3))
 
 
 def test_npy_is_the_frames_without_pickle() -> None:
-    view = film(4)[::2, ::-1]
+    view = video(4)[::2, ::-1]
     assert np.array_equal(np.load(io.BytesIO(encode_npy(view)), allow_pickle=False), view)
 
 
 def test_a_jpeg_looks_like_the_frame_and_obeys_quality() -> None:
-    frame = film(1)[0]
+    frame = video(1)[0]
     fine, coarse = encoding.encode_jpeg(frame, 95), encoding.encode_jpeg(frame, 20)
     assert psnr(np.array(Image.open(io.BytesIO(fine))), frame) > 25
     assert len(coarse) < len(fine)
 
 
-# Live film
+# Live video
 
 
 def boxes_of(data: bytes) -> list[bytes]:
@@ -169,9 +169,9 @@ def boxes_of(data: bytes) -> list[bytes]:
 @pytest.mark.parametrize(
     ("height", "width", "lengths"), [(64, 64, [4, 4, 4]), (32, 46, [1, 5, 2]), (63, 65, [3, 1])]
 )
-def test_init_and_fragments_together_are_a_film(height: int, width: int, lengths: list[int]) -> None:
+def test_init_and_fragments_together_are_a_video(height: int, width: int, lengths: list[int]) -> None:
     live = FragmentedMp4(height, width, FPS, scale=1)
-    frames = film(sum(lengths), height, width)
+    frames = video(sum(lengths), height, width)
     assert boxes_of(live.init) == [b"ftyp", b"moov"]
     stream = live.init
     for chunk in np.split(frames, np.cumsum(lengths)[:-1]):
@@ -189,8 +189,8 @@ def test_init_and_fragments_together_are_a_film(height: int, width: int, lengths
 
 def test_a_viewer_may_join_at_any_chunk() -> None:
     live = FragmentedMp4(64, 64, FPS)
-    live.add(film(4))
-    shown = read_back(live.init + live.add(film(4)))
+    live.add(video(4))
+    shown = read_back(live.init + live.add(video(4)))
     assert len(shown) == 4
     assert shown[0].key_frame
 
@@ -199,7 +199,7 @@ def test_fragments_are_numbered_and_small_frames_enlarged() -> None:
     live = FragmentedMp4(32, 32, FPS)
     numbers = []
     for _ in range(3):
-        fragment = live.add(film(2, 32, 32))
+        fragment = live.add(video(2, 32, 32))
         at = fragment.index(b"mfhd") + 8
         numbers.append(int.from_bytes(fragment[at : at + 4]))
     assert numbers == sorted(set(numbers))
@@ -208,7 +208,7 @@ def test_fragments_are_numbered_and_small_frames_enlarged() -> None:
 
 def test_frames_of_another_size_do_not_fit() -> None:
     live = FragmentedMp4(32, 32, FPS)
-    for wrong in (film(2), film(0, 32, 32)):
+    for wrong in (video(2), video(0, 32, 32)):
         with pytest.raises(OutputError, match="32x32"):
             live.add(wrong)
     with pytest.raises(OutputError, match="fps is 0"):

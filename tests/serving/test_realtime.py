@@ -220,13 +220,13 @@ def test_mp4_segments_join_to_a_video(model: WorldModel) -> None:
         async with server.client() as client:
             start = await client.start(format="fmp4")
             assert start["content_type"].startswith('video/mp4; codecs="avc1.')
-            film, frames = b"".join(start["media"]), 0
+            video, frames = b"".join(start["media"]), 0
             for index in range(3):
                 chunk = await client.until("video.chunk_metadata")
                 assert chunk["num_messages"] == 1
-                film, frames = film + chunk["media"][0], frames + chunk["num_frames"]
+                video, frames = video + chunk["media"][0], frames + chunk["num_frames"]
                 await client.act(f"e{index}", None)
-            with av.open(io.BytesIO(film)) as container:
+            with av.open(io.BytesIO(video)) as container:
                 assert len(list(container.decode(video=0))) == frames
 
     serve(model, body)

@@ -166,7 +166,7 @@ def number(client: httpx.Client, name: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "named"),
     [
         (["--host", "0.0.0.0"], "no API key"),
         (["--host", "192.0.2.1"], "no API key"),
@@ -182,7 +182,7 @@ def number(client: httpx.Client, name: str) -> float:
 )
 def test_command_line_errors(
     options: list[str],
-    told: str,
+    named: str,
     model_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -192,7 +192,7 @@ def test_command_line_errors(
     monkeypatch.chdir(tmp_path)
     assert main(["serve", str(model_folder), "--port", "0", *options]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert named in error
     assert error.count("\n") == 1
 
 

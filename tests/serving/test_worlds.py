@@ -184,14 +184,14 @@ def test_world_from_text_matches_session(model: WorldModel) -> None:
 
 def test_invalid_calls_keep_the_state(model: WorldModel, picture: np.ndarray) -> None:
     async def body(service: WorldService) -> None:
-        for settings, told in (
+        for settings, named in (
             ({"num_inference_steps": 0}, "1 to 64"),
             ({"guidance_scale": float("nan")}, "guidance_scale"),
             ({"seed": -1}, "seed"),
             ({"adapter": "none"}, "none"),
             ({"text": "a ball"}, "text"),
         ):
-            with pytest.raises(InputError, match=told):
+            with pytest.raises(InputError, match=named):
                 await service.start(picture[None], **settings)
         world = await service.start(picture[None])
         for action in ("", {"keys": ["jump"]}, {"key": 1}, {"vector": [1.0]}, 7):

@@ -1,4 +1,4 @@
-"""Actions of every kind, and what a model that takes them all says of them."""
+"""Actions of every kind, for a model that takes all of them."""
 
 from typing import Any
 

@@ -154,7 +154,7 @@ def test_any_value_is_an_action_or_an_input_error(
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "named"),
     [
         ({"max_text_tokens": 0}, "max_text_tokens 0"),
         ({"vector_size": -1}, "vector_size -1"),
@@ -171,8 +171,8 @@ def test_any_value_is_an_action_or_an_input_error(
     ],
     ids=str,
 )
-def test_invalid_action_config(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_action_config(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         ActionConfig(**settings)
 
 

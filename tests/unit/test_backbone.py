@@ -1,4 +1,4 @@
-"""Backbones come from folders and commits as they are, language models of those that see as plain ones."""
+"""Backbones from folders and commits, and the language models inside vision-language models."""
 
 import dataclasses
 import json

@@ -306,9 +306,9 @@ def test_loading_into_another_model_changes_nothing(tmp_path: Path) -> None:
     wider.layers[0] = nn.Linear(6, 6)
     missing.added = nn.Parameter(torch.zeros(1))
     del narrower.scale
-    for net, told in ((wider, "layers.0.bias"), (missing, "added"), (narrower, "scale")):
+    for net, named in ((wider, "layers.0.bias"), (missing, "added"), (narrower, "scale")):
         before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-        with pytest.raises(ModelError, match=told):
+        with pytest.raises(ModelError, match=named):
             load(folder, module_state(net))
         assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     with pytest.raises(ModelError, match="bfloat16"):

@@ -1,4 +1,4 @@
-"""The command line: every verb does its job, and every mistake is one sentence with exit code 2."""
+"""The command line: results of every verb, and user errors with exit code 2."""
 
 import json
 import subprocess
@@ -35,8 +35,8 @@ def run(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
     def call(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()
         code = main([str(model_folder) if word == "MODEL" else word for word in words])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return call
 
@@ -65,8 +65,8 @@ def test_rollout_repeats_and_cuts_the_list(run: Callable[..., tuple[int, str, st
     for words, rounds in ((["a", "b"], 3), (["a", "b", "wait"], 2)):
         code, out, _ = run("rollout", "frame.png", *words, "--rounds", str(rounds), "--model", "MODEL")
         assert code == 0
-        told = [line.split()[2] for line in out.splitlines() if line.startswith("round")]
-        assert told == (["a", "b"] * 2)[:rounds]
+        actions = [line.split()[2] for line in out.splitlines() if line.startswith("round")]
+        assert actions == (["a", "b"] * 2)[:rounds]
 
 
 def test_rollout_from_words_alone_with_a_file_of_actions(run: Callable[..., tuple[int, str, str]]) -> None:
@@ -89,7 +89,7 @@ def test_describe_asks_and_compares(run: Callable[..., tuple[int, str, str]]) ->
         assert out.endswith("\n")
 
 
-def test_info_counts_what_the_model_has(run: Callable[..., tuple[int, str, str]], model: WorldModel) -> None:
+def test_info_counts_parameters(run: Callable[..., tuple[int, str, str]], model: WorldModel) -> None:
     code, out, _ = run("info", "MODEL", "--json")
     facts = json.loads(out)
     assert code == 0
@@ -266,7 +266,7 @@ def _things_in_the_way(picture: np.ndarray) -> None:
 
 @pytest.mark.usefixtures("_things_in_the_way")
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_sentence(run: Callable[..., tuple[int, str, str]], mistake: str) -> None:
+def test_user_errors_are_one_sentence(run: Callable[..., tuple[int, str, str]], mistake: str) -> None:
     before = everything()
     code, out, err = run(*MISTAKES[mistake])
     assert code == 2

@@ -1,4 +1,4 @@
-"""A user's clips: frames and actions meet where the table says they do."""
+"""Clips of a user: frames and actions are aligned as in the table."""
 
 import csv
 import io
@@ -131,7 +131,7 @@ def test_a_list_has_one_action_a_round(counting: Path, tmp_path: Path) -> None:
         assert [action.keys for action in actions] == keys[place : place + 2]
 
 
-def test_times_say_when(counting: Path, tmp_path: Path) -> None:
+def test_actions_with_times(counting: Path, tmp_path: Path) -> None:
     texts = [
         {"start": 1.5, "end": 2.5, "text": "one"},
         {"start": 2.5, "end": 3.4, "text": "two"},
@@ -174,10 +174,10 @@ def test_a_text_is_described_and_imagined(counting: Path, tmp_path: Path) -> Non
     assert source.tasks == ("rounds", "imagine", "describe")
     assert one(counting, tmp_path, keys="left").tasks == ("rounds",)
     for index in range(5):
-        told = source.at(index).episode("describe", 0, index, 2)
-        (clip,) = told.observations
-        assert (told.prompt, told.actions) == (DESCRIBE, ())
-        assert told.answer == texts[(counts(clip)[0] - 1) // 8]
+        episode = source.at(index).episode("describe", 0, index, 2)
+        (clip,) = episode.observations
+        assert (episode.prompt, episode.actions) == (DESCRIBE, ())
+        assert episode.answer == texts[(counts(clip)[0] - 1) // 8]
         imagined = source.at(index).episode("imagine", 0, index, 2)
         empty, clip = imagined.observations
         assert empty.shape == (0, 32, 32, 3)
@@ -198,14 +198,14 @@ def test_a_recording_is_the_world_that_was_recorded(tmp_path: Path) -> None:
     source = open_table(tmp_path / "clips.csv", COLUMNS, model)
     assert source.size == 3
     for index in range(3):
-        told, true = (s.at(index).episode("rounds", 4, index, 2) for s in (source, world))
-        assert told.actions == true.actions
-        for ours, theirs in zip(told.observations, true.observations, strict=True):
+        episode, true = (s.at(index).episode("rounds", 4, index, 2) for s in (source, world))
+        assert episode.actions == true.actions
+        for ours, theirs in zip(episode.observations, true.observations, strict=True):
             assert np.abs(ours.astype(int) - theirs).mean() < 4  # what H.264 loses
 
 
 @pytest.mark.parametrize("name", ["clips.csv", "clips.jsonl", "clips.parquet"])
-def test_every_kind_of_table_says_the_same(recorded: Path, tmp_path: Path, name: str) -> None:
+def test_table_formats_are_equivalent(recorded: Path, tmp_path: Path, name: str) -> None:
     rows = [
         {"path": f"clip-0000{i}", "text": f'he says "go, {i}"\nand goes', "keys": ["left"], "more": i}
         for i in range(5)
@@ -260,12 +260,12 @@ def test_published_tables_need_no_columns(counting: Path, tmp_path: Path, preset
     video.write_bytes(counting.read_bytes())
     source = open_table(tmp_path / "table.csv", {}, preset=preset, root=str(tmp_path / "videos"))
     assert source.size == len(captions)
-    told = [rounds(source, index, 1) for index in range(len(captions))]
-    assert [actions[0].text for _, actions, _ in told] == captions
+    episodes = [rounds(source, index, 1) for index in range(len(captions))]
+    assert [actions[0].text for _, actions, _ in episodes] == captions
     if preset == "panda70m":
-        assert 8 <= told[0][0][0] <= 28 - 9
-        assert told[1][0][0] >= 32
-        assert "--0A" in told[1][2].name
+        assert 8 <= episodes[0][0][0] <= 28 - 9
+        assert episodes[1][0][0] >= 32
+        assert "--0A" in episodes[1][2].name
 
 
 def test_an_address_names_a_file_that_is_there(counting: Path, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_an_address_names_a_file_that_is_there(counting: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "named"),
     [
         ({"keys": ["left", "jmup"]}, "row 1.*'jmup'.*'jump'"),
         ({"vector": [1, 2, 3]}, "row 1: .*vector.* 3 .* 2"),
@@ -300,8 +300,8 @@ def test_an_address_names_a_file_that_is_there(counting: Path, tmp_path: Path) -
     ],
     ids=str,
 )
-def test_a_row_that_cannot_be(counting: Path, tmp_path: Path, row: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_invalid_rows(counting: Path, tmp_path: Path, row: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
         one(counting, tmp_path, **row)
     assert "data.sources.mine" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -315,7 +315,7 @@ def test_the_wrong_row_of_many_is_found(counting: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "more", "told"),
+    ("columns", "more", "named"),
     [
         ({"video": "pathe"}, {}, "'pathe'.*'path'"),
         ({"film": "path"}, {}, "'film'.*video"),
@@ -324,11 +324,11 @@ def test_the_wrong_row_of_many_is_found(counting: Path, tmp_path: Path) -> None:
         ({"video": "path"}, {"root": "/no/such/folder"}, "/no/such/folder"),
     ],
 )
-def test_columns_that_cannot_be(
-    counting: Path, tmp_path: Path, columns: dict[str, str], more: dict[str, str], told: str
+def test_invalid_columns(
+    counting: Path, tmp_path: Path, columns: dict[str, str], more: dict[str, str], named: str
 ) -> None:
     path = table(tmp_path, [{"path": str(counting), "text": "x"}])
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=named):
         open_table(path, columns, **more)
 
 
@@ -339,7 +339,7 @@ def test_actions_that_the_model_does_not_take(counting: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "named"),
     [
         ("gone.csv", None, "gone.csv"),
         ("clips.txt", "x", "clips.txt.*.csv"),
@@ -349,10 +349,10 @@ def test_actions_that_the_model_does_not_take(counting: Path, tmp_path: Path) ->
         ("clips.jsonl", "[1]\n", "not a JSON object"),
     ],
 )
-def test_a_table_that_cannot_be(tmp_path: Path, name: str, content: str | None, told: str) -> None:
+def test_invalid_tables(tmp_path: Path, name: str, content: str | None, named: str) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=named):
         open_table(tmp_path / name, {"video": "path"})
 
 
@@ -416,8 +416,8 @@ def test_a_broken_row_of_many_clips_is_one_bad_clip(counting: Path, tmp_path: Pa
     captions = PUBLISHED["panda70m"][2]
     for index, caption in zip((0, 1, 4, 5), captions * 2, strict=True):
         assert rounds(source, index, 1)[1][0].text == caption
-    for index, told in ((2, "row 2: .* 2 "), (3, "row 3")):
-        with pytest.raises(InputError, match=told):
+    for index, named in ((2, "row 2: .* 2 "), (3, "row 3")):
+        with pytest.raises(InputError, match=named):
             rounds(source, index, 1)
     source.close()
 

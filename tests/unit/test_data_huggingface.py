@@ -1,4 +1,4 @@
-"""Streamed datasets of the Hugging Face kind, from local folders: read ahead, in order, resumed exactly."""
+"""Streamed Hugging Face datasets from local folders: order, read-ahead and exact resume."""
 
 import io
 import json
@@ -200,7 +200,7 @@ def test_bytes_in_parquet(datasets: Any, recorded: Path, tmp_path: Path) -> None
         open_source("hub", configured(folder, columns={"video": "film"}), MODEL)
 
 
-def test_pictures_and_lists_of_pictures(datasets: Any, tmp_path: Path) -> None:
+def test_images_and_lists_of_images(datasets: Any, tmp_path: Path) -> None:
     def picture(value: int) -> bytes:
         out = io.BytesIO()
         Image.new("RGB", (64, 64), (value, value, value)).save(out, "PNG")

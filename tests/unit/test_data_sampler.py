@@ -115,7 +115,7 @@ def test_shares_are_exact_in_every_block(weights: list[float], samples: int, see
     st.floats(0.1, 0.9),
     st.integers(0, 30),
 )
-def test_a_mixture_walks_every_source_in_its_own_order(
+def test_a_mixture_keeps_the_order_of_every_source(
     one: int, two: int, batch_size: int, share_of_text: float, step: int
 ) -> None:
     """Whatever the tasks and weights: the samples of a source are its walk, without gap or repetition."""
@@ -140,7 +140,7 @@ def test_a_mixture_walks_every_source_in_its_own_order(
     assert fresh.samples(step // 2) == steps[step // 2]
 
 
-def test_weights_of_zero_and_tasks_nobody_offers() -> None:
+def test_sources_of_weight_zero_and_tasks_without_a_source() -> None:
     sources = {"one": Rows(5), "two": Rows(5)}
     made = plan(sources, {"one": 0.0, "two": 1.0}, batch_size=20)
     assert {sample.source for sample in made.samples(0)} == {"two"}
@@ -171,7 +171,7 @@ def test_ranks_share_a_step_without_overlap(costs: list[float], dp_size: int) ->
 
 @pytest.mark.parametrize("kind", ["tasks", "sources"])
 @pytest.mark.parametrize(
-    ("weights", "told"),
+    ("weights", "named"),
     [
         ({"rounds": -1.0, "ask": 2.0}, "use 0 or more"),
         ({"rounds": float("nan")}, "use 0 or more"),
@@ -179,6 +179,6 @@ def test_ranks_share_a_step_without_overlap(costs: list[float], dp_size: int) ->
         ({"rounds": 0.0}, "raise one above 0"),
     ],
 )
-def test_weights_of_a_stage_that_cannot_be(kind: str, weights: dict[str, float], told: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{kind}.*{told}"):
+def test_invalid_weights_of_a_stage(kind: str, weights: dict[str, float], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind}.*{named}"):
         replace(StageConfig(tasks={"rounds": 1.0}), **{kind: weights})

@@ -16,7 +16,7 @@ STAGE = StageConfig(steps=5, batch_size=4, rounds=1, tasks={"rounds": 0.5, "desc
 
 
 @pytest.mark.parametrize(
-    ("sources", "told"),
+    ("sources", "named"),
     [
         ({}, "data.sources is empty"),
         ({"a": SourceConfig()}, r"data.sources.a.kind is ''; use one of shapes, clips"),
@@ -25,8 +25,8 @@ STAGE = StageConfig(steps=5, batch_size=4, rounds=1, tasks={"rounds": 0.5, "desc
         ({"a": SourceConfig(kind="webdataset", path="/no/such/*.tar")}, "/no/such/"),
     ],
 )
-def test_sources_that_cannot_be(sources: dict[str, SourceConfig], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_sources(sources: dict[str, SourceConfig], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         loader.batches(DataConfig(sources), MODEL, STAGE, 0)
 
 
@@ -49,7 +49,7 @@ def test_a_stage_draws_from_sources_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "named"),
     [
         ({"num_workers": -1}, r"data.num_workers.*-1"),
         ({"prefetch": 0}, "data.prefetch.*0"),
@@ -59,6 +59,6 @@ def test_a_stage_draws_from_sources_of_its_own() -> None:
         ({"sources": {"a": SourceConfig("shapes", weight=-1.0)}}, "data.sources.a.weight.*-1"),
     ],
 )
-def test_settings_that_cannot_be(setting: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_settings(setting: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         loader.batches(DataConfig(**{"sources": SHAPES, **setting}), MODEL, STAGE, 0)

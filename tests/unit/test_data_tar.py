@@ -61,7 +61,7 @@ def test_several_shards_are_one_source(shard: Path, tmp_path: Path, video: bytes
     assert source.at(12).episode("describe", 0, 0, 1).answer == "last"
 
 
-def test_json_says_what_was_done(tmp_path: Path, video: bytes) -> None:
+def test_json_has_the_actions(tmp_path: Path, video: bytes) -> None:
     told = {"text": "go", "keys": ["left"], "score": 3, "vector": [[1, 2], [3, 4]], "end": 2.0}
     path = write(
         tmp_path / "a.tar", [("one.mp4", video), ("one.json", json.dumps(told).encode()), ("one.txt", b"txt")]
@@ -73,7 +73,7 @@ def test_json_says_what_was_done(tmp_path: Path, video: bytes) -> None:
         open_tar(path, columns={"text": "caption"})
 
 
-def test_what_is_no_clip_is_left_alone(tmp_path: Path, video: bytes) -> None:
+def test_other_members_are_ignored(tmp_path: Path, video: bytes) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
         for name, data in (
@@ -100,7 +100,7 @@ def test_what_is_no_clip_is_left_alone(tmp_path: Path, video: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", [b"{", b"[1]", b'{"keys": ["fly"]}', b"\xff"])
-def test_a_json_that_cannot_be_is_a_bad_clip(tmp_path: Path, video: bytes, text: bytes) -> None:
+def test_invalid_json_is_a_bad_clip(tmp_path: Path, video: bytes, text: bytes) -> None:
     path = write(tmp_path / "a.tar", [("good.mp4", video), ("good.json", b'{"keys": "left"}')])
     good = path.read_bytes()
     bad = write(tmp_path / "b.tar", [("bad.mp4", video), ("bad.json", text)])
@@ -111,7 +111,7 @@ def test_a_json_that_cannot_be_is_a_bad_clip(tmp_path: Path, video: bytes, text:
         source.at(1).episode("rounds", 0, 0, 1)
 
 
-def test_shards_that_cannot_be(shard: Path, tmp_path: Path) -> None:
+def test_invalid_shards(shard: Path, tmp_path: Path) -> None:
     whole = shard.read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match=r"cut.tar.*cut off"):

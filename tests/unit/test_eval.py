@@ -1,4 +1,4 @@
-"""The evaluation measures what it says: the true simulator gets full marks, a copying model none."""
+"""Evaluation: the true simulator scores 1, and a model that copies the first frame scores 0."""
 
 import json
 import math
@@ -282,7 +282,7 @@ def test_zero_steps_shows_the_forecast(model: WorldModel) -> None:
     assert (forecast != denoised).any()
 
 
-def test_backgrounds_are_told_apart() -> None:
+def test_nearest_background() -> None:
     for index in range(40):
         scene = shapes.random_scene(np.random.default_rng(index), 4)
         assert images.nearest_background(shapes.render(scene)) == scene.background
@@ -296,7 +296,7 @@ def test_questions_have_kinds() -> None:
     assert len(kinds) == 7
 
 
-def test_control_texts_mean_something_else() -> None:
+def test_control_texts_have_another_meaning() -> None:
     samples = cases.samples_of("val", SEED, 12)
     for index, sample in enumerate(samples):
         other = shapes.parse(cases.other_text(samples, index))

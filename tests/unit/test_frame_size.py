@@ -1,4 +1,4 @@
-"""Frames higher or wider than square: rows stay rows and columns stay columns in every part."""
+"""Rectangular frames: rows and columns are not exchanged in any component."""
 
 import json
 from collections.abc import Callable

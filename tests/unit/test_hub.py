@@ -1,4 +1,4 @@
-"""Model folders: what is saved comes back, and what is damaged is refused with one sentence."""
+"""Model folders: saving, loading, the Hub, and errors for damaged folders."""
 
 import json
 import shutil
@@ -64,7 +64,7 @@ def test_bf16_comes_back_close_and_is_half_the_size(
     assert 0.4 < sizes[0] / sizes[1] < 0.65
 
 
-def test_a_folder_holds_what_it_says(model: WorldModel, model_folder: Path) -> None:
+def test_files_of_a_model_folder(model: WorldModel, model_folder: Path) -> None:
     values = json.loads((model_folder / "config.json").read_text())
     assert values["format"] == folders.FORMAT
     assert configs.build(configs.WorldModelConfig, values["model"]) == model.config
@@ -220,7 +220,7 @@ def test_unknown_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         WorldModel.from_pretrained(name)
 
 
-def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
+def test_a_folder_without_config_is_a_model_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json"):
         WorldModel.from_pretrained(tmp_path)
 
@@ -229,7 +229,7 @@ def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
     "text",
     ["", "{", "[]", "3", '{"format": 2}', '{"format": 3, "model": {}}', '{"format": 2, "model": []}', "\x00"],
 )
-def test_a_config_that_is_none(folder: Path, text: str) -> None:
+def test_an_invalid_config_is_a_model_error(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json"):
         WorldModel.from_pretrained(folder)
@@ -274,14 +274,14 @@ def test_saving_again_replaces_the_model(model: WorldModel, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_saving_never_removes_what_is_no_model(model: WorldModel, tmp_path: Path) -> None:
+def test_saving_keeps_folders_without_a_model(model: WorldModel, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("five years")
     with pytest.raises(OutputError, match="a model"):
         model.save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_place_that_cannot_be_written(model: WorldModel, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(model: WorldModel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for place in (tmp_path / "file", tmp_path / "file" / "m"):
         with pytest.raises(OutputError):

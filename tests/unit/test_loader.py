@@ -1,4 +1,4 @@
-"""The loader: one order for any number of workers, and an error, not a hang, when something is lost."""
+"""The loader: the same order for any number of workers, and errors instead of hangs."""
 
 import dataclasses
 import logging
@@ -170,7 +170,7 @@ def test_episodes_from_workers_are_the_episodes(mixed: DataConfig) -> None:
             assert all(map(np.array_equal, ours.observations, theirs.observations))
 
 
-def test_the_state_is_where_to_go_on(mixed: DataConfig) -> None:
+def test_the_state_resumes_a_loader(mixed: DataConfig) -> None:
     whole = names(mixed)
     with loader.batches(mixed, MODEL, STAGE, 3) as made:
         next(made)
@@ -348,7 +348,7 @@ def test_a_hanging_worker_is_an_error() -> None:
     assert "train" in told
 
 
-def test_a_mistake_in_a_source_ends_the_run_with_its_trace() -> None:
+def test_a_bug_in_a_source_ends_the_run_with_its_traceback() -> None:
     source = ShapesSource()
     source.split = "nowhere"
     config = DataConfig({"shapes": SourceConfig("shapes")}, num_workers=1)
@@ -414,7 +414,7 @@ class CountingSource(ShapesSource):
         return ShapesSource()
 
 
-def test_only_a_few_batches_are_ready_ahead() -> None:
+def test_prefetching_is_bounded() -> None:
     """However slow the training: memory is bounded by data.prefetch, not by what the source could give."""
     source, stage = CountingSource(), dataclasses.replace(STAGE, steps=10**6)
     config = DataConfig({"shapes": SourceConfig("shapes")}, num_workers=2, prefetch=3)

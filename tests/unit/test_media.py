@@ -1,4 +1,4 @@
-"""Pictures and films on the way in and out: what is read is what was written, bad files say what to do."""
+"""Reading and writing of images and videos: exact round trips, and errors for invalid files."""
 
 import io
 import os
@@ -23,7 +23,7 @@ from worldmodel.media import MediaLimits, read_image, read_observation, read_vid
 FPS = 8
 
 
-def film(num_frames: int = 12, size: int = 64) -> np.ndarray:
+def video(num_frames: int = 12, size: int = 64) -> np.ndarray:
     """A soft-edged ball and a box that move on a dark ground."""
     y, x = np.mgrid[:size, :size]
     frames = []
@@ -42,7 +42,7 @@ def encoded(image: Image.Image, name: str = "PNG", **options: object) -> bytes:
 
 
 def muxed(path: Path, codec: str, frames: np.ndarray, rate: int = FPS) -> bytes:
-    """Write a film as other programs would, 256 pixels wide so that colour subsampling costs little."""
+    """Write a video as other programs would, 256 pixels wide so that colour subsampling costs little."""
     pixel_format = "yuvj420p" if codec == "mjpeg" else "yuv420p"
     with av.open(path, "w") as container:
         stream = container.add_stream(codec, rate=rate)
@@ -69,11 +69,11 @@ def is_advice(error: BaseException) -> bool:
 
 
 def test_an_mp4_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    frames = film()
-    write_video(frames, tmp_path / "film.mp4", fps=FPS)
-    assert psnr(read_video(tmp_path / "film.mp4", 64, FPS, 99), frames) > 38
-    assert psnr(read_video(tmp_path / "film.mp4", 64, None, 99), frames) > 38
-    with av.open(tmp_path / "film.mp4") as container:
+    frames = video()
+    write_video(frames, tmp_path / "video.mp4", fps=FPS)
+    assert psnr(read_video(tmp_path / "video.mp4", 64, FPS, 99), frames) > 38
+    assert psnr(read_video(tmp_path / "video.mp4", 64, None, 99), frames) > 38
+    with av.open(tmp_path / "video.mp4") as container:
         stream = container.streams.video[0]
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
         assert (stream.width, stream.height, stream.average_rate) == (256, 256, FPS)
@@ -81,26 +81,26 @@ def test_an_mp4_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fps", [5, 8, 12, 15, 30, 50])
 def test_a_gif_of_few_colours_reads_back_exactly_at_any_pace(tmp_path: Path, fps: int) -> None:
-    frames = film()
-    write_video(frames, tmp_path / "film.gif", fps=fps)
-    assert np.array_equal(read_video(tmp_path / "film.gif", 64, fps, 99), frames)
+    frames = video()
+    write_video(frames, tmp_path / "video.gif", fps=fps)
+    assert np.array_equal(read_video(tmp_path / "video.gif", 64, fps, 99), frames)
 
 
 def test_a_gif_keeps_the_length_of_still_scenes(tmp_path: Path) -> None:
-    still = np.repeat(film(1), 9, axis=0)  # writers merge equal frames into one long one
+    still = np.repeat(video(1), 9, axis=0)  # writers merge equal frames into one long one
     write_video(still, tmp_path / "still.gif", fps=FPS)
     assert np.array_equal(read_video(tmp_path / "still.gif", 64, FPS, 99), still)
 
 
 def test_a_gif_of_many_colours_stays_close(tmp_path: Path) -> None:
     ramp = np.linspace(0, 255, 64).astype(np.uint8)
-    picture = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], np.uint8(90)), axis=-1)
-    write_video(picture[None].repeat(3, 0), tmp_path / "ramp.gif", fps=FPS, scale=1)
-    assert psnr(read_image(tmp_path / "ramp.gif", 64), picture) > 28
+    image = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], np.uint8(90)), axis=-1)
+    write_video(image[None].repeat(3, 0), tmp_path / "ramp.gif", fps=FPS, scale=1)
+    assert psnr(read_image(tmp_path / "ramp.gif", 64), image) > 28
 
 
 def test_odd_sides_and_scales_are_kept(tmp_path: Path) -> None:
-    frames = film(3)[:, :33, :47]
+    frames = video(3)[:, :33, :47]
     write_video(frames, tmp_path / "odd.mp4", fps=FPS, scale=1)
     write_video(frames, tmp_path / "odd.gif", fps=FPS, scale=3)
     with av.open(tmp_path / "odd.mp4") as container:
@@ -121,19 +121,19 @@ def test_odd_sides_and_scales_are_kept(tmp_path: Path) -> None:
         (".avi", "mjpeg"),
     ],
 )
-def test_films_of_other_programs_are_read_and_cut_ones_refused(
+def test_videos_of_other_encoders_are_read_and_truncated_ones_refused(
     tmp_path: Path, suffix: str, codec: str
 ) -> None:
-    frames = film()
-    data = muxed(tmp_path / f"film{suffix}", codec, frames)
-    assert psnr(read_video(tmp_path / f"film{suffix}", 64, FPS, 99), frames) > 34
+    frames = video()
+    data = muxed(tmp_path / f"video{suffix}", codec, frames)
+    assert psnr(read_video(tmp_path / f"video{suffix}", 64, FPS, 99), frames) > 34
     for share in (0.1, 0.5, 0.9, 0.99):
         with pytest.raises(InputError, match="cut off") as caught:
             read_video(data[: int(share * len(data))], 64, None, 99)
         assert is_advice(caught.value)
 
 
-def test_resampling_shows_what_was_on_screen_at_each_time(tmp_path: Path) -> None:
+def test_resampling_takes_the_frame_on_screen_at_each_time(tmp_path: Path) -> None:
     levels = np.arange(0, 240, 10, dtype=np.uint8)
     frames = np.broadcast_to(levels[:, None, None, None], (24, 16, 16, 3))
     write_video(frames, tmp_path / "steps.mp4", fps=24)
@@ -147,10 +147,10 @@ def test_resampling_shows_what_was_on_screen_at_each_time(tmp_path: Path) -> Non
     assert len(read_video(tmp_path / "steps.mp4", 16, 8, 5)) == 5
 
 
-def test_a_phone_held_upright_is_read_upright(tmp_path: Path) -> None:
-    picture = np.zeros((64, 64, 3), np.uint8)
-    picture[:32] = 255  # the upper half is white
-    plain = muxed(tmp_path / "plain.mp4", "libx264", picture[None].repeat(4, 0))
+def test_the_rotation_of_phone_videos_is_applied(tmp_path: Path) -> None:
+    image = np.zeros((64, 64, 3), np.uint8)
+    image[:32] = 255  # the upper half is white
+    plain = muxed(tmp_path / "plain.mp4", "libx264", image[None].repeat(4, 0))
     matrix = plain.index(b"tkhd") + 44
     one = 1 << 16
     # Turn a quarter clockwise, as phones record it: the upper half comes to the right.
@@ -160,42 +160,42 @@ def test_a_phone_held_upright_is_read_upright(tmp_path: Path) -> None:
     assert frames[0, :, :30].mean() < 5
 
 
-# Pictures
+# Images
 
 
 @pytest.mark.parametrize("name", ["PNG", "JPEG", "WEBP", "GIF"])
-def test_pictures_are_read_by_their_bytes_whatever_their_name(tmp_path: Path, name: str) -> None:
-    picture = film(1)[0]
-    path = tmp_path / "picture.dat"
-    path.write_bytes(encoded(Image.fromarray(picture), name, **({} if name == "GIF" else {"quality": 95})))
-    assert psnr(read_image(path, 64), picture) > 24
+def test_images_are_recognised_by_their_bytes(tmp_path: Path, name: str) -> None:
+    image = video(1)[0]
+    path = tmp_path / "image.dat"
+    path.write_bytes(encoded(Image.fromarray(image), name, **({} if name == "GIF" else {"quality": 95})))
+    assert psnr(read_image(path, 64), image) > 24
     assert np.array_equal(read_image(str(path), 64), read_image(path.read_bytes(), 64))
     assert read_observation(path, 64, FPS, 99).shape == (1, 64, 64, 3)
 
 
-def test_pictures_in_memory_are_read_too() -> None:
-    picture = film(1)[0]
-    for source in (picture, Image.fromarray(picture), encoded(Image.fromarray(picture))):
-        assert np.array_equal(read_image(source, 64), picture)
-        assert np.array_equal(read_observation(source, 64, None, 1)[0], picture)
-    grey = picture.mean(-1).astype(np.uint8)
+def test_images_in_memory_are_read() -> None:
+    image = video(1)[0]
+    for source in (image, Image.fromarray(image), encoded(Image.fromarray(image))):
+        assert np.array_equal(read_image(source, 64), image)
+        assert np.array_equal(read_observation(source, 64, None, 1)[0], image)
+    grey = image.mean(-1).astype(np.uint8)
     assert np.array_equal(read_image(grey, 64), grey[..., None].repeat(3, -1))
 
 
 def test_the_centre_is_cropped_and_averaged() -> None:
     wide = np.zeros((16, 48, 3), np.uint8)
-    wide[:, 16:32] = film(1, 16)[0]
+    wide[:, 16:32] = video(1, 16)[0]
     assert np.array_equal(read_image(wide, 16), wide[:, 16:32])
     assert np.array_equal(read_image(wide[:, 16:32].repeat(4, 0).repeat(4, 1), 16), wide[:, 16:32])
 
 
 def test_rotation_and_transparency_are_applied() -> None:
-    picture = np.zeros((16, 16, 3), np.uint8)
-    picture[:8] = 255
+    image = np.zeros((16, 16, 3), np.uint8)
+    image[:8] = 255
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held a quarter turn to the left
-    turned = read_image(encoded(Image.fromarray(picture), exif=exif), 16)
-    assert np.array_equal(turned, np.rot90(picture, -1))
+    turned = read_image(encoded(Image.fromarray(image), exif=exif), 16)
+    assert np.array_equal(turned, np.rot90(image, -1))
     clear = Image.new("RGBA", (16, 16), (255, 0, 0, 0))
     assert (read_image(encoded(clear), 16) == 255).all()
 
@@ -218,8 +218,8 @@ def png_of(width: int, height: int) -> bytes:
     )
 
 
-PNG = encoded(Image.fromarray(film(1)[0]))
-JPEG = encoded(Image.fromarray(film(1)[0]), "JPEG")
+PNG = encoded(Image.fromarray(video(1)[0]))
+JPEG = encoded(Image.fromarray(video(1)[0]), "JPEG")
 BAD_BYTES = {
     "empty": b"",
     "text": b"a red ball on the left",
@@ -233,12 +233,12 @@ BAD_BYTES = {
     "too many pixels": png_of(7000, 7000),
     "bomb": png_of(100_000, 100_000),
     "heic": b"\0\0\0\x18ftypheic" + bytes(64),
-    "tiff": encoded(Image.fromarray(film(1)[0]), "TIFF"),
+    "tiff": encoded(Image.fromarray(video(1)[0]), "TIFF"),
     "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n",
     "playlist": b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/passwd\n",
-    "mp4 without a film": b"\0\0\0\x18ftypisom" + bytes(12),
-    "avi without a film": b"RIFF\x10\0\0\0AVI LIST" + bytes(12),
-    "matroska without a film": b"\x1a\x45\xdf\xa3\x81\0" + bytes(12),
+    "mp4 without a video": b"\0\0\0\x18ftypisom" + bytes(12),
+    "avi without a video": b"RIFF\x10\0\0\0AVI LIST" + bytes(12),
+    "matroska without a video": b"\x1a\x45\xdf\xa3\x81\0" + bytes(12),
     "gif without a frame": b"GIF89a\x40\0\x40\0\0\0\0;",
     "gif of no size": b"GIF89a\0\0\0\0\0\0\0;",
 }
@@ -246,9 +246,7 @@ BAD_BYTES = {
 
 @pytest.mark.parametrize("case", BAD_BYTES)
 @pytest.mark.parametrize("read", [lambda s: read_observation(s, 64, FPS, 99), lambda s: read_image(s, 64)])
-def test_bad_bytes_are_refused_with_advice(
-    case: str, read: Callable[[object], object], tmp_path: Path
-) -> None:
+def test_invalid_bytes_are_input_errors(case: str, read: Callable[[object], object], tmp_path: Path) -> None:
     path = tmp_path / "observation.png"
     path.write_bytes(BAD_BYTES[case])
     for source in (BAD_BYTES[case], path):
@@ -266,17 +264,17 @@ def test_bad_bytes_are_refused_with_advice(
         ("file:///etc/hostname", "URL"),
         ("concat:a.mp4|b.mp4", "no file"),
         ("with\0nul.png", "cannot be read|no file"),
-        ("~nobody-by-this-name/film.mp4", "cannot be read"),
+        ("~nobody-by-this-name/video.mp4", "cannot be read"),
         ("x" * 5000, "cannot be read|no file"),
         (Path("/dev/zero"), "no file"),
     ],
 )
-def test_bad_places_are_refused_with_advice(source: str | Path, words: str) -> None:
+def test_invalid_paths_are_input_errors(source: str | Path, words: str) -> None:
     with pytest.raises(InputError, match=words):
         read_observation(source, 64, FPS, 99)
 
 
-def test_a_socket_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_is_not_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("door")
@@ -294,7 +292,7 @@ def test_a_socket_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (np.zeros((4, 64, 3), np.uint8), "64x4"),
     ],
 )
-def test_bad_arrays_are_refused_with_advice(array: np.ndarray, words: str) -> None:
+def test_invalid_arrays_are_input_errors(array: np.ndarray, words: str) -> None:
     with pytest.raises(InputError, match=words):
         read_image(array, 64)
 
@@ -311,7 +309,7 @@ def test_bad_arrays_are_refused_with_advice(array: np.ndarray, words: str) -> No
     ],
 )
 def test_video_limits(tmp_path: Path, limits: dict[str, Any], words: str) -> None:
-    data = muxed(tmp_path / "long.mp4", "libx264", film(24))
+    data = muxed(tmp_path / "long.mp4", "libx264", video(24))
     for read in (read_observation, read_video):
         with pytest.raises(InputError, match=words) as caught:
             read(data, 64, None, 99, limits=MediaLimits(**limits))
@@ -337,16 +335,16 @@ def test_image_limits(limits: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("fps", "max_frames"), [(0, 8), (-1, 8), (float("nan"), 8), (float("inf"), 8), (8, 0)]
 )
-def test_impossible_paces_and_lengths_are_refused(tmp_path: Path, fps: float, max_frames: int) -> None:
-    data = muxed(tmp_path / "film.mp4", "libx264", film(2))
+def test_invalid_frame_rates_and_lengths_are_refused(tmp_path: Path, fps: float, max_frames: int) -> None:
+    data = muxed(tmp_path / "video.mp4", "libx264", video(2))
     with pytest.raises(InputError, match=f"{fps}|{max_frames}"):
         read_video(data, 64, fps, max_frames)
 
 
-def test_a_film_is_no_image_and_an_image_is_no_film(tmp_path: Path) -> None:
-    write_video(film(2), tmp_path / "film.mp4", fps=FPS)
-    with pytest.raises(InputError, match="film"):
-        read_image(tmp_path / "film.mp4", 64)
+def test_videos_are_not_images_and_images_are_not_videos(tmp_path: Path) -> None:
+    write_video(video(2), tmp_path / "video.mp4", fps=FPS)
+    with pytest.raises(InputError, match="video"):
+        read_image(tmp_path / "video.mp4", 64)
     with pytest.raises(InputError, match="not a video"):
         read_video(PNG, 64, FPS, 99)
 
@@ -354,14 +352,14 @@ def test_a_film_is_no_image_and_an_image_is_no_film(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     folder = tmp_path_factory.mktemp("samples")
-    write_video(film(4), folder / "film.mp4", fps=FPS, scale=1)
-    write_video(film(4), folder / "film.gif", fps=FPS, scale=1)
-    webm = muxed(folder / "film.webm", "libvpx", film(4))
-    return [PNG, JPEG, (folder / "film.mp4").read_bytes(), (folder / "film.gif").read_bytes(), webm]
+    write_video(video(4), folder / "video.mp4", fps=FPS, scale=1)
+    write_video(video(4), folder / "video.gif", fps=FPS, scale=1)
+    webm = muxed(folder / "video.webm", "libvpx", video(4))
+    return [PNG, JPEG, (folder / "video.mp4").read_bytes(), (folder / "video.gif").read_bytes(), webm]
 
 
 @given(data=st.data())
-def test_damaged_files_raise_nothing_but_advice(samples: list[bytes], data: st.DataObject) -> None:
+def test_damaged_files_raise_only_input_errors(samples: list[bytes], data: st.DataObject) -> None:
     """Any sample, cut anywhere and with bytes overwritten, is read or refused; nothing else happens."""
     sample = data.draw(st.sampled_from(samples))
     damaged = bytearray(sample[: data.draw(st.integers(0, len(sample)))])
@@ -395,28 +393,28 @@ def test_a_cut_file_is_refused_unless_every_pixel_is_there(samples: list[bytes],
 @pytest.mark.parametrize(
     ("name", "fps", "words"),
     [
-        ("film.txt", 8, "'.txt'"),
-        ("film", 8, ".mp4 or .gif"),
+        ("video.txt", 8, "'.txt'"),
+        ("video", 8, ".mp4 or .gif"),
         ("folder.gif", 8, "is a folder"),
-        ("file/film.mp4", 8, "cannot be written"),
-        ("/proc/film.mp4", 8, "cannot be written"),
-        ("film.gif", 60, "fps is 60"),
-        ("film.mp4", 0, "fps is 0"),
+        ("file/video.mp4", 8, "cannot be written"),
+        ("/proc/video.mp4", 8, "cannot be written"),
+        ("video.gif", 60, "fps is 60"),
+        ("video.mp4", 0, "fps is 0"),
     ],
 )
-def test_places_that_cannot_be_written_say_so(
+def test_paths_that_cannot_be_written_are_output_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fps: float, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder.gif").mkdir()
     Path("file").touch()
     with pytest.raises(OutputError, match=words) as caught:
-        write_video(film(2), name, fps=fps)
+        write_video(video(2), name, fps=fps)
     assert is_advice(caught.value)
     assert sorted(os.listdir()) == ["file", "folder.gif"]
 
 
-def test_no_frames_are_no_film(tmp_path: Path) -> None:
+def test_a_video_needs_frames(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="no frames"):
-        write_video(film(2)[:0], tmp_path / "film.mp4", fps=FPS)
+        write_video(video(2)[:0], tmp_path / "video.mp4", fps=FPS)
     assert not list(tmp_path.iterdir())

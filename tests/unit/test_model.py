@@ -1,4 +1,4 @@
-"""The six verbs: shapes, causality, caches that change nothing, and agreement with independent arithmetic."""
+"""The six verbs: shapes, causality, caches, and comparison with independent computations."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The prefix cache: it changes no state, computes a prefix once, shares it by content, and is bounded."""
+"""The prefix cache: states are unchanged, prefixes are computed once and shared, memory is bounded."""
 
 import torch
 from hypothesis import given, settings
@@ -64,7 +64,7 @@ def test_only_new_positions_are_computed_and_forks_share(model: WorldModel) -> N
     assert backbone.positions == 5 * 9
 
 
-def test_memory_is_bounded_and_what_was_forgotten_is_computed_again(model: WorldModel) -> None:
+def test_memory_is_bounded_and_evicted_prefixes_are_recomputed(model: WorldModel) -> None:
     probe = LocalEngine(model.backbone)
     probe.predict_states([parts(1)], NUM_QUERIES)
     limit = 3 * probe.cache.num_bytes

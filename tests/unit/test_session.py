@@ -1,4 +1,4 @@
-"""Sessions: the same seed makes the same world, forks go their own ways, and memory does not grow."""
+"""Sessions: determinism, forks, snapshots, and bounded memory."""
 
 import io
 from collections.abc import Callable
@@ -115,7 +115,7 @@ def test_the_cache_stays_within_the_window(session: Session, model: WorldModel) 
     assert lengths == (window * 3)[:8]
 
 
-def test_an_action_changes_what_comes(session: Session) -> None:
+def test_actions_change_the_next_frames(session: Session) -> None:
     assert not np.array_equal(session.fork().step(LEFT), session.fork().step(JUMP))
     assert not np.array_equal(
         session.fork().step({"keys": ["left"]}), session.fork().step({"keys": ["right"]})
@@ -143,7 +143,7 @@ def test_every_kind_of_action_is_taken(session: Session, action: object) -> None
 
 
 @pytest.mark.parametrize(
-    ("action", "told"),
+    ("action", "named"),
     [
         ("   ", "empty"),
         (7, "int"),
@@ -156,10 +156,12 @@ def test_every_kind_of_action_is_taken(session: Session, action: object) -> None
         ("left " * 90, "tokens"),
     ],
 )
-def test_an_action_it_does_not_take_changes_nothing(session: Session, action: object, told: str) -> None:
+def test_an_unsupported_action_leaves_the_session_unchanged(
+    session: Session, action: object, named: str
+) -> None:
     session.step(LEFT)
     before = cached(session)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=named):
         session.step(action)
     assert cached(session) == before
     assert len(session.clips) == len(session.actions) + 1 == 2
@@ -188,7 +190,7 @@ def test_any_json_is_an_action_or_an_input_error(model: WorldModel, value: objec
 # Where a world starts
 
 
-def test_reset_takes_arrays_pictures_bytes_and_files(
+def test_reset_takes_arrays_images_bytes_and_files(
     model: WorldModel, picture: np.ndarray, tmp_path: Path
 ) -> None:
     image = Image.fromarray(picture)
@@ -258,14 +260,14 @@ def test_reset_begins_anew(session: Session, model: WorldModel, picture: np.ndar
         {"observation": np.zeros((32, 32, 3), np.float32)},
     ],
 )
-def test_reset_with_something_else_keeps_the_world(session: Session, arguments: dict[str, object]) -> None:
+def test_invalid_reset_keeps_the_world(session: Session, arguments: dict[str, object]) -> None:
     session.step(LEFT)
     with pytest.raises(InputError):
         session.reset(**arguments)
     assert len(session.clips) == 2
 
 
-def test_nothing_happens_before_reset(model: WorldModel) -> None:
+def test_calls_before_reset_are_input_errors(model: WorldModel) -> None:
     session = model.session()
     acts: list[Callable[[], object]] = [
         session.step,
@@ -316,7 +318,7 @@ def test_infer_action_needs_two_observations(session: Session, picture: np.ndarr
     assert isinstance(session.infer_action(), str)
 
 
-def test_observe_puts_a_real_observation_in_the_place_of_a_made_one(
+def test_observe_replaces_a_generated_observation(
     session: Session, model: WorldModel, picture: np.ndarray
 ) -> None:
     session.step(LEFT)

@@ -1,4 +1,4 @@
-"""The shipped world: what a user gets from it, with bars well below its measured figures."""
+"""The shipped model, with thresholds well below its measured figures."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def test_it_fits_in_the_package() -> None:
 
 
 @pytest.mark.slow
-def test_it_does_what_it_is_told(tiny: WorldModel) -> None:
+def test_it_follows_actions(tiny: WorldModel) -> None:
     figures = evaluate(tiny, EvalSettings("held-out", num_samples=64, seed=5))["figures"]
     figures = figures["action_following"]["held-out"]
     assert figures["named"]["value"] >= 0.8
@@ -38,7 +38,7 @@ def test_it_does_what_it_is_told(tiny: WorldModel) -> None:
     assert figures["psnr"]["value"] >= 26
 
 
-def test_two_actions_make_two_futures_of_one_scene(tiny: WorldModel) -> None:
+def test_two_actions_give_two_futures(tiny: WorldModel) -> None:
     scene = shapes.Scene(
         "night",
         (
@@ -54,7 +54,7 @@ def test_two_actions_make_two_futures_of_one_scene(tiny: WorldModel) -> None:
     assert {obj.colour for obj in shapes.find_objects(blown[-1], "night")} == {"red"}
 
 
-def test_it_says_what_it_sees(tiny: WorldModel) -> None:
+def test_it_describes_observations(tiny: WorldModel) -> None:
     scene = shapes.Scene("night", (shapes.place_in_zone("red", "ball", "large", "left"),))
     session = tiny.session()
     session.reset(shapes.render(scene))
@@ -63,13 +63,13 @@ def test_it_says_what_it_sees(tiny: WorldModel) -> None:
 
 
 @pytest.mark.slow
-def test_it_tells_scenes_and_actions(tiny: WorldModel) -> None:
+def test_it_describes_scenes_and_infers_actions(tiny: WorldModel) -> None:
     subject = ModelSubject(tiny)
     assert describe(subject, 32, seed=5)["scene"]["value"] >= 0.5
     assert inverse_dynamics(subject, 32, seed=5)["val"]["acts"]["value"] >= 0.4
 
 
-def test_a_text_makes_a_scene(tiny: WorldModel) -> None:
+def test_it_generates_scenes_from_text(tiny: WorldModel) -> None:
     frames = tiny.session(seed=1).reset(text="night background, a large red ball at the left")
     found = shapes.find_objects(frames[-1], "night")
     assert [obj.colour for obj in found] == ["red"]

@@ -1,4 +1,4 @@
-"""The procedural world: physics that keeps its promises, sentences that read back, a judge that can tell."""
+"""The shapes world: physics, sentences and captions, sampling, and the judge."""
 
 import hashlib
 from functools import cache
@@ -99,7 +99,7 @@ def test_pixels_are_the_same_on_every_machine() -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_things_stay_apart_inside_and_end_at_rest(split: str) -> None:
+def test_objects_stay_apart_inside_and_end_at_rest(split: str) -> None:
     for sample in clips(split):
         assert len(sample.clip.scenes) == FRAMES_PER_CLIP
         for scene in (sample.clip.before, *sample.clip.scenes):
@@ -143,7 +143,7 @@ def test_a_wall_stops_what_is_pushed_and_then_the_pusher() -> None:
     assert blue.x == 5 and red.x == 5 + 5 + 5 + 1
 
 
-def test_things_fall_on_what_is_below_them() -> None:
+def test_objects_fall_onto_objects_below() -> None:
     scene = Scene(
         "dusk", (SceneObject("red", "ball", "small", 30, 10), SceneObject("blue", "box", "small", 30, 50))
     )
@@ -173,7 +173,7 @@ def test_growing_pushes_neighbours_and_stays_in_the_frame() -> None:
 
 @pytest.mark.parametrize("verb", ["vanish", "explode"])
 @pytest.mark.parametrize("stages", [1, 2])
-def test_what_leaves_is_gone_before_the_end(verb: str, stages: int) -> None:
+def test_leaving_objects_are_gone_at_the_end(verb: str, stages: int) -> None:
     scene = Scene(
         "forest", (SceneObject("red", "box", "medium", 30, 30), SceneObject("blue", "box", "small", 8, 8))
     )
@@ -203,7 +203,7 @@ def test_impossible_sentences_name_the_wrong_value(text: str, value: str) -> Non
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_sentences_read_back_as_what_they_tell(split: str) -> None:
+def test_sentences_parse_to_their_plans(split: str) -> None:
     for sample in clips(split):
         assert set(sample.text) <= set("abcdefghijklmnopqrstuvwxyz ,")
         again = simulate(sample.clip.before, parse(sample.text))
@@ -327,7 +327,7 @@ def test_the_judge_passes_the_truth_and_fails_a_copy_of_the_start(split: str) ->
     assert passed >= 0.99 * len(clips(split)) and changing > 200 and fooled <= 0.01 * changing
 
 
-def test_the_judge_tells_apart_the_named_thing_and_the_others() -> None:
+def test_the_judge_distinguishes_named_and_other_objects() -> None:
     red, blue = SceneObject("red", "ball", "medium", 20, 40), SceneObject("blue", "box", "large", 45, 20)
     plan = parse("the red ball moves left")
     truth = Scene("slate", (red, blue))
@@ -346,7 +346,7 @@ def test_the_judge_tells_apart_the_named_thing_and_the_others() -> None:
     assert seen(red, blue, SceneObject("green", "ball", "small", 20, 10)) == (False, True, False)
 
 
-def test_what_should_have_gone_must_be_gone() -> None:
+def test_removed_objects_must_be_absent() -> None:
     red, blue = SceneObject("red", "ball", "medium", 20, 40), SceneObject("blue", "box", "large", 45, 20)
     before = Scene("dusk", (red, blue))
     for text in ("the red ball explodes", "the red ball turns green"):
@@ -355,7 +355,7 @@ def test_what_should_have_gone_must_be_gone() -> None:
         assert not verdict.strict and not verdict.named_right(plan) and verdict.others_right(plan)
 
 
-def test_the_judge_stands_noise_and_knows_every_thing() -> None:
+def test_the_judge_tolerates_noise_and_finds_every_object() -> None:
     rng = np.random.default_rng(0)
     for background in BACKGROUNDS:
         for shape in SHAPES:

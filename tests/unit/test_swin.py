@@ -153,7 +153,7 @@ def test_the_first_chunk_is_sampled_as_without_a_window(generator: DiT) -> None:
 
 
 @torch.no_grad()
-def test_a_chunk_gives_way_to_what_the_chunk_before_looked_like(generator: DiT) -> None:
+def test_a_chunk_follows_the_noisy_chunk_before_it(generator: DiT) -> None:
     known, context = condition(1), noise(2, frames=1)
     _, trace = advance(generator, EulerSolver.of(2), [known], context, noise(3))
 

@@ -381,8 +381,8 @@ def test_a_run_starts_from_components_of_a_model(
     assert not torch.equal(state[first], saved.state_dict()[first])
     with pytest.raises(ModelError, match=r"generator\."):
         trainer.build_model(TrainConfig(model=wider, init_from={"generator": folder}))
-    with pytest.raises(ConfigError, match="'generater'"):
-        trainer.build_model(TrainConfig(model=wider, init_from={"generater": folder}))
+    with pytest.raises(ConfigError, match="'generators'"):
+        trainer.build_model(TrainConfig(model=wider, init_from={"generators": folder}))
     with pytest.raises(ConfigError, match="3"):
         TrainConfig(init_from=3)
 

@@ -1,4 +1,4 @@
-"""A training run inside another program leaves that program's signals alone: SIGTERM ends pytest."""
+"""A training run inside another program does not change its signal handlers: SIGTERM ends pytest."""
 
 import dataclasses
 import json

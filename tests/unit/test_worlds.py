@@ -1,4 +1,4 @@
-"""A world that is not part of the library plugs in by its name."""
+"""Registration of a world that is not part of the library."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -117,7 +117,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("speed", "share"), [(1, 1), (0, 0)])
-def test_a_world_of_your_own_is_evaluated(speed: int, share: int, tmp_path: Path) -> None:
+def test_a_registered_world_is_evaluated(speed: int, share: int, tmp_path: Path) -> None:
     suite = get_world("dots").eval_suite()
     assert suite is not None
     results = evaluate(DotSubject(speed), EvalSettings(num_samples=4, rounds=3), suite)
@@ -128,7 +128,7 @@ def test_a_world_of_your_own_is_evaluated(speed: int, share: int, tmp_path: Path
     assert "Only dots." in model_card(results, "mine", suite)
 
 
-def test_a_model_names_its_world() -> None:
+def test_the_suite_is_that_of_the_models_world() -> None:
     config = WorldModelConfig(world="dots")
     with pytest.raises(InputError, match="8 x 12"):
         suite_of(config)
@@ -137,7 +137,7 @@ def test_a_model_names_its_world() -> None:
             suite_of(replace(config, world=world))
 
 
-def test_what_a_world_does_not_offer_is_an_error_or_empty() -> None:
+def test_defaults_of_a_world_are_empty_or_errors() -> None:
     assert "dots" in world_names()
     world = get_world("dots")
     assert not world.label_words() and not world.start_images() and not world.targets_named("the red ball")

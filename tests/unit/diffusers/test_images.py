@@ -1,4 +1,4 @@
-"""Wan 2.1 image-to-video: what CLIP sees in a picture reaches the transformer as by its own pipeline."""
+"""Wan 2.1 image-to-video: CLIP features of the first image, compared with the pipeline of diffusers."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A chunk without states is what the untouched pipelines of diffusers make, bit for bit."""
+"""Chunks without states equal the output of the unmodified pipelines of diffusers bit for bit."""
 
 import hashlib
 

@@ -18,7 +18,7 @@ from worldmodel.worlds.base import StartImage, Target, World
 
 MAX_BRANCHES = 4
 MAX_MOMENTS = 200
-"""Most moments of a branch; their frames are in memory."""
+"""Maximum number of moments of a branch, whose frames are kept in memory."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Moment:
     clip: Frames
     snapshot: str | None = None
     targets: tuple[Target, ...] = ()
-    """Objects that suggested actions name."""
+    """Objects for suggested actions."""
 
     @property
     def label(self) -> str:
@@ -56,7 +56,7 @@ class Branch:
 
 
 @dataclass
-class Journey:
+class RolloutHistory:
     """All branches of one visitor; calls are serialised by a lock."""
 
     client: AsyncClient
@@ -70,18 +70,22 @@ class Journey:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
-    async def from_image(cls, client: AsyncClient, catalog: World, start: StartImage, seed: int) -> "Journey":
+    async def from_image(
+        cls, client: AsyncClient, catalog: World, start: StartImage, seed: int
+    ) -> "RolloutHistory":
         """Start from one of the world's images."""
         world = await client.worlds.create(start.image, seed=seed)
         return await cls._begin(client, catalog, world, catalog.targets_in(start.image))
 
     @classmethod
-    async def from_upload(cls, client: AsyncClient, catalog: World, data: bytes, seed: int) -> "Journey":
+    async def from_upload(
+        cls, client: AsyncClient, catalog: World, data: bytes, seed: int
+    ) -> "RolloutHistory":
         """Start from an uploaded image or video."""
         return await cls._begin(client, catalog, await client.worlds.create(data, seed=seed))
 
     @classmethod
-    async def from_text(cls, client: AsyncClient, catalog: World, text: str, seed: int) -> "Journey":
+    async def from_text(cls, client: AsyncClient, catalog: World, text: str, seed: int) -> "RolloutHistory":
         """Start from a description."""
         world = await client.worlds.create(text=text, seed=seed)
         return await cls._begin(client, catalog, world, catalog.targets_named(text))
@@ -89,7 +93,7 @@ class Journey:
     @classmethod
     async def _begin(
         cls, client: AsyncClient, catalog: World, world: AsyncRemoteWorld, targets: tuple[Target, ...] = ()
-    ) -> "Journey":
+    ) -> "RolloutHistory":
         first = Moment(None, await world.frames(), await world.snapshot())
         first.targets = await _find_targets(catalog, world, first, targets)
         return cls(client, catalog, [Branch("Main", world, [first])])
