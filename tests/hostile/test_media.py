@@ -31,7 +31,7 @@ from PIL import Image
 from worldmodel.errors import InputError
 from worldmodel.serving.errors import ApiError, RateLimitError, TooLargeError, UnsupportedFormatError
 from worldmodel.serving.media import decoding
-from worldmodel.serving.media.decode_child import DecodeRequest
+from worldmodel.serving.media.decode_child import RESPONSE, DecodeRequest
 from worldmodel.serving.media.decoding import close_decoder, decode_upload
 from worldmodel.serving.media.limits import UploadLimits
 
@@ -459,21 +459,21 @@ def test_the_decoder_knows_no_secret_and_loads_no_model(monkeypatch: pytest.Monk
     os.close(inside)
 
 
-def test_a_decoder_that_answers_lies_is_not_believed() -> None:
-    """Were the child taken over, its answer still is what was asked for, or an error."""
+def test_invalid_responses_of_a_decoder_are_refused() -> None:
+    """A compromised child can send nothing but frames of the requested size or an error."""
     request = DecodeRequest(16, 32, 8.0, 4, 0, UploadLimits())
     answers = [
         b"",
         bytes(21),
-        decoding.RESPONSE.pack(b"wma1", 0, 2**32 - 1, 16, 32, 2**63),
-        decoding.RESPONSE.pack(b"wma1", 0, 5, 16, 32, 5 * 1536),
-        decoding.RESPONSE.pack(b"wma1", 0, 1, 32, 16, 1536) + bytes(1536),
-        decoding.RESPONSE.pack(b"wma1", 0, 1, 8, 8, 192) + bytes(192),
-        decoding.RESPONSE.pack(b"wma1", 0, 1, 16, 32, 1536) + bytes(100),
-        decoding.RESPONSE.pack(b"wma1", 0, 0, 16, 32, 0),
-        decoding.RESPONSE.pack(b"wma1", 1, 0, 0, 0, 2**60),
-        decoding.RESPONSE.pack(b"wma1", 1, 0, 0, 0, 20) + b"\x1b[2J\r\nSet-Cookie: a=b",
-        decoding.RESPONSE.pack(b"wma1", 7, 0, 0, 0, 0),
+        RESPONSE.pack(b"wma1", 0, 2**32 - 1, 16, 32, 2**63),
+        RESPONSE.pack(b"wma1", 0, 5, 16, 32, 5 * 1536),
+        RESPONSE.pack(b"wma1", 0, 1, 32, 16, 1536) + bytes(1536),
+        RESPONSE.pack(b"wma1", 0, 1, 8, 8, 192) + bytes(192),
+        RESPONSE.pack(b"wma1", 0, 1, 16, 32, 1536) + bytes(100),
+        RESPONSE.pack(b"wma1", 0, 0, 16, 32, 0),
+        RESPONSE.pack(b"wma1", 1, 0, 0, 0, 2**60),
+        RESPONSE.pack(b"wma1", 1, 0, 0, 0, 20) + b"\x1b[2J\r\nSet-Cookie: a=b",
+        RESPONSE.pack(b"wma1", 7, 0, 0, 0, 0),
     ]
     for answer in answers:
         ours, theirs = decoding.socket.socketpair()
