@@ -152,10 +152,11 @@ class DataConfig:
 class MeshConfig:
     """The mesh of training processes; the product of its axes is the number of processes."""
 
-    dp_replicate: int = 0
-    """Data-parallel copies of the weights; 0 uses the processes that the other axes leave."""
-    dp_shard: int = 1
-    """Data-parallel processes that share one copy of the weights (FSDP)."""
+    dp_replicate: int = 1
+    """Data-parallel copies of the weights."""
+    dp_shard: int = 0
+    """Data-parallel processes that share one copy of the weights (FSDP); 0 uses the processes that the other
+    axes leave."""
     cp: int = 1
     """Context parallelism: processes that share each sequence by gathering keys and values; suits several
     machines."""
@@ -164,10 +165,10 @@ class MeshConfig:
     of one machine."""
 
     def __post_init__(self) -> None:
-        if self.dp_replicate < 0 or min(self.dp_shard, self.cp, self.sp) < 1:
+        if self.dp_shard < 0 or min(self.dp_replicate, self.cp, self.sp) < 1:
             raise ConfigError(
                 f"mesh is dp_replicate {self.dp_replicate}, dp_shard {self.dp_shard}, cp {self.cp}, "
-                f"sp {self.sp}; use 1 or more (dp_replicate: 0 for the remaining processes)."
+                f"sp {self.sp}; use 1 or more (dp_shard: 0 for the remaining processes)."
             )
 
 

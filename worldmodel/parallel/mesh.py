@@ -68,17 +68,18 @@ class Mesh:
             ConfigError: the product of the axes is not the number of processes.
         """
         world = dist.get_world_size() if dist.is_initialized() else 1
-        sequence, inner = config.cp * config.sp, config.dp_shard * config.cp * config.sp
-        replicate = config.dp_replicate or max(1, world // inner)
+        replicate, sequence = config.dp_replicate, config.cp * config.sp
+        shard = config.dp_shard or max(1, world // (replicate * sequence))
+        inner = shard * sequence
         if replicate * inner != world:
-            given = f"mesh.dp_shard {config.dp_shard} x mesh.cp {config.cp} x mesh.sp {config.sp}"
-            if config.dp_replicate:
-                given = f"mesh.dp_replicate {config.dp_replicate} x {given}"
+            given = f"mesh.dp_replicate {replicate} x mesh.cp {config.cp} x mesh.sp {config.sp}"
+            if config.dp_shard:
+                given = f"{given} x mesh.dp_shard {shard}"
             raise ConfigError(
                 f"The run has {world} processes, but {given} is {replicate * inner}; start as many "
-                "processes, or change one of these keys (mesh.dp_replicate=0 uses the remaining processes)."
+                "processes, or change one of these keys (mesh.dp_shard=0 uses the remaining processes)."
             )
-        sizes = (replicate, config.dp_shard, config.cp, config.sp)
+        sizes = (replicate, shard, config.cp, config.sp)
         if not dist.is_initialized():
             return cls(*sizes, device=device)
         axes = init_device_mesh(device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard", "cp", "sp"))
