@@ -4,9 +4,11 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from worldmodel.config import StageConfig, TrainedConfig
 from worldmodel.train.components import settings_of
+from worldmodel.train.distributed import to_local
 from worldmodel.train.muon import Muon
 
 Optimizers = dict[str, torch.optim.Optimizer]
@@ -53,7 +55,8 @@ def build_optimizers(root: nn.Module, stage: StageConfig) -> Optimizers:
             {"params": params, "lr": lr, "peak": lr, "weight_decay": decay}
             for (lr, decay), params in adamw.items()
         ]
-        optimizers["adamw"] = torch.optim.AdamW(groups, betas=(0.9, 0.98), foreach=True)
+        fused = all(parameter.is_cuda for params in adamw.values() for parameter in params)
+        optimizers["adamw"] = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=fused, foreach=not fused)
     if muon:
         optimizers["muon"] = Muon(
             [{"params": params, "lr": lr, "peak": lr} for lr, params in muon.items()],
@@ -84,9 +87,9 @@ class EMA:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Update the average with the weights after step `step` (counted from 0)."""
-        rate = 1 - min(self.decay, (1 + step) / (10 + step))
-        for name, average in self.weights.items():
-            average.lerp_(self.trained[name].detach(), rate)
+        average = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
+        averages = [to_local(weight) for weight in self.weights.values()]
+        average(averages, [to_local(self.trained[name].detach()) for name in self.weights], None)
 
     @torch.no_grad()
     def swap(self) -> None:
