@@ -5,6 +5,7 @@ resumes from its newest checkpoint, on any number of processes.
 """
 
 import dataclasses
+import gc
 import json
 import os
 import shlex
@@ -73,6 +74,7 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
             for name in names[names.index(progress.stage) + progress.ended if progress else 0 :]:
                 if not run_stage(config, name, mesh, checkpoints, newest, stop):
                     return run
+                gc.collect()  # FSDP's modules refer to themselves: the model would stay beside the next one
                 newest = checkpoints.latest()
             if mesh.first:
                 assert newest, "there is at least one stage"

@@ -1,9 +1,11 @@
 """Training: objectives train the components they name, and a stopped run resumes exactly."""
 
 import dataclasses
+import gc
 import json
 import math
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from worldmodel.train import distributed, finetune, publish, trainer
 from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.components import settings_of
 from worldmodel.train.run_log import read_metrics
-from worldmodel.train.trainer import StepResult, Trainer
+from worldmodel.train.trainer import Progress, StepResult, Trainer
 
 
 def components(*names: str, **settings: TrainedConfig) -> dict[str, TrainedConfig]:
@@ -233,9 +235,32 @@ def test_losses_do_not_depend_on_microbatches_and_activation_checkpointing(run_c
     for size in (1, 2):
         losses, _ = trained(changed(config, microbatch_size=size))
         assert losses == pytest.approx(expected, rel=1e-5)
-    for policy in ("recompute", "offload"):
+    for policy in ("recompute", "selective", "offload"):
         losses, _ = trained(dataclasses.replace(config, activations=policy))
         assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_stage_returns_its_memory_before_the_next_is_built(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, built = Trainer.start, []
+
+    def started(*args: Any) -> tuple[Trainer, Progress]:
+        alive.append([each() is not None for each in built])
+        made = start(*args)
+        built.extend(weakref.ref(each) for each in (made[0].root, next(made[0].root.parameters())))
+        return made
+
+    alive: list[list[bool]] = []
+    monkeypatch.setattr(Trainer, "start", started)
+    one_step = changed(run_config, steps=1, ema_decay=0.9, tasks={"rounds": 1.0}).stages["state"]
+    gc.disable()  # what the collector would find some time later is found at the stage's end
+    try:
+        finetune.train(dataclasses.replace(run_config, stages={"a": one_step, "b": one_step}))
+    finally:
+        gc.enable()
+    assert alive == [[], [False, False]]
+    assert not any(each() for each in built)
 
 
 def test_a_stage_ends_with_the_average_of_its_weights(run_config: TrainConfig) -> None:
