@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_leaves
 
 from worldmodel.config import TrainConfig
 
-NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
-"""Namespaces of torch's operators that contain the collectives."""
+NAMESPACES = ("c10d", "_c10d_functional", "_dtensor", "worldmodel")
+"""Namespaces of the operators that contain the collectives."""
 SKIPPED = ("wait_tensor", "_wrap_tensor_autograd", "send", "recv_", "recv_any_source_")
 """Operators of these namespaces that are not the same on all processes of a group, or send nothing."""
-UNEVEN = ("alltoall_", "alltoall_base_", "all_to_all_single")
+UNEVEN = ("alltoall_", "alltoall_base_", "all_to_all_single", "all_to_all")
 """Collectives whose sizes may differ between processes."""
 TAIL = 20
 """Number of collectives that are logged when a process does not answer."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
@@ -30,13 +31,44 @@ def counted() -> Iterator[Counter[str]]:
     inside.update(sent - before)
 
 
+# Operators, so that recomputed layers can keep their outputs instead of exchanging again.
+
+
+@torch.library.custom_op("worldmodel::all_to_all", mutates_args=())
+def _exchange(input: Tensor, send: list[int], receive: list[int], group_name: str, name: str) -> Tensor:
+    group = _resolve_process_group(group_name)
+    flat = input.contiguous()  # gloo ignores strides and permutes silently
+    sent[name] += (flat.numel() - send[dist.get_rank(group)]) * flat.element_size()
+    out = flat.new_empty(sum(receive))
+    dist.all_to_all_single(out, flat, receive, send, group=group)
+    return out
+
+
+@_exchange.register_fake
+def _(input: Tensor, send: list[int], receive: list[int], group_name: str, name: str) -> Tensor:
+    return input.new_empty(sum(receive))
+
+
+@torch.library.custom_op("worldmodel::all_gather", mutates_args=())
+def _gather(input: Tensor, ranks: int, group_name: str, name: str) -> Tensor:
+    sent[name] += (ranks - 1) * input.numel() * input.element_size()
+    out = input.new_empty(ranks * input.shape[0], *input.shape[1:])
+    dist.all_gather_single(out, input, group=_resolve_process_group(group_name))
+    return out
+
+
+@_gather.register_fake
+def _(input: Tensor, ranks: int, group_name: str, name: str) -> Tensor:
+    return input.new_empty(ranks * input.shape[0], *input.shape[1:])
+
+
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, flat: Tensor, send: list[int], receive: list[int], group: ProcessGroup, name: str
     ) -> Tensor:
-        ctx.plan = (receive, send, group, name)
-        return _exchange(flat, send, receive, group, name)
+        ctx.plan = (receive, send, group.group_name, name)
+        return _exchange(flat, send, receive, group.group_name, name)
 
     @staticmethod
     @once_differentiable
@@ -44,14 +76,6 @@ class _AllToAll(torch.autograd.Function):
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
         return _exchange(gradients[0], *ctx.plan), None, None, None, None
-
-
-def _exchange(flat: Tensor, send: list[int], receive: list[int], group: ProcessGroup, name: str) -> Tensor:
-    flat = flat.contiguous()  # gloo ignores strides and permutes silently
-    sent[name] += (flat.numel() - send[dist.get_rank(group)]) * flat.element_size()
-    out = flat.new_empty(sum(receive))
-    dist.all_to_all_single(out, flat, receive, send, group=group)
-    return out
 
 
 @torch.compiler.disable()
@@ -70,10 +94,7 @@ class _AllGather(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, sizes: Sequence[int], group: ProcessGroup, name: str) -> Tensor:
         ctx.plan = (sizes, group, name)
         largest, ranks = max(sizes), len(sizes)
-        out = x.new_empty(ranks * largest, *x.shape[1:])
-        padded = _padded(x, largest)
-        sent[name] += (ranks - 1) * padded.numel() * padded.element_size()
-        dist.all_gather_single(out, padded, group=group)
+        out = _gather(_padded(x, largest), ranks, group.group_name, name)
         if ranks * largest == sum(sizes):
             return out
         return torch.cat([piece[:size] for piece, size in zip(out.split(largest), sizes, strict=True)])
