@@ -1,18 +1,24 @@
-"""Process groups, FSDP2 sharding and activation checkpointing."""
+"""Process groups, and the parallelism of a model: FSDP2, compilation, activations."""
 
 import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
 
 from worldmodel.config import TrainConfig
 from worldmodel.errors import ConfigError
@@ -20,6 +26,7 @@ from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.agreement import Agreement
 from worldmodel.parallel.mesh import Mesh
+from worldmodel.train.activations import Offload, apply_policy
 from worldmodel.train.objectives.base import Objective
 from worldmodel.train.watchdog import rendezvous_store
 
@@ -52,7 +59,7 @@ def init(config: TrainConfig) -> Mesh:
         raise
 
 
-STACKS = ("layers", "layer", "blocks", "transformer_blocks", "branches")
+STACKS = ("layers", "layer", "block", "blocks", "transformer_blocks", "branches")
 """Attribute names of a transformer's layer list in the supported libraries."""
 
 
@@ -73,7 +80,7 @@ class Root(nn.Module):
 
 
 def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
-    """Apply sequence parallelism, activation checkpointing, compilation and FSDP, in place.
+    """Apply sequence parallelism, compilation, activation checkpointing and FSDP, in place.
 
     Parameters on the meta device (see `models.loading.deferred`) are allocated, each process its own shard,
     but not loaded.
@@ -97,46 +104,131 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
             "sampler: chunk; set both to 1."
         )
     root.model.generator.sequence = mesh.sequence
-    for layer in layers(root.model):
-        if config.activations != "keep":
-            checkpoint_activations(layer, offload=config.activations == "offload")
-        if config.compile:
-            layer.compile()
-        fully_shard(layer, mesh=mesh.fsdp, reshard_after_forward=mesh.fsdp.size(-1) > 1)
+    stacks, offload = layer_stacks(root.model), Offload(mesh.device)
+    for layer, *_ in (group for stack in stacks for group in stack):
+        if config.compile:  # `forward` alone: FSDP's hooks and checkpointing cannot be traced
+            layer.forward = torch.compile(layer.forward)
+        apply_policy(layer, config.activations, offload)
+    shard_layers(stacks, mesh, config.precision)
+    shard_parts(root.model, mesh, config.precision)
     fully_shard(root, mesh=mesh.fsdp, reshard_after_forward=False)
     deferred.materialize(root, mesh.device)
 
 
+def shard_layers(stacks: Sequence[Sequence[list[nn.Module]]], mesh: Mesh, precision: str) -> None:
+    """Shard the layers of stacks, each layer in a group of its own, which is gathered one layer ahead.
+
+    On a single shard, too, a layer is freed after use: FSDP computes with a copy of the weights.
+    """
+    for stack in stacks:
+        sharded = [
+            fully_shard(
+                group, mesh=mesh.fsdp, reshard_after_forward=True, mp_policy=weight_policy(precision)
+            )[0]
+            for group in stack
+        ]
+        for before, after in pairwise(sharded):
+            before.set_modules_to_forward_prefetch([after])
+            after.set_modules_to_backward_prefetch([before])
+
+
+def shard_parts(model: WorldModel, mesh: Mesh, precision: str) -> None:
+    """Shard what is not a layer: embeddings, adapters and the codec, each in a group of its own.
+
+    A part is gathered when it is first used and kept until its backward pass: processes call it a different
+    number of times, since they have different samples. What remains (the model's own vectors, the heads of
+    the objective) is gathered with the root. The codec and the root compute in the precision of their
+    weights.
+    """
+    shard = functools.partial(fully_shard, mesh=mesh.fsdp, reshard_after_forward=False)
+    for tied in embeddings(model):
+        shard(tied, mp_policy=weight_policy(precision))
+    generator: Any = model.generator
+    networks = [generator]
+    if not model.config.generator.is_ours:
+        networks = [getattr(generator, name, None) for name in ("network", "network_2")]
+    for part in (model.action, model.vision, model.condition_adapter, *filter(None, networks)):
+        shard(part, mp_policy=weight_policy(precision))
+    register_fsdp_forward_method(model.condition_adapter, "null")
+    if model.config.generator.is_ours:
+        register_fsdp_forward_method(generator, "velocity")
+    codec: Any = getattr(model.codec, "vae", model.codec)
+    for half in (codec.encoder, codec.decoder):
+        shard(half)
+
+
+def weight_policy(precision: str) -> MixedPrecisionPolicy:
+    """Return FSDP's policy: weights are gathered in bf16, gradients are reduced in fp32.
+
+    Inputs are not cast: masks, rotary tables and timesteps need their precision. `compute_precision` casts
+    the operands of products.
+    """
+    if precision == "fp32":
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+
+
+def compute_precision(precision: str, device: torch.device) -> torch.autocast:
+    """Return the context of a forward pass.
+
+    Weights are in bf16 already (`weight_policy`); autocast casts what enters them from parts in fp32. It
+    keeps no casts of weights, which would be a second copy of them.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
 def layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of all transformer stacks: our own and those of transformers and diffusers."""
+    """Return the layers of all transformer stacks: our own and those of transformers and diffusers.
+
+    Of stacks inside a layer, only the layer around them counts.
+    """
     stacks = [getattr(module, name, None) for module in model.modules() for name in STACKS]
     found = [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
-    return list(dict.fromkeys(found))
+    inner = {id(each) for layer in found for each in layer.modules() if each is not layer}
+    return [layer for layer in dict.fromkeys(found) if id(layer) not in inner]
 
 
-def checkpoint_activations(layer: nn.Module, offload: bool) -> None:
-    """Save only a layer's input for the backward pass and recompute the rest.
+def layer_stacks(model: nn.Module) -> list[list[list[nn.Module]]]:
+    """Return the stacks of `layers` in the order in which their layers run.
 
-    With `offload`, outputs of matrix products and attention are kept in CPU memory instead of being
-    recomputed. Source: Yuan et al. 2024 (arXiv:2407.12117).
+    A layer comes with the branch that a state stream runs inside it (`generator.diffusers`).
     """
-    contexts: dict[str, Any] = {}
-    if offload:
-        contexts["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _offload_products)
-    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, **contexts)
+    beside: dict[int, nn.Module] = {}
+    for network in model.modules():
+        branches = getattr(getattr(network, "stream", None), "branches", ())
+        if len(branches):
+            blocks = layers(network.get_submodule("transformer"))
+            beside |= {id(block): branch for block, branch in zip(blocks, branches, strict=True)}
+    inside = {id(branch) for branch in beside.values()}
+    alone = {id(layer) for layer in layers(model)} - inside
+    stacks: dict[int, list[list[nn.Module]]] = {}
+    for module in model.modules():
+        stack = [
+            each for each in module.children() if isinstance(module, nn.ModuleList) and id(each) in alone
+        ]
+        if stack:
+            stacks[id(module)] = [[each, *filter(None, [beside.get(id(each))])] for each in stack]
+    return list(stacks.values())
 
 
-def _offload_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    products = ("mm", "addmm", "bmm", "baddbmm", "scaled_dot_product", "convolution")
-    name = op.__name__ if hasattr(op, "__name__") else str(op)
-    offload = any(product in name for product in products)
-    return CheckpointPolicy.MUST_CPU_OFFLOAD if offload else CheckpointPolicy.PREFER_RECOMPUTE
+def embeddings(model: WorldModel) -> list[list[nn.Module]]:
+    """Return the word embeddings and output layers of language models, those of tied weights together."""
+    found: dict[int, list[nn.Module]] = {}
+    for encoder in (model.backbone.model, getattr(model.generator, "text_encoder", None)):
+        if not isinstance(encoder, PreTrainedModel) or encoder not in set(model.modules()):
+            continue  # a text encoder that is loaded on demand is no part of the model
+        ends = encoder.get_input_embeddings(), encoder.get_output_embeddings()
+        weights = {id(end.weight) for end in ends if end is not None}
+        for module in encoder.modules():
+            if id(weight := getattr(module, "weight", None)) in weights:
+                found.setdefault(id(weight), []).append(module)
+    return list(found.values())
 
 
-def set_gradient_sync(root: nn.Module, enabled: bool) -> None:
-    """Set whether the next backward pass reduces gradients; only the last one of a step does."""
+def free_gathered(root: nn.Module) -> None:
+    """Free the weights that a pass without gradients gathered, and forget the order of its layers."""
     assert isinstance(root, FSDPModule)
-    root.set_requires_gradient_sync(enabled)
+    root.reset_iter_state()
 
 
 def to_local(tensor: Tensor) -> Tensor:

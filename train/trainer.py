@@ -1,9 +1,9 @@
 """The trainer of one stage, and its training step, which gives the same result on any mesh."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,8 @@ from worldmodel.train.objectives.base import Losses, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.tokenizer import build_tokenizer
 from worldmodel.train.watchdog import check_finite, check_same_samples
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,7 @@ class Trainer:
         for index in range(most):
             spare = index >= len(prepared)  # repeated without effect: all processes run equally many
             inputs = prepared[min(index, len(prepared) - 1)]
-            distributed.set_gradient_sync(self.root, index == most - 1)
-            with self._autocast():
+            with self._precision():
                 losses = self.root(lambda inputs=inputs: self.root.objective(self.root.model, inputs))
             total = self._total_loss(losses, counts)
             totals.append(total.detach())
@@ -179,21 +180,18 @@ class Trainer:
             rngs = [SampleRng(each, device, model.dtype) for each in keys]
             return [objective.prepare(model, *each) for each in zip(batches, rngs, strict=True)]
 
-        with torch.no_grad(), self._autocast():
-            return self.root(work)
+        return self._without_gradients(work)
 
     def preview(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Return true and predicted videos of a microbatch, `[b, t, 3, h, w]`, if there are any."""
         (inputs,) = self.prepare([batch])
-        with torch.no_grad(), self._autocast():
-            return self.root(lambda: self.root.objective.preview(self.root.model, inputs))
+        return self._without_gradients(lambda: self.root.objective.preview(self.root.model, inputs))
 
     def finish(self, batches: Sequence[Batch]) -> None:
         """End the stage after its last step, whose microbatches are `batches`."""
         if self.ema:
             self.ema.swap()
-        with torch.no_grad():
-            self.root(lambda: self.root.objective.finish(self.root.model, batches, self.mesh.sum))
+        self._without_gradients(lambda: self.root.objective.finish(self.root.model, batches, self.mesh.sum))
 
     def _all_reduce(self, prepared: Sequence[StageBatch], stop: bool) -> tuple[dict[str, float], int, bool]:
         """Return the counts and the most microbatches of all processes, and whether to stop."""
@@ -230,8 +228,14 @@ class Trainer:
         losses = {"loss": total, **means, "gradient_norm": norm}
         return losses, {"samples": vector[-2], "tokens": vector[-1]}
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.mesh.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+    def _without_gradients(self, work: Callable[[], T]) -> T:
+        with torch.no_grad(), self._precision():
+            result = self.root(work)
+        distributed.free_gathered(self.root)
+        return result
+
+    def _precision(self) -> torch.autocast:
+        return distributed.compute_precision(self.config.precision, self.mesh.device)
 
 
 def build_model(config: TrainConfig) -> WorldModel:

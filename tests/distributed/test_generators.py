@@ -29,7 +29,7 @@ from worldmodel.models.layers import attention
 from worldmodel.parallel import collectives, context, ulysses
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import Mesh, SequenceGroup
-from worldmodel.train.distributed import checkpoint_activations
+from worldmodel.train.activations import Offload, apply_policy
 
 pytestmark = pytest.mark.slow
 SELF = Path(__file__)
@@ -200,7 +200,7 @@ def measure(case: Case) -> Measured:
     try:
         loss, truth, truth_tokens = learn(generator, case, SequenceGroup())
         for layer in generator.layers if case.recompute else ():
-            checkpoint_activations(layer, offload=False)
+            apply_policy(layer, "recompute", Offload(torch.device("cpu")))
         with collectives.counted() as sent:
             shared_loss, found, tokens = learn(generator, case, group)
         if case.task == "chunk":

@@ -203,12 +203,14 @@ class TrainConfig:
     sample_every: int = 0
     """Steps between images of predicted videos in RUN_DIR/samples; 0 writes none."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """Precision of the forward pass: bf16 is autocast, with the weights in their own data type."""
+    """Precision of the forward pass: bf16 gathers the weights of layers, adapters and embeddings in bf16;
+    shards, gradients and optimizers stay in fp32, and codecs keep the data type of their weights."""
     attention: Literal["auto", "reference", "sdpa", "flex", "flash"] = "auto"
     """The attention kernel: auto chooses one by device and length; for the others see
     models/layers/attention.py."""
-    activations: Literal["keep", "recompute", "offload"] = "keep"
-    """Activations until the backward pass: keep them, recompute them, or offload them to CPU memory."""
+    activations: Literal["keep", "recompute", "selective", "offload"] = "keep"
+    """Activations of layers until the backward pass: keep them, recompute them, recompute all but the outputs
+    of attention and of exchanges between processes (selective), or offload them to CPU memory."""
     compile: bool = False
     """Whether to compile the transformer layers (torch.compile)."""
     hang_timeout_s: float = 600.0

@@ -11,7 +11,7 @@ from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.diffusers.scheduler import FlowPath, VariancePath
 from worldmodel.models.layers import attention
-from worldmodel.train.distributed import checkpoint_activations
+from worldmodel.train.activations import Offload, apply_policy
 
 KINDS = ["wan", "wan-i2v", "wan-clip", "ltx", "cog-i2v", "cog1.5-i2v"]
 BATCH, CHUNK = 2, 3
@@ -269,7 +269,7 @@ def test_training_window_equals_the_sampler(tiny, again):
     generator.zero_grad()
     if again:
         for layer in generator.layers:
-            checkpoint_activations(layer, offload=False)
+            apply_policy(layer, "recompute", Offload(torch.device("cpu")))
     taught = generator.training_loss(clean, noise, sigma, alike, context, behind.flatten())
     torch.testing.assert_close(taught.error, error)
     taught.error.mean().backward()

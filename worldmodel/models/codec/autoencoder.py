@@ -4,7 +4,10 @@ It encodes every group of `temporal_factor` frames independently, so clips can b
 clip whose frame is repeated.
 """
 
+import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +38,17 @@ class ResidualBlock(nn.Module):
 def residual_blocks(width: int, count: int) -> nn.Sequential:
     """Return `count` residual blocks of one width."""
     return nn.Sequential(*(ResidualBlock(width) for _ in range(count)))
+
+
+def in_weight_precision(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a method of a codec ignore autocast: errors of latents are errors of every later part."""
+
+    @functools.wraps(method)
+    def call(self: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(x.device.type, enabled=False):
+            return method(self, x, *args, **kwargs)
+
+    return call
 
 
 class VideoCodec(nn.Module, ABC):
@@ -121,6 +135,7 @@ class Codec(VideoCodec):
         self.register_buffer("latent_mean", torch.zeros(z, 1, 1))
         self.register_buffer("latent_std", torch.ones(z, 1, 1))
 
+    @in_weight_precision
     def posterior(
         self, frames: Float[Tensor, "b t 3 h w"]
     ) -> tuple[Float[Tensor, "b t2 c h2 w2"], Float[Tensor, "b t2 c h2 w2"]]:
@@ -152,6 +167,7 @@ class Codec(VideoCodec):
         """Decode standardised latents to pixels; values can be slightly outside [-1, 1]."""
         return self.reconstruct(latents * self.latent_std + self.latent_mean)
 
+    @in_weight_precision
     def reconstruct(self, latents: Float[Tensor, "b t2 c h2 w2"]) -> Float[Tensor, "b t 3 h w"]:
         """Decode unstandardised latents (a posterior's mean or sample)."""
         x = rearrange(latents, "b t c h w -> (b t) c h w").contiguous(memory_format=torch.channels_last)

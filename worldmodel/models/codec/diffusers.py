@@ -13,7 +13,7 @@ from torch import Tensor
 
 from worldmodel.config import CodecConfig
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.models.codec.autoencoder import VideoCodec, newest
+from worldmodel.models.codec.autoencoder import VideoCodec, in_weight_precision, newest
 from worldmodel.models.loading import pipeline_folder
 from worldmodel.models.loading.pretrained import dtype_of
 
@@ -127,6 +127,7 @@ class DiffusersCodec(VideoCodec):
         start = newest(before, 1 + group * -(-(before.shape[1] - 1) // group))
         return self._encode(torch.cat([start, frames, after], dim=1))[:, -groups:]
 
+    @in_weight_precision
     def decode(
         self, latents: Float[Tensor, "b t2 c h2 w2"], context: Float[Tensor, "b s c h2 w2"] | None = None
     ) -> Float[Tensor, "b t 3 h w"]:
@@ -148,6 +149,7 @@ class DiffusersCodec(VideoCodec):
             decoded = self.vae.decode(z, return_dict=False)[0]
         return rearrange(decoded, "b c t h w -> b t c h w")[:, -count:].to(latents.dtype)
 
+    @in_weight_precision
     def _encode(self, clip: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b t2 c h2 w2"]:
         x = rearrange(clip, "b t c h w -> b c t h w").to(self.vae.dtype)
         z = self.vae.encode(x, return_dict=False)[0].mode()
