@@ -187,6 +187,34 @@ def test_a_text_is_described_and_imagined(counting: Path, tmp_path: Path) -> Non
         one(counting, tmp_path, text="").at(0).episode("describe", 0, 0, 1)
 
 
+def test_questions_are_about_the_frames_that_they_belong_to(counting: Path, tmp_path: Path) -> None:
+    answers = [f"round {i}" for i in range(7)]
+    source = one(counting, tmp_path, question="which round is it?", answer=answers)
+    assert source.tasks == ("rounds", "ask")
+    for index in range(5):
+        asked = source.at(index).episode("ask", 0, index, 2)
+        (clip,) = asked.observations
+        assert (asked.prompt, asked.actions, len(clip)) == ("which round is it?", (), 8)
+        assert asked.answer == answers[(counts(clip)[0] - 1) // 8]
+        assert len(source.at(index).episode("rounds", 0, index, 2).actions) == 2
+    timed = [
+        {"start": 2, "end": 3, "question": "[is] it late?"},
+        {"start": 5, "end": 6, "question": "and now?"},
+    ]
+    later = one(counting, tmp_path, text="x", question=timed, answer="yes")
+    assert later.tasks == ("rounds", "imagine", "describe", "ask")
+    asked = [later.at(index).episode("ask", 0, index, 1) for index in range(8)]
+    assert {(told.prompt, counts(told.observations[0])[0]) for told in asked} == {
+        ("[is] it late?", 17),
+        ("and now?", 41),
+    }
+    plain = one(counting, tmp_path, question="[is] it late?", answer="no")
+    assert plain.at(0).episode("ask", 0, 0, 1).prompt == "[is] it late?"
+    for row in ({"question": "", "answer": "no"}, {"question": "is it?", "answer": ""}):
+        with pytest.raises(InputError, match=r"counting.mp4.*no question with an answer"):
+            one(counting, tmp_path, **row).at(0).episode("ask", 0, 0, 1)
+
+
 def test_a_recording_is_the_world_that_was_recorded(tmp_path: Path) -> None:
     recorder.record(tmp_path, 3, rounds=2, seed=4)
     with pytest.raises(OutputError, match="0"):
@@ -293,6 +321,7 @@ def test_an_address_names_a_file_that_is_there(counting: Path, tmp_path: Path) -
         ({"start": 5, "end": 4}, "row 1.* 4 s"),
         ({"start": "soon"}, "row 1.*'soon'"),
         ({"text": [3]}, "row 1: .*text.* 3"),
+        ({"question": "how many?", "answer": [3]}, "row 1.*text.* 3"),
         ({"text": [{"text": "x"}]}, "row 1.*start and end"),
         ({"path": "gone"}, "row 1.*gone"),
         ({"path": ""}, "row 1.*no video"),
@@ -319,6 +348,7 @@ def test_the_wrong_row_of_many_is_found(counting: Path, tmp_path: Path) -> None:
     [
         ({"video": "pathe"}, {}, "'pathe'.*'path'"),
         ({"film": "path"}, {}, "'film'.*video"),
+        ({"video": "path", "question": "text"}, {}, "question and answer"),
         ({}, {}, "columns.*path, text"),
         ({"video": "path"}, {"preset": "webvit"}, "'webvit'.*webvid, panda70m, openvid"),
         ({"video": "path"}, {"root": "/no/such/folder"}, "/no/such/folder"),

@@ -226,6 +226,11 @@ def test_images_and_lists_of_images(datasets: Any, tmp_path: Path) -> None:
     told = stills.at(3).episode("describe", 0, 3, 1)
     assert (told.prompt, told.answer, told.observations[0].shape) == (DESCRIBE, "grey 3", (1, 64, 64, 3))
     stills.close()
+    columns = {"video": "image", "question": "text", "answer": "text"}
+    asking = open_source("hub", configured(tmp_path / "stills", columns=columns), MODEL)
+    asked = asking.at(1).episode("ask", 0, 1, 1)
+    assert (asked.prompt, asked.answer, asked.observations[0].shape) == ("grey 1", "grey 1", (1, 64, 64, 3))
+    asking.close()
     frames = open_source("hub", configured(tmp_path / "frames"), MODEL)
     episode = frames.at(1).episode("rounds", 0, 1, 2)
     values = np.concatenate(episode.observations)[:, 0, 0, 0]

@@ -73,6 +73,20 @@ def test_json_has_the_actions(tmp_path: Path, video: bytes) -> None:
         open_tar(path, columns={"text": "caption"})
 
 
+def test_json_may_ask(tmp_path: Path, video: bytes) -> None:
+    for told, tasks in (
+        ({"question": "is it late?", "answer": "no"}, ("rounds", "ask")),
+        ({"answer": "no"}, ("rounds",)),
+    ):
+        path = write(tmp_path / "a.tar", [("one.mp4", video), ("one.json", json.dumps(told).encode())])
+        assert open_tar(path).tasks == tasks
+    path = write(
+        tmp_path / "b.tar", [("one.mp4", video), ("one.json", b'{"question": "late?", "answer": "no"}')]
+    )
+    asked = open_tar(path).at(0).episode("ask", 0, 0, 1)
+    assert (asked.prompt, asked.answer, len(asked.observations)) == ("late?", "no", 1)
+
+
 def test_other_members_are_ignored(tmp_path: Path, video: bytes) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:

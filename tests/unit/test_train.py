@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from worldmodel import config as configs
+from worldmodel import media
 from worldmodel.cli import main
 from worldmodel.config import (
     DataConfig,
@@ -29,6 +31,7 @@ from worldmodel.config import (
 )
 from worldmodel.data import loader
 from worldmodel.errors import ConfigError, ModelError
+from worldmodel.media.tensors import to_tensor
 from worldmodel.models import lora
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
@@ -268,6 +271,32 @@ def test_a_stage_ends_with_the_average_of_its_weights(run_config: TrainConfig) -
     (_, last), (_, average) = (trained(changed(config, ema_decay=decay)) for decay in (0.0, 0.9))
     name = "vision.merge.weight"
     assert not torch.equal(last[name], average[name])
+
+
+@pytest.mark.slow
+def test_answers_about_own_clips_are_learned(
+    run_config: TrainConfig, make_model: Callable[..., WorldModel], tmp_path: Path
+) -> None:
+    """The same question has different answers about different clips, so the answer must come from pixels."""
+    rows, clips = ["path,question,answer"], {}
+    for answer, grey in (("yes", 230), ("no", 20)):
+        clips[answer] = np.full((9, 64, 64, 3), grey, np.uint8)
+        media.write_video(clips[answer], tmp_path / f"{answer}.mp4", 8, scale=1)
+        rows.append(f"{answer}.mp4,is it bright?,{answer}")
+    (tmp_path / "clips.csv").write_text("\n".join(rows))
+    columns = {"video": "path", "question": "question", "answer": "answer"}
+    mine = SourceConfig(kind="clips", path=str(tmp_path / "clips.csv"), columns=columns)
+    config = dataclasses.replace(
+        changed(run_config, steps=60, batch_size=4, microbatch_size=0, tasks={"ask": 1.0}, ema_decay=0.0),
+        data=DataConfig({"mine": mine}),
+    )
+    losses, weights = trained(config)
+    assert losses[-1] < 0.1 * losses[0]
+    model = make_model(image_size=64, world="shapes")
+    model.load_state_dict(weights)
+    for answer, frames in clips.items():
+        seen = model.observe(to_tensor([frames[1:]]))
+        assert model.generate_text(seen, "is it bright?") == [answer]
 
 
 @pytest.mark.slow

@@ -120,8 +120,8 @@ class SourceConfig:
     root: str = ""
     """clips: the folder to which paths in the table are relative; empty takes the folder of the table."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Columns of the table by content: a mapping from video, text, keys, mouse, vector, camera, start, end
-    and name to names of columns; see data/columns.py."""
+    """Columns of the table by content: a mapping from video, text, question, answer, keys, mouse, vector,
+    camera, start, end and name to names of columns; see data/columns.py."""
     preset: str = ""
     """Instead of `columns`, the name of a published table: webvid, panda70m or openvid."""
     split: str = "train"

@@ -12,8 +12,6 @@ from worldmodel.config import ImageSize, WorldModelConfig
 from worldmodel.errors import InputError
 from worldmodel.types import DESCRIBE, Action, Camera, Episode, Pose
 
-WITH_TEXT = ("rounds", "imagine", "describe")
-"""Tasks of clips with text; clips without text only have the first."""
 EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
 
 
@@ -123,8 +121,8 @@ class Clip:
     """Recipe of a clip's episodes.
 
     The task `rounds` has one observation and up to the requested number of rounds, from a random offset in
-    the clip; `imagine` leads from no observation to a round of the clip, starting where its text does, and
-    `describe` leads from a round to its text.
+    the clip; `imagine` leads from no observation to a round of the clip, starting where its text does,
+    `describe` leads from a round to its text, and `ask` from a round with its question to the answer.
     """
 
     name: str
@@ -135,6 +133,8 @@ class Clip:
     mouse: Track = Track()
     vector: Track = Track()
     camera: Track = Track()
+    question: Track = Track()
+    answer: Track = Track()
     start: float = 0.0
     end: float | None = None
     """Seconds in the file between which the clip lies; None: up to the file's end."""
@@ -148,30 +148,41 @@ class Clip:
         chunk = self.format.chunk
         try:
             first, frames = self._frames(
-                np.random.default_rng((seed, index)), rounds if task == "rounds" else 1
+                np.random.default_rng((seed, index)),
+                rounds if task == "rounds" else 1,
+                self.question if task == "ask" else self.text,
             )
             if len(frames) <= chunk:
                 raise InputError(
                     f"it has {len(frames)} frames at {self.format.fps} fps, and a round needs 1 + {chunk}"
                 )
             actions = [self._action(first, index) for index in range((len(frames) - 1) // chunk)]
-            if task != "rounds" and not actions[0].text:
+            when = self._when(first)
+            question, answer = self.question.during(*when), self.answer.during(*when)
+            if task == "ask" and not (question and answer):
+                raise InputError("it has no question with an answer, which the task 'ask' needs")
+            if task in ("imagine", "describe") and not actions[0].text:
                 raise InputError(f"it has no text, which the task {task!r} needs")
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None
         clips = [frames[1 + index * chunk :][:chunk] for index in range(len(actions))]
+        if task == "ask":
+            return Episode(self.name, (clips[0],), prompt=question, answer=answer)
         if task == "describe":
             return Episode(self.name, (clips[0],), prompt=DESCRIBE, answer=actions[0].text)
         if task == "imagine":
             return Episode(self.name, (frames[:0], frames[:chunk]), (Action(actions[0].text),))
         return Episode(self.name, (frames[:1], *clips), tuple(actions))
 
-    def _frames(self, rng: np.random.Generator, rounds: int) -> tuple[int, np.ndarray]:
-        """Return the index in the clip of the first frame, and the frames of up to `rounds` rounds."""
+    def _frames(self, rng: np.random.Generator, rounds: int, told: Track) -> tuple[int, np.ndarray]:
+        """Return the index in the clip of the first frame, and the frames of up to `rounds` rounds.
+
+        The first frame is where a sentence of `told` begins, if they have times.
+        """
         wanted, source = 1 + rounds * self.format.chunk, self.video
 
         def draw_first(length: int) -> int:
-            starts = self._starts(max(0, length - wanted))
+            starts = self._starts(max(0, length - wanted), told)
             return starts[int(rng.integers(len(starts)))]
 
         if isinstance(source, Stills):
@@ -189,23 +200,28 @@ class Clip:
                 self.format.size, self.format.fps, wanted, self.start + first / self.format.fps
             )
 
-    def _starts(self, last: int) -> Sequence[int]:
-        """Return the frames up to `last` at which an episode may begin: where its text begins, or all."""
-        if any(track.per_round for track in (self.text, self.keys, self.mouse, self.vector, self.camera)):
+    def _starts(self, last: int, told: Track) -> Sequence[int]:
+        """Return the frames up to `last` at which an episode may begin: where `told` begins, or all."""
+        actions = (self.text, self.keys, self.mouse, self.vector, self.camera)
+        if any(track.per_round for track in (*actions, self.question, self.answer)):
             return range(0, last + 1, self.format.chunk)
-        if self.text.times:
-            starts = sorted(round(start * self.format.fps) for start, _ in self.text.times)
+        if told.times:
+            starts = sorted(round(start * self.format.fps) for start, _ in told.times)
             return [start for start in starts if start <= last] or starts[:1]
         return range(last + 1)
 
+    def _when(self, start: int) -> tuple[int, float, float]:
+        """Return the index in the clip of the round after frame `start`, and its start and end in seconds."""
+        chunk, fps = self.format.chunk, self.format.fps
+        return start // chunk, start / fps, (start + chunk) / fps
+
     def _action(self, first: int, index: int) -> Action:
         """Return the action of round `index` after the observation at frame `first` of the clip."""
-        chunk, fps = self.format.chunk, self.format.fps
-        start = first + index * chunk
-        when = (start // chunk, start / fps, (start + chunk) / fps)
+        when = self._when(first + index * self.format.chunk)
         camera: Camera | None = self.camera.during(*when)
         if camera is not None and camera.mode == "target":
-            before, after = (self.camera.pose(second, chunk / fps) for second in when[1:])
+            round_s = self.format.chunk / self.format.fps
+            before, after = (self.camera.pose(second, round_s) for second in when[1:])
             camera = Camera("velocity", before.motion_to(after))
         return Action(
             self.text.during(*when),

@@ -5,6 +5,7 @@ Columns that a source may name (`data.sources.NAME.columns`), all but `video` op
 video   path of the file relative to `root`, with or without its extension; or a URL, whose file is looked up
         under `root` by the row's name and by the last part of the URL. Nothing is downloaded.
 text    one sentence for the whole clip, or a list with one per round.
+question, answer   what may be asked about the frames, and the answer, both in the forms of `text`.
 keys    keys held: `left+up`, or a list of names, for the whole clip; a list of such lists has one per round.
 vector, mouse   a list of numbers for the whole clip; a list of lists has one per round.
 camera  `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`, the motion in
@@ -37,7 +38,10 @@ from worldmodel.types import Action
 
 KINDS = ("text", "keys", "mouse", "vector", "camera")
 """Fields of an action."""
-FIELDS = ("video", *KINDS, "start", "end", "name")
+ASKED = ("question", "answer")
+SENTENCES = ("text", *ASKED)
+"""Fields whose values are sentences."""
+FIELDS = ("video", *KINDS, *ASKED, "start", "end", "name")
 Row = Mapping[str, Any]
 
 
@@ -94,6 +98,8 @@ class RowReader:
                 raise ConfigError(
                     f"{key}.columns.{field} is {column!r}, which is not a column of the table; {hint}"
                 )
+        if len(set(ASKED) & set(self.columns)) == 1:
+            raise ConfigError(f"{key}.columns names only one of {' and '.join(ASKED)}; name both or neither.")
         for field, taken in action.takes.items():
             if field in self.columns and not taken:
                 raise ConfigError(
@@ -106,6 +112,12 @@ class RowReader:
             )
         self.format, self.action, self.root = format, action, root
         self.has_actions = bool(set(KINDS[1:]) & set(self.columns))
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that clips of the table can have, `rounds` first."""
+        told = ("imagine", "describe") if "text" in self.columns else ()
+        return ("rounds", *told, *(("ask",) if ASKED[0] in self.columns else ()))
 
     @property
     def needed(self) -> list[str]:
@@ -146,15 +158,15 @@ class RowReader:
         return Clip(name, video or self._files(row), self.format, **tracks, start=start, end=end)
 
     def tracks(self, row: Row) -> dict[str, Track]:
-        """Return the text and actions of a row.
+        """Return the text, actions, questions and answers of a row.
 
         Raises:
             InputError: as `clip`.
         """
-        tracks = {field: track_of(self._cell(row, field), field) for field in KINDS}
+        tracks = {field: track_of(self._cell(row, field), field) for field in (*KINDS, *ASKED)}
         try:
-            for field, track in tracks.items():
-                for value in {*track.values} - {None, ()}:
+            for field in KINDS:
+                for value in {*tracks[field].values} - {None, ()}:
                     Action(**{field: value}).check(self.action)
         except InputError as error:
             raise InputError(_clause(error)) from None
@@ -209,7 +221,7 @@ def track_of(value: Any, field: str) -> Track:
         try:
             value = json.loads(value)
         except json.JSONDecodeError:
-            if field != "text":  # a sentence may begin with a bracket
+            if field not in SENTENCES:  # a sentence may begin with a bracket
                 raise InputError(f"its {field} {value!r} are not valid JSON") from None
     if value is None or value == []:
         return Track()
@@ -221,13 +233,13 @@ def track_of(value: Any, field: str) -> Track:
         except (KeyError, TypeError, ValueError):
             raise InputError(f"its {field} have an entry without start and end in seconds") from None
         return Track(tuple(_value(entry.get(field), field) for entry in value), times=times)
-    if field in ("text", "camera") or any(isinstance(entry, list | tuple) for entry in value):
+    if field in (*SENTENCES, "camera") or any(isinstance(entry, list | tuple) for entry in value):
         return Track(tuple(_value(entry, field) for entry in value), per_round=True)
     return Track((_value(value, field),))
 
 
 def _value(value: Any, field: str) -> Any:
-    """Read one value of a field of `Action`."""
+    """Read one value of a field of `Action`, or of a question or answer."""
     if field == "keys":
         keys = value.split("+") if isinstance(value, str) else value
         listed = isinstance(keys, list | tuple)
@@ -235,8 +247,9 @@ def _value(value: Any, field: str) -> Any:
     if field == "vector" and isinstance(value, str | int | float):  # csv: a number is text
         with suppress(ValueError):
             value = [float(value)]
+    part = "text" if field in ASKED else field
     try:
-        return getattr(Action.of({field: value}), field)
+        return getattr(Action.of({part: value}), part)
     except InputError as error:
         raise InputError(_clause(error)) from None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from worldmodel import media
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.data.clips import WITH_TEXT, BrokenClip, Files, RoundFormat, Stills
+from worldmodel.data.clips import BrokenClip, Files, RoundFormat, Stills
 from worldmodel.data.columns import RowReader, inside
 from worldmodel.data.sources import Recipe
 from worldmodel.errors import ConfigError, InputError
@@ -56,9 +56,12 @@ class HuggingFaceSource:
         offered = [column for column in types if column != self.video]
         self.reader = RowReader(name, replace(source, columns=columns), offered, self.format, model.action)
         self.still = types[self.video] == "Image" or (types[self.video] == "" and self.video in IMAGE_NAMES)
-        self.tasks = (WITH_TEXT if "text" in columns else WITH_TEXT[:1])[self.still :]
+        self.tasks = self.reader.tasks[self.still :]
         if not self.tasks:
-            raise ConfigError(f"{self.key} has images without text, which no task can use; set columns.text.")
+            raise ConfigError(
+                f"{self.key} has images without text, which no task can use; set columns.text, or "
+                "columns.question and columns.answer."
+            )
         keep = {self.video, *self.reader.needed}
         self.stream = ReadAhead(
             dataset.select_columns(sorted(keep)), config.window, config.timeout_s, self.key
@@ -92,7 +95,8 @@ class HuggingFaceSource:
         if not self.still:
             return clip
         assert isinstance(video, bytes | Files)
-        return Still(clip.name, video, self.format, clip.text.during(0, 0, 1))
+        told = (track.during(0, 0, 1) for track in (clip.text, clip.question, clip.answer))
+        return Still(clip.name, video, self.format, *told)
 
     def cost(self, index: int, rounds: int) -> float:
         """Return a constant: the row may not have been read yet."""
@@ -148,12 +152,14 @@ def _first(types: Mapping[str, str], kinds: tuple[str, ...], names: tuple[str, .
 
 @dataclass(frozen=True)
 class Still:
-    """Recipe of the episodes of one image with text."""
+    """Recipe of the episodes of one image with a text, or with a question and its answer."""
 
     name: str
     image: Files | bytes = field(repr=False)
     format: RoundFormat
     text: str | None
+    question: str | None = None
+    answer: str | None = None
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
         """Return the episode.
@@ -162,12 +168,16 @@ class Still:
             InputError: the image is missing or damaged, or has no text.
         """
         try:
-            if not self.text:
+            if task == "ask" and not (self.question and self.answer):
+                raise InputError("it has no question with an answer")
+            if task != "ask" and not self.text:
                 raise InputError("it has no text")
             image = self.image.read() if isinstance(self.image, Files) else self.image
             clip = media.read_image(image, self.format.size)[None]
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None
+        if task == "ask":
+            return Episode(self.name, (clip,), prompt=self.question, answer=self.answer)
         if task == "describe":
             return Episode(self.name, (clip,), prompt=DESCRIBE, answer=self.text)
         return Episode(self.name, (clip[:0], clip.repeat(self.format.chunk, axis=0)), (Action(self.text),))

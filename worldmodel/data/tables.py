@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.data.clips import WITH_TEXT, BrokenClip, Clip, Files, RoundFormat
+from worldmodel.data.clips import BrokenClip, Clip, Files, RoundFormat
 from worldmodel.data.columns import Row, RowReader
 from worldmodel.errors import ConfigError, InputError
 
@@ -201,7 +201,7 @@ class TableSource:
         self.reader = RowReader(name, config, self.table.columns, self.format, model.action, root)
         if isinstance(self.table, ParquetTable):
             self.table.wanted = self.reader.needed
-        self.tasks = WITH_TEXT if "text" in self.reader.columns else WITH_TEXT[:1]
+        self.tasks = self.reader.tasks
         self.starts: np.ndarray | None = None  # index of every row's first clip, where rows have several
         if self.reader.preset and self.reader.preset.segments:
             counts = np.fromiter(map(self._clips_in, range(len(self.table))), np.int64, len(self.table))

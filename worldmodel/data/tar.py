@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.data.clips import WITH_TEXT, BrokenClip, Clip, Part, RoundFormat
-from worldmodel.data.columns import FIELDS, Row, RowReader
+from worldmodel.data.clips import BrokenClip, Clip, Part, RoundFormat
+from worldmodel.data.columns import ASKED, FIELDS, Row, RowReader
 from worldmodel.errors import ConfigError, InputError
 
 VIDEO, TEXT, JSON = "video", "txt", "json"
@@ -72,13 +72,15 @@ class TarSource:
         fields = {field for number in some for field in self._fields(number)}
         taken = model.action.takes
         own = {field: field for field in FIELDS if field in fields and taken.get(field, True)}
+        if not own.keys() >= {*ASKED}:  # a question without its answer, or the other way round
+            own = {field: column for field, column in own.items() if field not in ASKED}
         if TEXT in fields and model.action.text:
             own = {"text": TEXT, **own}
         columns = {**own, **config.columns}
         self.reader = RowReader(
             name, dataclasses.replace(config, columns=columns), sorted(fields), self.format, model.action
         )
-        self.tasks = WITH_TEXT if "text" in columns else WITH_TEXT[:1]
+        self.tasks = self.reader.tasks
 
     def at(self, index: int) -> Clip | BrokenClip:
         """Return a clip."""
