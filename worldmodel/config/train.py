@@ -217,7 +217,7 @@ class TrainConfig:
     """Seconds without progress after which a process prints the stacks of its threads and ends the run."""
     check_collectives: bool = False
     """For debugging: compare each collective of a step between processes before it runs. A difference ends
-    the run with an error that names the modules; steps become several times slower."""
+    the run with an error that names the modules; steps take about twice as long."""
 
     @property
     def init_sources(self) -> dict[str, str | None]:
