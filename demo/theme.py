@@ -2,40 +2,16 @@
 
 from gradio.themes import Base, Color, sizes
 
-_STONE = Color(
-    "#fafaf9",
-    "#f5f5f4",
-    "#e7e5e4",
-    "#d6d3d1",
-    "#a8a29e",
-    "#78716c",
-    "#57534e",
-    "#44403c",
-    "#292524",
-    "#1c1917",
-    "#121110",
-)
-_ACCENT = Color(
-    "#eef5f3",
-    "#d7eae5",
-    "#b0d5cb",
-    "#80b9ab",
-    "#539a8a",
-    "#37806f",
-    "#296757",
-    "#225347",
-    "#1d433a",
-    "#193831",
-    "#0c201c",
-)
+_STONE = "#fafaf9 #f5f5f4 #e7e5e4 #d6d3d1 #a8a29e #78716c #57534e #44403c #292524 #1c1917 #121110"
+_ACCENT = "#eef5f3 #d7eae5 #b0d5cb #80b9ab #539a8a #37806f #296757 #225347 #1d433a #193831 #0c201c"
 
 
 def theme() -> Base:
     """Return the theme, for light and dark mode."""
     base = Base(
-        primary_hue=_ACCENT,
-        secondary_hue=_ACCENT,
-        neutral_hue=_STONE,
+        primary_hue=Color(*_ACCENT.split()),
+        secondary_hue=Color(*_ACCENT.split()),
+        neutral_hue=Color(*_STONE.split()),
         text_size=sizes.text_md,
         radius_size=sizes.radius_md,
         spacing_size=sizes.spacing_md,

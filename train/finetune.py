@@ -13,9 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -204,26 +204,20 @@ def write_config(config: TrainConfig, run: Path, origin: dict[str, Any]) -> None
     (run / "config.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
 
 
-class StopSignal:
-    """Records SIGTERM and Ctrl-C inside its block, so that a run can save a checkpoint and exit."""
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Record SIGTERM and Ctrl-C inside the block, so that a run can save a checkpoint and exit.
 
-    def __init__(self) -> None:
-        self.received = False
-        self.previous: dict[int, Any] = {}
-
-    def __enter__(self) -> "StopSignal":
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self.previous[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self.previous.items():
+    Yields a function that returns whether one was received.
+    """
+    received: list[int] = []
+    signals = (signal.SIGTERM, signal.SIGINT)
+    previous = {each: signal.signal(each, lambda number, _: received.append(number)) for each in signals}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in previous.items():
             signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: object) -> None:
-        self.received = True
 
 
 if __name__ == "__main__":

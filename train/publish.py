@@ -4,7 +4,6 @@ worldmodel publish runs/shapes-tiny runs/shapes-tiny/published
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +64,3 @@ def training_record(run: Path) -> dict[str, Any]:
         "stages": stages,
         "config": config,
     }
-
-
-if __name__ == "__main__":
-    from worldmodel.cli import main
-
-    sys.exit(main(["publish", *sys.argv[1:]]))

@@ -193,10 +193,10 @@ def test_signals_are_handled_for_the_command_line_alone(
     monkeypatch.setattr(Trainer, "step", watched)
     config = changed(run_config, steps=3, tasks={"rounds": 1.0})
     assert finetune.train(config, stop=lambda: True) == Path(config.run_dir)  # as within another program
-    with finetune.StopSignal() as stop:
+    with finetune.stop_on_signal() as stopped:
         signal.raise_signal(signal.SIGTERM)
-        assert finetune.train(config, stop=lambda: stop.received) == Path(config.run_dir)
-    assert stop.received
+        assert finetune.train(config, stop=stopped) == Path(config.run_dir)
+    assert stopped()
     assert handlers() == during[0] == before != during[1]
 
 

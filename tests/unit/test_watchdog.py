@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
-from worldmodel.parallel.mesh import ALONE
+from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.watchdog import EXIT_CODE_HUNG, StragglerDetector, Watchdog, check_finite, slowdowns
 
 
@@ -78,10 +78,10 @@ def batch(*indices: int) -> Batch:
 
 def test_a_gradient_that_is_not_finite_is_reported_with_its_samples() -> None:
     norm = torch.tensor(1.5)
-    check_finite(norm, "state", 12, [batch(96, 97)], ALONE)
+    check_finite(norm, "state", 12, [batch(96, 97)], Mesh())
     for bad in (float("nan"), float("inf")):
         with pytest.raises(ConfigError) as caught:
-            check_finite(torch.tensor(bad), "state", 12, [batch(96, 97), batch(98)], ALONE)
+            check_finite(torch.tensor(bad), "state", 12, [batch(96, 97), batch(98)], Mesh())
         message = str(caught.value)
         assert "'state'" in message and "step 12" in message
         assert "samples 96, 97, 98" in message
@@ -92,4 +92,4 @@ def test_a_gradient_that_is_not_finite_is_reported_with_its_samples() -> None:
 def test_long_lists_of_samples_are_shortened() -> None:
     many = [batch(*range(start, start + 5)) for start in range(0, 40, 5)]
     with pytest.raises(ConfigError, match=r"0, 1, 2, 3, 4, 5, 6, 7 and 32 more"):
-        check_finite(torch.tensor(float("nan")), "state", 0, many, ALONE)
+        check_finite(torch.tensor(float("nan")), "state", 0, many, Mesh())

@@ -27,9 +27,9 @@ def main(argv: list[str]) -> None:
     from worldmodel.train import finetune
 
     config = finetune.resolve_model(configs.load(args.config, args.overrides))
-    with finetune.StopSignal() as stop:
+    with finetune.stop_on_signal() as stopped:
         command = finetune.command_line(args.config, *args.overrides)
-        result = finetune.train(config, command, lambda: stop.received)
+        result = finetune.train(config, command, stopped)
     if int(os.environ.get("RANK", 0)) == 0:
         finished = (result / "config.json").is_file() and result.name == "model"
         print(

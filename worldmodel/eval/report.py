@@ -1,7 +1,6 @@
 """The HTML report of an evaluation, a folder of files without references to other sites."""
 
 import base64
-import errno
 import importlib.resources
 import json
 import tempfile
@@ -34,11 +33,8 @@ def write_report(results: Mapping[str, Any], folder: str | Path, suite: EvalSuit
         OutputError: The folder cannot be written, or holds files other than a report.
     """
     folder = check_folder(folder)
-    try:
-        with atomic_folder(folder) as temporary:
-            _write(results, temporary, suite)
-    except OSError as error:
-        raise _unwritable(folder, error) from None
+    with atomic_folder(folder) as temporary:
+        _write(results, temporary, suite)
     return folder / PAGE
 
 
@@ -61,7 +57,9 @@ def check_folder(folder: str | Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=path.parent).cleanup()
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise OutputError(
+            f"{str(path)!r} cannot be written ({error.strerror}); choose another folder."
+        ) from None
     return path
 
 
@@ -215,8 +213,3 @@ def _conditions(results: Mapping[str, Any]) -> str:
 def _section(title: str, about: str, body: str) -> str:
     paragraph = f"<p>{escape(about.strip())}</p>" if about.strip() else ""
     return f"<section><h2>{escape(title)}</h2>{paragraph}{body}</section>"
-
-
-def _unwritable(folder: Path, error: OSError) -> OutputError:
-    remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose another folder"
-    return OutputError(f"{str(folder)!r} cannot be written ({error.strerror or error}); {remedy}.")

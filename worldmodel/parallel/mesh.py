@@ -143,7 +143,3 @@ class Mesh:
         """Wait for all processes."""
         if self.world_size > 1:
             dist.barrier()
-
-
-ALONE = Mesh()
-"""The mesh of one process."""

@@ -273,7 +273,7 @@ def save(
     try:
         with atomic_folder(folder) as temporary:
             language_model = model.backbone.model
-            state = _cast(language_model.state_dict(), dtype)
+            state = pretrained.cast(language_model.state_dict(), dtype)
             language_model.save_pretrained(temporary / "backbone", state_dict=state)
             model.backbone.tokenizer.save_pretrained(temporary / "backbone")
             for name in COMPONENTS:
@@ -282,9 +282,9 @@ def save(
                     component.save_pretrained(temporary / name, dtype)
                     continue
                 (temporary / name).mkdir()
-                save_file(_cast(component.state_dict(), dtype), temporary / name / WEIGHTS)
+                save_file(pretrained.cast(component.state_dict(), dtype), temporary / name / WEIGHTS)
             own: dict[str, Tensor] = dict(model.named_parameters(recurse=False))
-            save_file(_cast(own, dtype), temporary / TOKENS)
+            save_file(pretrained.cast(own, dtype), temporary / TOKENS)
             values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
             (temporary / CONFIG).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
             text = card or plain_card(model, folder.name, training)
@@ -309,10 +309,6 @@ def _fill(tensors: dict[str, Tensor], file: Path) -> None:
             raise ModelError(f"{file} does not fit its {CONFIG} at {name!r}; download the model again.")
     for name, tensor in tensors.items():
         tensor.copy_(stored[name])
-
-
-def _cast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: tensor.detach().to(dtype).contiguous() for name, tensor in tensors.items()}
 
 
 def _is_folder(path: Path) -> bool:

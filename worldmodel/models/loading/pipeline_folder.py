@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from diffusers.models.modeling_utils import ModelMixin
-from torch import Tensor
 from transformers import (
     AutoTokenizer,
     PreTrainedModel,
@@ -157,7 +156,7 @@ def save_model(model: ModelMixin, folder: Path, dtype: torch.dtype) -> None:
         copy = model_class.from_config(dict(model.config))
     state = model.state_dict()
     fp32 = {name: tensor for name, tensor in state.items() if keeps_fp32(model, name)}
-    copy.load_state_dict(cast(state, dtype) | cast(fp32, torch.float32), assign=True)
+    copy.load_state_dict(pretrained.cast(state, dtype) | pretrained.cast(fp32, torch.float32), assign=True)
     copy.save_pretrained(str(folder))
 
 
@@ -172,11 +171,6 @@ def keeps_fp32(model: ModelMixin, name: str) -> bool:
     """Return whether diffusers keeps a parameter in fp32, such as the norms of some models."""
     kept: Any = model._keep_in_fp32_modules or []
     return any(part in kept for part in name.split("."))
-
-
-def cast(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert weights to a dtype."""
-    return {name: tensor.detach().to(dtype).contiguous() for name, tensor in state.items()}
 
 
 def load_text_encoder(source: Source) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

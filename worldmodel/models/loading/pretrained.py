@@ -14,6 +14,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
@@ -218,3 +219,8 @@ def _open(folder: Path, renaming: Renaming) -> dict[str, Any]:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or the name of its type if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def cast(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Convert weights to a dtype."""
+    return {name: tensor.detach().to(dtype).contiguous() for name, tensor in state.items()}

@@ -204,8 +204,7 @@ class EncoderVision(VisionAdapter):
         Weights are converted to `dtype`, if given.
         """
         self.encoder.save_pretrained(folder / "encoder", dtype)
-        state = self.adapter.state_dict()
-        save_file({name: x.detach().to(dtype).contiguous() for name, x in state.items()}, folder / ADAPTER)
+        save_file(pretrained.cast(self.adapter.state_dict(), dtype), folder / ADAPTER)
 
 
 def _load_adapter(adapter: Adapter, file: Path) -> None:

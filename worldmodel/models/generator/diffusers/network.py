@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from worldmodel.errors import ModelError
 from worldmodel.models.generator.diffusers.state_cross_attention import StateStream
-from worldmodel.models.loading import pipeline_folder
+from worldmodel.models.loading import pipeline_folder, pretrained
 
 STREAM = "stream.safetensors"
 
@@ -38,7 +38,7 @@ class Network(nn.Module):
         """Write the transformer in the format of diffusers, and the stream to a file in the same folder."""
         pipeline_folder.save_model(self.transformer, folder, dtype)
         if self.stream is not None:
-            save_file(pipeline_folder.cast(self.stream.state_dict(), dtype), folder / STREAM)
+            save_file(pretrained.cast(self.stream.state_dict(), dtype), folder / STREAM)
 
     def load_stream(self, folder: Path) -> None:
         """Load the weights of the stream from the transformer's folder, if it has any.
