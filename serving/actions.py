@@ -11,7 +11,7 @@ from worldmodel.config import ActionConfig
 from worldmodel.types import Action
 
 
-class _Body(BaseModel):
+class StrictModel(BaseModel):
     """Base class: strict types, no undeclared fields."""
 
     model_config = ConfigDict(
@@ -19,7 +19,7 @@ class _Body(BaseModel):
     )
 
 
-class CameraData(_Body):
+class CameraData(StrictModel):
     """A pose or a motion; x is right, y is up and z is forward."""
 
     translation: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
@@ -27,7 +27,7 @@ class CameraData(_Body):
     """Unit quaternion x, y, z, w."""
 
 
-class CameraBody(_Body):
+class CameraBody(StrictModel):
     """Camera motion of one round."""
 
     mode: Literal["target", "velocity"] = "target"
@@ -36,7 +36,7 @@ class CameraBody(_Body):
     data: CameraData
 
 
-class ActionBody(_Body):
+class ActionBody(StrictModel):
     """Text, keys, mouse, vector and camera, in any combination; without any of them, the empty action."""
 
     text: Annotated[str, Field(max_length=4000)] | None = None
@@ -47,7 +47,7 @@ class ActionBody(_Body):
     camera: CameraBody | None = None
 
 
-class ActionSchema(_Body):
+class ActionSchema(StrictModel):
     """The actions that a model accepts."""
 
     text: bool

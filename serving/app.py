@@ -101,12 +101,6 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
     )
 
 
-async def drain(app: FastAPI, timeout_s: float) -> None:
-    """Refuse new work, and wait for unfinished videos."""
-    context: ServerContext = app.state.context
-    await context.jobs.drain(timeout_s)
-
-
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServerContext = app.state.context

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -17,7 +18,7 @@ from fastapi import FastAPI
 from worldmodel.errors import ConfigError, OutputError
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app, drain
+from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys, check_bind
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import Engine, InProcessEngine
@@ -31,51 +32,39 @@ SHUTDOWN_TIMEOUT_S = 2
 
 async def serve(
     name_or_path: str,
-    *,
-    name: str | None,
-    host: str,
-    port: int,
-    engine: str,
-    device: str | None,
-    adapters: Mapping[str, Path],
-    data_dir: Path,
-    keys_file: str | None,
-    limits: Mapping[str, float],
+    config: ServerConfig,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    engine: str = "auto",
+    device: str | None = None,
+    adapters: Mapping[str, Path] | None = None,
 ) -> None:
     """Load a model and serve it until a signal stops the server.
 
     Args:
         name_or_path: The model: a shipped name or a folder.
-        name: Model name in the API; None takes the folder's.
+        config: Settings of the server.
         host: Address to listen on.
         port: Port to listen on; 0 picks a free one.
         engine: auto, vllm or in-process.
         device: Device of the model; None takes CUDA where it is available.
         adapters: Folders of LoRA adapters by the name under which requests select them.
-        data_dir: Folder for generated videos.
-        keys_file: File with one API key per line.
-        limits: Further fields of `ServerConfig`.
 
     Raises:
         ConfigError: other machines could reach the address and there is no API key.
         ModelError: the model or an adapter cannot be loaded.
         OutputError: the address or the data folder cannot be used.
     """
-    keys = Keys.load(keys_file)
+    keys = config.keys or Keys()
     check_bind(host, keys)
     folder = model_folder.resolve(name_or_path)
+    config = replace(config, model_name=config.model_name or folder.resolve().name)
     with _bind(host, port) as listener:
         model = WorldModel.from_pretrained(name_or_path, device=_resolve_device(device))
         compute = Compute()
-        runner = await _start_engine(engine, folder, model, compute, adapters)
+        runner = await _start_engine(engine, folder, model, compute, adapters or {})
         service = WorldService(model, runner, compute=compute)
         try:
-            config = ServerConfig(
-                model_name=name or folder.resolve().name,
-                data_dir=data_dir,
-                keys=keys,
-                **limits,  # type: ignore[arg-type]
-            )
             app = create_app(service, config)
         except OutputError:
             await service.close()
@@ -151,7 +140,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         )
         super().__init__(config)
-        self._app, self._drain_timeout_s = app, drain_timeout_s
+        self._jobs, self._drain_timeout_s = app.state.context.jobs, drain_timeout_s
         self._stop_requested = False
         self._draining: asyncio.Task[None] | None = None
         self._drain_deadline = math.inf
@@ -176,7 +165,7 @@ class Server(uvicorn.Server):
                 flush=True,
             )
             self._drain_deadline = time.monotonic() + self._drain_timeout_s
-            self._draining = asyncio.create_task(drain(self._app, self._drain_timeout_s))
+            self._draining = asyncio.create_task(self._jobs.drain(self._drain_timeout_s))
         if self._draining is not None and self._draining.done():
             remaining = self._drain_deadline - time.monotonic()
             self.config.timeout_graceful_shutdown = max(SHUTDOWN_TIMEOUT_S, math.ceil(remaining))

@@ -17,7 +17,7 @@ class ServerConfig:
     """Settings of a server apart from the model."""
 
     model_name: str
-    """Name of the model in requests and responses."""
+    """Name of the model in requests and responses; empty takes that of its folder."""
     data_dir: Path
     """Folder of videos and their records; used by one server at a time."""
     keys: "Keys | None" = None

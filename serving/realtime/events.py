@@ -6,10 +6,10 @@ AsyncAPI document from these classes.
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from worldmodel.errors import WorldModelError
-from worldmodel.serving.actions import ActionBody, ActionSchema
+from worldmodel.serving.actions import ActionBody, ActionSchema, StrictModel
 from worldmodel.serving.errors import ApiError
 
 PROTOCOL = 1
@@ -32,12 +32,8 @@ class InvalidEventError(ApiError):
     code = "invalid_event"
 
 
-class Event(BaseModel):
-    """Base class: strict types, no undeclared fields."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, frozen=True, use_attribute_docstrings=True
-    )
+class Event(StrictModel):
+    """Base class of events."""
 
 
 # ---- from the client -------------------------------------------------------------------------------------

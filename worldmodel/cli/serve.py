@@ -5,6 +5,7 @@ import asyncio
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from worldmodel.cli.parser import MODEL_HELP, Parser
 from worldmodel.errors import ConfigError, InputError, ModelError
@@ -43,23 +44,13 @@ def main(argv: list[str]) -> None:
         )
 
     from worldmodel.cli.model import quiet_transformers
+    from worldmodel.serving.auth import Keys
     from worldmodel.serving.server import serve
+    from worldmodel.serving.settings import ServerConfig
 
     quiet_transformers()
-    asyncio.run(
-        serve(
-            args.model,
-            name=args.name,
-            host=args.host,
-            port=args.port,
-            engine=args.engine,
-            device=args.device,
-            adapters=adapters,
-            data_dir=Path(args.data_dir),
-            keys_file=args.keys_file,
-            limits=limits,
-        )
-    )
+    config = ServerConfig(args.name or "", Path(args.data_dir), Keys.load(args.keys_file), **limits)
+    asyncio.run(serve(args.model, config, args.host, args.port, args.engine, args.device, adapters))
 
 
 def _parser() -> Parser:
@@ -126,7 +117,7 @@ def _adapters(given: Sequence[str]) -> dict[str, Path]:
     return adapters
 
 
-def _limits(args: argparse.Namespace) -> dict[str, float]:
+def _limits(args: argparse.Namespace) -> dict[str, Any]:
     limits = {name: getattr(args, name) for name in LIMITS}
     for name, value in limits.items():
         minimum = 1 if isinstance(value, int) else 0
