@@ -221,6 +221,6 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def cast(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert weights to a dtype."""
+def cast(state: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Convert weights to a dtype, if given."""
     return {name: tensor.detach().to(dtype).contiguous() for name, tensor in state.items()}
