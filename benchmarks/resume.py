@@ -33,15 +33,11 @@ SMALL = configs.WorldModelConfig(
     codec=configs.CodecConfig(latent_channels=4, widths=(8, 16), num_blocks=2),
     backbone=configs.BackboneConfig(
         architecture={
-            "model_type": "qwen3",
+            **configs.SMALL_DECODER,
             "hidden_size": 64,
             "intermediate_size": 96,
             "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
             "head_dim": 16,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
         }
     ),
     vision=configs.VisionConfig(width=32, num_blocks=1),
