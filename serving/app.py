@@ -130,44 +130,26 @@ async def _sweep(context: ServerContext) -> None:
 # Errors
 
 
-def _error_response(
-    status: int, kind: str, code: str, message: str, headers: Mapping[str, str]
+def _response(
+    status: int, code: str, message: str, kind: str = ApiError.type, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Return the response that all errors share."""
     content = ErrorObject(error=ErrorBody(type=kind, code=code, message=message)).model_dump()
     return JSONResponse(content, status, headers)
 
 
-def _api_error(_: Request, error: ApiError) -> JSONResponse:
-    return _error_response(error.status, error.type, error.code, str(error), error.headers)
-
-
-def _input_error(_: Request, error: InputError) -> JSONResponse:
-    return _error_response(400, ApiError.type, "invalid_input", str(error), {})
-
-
-def _validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
-    return _error_response(400, ApiError.type, "invalid_request", _describe(error), {})
-
-
 def _http_error(_: Request, error: HTTPException) -> JSONResponse:
     code = CODES.get(error.status_code, "invalid_request")
-    return _error_response(
-        error.status_code, ApiError.type, code, f"{error.detail.rstrip('.')}.", error.headers or {}
-    )
-
-
-def _internal_error(_: Request, error: Exception) -> JSONResponse:
-    """Hide the details of internal errors; uvicorn logs them."""
-    return _error_response(500, "server_error", "internal_error", INTERNAL_ERROR, {})
+    return _response(error.status_code, code, f"{error.detail.rstrip('.')}.", headers=error.headers)
 
 
 HANDLERS: dict[Any, Any] = {
-    ApiError: _api_error,
-    InputError: _input_error,
-    RequestValidationError: _validation_error,
+    ApiError: lambda _, error: _response(error.status, error.code, str(error), error.type, error.headers),
+    InputError: lambda _, error: _response(400, "invalid_input", str(error)),
+    RequestValidationError: lambda _, error: _response(400, "invalid_request", _describe(error)),
     HTTPException: _http_error,
-    Exception: _internal_error,
+    # Details of internal errors are hidden; uvicorn logs them.
+    Exception: lambda _, __: _response(500, "internal_error", INTERNAL_ERROR, "server_error"),
 }
 
 

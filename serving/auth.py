@@ -140,7 +140,8 @@ def authenticate(connection: HTTPConnection, keys: Keys) -> str:
     if len(keys):
         key = _bearer_token(connection)
         if key is None and isinstance(connection, WebSocket):
-            key = next((name[len(KEY_SUBPROTOCOL) :] for name in _offered(connection) if _is_key(name)), None)
+            offers = [name for name in _offered(connection) if name.startswith(KEY_SUBPROTOCOL)]
+            key = offers[0].removeprefix(KEY_SUBPROTOCOL) if offers else None
         caller = keys.caller(key) if key is not None else None
         if caller is None:
             raise AuthenticationError("The API key is missing or unknown; send 'Authorization: Bearer KEY'.")
@@ -164,10 +165,6 @@ def accepted_subprotocol(websocket: WebSocket) -> str | None:
 def _offered(websocket: HTTPConnection) -> list[str]:
     headers = websocket.headers.getlist("sec-websocket-protocol")
     return [offer.strip() for header in headers for offer in header.split(",")]
-
-
-def _is_key(subprotocol: str) -> bool:
-    return subprotocol.startswith(KEY_SUBPROTOCOL)
 
 
 def _bearer_token(connection: HTTPConnection) -> str | None:

@@ -60,7 +60,7 @@ class InProcessEngine:
     ) -> None:
         self.backbone, self._compute = backbone, compute
         self.adapters = tuple(adapters or ())
-        self._lora = load_adapters(backbone, adapters) if adapters else None
+        self._lora = lora.attach(backbone.model, adapters).eval() if adapters else None
         # Keys and values depend on the weights, so every adapter has its own cache.
         share = max_cache_bytes // (1 + len(self.adapters))
         self._engines = {name: LocalEngine(backbone, share) for name in (None, *self.adapters)}
@@ -128,15 +128,6 @@ def known(adapter: str | None, adapters: Sequence[str]) -> str | None:
             else f"There is no adapter {adapter!r}: this server has none."
         )
     return adapter
-
-
-def load_adapters(backbone: Backbone, adapters: Mapping[str, Path]) -> Any:
-    """Add LoRA adapters saved by peft to a backbone; returns the handle that switches between them.
-
-    Raises:
-        ModelError: a folder has no safetensors adapter for this backbone.
-    """
-    return lora.attach(backbone.model, adapters).eval()
 
 
 @contextmanager
