@@ -54,13 +54,15 @@ def launch(page: gr.Blocks, port: int | None, *, block: bool = True) -> str:
     return address
 
 
-def _with_warnings(handler: Handler) -> Handler:
+def _with_warnings(handler: Handler, needs_world: bool) -> Handler:
     """Show errors of the visitor and the server as a warning, and leave the page unchanged."""
 
     @functools.wraps(handler)
-    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+    async def wrapped(history: RolloutHistory | None, *args: Any) -> Any:
         try:
-            return await handler(*args, **kwargs)
+            if needs_world and history is None:
+                raise InputError("There is no world; pick a scene first.")
+            return await handler(history, *args)
         except WorldModelError as error:
             gr.Warning(escape(" ".join(str(error).split())), duration=8)
             return gr.skip()
@@ -87,10 +89,11 @@ class Page:
             *(at.stage, at.timeline, at.branches, at.palette, at.answer, *at.stages),
         ]
         on = self._on
-        on(at.tiles.click, self._start_scene, [at.seed], shown, busy=[at.tiles])
-        on(at.upload.upload, self._start_upload, [at.upload, at.seed], [*shown, at.upload], busy=[at.tiles])
+        start = functools.partial(on, busy=[at.tiles], needs_world=False)
+        start(at.tiles.click, self._start_scene, [at.seed], shown)
+        start(at.upload.upload, self._start_upload, [at.upload, at.seed], [*shown, at.upload])
         for event in (at.imagine.click, at.text.submit):
-            on(event, self._start_text, [at.text, at.seed], shown, busy=[at.tiles])
+            start(event, self._start_text, [at.text, at.seed], shown)
         for event in (at.act.click, at.action.submit):
             on(event, self._step_text, [at.action], [*shown, at.action])
         on(at.palette.click, self._step_chip, [], shown)
@@ -112,7 +115,7 @@ class Page:
             saved.then(None, at.download, None, js=SAVE).then(
                 lambda: "", None, at.download, show_progress="hidden"
             )
-        on(at.anew.click, self._reset, [], [at.history, at.start, at.play])
+        on(at.anew.click, self._reset, [], [at.history, at.start, at.play], needs_world=False)
         # The iframe is loaded only when its tab is opened.
         at.live_tab.select(lambda: _frame(self.client.base_url), None, at.live, show_progress="hidden")
         self.blocks.load(self._greet, None, at.head, show_progress="hidden")
@@ -124,9 +127,10 @@ class Page:
         inputs: list[Any],
         outputs: list[Any],
         busy: list[Any] | None = None,
+        needs_world: bool = True,
     ) -> Any:
         return event(
-            _with_warnings(handler),
+            _with_warnings(handler, needs_world),
             [self.at.history, *inputs],
             outputs,
             show_progress="minimal",
@@ -174,58 +178,51 @@ class Page:
 
     # ---- steps -----------------------------------------------------------------------------------------
 
-    async def _step_text(self, history: RolloutHistory | None, text: str) -> Updates:
+    async def _step_text(self, history: RolloutHistory, text: str) -> Updates:
         if not text.strip():
             raise InputError("Describe the action, or pick one of the suggestions.")
         return {**await self._step(history, text), self.at.action: ""}
 
-    async def _step_chip(self, history: RolloutHistory | None, event: gr.EventData) -> Updates:
+    async def _step_chip(self, history: RolloutHistory, event: gr.EventData) -> Updates:
         kind, act = (str(event._data.get(name, "")) for name in ("kind", "act"))
         return await self._step(
             history, {"keys": [act]} if kind == "key" else None if kind == "wait" else act
         )
 
-    async def _step(self, history: RolloutHistory | None, action: AnyAction) -> Updates:
-        history = _started(history)
+    async def _step(self, history: RolloutHistory, action: AnyAction) -> Updates:
         await history.step(action)
         return self._show(history)
 
-    async def _undo(self, history: RolloutHistory | None) -> Updates:
-        history = _started(history)
+    async def _undo(self, history: RolloutHistory) -> Updates:
         if history.branch.at == 0:
             raise InputError("There is nothing to undo.")
         await history.go(history.branch.at - 1)
         return self._show(history)
 
-    async def _go(self, history: RolloutHistory | None, event: gr.EventData) -> Updates:
-        history = _started(history)
+    async def _go(self, history: RolloutHistory, event: gr.EventData) -> Updates:
         await history.go(_index(event, len(history.branch.moments)))
         return self._show(history)
 
     # ---- branches and futures --------------------------------------------------------------------------
 
-    async def _switch(self, history: RolloutHistory | None, event: gr.EventData) -> Updates:
-        history = _started(history)
+    async def _switch(self, history: RolloutHistory, event: gr.EventData) -> Updates:
         history.current = _index(event, len(history.branches))
         return self._show(history)
 
-    async def _fork(self, history: RolloutHistory | None) -> Updates:
-        history = _started(history)
+    async def _fork(self, history: RolloutHistory) -> Updates:
         await history.fork()
         gr.Info(f"Switched to {history.branch.name}; the previous branch is unchanged.", duration=5)
         return self._show(history)
 
-    async def _open_compare(self, history: RolloutHistory | None) -> Updates:
+    async def _open_compare(self, history: RolloutHistory) -> Updates:
         suggested = [
-            action
-            for row in self.catalog.target_actions(_started(history).branch.now.targets)
-            for action in row
+            action for row in self.catalog.target_actions(history.branch.now.targets) for action in row
         ]
         first, second = (suggested[1].text, suggested[4].text) if len(suggested) > 4 else ("", "")
         return {self.at.compare: gr.Column(visible=True), self.at.first: first, self.at.second: second}
 
-    async def _compare(self, history: RolloutHistory | None, first: str, second: str) -> Updates:
-        history, at = _started(history), self.at
+    async def _compare(self, history: RolloutHistory, first: str, second: str) -> Updates:
+        at = self.at
         if not first.strip() or not second.strip():
             raise InputError("Describe two actions, one in each field.")
         await history.compare(first, second)
@@ -236,31 +233,28 @@ class Page:
         stages = dict(zip(at.stages, rendered, strict=True))
         return {at.main: gr.Row(visible=False), at.futures: gr.Column(visible=True), **stages}
 
-    async def _choose(self, index: int, history: RolloutHistory | None) -> Updates:
-        history = _started(history)
+    async def _choose(self, index: int, history: RolloutHistory) -> Updates:
         await history.choose(index)
         return self._show(history)
 
-    async def _forget(self, history: RolloutHistory | None) -> Updates:
-        history = _started(history)
+    async def _forget(self, history: RolloutHistory) -> Updates:
         await history.forget_futures()
         return self._show(history)
 
     # ---- questions and saving --------------------------------------------------------------------------
 
-    async def _describe(self, history: RolloutHistory | None) -> str:
-        return rendering.answer("Description", await _started(history).describe(None))
+    async def _describe(self, history: RolloutHistory) -> str:
+        return rendering.answer("Description", await history.describe(None))
 
-    async def _explain(self, history: RolloutHistory | None) -> str:
-        return rendering.answer("Last action", await _started(history).explain())
+    async def _explain(self, history: RolloutHistory) -> str:
+        return rendering.answer("Last action", await history.explain())
 
-    async def _ask(self, history: RolloutHistory | None, question: str) -> str:
+    async def _ask(self, history: RolloutHistory, question: str) -> str:
         if not question.strip():
             raise InputError("Ask a question about the image, such as: how many things are there.")
-        return rendering.answer(question, await _started(history).describe(question.strip()))
+        return rendering.answer(question, await history.describe(question.strip()))
 
-    async def _save(self, suffix: str, history: RolloutHistory | None) -> str:
-        history = _started(history)
+    async def _save(self, suffix: str, history: RolloutHistory) -> str:
         fps = history.branch.world.info.fps
         return await asyncio.to_thread(
             rendering.video_uri, history.frames(), fps, rendering.SAVED_SIDE, suffix
@@ -287,12 +281,6 @@ class Page:
             at.answer: "",
             **dict.fromkeys(at.stages, ""),
         }
-
-
-def _started(history: RolloutHistory | None) -> RolloutHistory:
-    if history is None:
-        raise InputError("There is no world; pick a scene first.")
-    return history
 
 
 def _seed(number: float | None) -> int:
