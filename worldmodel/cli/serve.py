@@ -4,29 +4,19 @@ import argparse
 import asyncio
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from worldmodel.cli.config import field_docs
 from worldmodel.cli.parser import MODEL_HELP, Parser
 from worldmodel.errors import ConfigError, InputError, ModelError
+from worldmodel.serving.settings import ServerConfig
 
 LIMITS = {
-    "max_worlds": "live worlds in total: with an id, in WebSocket sessions, or in chat and image requests",
-    "max_worlds_per_key": "live worlds per API key, counted alike",
-    "max_queued_jobs": "queued videos; further requests get status 429",
-    "max_jobs_per_key": "unfinished videos per API key",
-    "max_running_jobs": "videos generated at the same time",
-    "max_video_frames": "frames per video",
-    "max_rounds": "rounds per world",
-    "max_upload_bytes": "bytes per upload",
-    "requests_per_minute": "requests per minute and API key",
-    "job_deadline_s": "seconds to generate one video",
-    "step_deadline_s": "seconds per step of a world",
-    "idle_timeout_s": "seconds until an unused world is closed",
-    "video_lifetime_s": "seconds until a video is deleted",
-    "drain_timeout_s": "seconds that unfinished videos get on shutdown",
+    field.name: field.default for field in fields(ServerConfig) if isinstance(field.default, int | float)
 }
-"""Fields of `ServerConfig` with an option of the same name."""
+"""Limits of `ServerConfig` and their defaults; each has an option of the same name."""
 
 
 def main(argv: list[str]) -> None:
@@ -46,7 +36,6 @@ def main(argv: list[str]) -> None:
     from worldmodel.cli.model import quiet_transformers
     from worldmodel.serving.auth import Keys
     from worldmodel.serving.server import serve
-    from worldmodel.serving.settings import ServerConfig
 
     quiet_transformers()
     config = ServerConfig(args.name or "", Path(args.data_dir), Keys.load(args.keys_file), **limits)
@@ -54,8 +43,6 @@ def main(argv: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    from worldmodel.serving.settings import ServerConfig
-
     parser = Parser(
         "worldmodel serve",
         "Serve a model over HTTP and WebSocket: interactive worlds, video jobs, chat about images.\n"
@@ -92,14 +79,14 @@ def _parser() -> Parser:
     )
     parser.add_argument("--keys-file", metavar="FILE", help="file with one API key per line")
     limits = parser.add_argument_group("limits")
-    for name, about in LIMITS.items():
-        default = getattr(ServerConfig, name)
+    descriptions = field_docs(ServerConfig)
+    for name, default in LIMITS.items():
         limits.add_argument(
             f"--{name.replace('_', '-')}",
             type=type(default),
             default=default,
-            metavar="N",
-            help=f"{about} (default: %(default)s)",
+            metavar="SECONDS" if name.endswith("_s") else "N",
+            help=f"{descriptions[name].rstrip('.')} (default: %(default)s)",
         )
     return parser
 
