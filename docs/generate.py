@@ -1,4 +1,4 @@
-"""mkdocs hook: fills the pages of the reference that are generated from the code."""
+"""mkdocs hook that generates reference pages from the code."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def endpoints() -> str:
         service = WorldService(WorldModel.from_pretrained("shapes-tiny"))
         app = create_app(service, ServerConfig(model_name="shapes-tiny", data_dir=Path(folder)))
         paths = app.openapi()["paths"]
-    rows = ["| Endpoint | Does |", "|---|---|"]
+    rows = ["| Endpoint | Description |", "|---|---|"]
     for path, methods in sorted(paths.items()):
         for method, operation in methods.items():
             text = (operation.get("description") or operation.get("summary") or "").split("\n\n")[0]

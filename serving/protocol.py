@@ -179,7 +179,7 @@ Variant = Literal["video", "thumbnail", "spritesheet"]
 
 
 class VideoError(ResponseBody):
-    """Why a video failed."""
+    """The error of a failed video."""
 
     code: str
     message: str

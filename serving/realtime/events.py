@@ -18,7 +18,7 @@ PROTOCOL = 1
 Format = Literal["jpeg", "fmp4"]
 Pace = Literal["realtime", "on_action"]
 Reason = Literal["stopped", "idle", "start_timeout", "session_limit", "round_limit"]
-"""Why a session ended, if not by an error."""
+"""Reason for the end of a session without an error."""
 EventId = Annotated[str, Field(min_length=1, max_length=64)]
 """Chosen by the client and repeated in the reply."""
 
@@ -165,7 +165,7 @@ class SessionLimits(Event):
     """Without any event except pings."""
     max_session_s: float
     send_timeout_s: float
-    """How long sending a message may block on a client that does not read."""
+    """Longest time that sending blocks on a client that does not read."""
     max_message_bytes: int
     """Size of a text message."""
     max_upload_bytes: int

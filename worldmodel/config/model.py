@@ -192,7 +192,7 @@ class ActionConfig:
 
     @property
     def takes(self) -> dict[str, bool]:
-        """Which kinds of action the model takes, by the names of an action's fields."""
+        """Whether the model takes each kind of action, by the name of its field in `Action`."""
         return {
             "text": self.text,
             "keys": bool(self.keys),
@@ -230,7 +230,7 @@ class ConditionAdapterConfig:
     """The condition adapter, which maps the predicted states to the generator's condition."""
 
     kind: Literal["grid", "prompt", "stream"] = "grid"
-    """How states reach the generator. grid: a transformer makes a feature and a token per latent cell, and
+    """Kind of the adapter. grid: a transformer makes a feature and a token per latent cell, and
     regresses the next latents (for our own generator). prompt: a Q-Former maps them to tokens in place of the
     text embeddings (as in Pandora). stream: every block of the generator gets a cross-attention to them (as
     in PAN)."""

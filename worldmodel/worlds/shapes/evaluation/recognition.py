@@ -1,4 +1,4 @@
-"""What the frames of a round show: the act whose simulation they are nearest to."""
+"""Recognition of the act in the frames of a round: the one whose simulation is nearest to them."""
 
 from collections.abc import Iterator, Sequence
 
