@@ -127,9 +127,21 @@ def shard_layers(stacks: Sequence[Sequence[list[nn.Module]]], mesh: Mesh, precis
             )[0]
             for group in stack
         ]
+        if precision == "bf16":
+            for layer, *_ in stack:
+                layer.register_forward_pre_hook(_cast_hidden_states, with_kwargs=True)
         for before, after in pairwise(sharded):
             before.set_modules_to_forward_prefetch([after])
             after.set_modules_to_backward_prefetch([before])
+
+
+def _cast_hidden_states(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Cast what enters a layer from a part in fp32, because norms refuse weights of another type."""
+    if args:
+        return (args[0].bfloat16(), *args[1:]), kwargs
+    return args, kwargs | {"hidden_states": kwargs["hidden_states"].bfloat16()}
 
 
 def shard_parts(model: WorldModel, mesh: Mesh, precision: str) -> None:

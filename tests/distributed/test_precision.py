@@ -121,7 +121,7 @@ def work(folder: Path, config_file: Path) -> None:
             precision=precision,  # type: ignore[arg-type]
             activations=policy,  # type: ignore[arg-type]
             stages={"only": dataclasses.replace(STAGE, train=train)},
-            data=DataConfig({"shapes": SourceConfig()}),
+            data=DataConfig({"shapes": SourceConfig("shapes")}),
         )
         found, told = step(config)
         if dist.get_rank() == 0:
