@@ -102,7 +102,10 @@ class _SavedLayer:
 
     def pack(self, tensor: Tensor) -> Any:
         """Copy a tensor to CPU memory, once."""
-        if not tensor.numel() or _place(tensor) in self.stay:
+        base = tensor if tensor._base is None else tensor._base
+        if not tensor.numel() or isinstance(base, nn.Parameter) or _place(tensor) in self.stay:
+            return tensor
+        if self.stream is not None and tensor.is_cpu:  # such as the seeds of fused attention
             return tensor
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
         if key not in self.copied:

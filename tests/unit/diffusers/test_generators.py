@@ -4,13 +4,16 @@ import pytest
 import torch
 from diffusers import WanPipeline
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from worldmodel.batch import take
+from worldmodel.config import TrainConfig
 from worldmodel.diffusion.swin import window_places
 from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.diffusers.scheduler import FlowPath, VariancePath
 from worldmodel.models.layers import attention
+from worldmodel.train import distributed
 from worldmodel.train.activations import Offload, apply_policy
 
 KINDS = ["wan", "wan-i2v", "wan-clip", "ltx", "cog-i2v", "cog1.5-i2v"]
@@ -278,6 +281,46 @@ def test_training_window_equals_the_sampler(tiny, again):
     for ours, theirs in zip(made, expected, strict=True):
         if ours is not None:
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["wan", "ltx", "cog-i2v"])
+def test_branches_are_gathered_and_recomputed_with_their_blocks(tiny, kind):
+    """Gradients are those of the whole generator, and a branch runs twice: forward, and once again."""
+    generator = make(tiny, kind, streamed=True).requires_grad_(True)
+    rouse(generator)
+    given = condition(tiny, generator)
+    clean, noise, context = latents(tiny, kind, 1), latents(tiny, kind, 2), latents(tiny, kind, 3, 1)
+    sigma = torch.tensor([[0.3, 0.6, 0.9], [1.0, 1.0, 1.0]])
+
+    def gradients() -> dict[str, torch.Tensor]:
+        generator.training_loss(clean, noise, sigma, given, context).error.mean().backward()
+        found = {name: p.grad for name, p in generator.network.named_parameters() if p.grad is not None}
+        return {name: distributed.full_tensor(grad).clone() for name, grad in found.items()}
+
+    expected = gradients()
+    generator.zero_grad()
+    calls, gathered = [], []
+    branches = generator.network.stream.branches
+    for branch in branches:
+        branch.register_forward_hook(lambda *args: calls.append(args))
+    config = TrainConfig(precision="fp32")
+    mesh = distributed.init(config)
+    try:
+        stacks, offload = distributed.layer_stacks(generator), Offload(mesh.device)
+        assert [len(group) for group in stacks[0]] == [2] * len(branches)
+        for layer, _ in stacks[0]:
+            apply_policy(layer, "recompute", offload)
+        distributed.shard_layers(stacks, mesh, config.precision)
+        distributed.fully_shard(generator.network, mesh=mesh.fsdp)
+        found = gradients()
+        gathered = [p for p in branches.parameters() if not isinstance(p, DTensor)]
+    finally:
+        distributed.shutdown()
+    assert not gathered
+    assert len(calls) == 2 * len(branches)
+    assert found.keys() == expected.keys()
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, expected[name], msg=name)
 
 
 @pytest.mark.parametrize("shift", [3.0, 5.0])
