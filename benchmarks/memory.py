@@ -49,8 +49,10 @@ def peak(frames: int, processes: int, width: int, num_layers: int) -> float:
     try:
         mesh = Mesh.build(MeshConfig(sp=processes), torch.device("cpu"))
         layout = Layout.frames(torch.tensor([0] + [1] * frames), CELLS**2)
-        layout = layout.shard(mesh.sequence, unit=CELLS**2)
+        layout = layout.shard(mesh.sequence)
         layout._cache["visible", "cpu"] = None
+        if layout.shards is not None:
+            layout.halo((CELLS, CELLS), mesh.device)
         ready = Mock(shard=lambda *args, **kwargs: layout)  # layouts are numbers, which fake tensors have not
         with patch.object(Layout, "frames", return_value=ready), FakeTensorMode(allow_non_fake_inputs=True):
             generator = DiT(

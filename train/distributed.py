@@ -86,8 +86,7 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
     but not loaded.
 
     Raises:
-        ConfigError: weights that are trained in full are in bf16, or the sampler does not support sequence
-            parallelism.
+        ConfigError: weights that are trained in full are in bf16.
     """
     for name, parameter in root.named_parameters():
         if parameter.requires_grad and parameter.dtype == torch.bfloat16:
@@ -97,12 +96,6 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
             )
     root.model.backbone.sequence = mesh.sequence
     root.model.agreement = root.model.generator.agreement = Agreement(mesh.world_size)
-    model = root.model.config
-    if mesh.sequence.size > 1 and model.generator.is_ours and model.sampler == "swin":
-        raise ConfigError(
-            f"mesh.sp is {mesh.sp} and mesh.cp is {mesh.cp}, but our own generator supports them only with "
-            "sampler: chunk; set both to 1."
-        )
     root.model.generator.sequence = mesh.sequence
     stacks, offload = layer_stacks(root.model), Offload(mesh.device)
     for layer, *_ in (group for stack in stacks for group in stack):

@@ -46,7 +46,7 @@ class Case:
     dtype: str = "float64"
     kernel: str = "reference"
     clip: bool = False
-    """Frames of 6 cells that stay whole, one row for the batch: the generator's layout."""
+    """Frames of 6 cells, one row for the batch: the generator's layout."""
 
     @property
     def name(self) -> str:
@@ -119,7 +119,7 @@ def error(found: Tensor, truth: Tensor) -> float:
 def measure(case: Case) -> Measured:
     mesh = mesh_of(MeshConfig(cp=case.cp, sp=case.sp))
     whole = layout_of(case)
-    layout = whole.shard(mesh.sequence, unit=6 if case.clip else 1, balance=case.balance)
+    layout = whole.shard(mesh.sequence, balance=case.balance)
     dtype = getattr(torch, case.dtype)
     generator = torch.Generator().manual_seed(5)
     queries, keys = case.heads

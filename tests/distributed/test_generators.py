@@ -5,10 +5,12 @@ the workers let `Tensor.float` keep fp64.
 """
 
 import importlib.util
+import itertools
 import json
+import math
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.run import main as torchrun
 
-from worldmodel.config import MeshConfig
+from worldmodel.config import GeneratorConfig, MeshConfig
 from worldmodel.diffusion import sampler
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import VideoGenerator
+from worldmodel.models.generator.dit import DiT
 from worldmodel.models.layers import attention
 from worldmodel.parallel import collectives, context, ulysses
 from worldmodel.parallel.layout import Layout
@@ -58,6 +61,8 @@ class Case:
 
 def cases() -> Iterator[Case]:
     for cp, sp in ((1, 2), (2, 1), (1, 4), (4, 1), (2, 2)):
+        yield Case("dit", cp, sp, recompute=True)
+        yield Case("dit", cp, sp, task="window")
         yield Case("wan", cp, sp)
         yield Case("wan", cp, sp, task="window", recompute=True)
         yield Case("ltx", cp, sp, streamed=cp == 1)
@@ -112,8 +117,11 @@ def tiny() -> Any:
 @cache
 def generator_of(kind: str, streamed: bool) -> VideoGenerator:
     """Make a generator in which no weight is zero, so that every gradient depends on every part."""
-    made = tiny().generator(kind, 1, CHUNK, streamed, codec=DiffusersCodec(tiny().vae(kind)))
     torch.manual_seed(4)
+    if kind == "dit":
+        made: VideoGenerator = DiT(GeneratorConfig(width=16 * HEADS, num_layers=2, num_heads=HEADS), 4, GRID)
+    else:
+        made = tiny().generator(kind, 1, CHUNK, streamed, codec=DiffusersCodec(tiny().vae(kind)))
     for parameter in made.parameters():
         if not parameter.any():
             nn.init.normal_(parameter, std=0.3)
@@ -122,19 +130,26 @@ def generator_of(kind: str, streamed: bool) -> VideoGenerator:
 
 def drawn(generator: Any, kind: str) -> dict[str, Any]:
     """Draw a condition, and latents of a context and of a chunk."""
-    config = generator.transformer.config
+    channels = 4 if kind == "dit" else generator.transformer.config.out_channels
+
+    def draw(seed: int, *shape: int) -> Tensor:
+        return tiny().draw(seed, BATCH, *shape).double()
 
     def latents(seed: int, count: int = CHUNK) -> Tensor:
-        return tiny().draw(seed, BATCH, count, config.out_channels, *GRID).double()
+        return draw(seed, count, channels, *GRID)
 
-    words = tiny().draw(51, BATCH, 6, tiny().TEXT).double()
-    states = tiny().draw(52, BATCH, 7, generator.token_width).double().requires_grad_(True)
+    condition = Condition(tokens=draw(52, 7, generator.token_width).requires_grad_(True))
+    if kind == "dit":
+        made = {"pooled": draw(53, generator.width), "cells": draw(54, math.prod(GRID), generator.width)}
+        condition = replace(condition, forecast=latents(55), **made)
+    else:
+        condition = replace(condition, text=draw(51, 6, tiny().TEXT))
     return {
         "clean": latents(1),
         "noise": latents(2),
         "context": latents(3, 1),
         "weight": latents(4)[:, :, 0],
-        "condition": Condition(tokens=states, text=words),
+        "condition": condition,
     }
 
 
@@ -180,7 +195,7 @@ def denoise(generator: Any, case: Case, group: SequenceGroup) -> Tensor:
     """Return a chunk made in two steps with guidance."""
     generator.sequence = group
     given = drawn(generator, case.kind)
-    null = Condition(tokens=torch.zeros_like(given["condition"].tokens), text=given["condition"].text)
+    null = replace(given["condition"], tokens=torch.zeros_like(given["condition"].tokens))
     conditions = (given["condition"], null)
     chunk = Chunk(given["noise"], generator.solver(2), conditions, given["context"], 3.0)
     with torch.no_grad():
@@ -219,25 +234,54 @@ def measure(case: Case) -> Measured:
     return measured
 
 
+def layout_of(generator: Any, case: Case, group: SequenceGroup) -> tuple[Layout, int]:
+    """Return how tokens are divided, and how many of the first are text."""
+    tokens = (1 + CHUNK) * GRID[0] * GRID[1] // generator.cells_per_token
+    if case.kind == "dit":
+        return Layout.frames(torch.tensor([0] + [1] * CHUNK), GRID[0] * GRID[1]).shard(group, balance=True), 0
+    text = generator.transformer.config.max_text_seq_length if case.kind.startswith("cog") else 0
+    return Layout.unmasked(text + tokens).shard(group), text
+
+
 def expected_bytes(generator: Any, case: Case, group: SequenceGroup) -> dict[str, int]:
     """Bytes of a step on one clip, by the formulas; a recomputed layer repeats those of its forward pass."""
-    transformer = generator.transformer
-    tokens = (1 + CHUNK) * GRID[0] * GRID[1] // generator.cells_per_token
-    text = transformer.config.max_text_seq_length if case.kind.startswith("cog") else 0
-    layout = Layout.unmasked(text + tokens).shard(group)
+    layout, text = layout_of(generator, case, group)
     assert layout.shards is not None
     width, layers, numbers = generator.width // HEADS, len(generator.layers), BATCH * 8
-    heads, sent = ulysses.divide_heads(HEADS, HEADS, case.sp), {}
+    heads, sent, forwards = ulysses.divide_heads(HEADS, HEADS, case.sp), {}, 1 + case.recompute
     if case.sp > 1:
         forward, backward = ulysses.volume(heads, width, layout.shards.sp_sizes, group.sp_rank)
-        sent["ulysses"] = layers * numbers * ((1 + case.recompute) * forward + backward)
+        sent["ulysses"] = layers * numbers * (forwards * forward + backward)
     if case.cp > 1:
         volume = context.volume(len(heads.key[group.sp_rank]), width, layout.shards.cp_sizes)
-        sent["context"] = layers * numbers * (2 + case.recompute) * volume
-    video = layout.split(text)[1].shards
-    assert video is not None
-    rows = max(video.sizes) * (group.size - 1)
-    return sent | {"gather": 2 * numbers * rows * transformer.proj_out.out_features}
+        sent["context"] = layers * numbers * (forwards + 1) * volume
+    video, channels = layout.shards, 4
+    if case.kind == "dit":
+        given, received = edges(layout, group.rank)
+        sent["halo"] = layers * numbers * 3 * generator.width * (forwards * given + received)
+    else:
+        half = layout.split(text)[1].shards
+        assert half is not None
+        video, channels = half, generator.transformer.proj_out.out_features
+    sent = {name: count for name, count in sent.items() if count}  # pieces may end with frames
+    return sent | {"gather": 2 * numbers * max(video.sizes) * (group.size - 1) * channels}
+
+
+def edges(layout: Layout, rank: int) -> tuple[int, int]:
+    """Count the cells that a process sends to others and receives from them, cell by cell."""
+    assert layout.shards is not None
+    order = layout.shards.order
+    pieces = (torch.arange(layout.length) if order is None else order).split(layout.shards.sizes)
+    owner = {int(cell): number for number, piece in enumerate(pieces) for cell in piece}
+    rows, columns = GRID
+    pairs = set()
+    for cell, own in owner.items():
+        frame, row, column = cell // (rows * columns), cell // columns % rows, cell % columns
+        for y, x in itertools.product(range(row - 1, row + 2), range(column - 1, column + 2)):
+            if 0 <= y < rows and 0 <= x < columns:
+                other = (frame * rows + y) * columns + x
+                pairs |= {(other, owner[other], own)} if owner[other] != own else set()
+    return tuple(sum(pair[side] == rank for pair in pairs) for side in (1, 2))  # type: ignore[return-value]
 
 
 def work(folder: Path) -> None:

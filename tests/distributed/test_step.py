@@ -80,11 +80,6 @@ MESHES = {
 }
 
 
-def can(stage: str, mesh: MeshConfig) -> bool:
-    """Tell whether a mesh can do a stage: windows of chunks are not shared by processes."""
-    return stage != "swin" or mesh.cp * mesh.sp == 1
-
-
 def gradients(config: TrainConfig, name: str) -> dict[str, torch.Tensor]:
     """Do one step without moving anything; returns the whole gradients, on the first process."""
     stage = config.stages[name]
@@ -125,8 +120,6 @@ def work(folder: Path, config_file: Path) -> None:
     model = build(WorldModelConfig, json.loads(config_file.read_text()))
     for mesh_name, mesh in MESHES[dist.get_world_size()].items():
         for kernel, stage_name in CASES:
-            if not can(stage_name, mesh):
-                continue
             attention.use(kernel)
             swin = {"sampler": "swin", "num_inference_steps": 2} if stage_name == "swin" else {}
             config = TrainConfig(
@@ -175,7 +168,7 @@ def worst(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> tu
         for meshes in MESHES.values()
         for name, mesh in meshes.items()
         for case in CASES
-        if name != "alone" and can(case[1], mesh)
+        if name != "alone"
     ],
 )
 def test_a_step_on_a_mesh_is_the_step_of_one_process(

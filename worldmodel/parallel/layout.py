@@ -10,11 +10,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from worldmodel.errors import ConfigError
 from worldmodel.parallel import collectives, flex_mask, planner
+from worldmodel.parallel.halo import Halo
 from worldmodel.parallel.mask_rules import Kind, Segment
 from worldmodel.parallel.mesh import SequenceGroup
 from worldmodel.parallel.shards import Shards, evenly
@@ -189,6 +190,12 @@ class Layout:
         last = torch.searchsorted(keys, label * stride + self.reach, right=True)
         return last - torch.searchsorted(keys, label * stride)
 
+    @classmethod
+    def items(cls, count: int, group: SequenceGroup) -> "Layout":
+        """Divide independent items, such as images; every process has all if there are fewer than processes."""
+        layout = cls.unmasked(count)
+        return layout.shard(group) if count >= group.size else layout
+
     # ---- partition -----------------------------------------------------------------------------------
 
     @property
@@ -200,34 +207,30 @@ class Layout:
             return self.shards.row, slice(None)
         return self.shards.order[self.shards.row], self.shards.order
 
-    def shard(self, group: SequenceGroup, unit: int = 1, balance: bool = False) -> "Layout":
+    def shard(self, group: SequenceGroup, balance: bool = False) -> "Layout":
         """Return a layout whose sequence is divided over the processes of `group`.
 
         Args:
             group: the processes; a group of one returns the same layout.
-            unit: tokens that are kept together, for example those of a latent frame.
             balance: assign chunks from all over the sequence to every cp rank, such that masks have equal
                 areas; otherwise pieces are contiguous and some ranks wait for others. Not needed for sp.
 
         Raises:
-            ConfigError: there are fewer units than processes.
+            ConfigError: there are fewer tokens than processes.
         """
         if group.size == 1:
             return self
-        assert self.length % unit == 0, f"{self.length} tokens are not whole units of {unit}"
-        units = self.length // unit
-        if units < group.size:
+        if self.length < group.size:
             raise ConfigError(
-                f"A sequence of {units} {'frames' if unit > 1 else 'tokens'} cannot be shared by mesh.cp "
-                f"{group.cp} x mesh.sp {group.sp} processes; lower these keys, or make sequences longer "
-                "(more rounds, a larger chunk_frames)."
+                f"A sequence of {self.length} tokens cannot be shared by mesh.cp {group.cp} x mesh.sp "
+                f"{group.sp} processes; lower these keys, or make sequences longer (more rounds, a larger "
+                "chunk_frames)."
             )
-        order = None
-        rows = [count * unit for count in evenly(units, group.cp)]
+        order, rows = None, evenly(self.length, group.cp)
         if balance and group.cp > 1:
-            pieces = self._balanced(group, unit)
+            pieces = self._balanced(group)
             order, rows = torch.cat(pieces), [len(piece) for piece in pieces]
-        sizes = [count * unit for row in rows for count in evenly(row // unit, group.sp)]
+        sizes = [count for row in rows for count in evenly(row, group.sp)]
         return replace(self, shards=Shards(group, tuple(sizes), order))
 
     def split(self, count: int) -> "tuple[Layout, Layout]":
@@ -247,16 +250,36 @@ class Layout:
             replace(Layout.unmasked(sum(rest)), shards=replace(shards, sizes=tuple(rest))),
         )
 
-    def _balanced(self, group: SequenceGroup, unit: int) -> list[Int[Tensor, " m"]]:
-        """Return the tokens of every cp rank: equally many chunks of whole units each."""
-        units = self.length // unit
+    def _balanced(self, group: SequenceGroup) -> list[Int[Tensor, " m"]]:
+        """Return the tokens of every cp rank, in equally many chunks each."""
+        count = 4 * group.size
         # Kernels skip blocks of 128 tokens; shorter sequences need smaller chunks for a balance.
-        size = max(1, min(-(-128 // unit), units // (4 * group.size))) * unit
-        chunks = torch.arange(self.length).split(size)
-        areas = [int(part.sum()) for part in self.area().sum(dim=0).split(size)]
+        sizes = flex_mask.SIZE if self.length >= flex_mask.SIZE * count else evenly(self.length, count)
+        chunks = torch.arange(self.length).split(sizes)
+        areas = [int(part.sum()) for part in self.area().sum(dim=0).split(sizes)]
         return [
             torch.cat([chunks[index] for index in rank]) for rank in planner.chunks_by_area(areas, group.cp)
         ]
+
+    def halo(self, grid: tuple[int, int], device: torch.device) -> Halo:
+        """Return the exchange of neighbouring cells of a clip with frames of `grid` rows and columns."""
+        key = ("halo", grid, str(device))
+        if key not in self._cache:
+            self._cache[key] = self._halo(grid, device)
+        return self._cache[key]
+
+    @torch.compiler.disable()
+    def _halo(self, grid: tuple[int, int], device: torch.device) -> Halo:
+        assert self.shards is not None, "one process has all cells"
+        return Halo.of(self.shards, grid, device)
+
+    def sum(self, x: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Return the sum of all processes' values, with the gradient of `gather`."""
+        if self.shards is None:
+            return x
+        group = self.shards.group.group
+        assert group is not None, "shards need a process group"
+        return collectives.all_gather(x[None], [1] * self.shards.group.size, 0, group, NAME).sum()
 
     def take(self, x: Shaped[Tensor, "..."], dim: int = 1) -> Shaped[Tensor, "..."]:
         """Return this process's piece of a tensor."""

@@ -199,8 +199,15 @@ def test_one_block_equals_full_attention(tiny):
     assert torch.equal(generator(noisy, level, given, past), plain)
 
 
-def test_blocks_run_with_any_kernel_under_autocast(tiny):
-    """Norms return fp32 on CUDA; flex attention refuses queries of another dtype than values."""
+def test_blocks_attend_in_one_dtype_under_autocast(tiny, monkeypatch):
+    """Norms return fp32 on CUDA; compiled flex attention refuses queries of another dtype than values."""
+    dtypes, flex = [], attention._flex
+
+    def noted(query, key, value, *rest):
+        dtypes.append({part.dtype for part in (query, key, value)})
+        return flex(query, key, value, *rest)
+
+    monkeypatch.setattr(attention, "_flex", noted)
     generator = make(tiny, "wan")
     for block in generator.layers:
         for norm in (block.attn1.norm_q, block.attn1.norm_k):
@@ -211,6 +218,7 @@ def test_blocks_run_with_any_kernel_under_autocast(tiny):
     for kernel in ("flex", "reference"):
         with attention.using(kernel), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             made[kernel] = generator(noisy, level, given, past, torch.tensor([0, 1, 1]))
+    assert dtypes == [{torch.bfloat16}] * len(generator.layers)
     torch.testing.assert_close(made["flex"], made["reference"], atol=0.05, rtol=0.05)
 
 

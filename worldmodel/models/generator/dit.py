@@ -62,18 +62,27 @@ class Block(nn.Module):
         modulation: Float[Tensor, "b t 6 d"],
         tokens: Float[Tensor, "b m d"],
         rope: Float[Tensor, "2 n e"],
-        layout: Layout | None,
+        layout: Layout,
         past: KeyValue | None,
         grid: tuple[int, int],
+        frame: Int[Tensor, " n"] | None = None,
     ) -> tuple[Float[Tensor, "b n d"], KeyValue]:
-        parts = (modulation + self.modulation).repeat_interleave(x.shape[1] // modulation.shape[1], dim=1)
+        """Return new features, and the keys and values of the self-attention.
+
+        `frame` is the frame of each token; None: all frames are here, one after the other.
+        """
+        parts = modulation + self.modulation
+        if frame is None:
+            parts = parts.repeat_interleave(x.shape[1] // modulation.shape[1], dim=1)
+        else:
+            parts = parts.index_select(1, frame)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts.unbind(dim=2)
         mixed, present = self.attention(normalise(x) * (1 + scale1) + shift1, rope, layout, past)
         x = x + gate1 * mixed
         q = rearrange(self.query(self.cross_norm(x)), "b n (k d) -> b k n d", k=self.num_heads)
         k, v = rearrange(self.key_value(tokens), "b n (p k d) -> p b k n d", p=2, k=self.num_heads)
         x = x + self.cross_out(rearrange(attention.attend(q, k, v), "b k n d -> b n (k d)"))
-        return x + gate2 * self.feed_forward(normalise(x) * (1 + scale2) + shift2, grid), present
+        return x + gate2 * self.feed_forward(normalise(x) * (1 + scale2) + shift2, grid, layout), present
 
 
 def normalise(x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
@@ -106,7 +115,7 @@ class DiT(VideoGenerator):
         super().__init__()
         self.config, self.grid, self.residual = config, grid, residual
         self.sequence = SequenceGroup()
-        """Processes that share a clip in training, each some of its frames."""
+        """Processes that share a clip, each some of its tokens."""
         self.width = self.token_width = width = config.width
         self.embed = nn.Linear((2 if residual else 1) * latent_channels, width)
         self.embed_sigma = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
@@ -124,14 +133,20 @@ class DiT(VideoGenerator):
         """Return keys and values of the context frames, layer by layer."""
         sigma = context.new_zeros(context.shape[:2])
         forecast = context if self.residual else None
-        return self.velocity(context, sigma, forecast, condition, first_frame=-context.shape[1])[1]
+        first_frame = -context.shape[1]
+        return self.velocity(context, sigma, forecast, condition, first_frame=first_frame, keep=True)[1]
 
     def prefill_chunk(
-        self, context: Context, latents: Latents, timestep: PerFrame, condition: Condition
+        self,
+        context: Context,
+        latents: Latents,
+        timestep: PerFrame,
+        condition: Condition,
+        keep: bool = True,
     ) -> tuple[Latents, KVCache]:
         """Return the velocity of a chunk, and keys and values of it and of its context frames.
 
-        All frames pass together, each at its own noise level.
+        All frames pass together, each at its own noise level. Without `keep` the cache is empty.
         """
         past, frames = context.shape[1], latents.shape[1]
         forecast = self._forecast(condition)
@@ -142,6 +157,7 @@ class DiT(VideoGenerator):
             condition,
             blocks=torch.tensor([0] * past + [1] * frames),
             first_frame=-(past + frames),
+            keep=keep,
         )
         return velocity[:, past:], cache
 
@@ -169,7 +185,7 @@ class DiT(VideoGenerator):
         """Compare velocities."""
         noisy = add_noise(clean, noise, sigma)
         if continues_previous is None:
-            velocity, _ = self.prefill_chunk(context, noisy, sigma, condition)
+            velocity, _ = self.prefill_chunk(context, noisy, sigma, condition, keep=False)
         else:
             velocity = self.predict_windows(context, noisy, sigma, condition, continues_previous)
         if self.residual:
@@ -191,8 +207,9 @@ class DiT(VideoGenerator):
         blocks: Int[Tensor, " t"] | None = None,
         first_frame: int = 0,
         cache: KVCache | None = None,
+        keep: bool = False,
     ) -> tuple[Latents, KVCache]:
-        """Return the velocity of every frame, and the keys and values of every layer.
+        """Return the velocity of every frame, and with `keep` the keys and values of every layer.
 
         `forecast` is the regressed clean frame (for a context frame, the frame itself), which the network's
         output corrects; without one, the output is the velocity. A frame attends to frames whose number in
@@ -200,27 +217,26 @@ class DiT(VideoGenerator):
         `first_frame` is the index of the first frame given here (context frames are negative).
         """
         assert condition.cells is not None and condition.pooled is not None, "the grid adapter makes both"
-        frames = latents.shape[1]
-        indices = torch.arange(first_frame, first_frame + frames, device=latents.device)
+        frames, cells = latents.shape[1], math.prod(self.grid)
+        layout = Layout.unmasked(frames * cells) if blocks is None else Layout.frames(blocks, cells)
+        layout = layout.shard(self.sequence, balance=layout.masked)
         inputs = latents if forecast is None else torch.cat([latents, forecast], dim=2)
-        local_sigma, layout = sigma, None
-        if blocks is not None:
-            cells = math.prod(self.grid)
-            layout = Layout.frames(blocks, cells).shard(self.sequence, unit=cells, balance=True)
-            mine = layout.take(torch.arange(frames).repeat_interleave(cells), dim=0)[::cells]
-            inputs, local_sigma, indices = inputs[:, mine], sigma[:, mine], indices[mine]
-        x = self.embed(rearrange(inputs, "b t c h w -> b (t h w) c"))
-        x = x + condition.cells.repeat(1, len(indices), 1)
-        level = self.embed_sigma(sigma_embedding(local_sigma, self.config.width)) + condition.pooled[:, None]
+        x = self.embed(layout.take(rearrange(inputs, "b t c h w -> b (t h w) c")))
+        x = x + layout.take(condition.cells.repeat(1, frames, 1))
+        level = self.embed_sigma(sigma_embedding(sigma, self.config.width)) + condition.pooled[:, None]
         modulation = rearrange(self.modulation(F.silu(level)), "b t (m d) -> b t m d", m=6)
-        rope = rope_table(indices, self.grid, self.config.width // self.config.num_heads)
+        frame = None
+        if layout.shards is not None:
+            frame = layout.take(torch.arange(frames, device=x.device).repeat_interleave(cells), 0)
+        indices = torch.arange(first_frame, first_frame + frames, device=latents.device)
+        rope = layout.take(rope_table(indices, self.grid, self.config.width // self.config.num_heads))
         present: list[KeyValue] = []
         for index, layer in enumerate(self.layers):
             past = cache.layers[index] if cache is not None else None
-            x, key_value = layer(x, modulation, condition.tokens, rope, layout, past, self.grid)
-            present.append(key_value)
-        output = self.project(normalise(x))
-        output = layout.gather(output) if layout else output
+            x, key_value = layer(x, modulation, condition.tokens, rope, layout, past, self.grid, frame)
+            if keep:
+                present.append(key_value)
+        output = layout.gather(self.project(normalise(x)))
         output = upcast(rearrange(output, "b (t h w) c -> b t c h w", t=frames, h=self.grid[0]))
         if forecast is not None:
             output = (latents - (forecast + output)) / sigma.clamp(min=1e-3)[:, :, None, None, None]

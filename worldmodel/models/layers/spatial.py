@@ -73,7 +73,13 @@ class LocalFeedForward(nn.Module):
         self.local = nn.Conv2d(3 * width, 3 * width, 3, padding=1, groups=3 * width)
         self.down = nn.Linear(3 * width, width)
 
-    def forward(self, x: Float[Tensor, "b n d"], grid: tuple[int, int]) -> Float[Tensor, "b n d"]:
+    def forward(
+        self, x: Float[Tensor, "b n d"], grid: tuple[int, int], layout: Layout | None = None
+    ) -> Float[Tensor, "b n d"]:
+        """Mix the cells of frames with `grid` rows and columns; `layout` divides them over processes."""
+        y = self.up(x)
+        if layout is not None and layout.shards is not None:
+            return self.down(F.silu(layout.halo(grid, x.device).convolve(self.local, y)))
         rows, columns = grid
-        y = rearrange(self.up(x), "b (t h w) d -> (b t) d h w", h=rows, w=columns)
+        y = rearrange(y, "b (t h w) d -> (b t) d h w", h=rows, w=columns)
         return self.down(rearrange(F.silu(self.local(y)), "(b t) d h w -> b (t h w) d", b=x.shape[0]))
