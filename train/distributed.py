@@ -94,9 +94,9 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
                 f"{name.removeprefix('model.')} is in bf16, which is too coarse for full training; set its "
                 "component's dtype to fp32, or set lora_rank."
             )
-    root.model.backbone.sequence = mesh.sequence
+    for part in (root.model.backbone, root.model.vision, root.model.generator):
+        part.sequence = mesh.sequence
     root.model.agreement = root.model.generator.agreement = Agreement(mesh.world_size)
-    root.model.generator.sequence = mesh.sequence
     stacks, offload = layer_stacks(root.model), Offload(mesh.device)
     for layer, *_ in (group for stack in stacks for group in stack):
         if config.compile:  # `forward` alone: FSDP's hooks and checkpointing cannot be traced

@@ -78,9 +78,9 @@ def encode(
             return model.observe(frames).latents
         return codec.encode(frames, newest(before, codec.frames_before(model.config.context_latents)))
     group, batch = codec.temporal_factor, len(frames)
-    if frames.shape[1] % group or model.backbone.sequence.size > batch * frames.shape[1] // group:
+    if frames.shape[1] % group:
         return codec.encode(frames)
     pieces = rearrange(frames, "b (t g) c h w -> (b t) g c h w", g=group)
-    layout = Layout.causal(len(pieces)).shard(model.backbone.sequence)
+    layout = Layout.items(len(pieces), model.backbone.sequence)
     latents = layout.gather(codec.encode(layout.take(pieces, dim=0)), dim=0)
     return rearrange(latents, "(b t) 1 c h w -> b t c h w", b=batch)

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from torch.distributed.run import main as torchrun
 
 from worldmodel.config import GeneratorConfig, MeshConfig
-from worldmodel.diffusion import sampler
-from worldmodel.diffusion.sampler import Chunk
 from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import VideoGenerator
@@ -32,7 +30,7 @@ from worldmodel.models.layers import attention
 from worldmodel.parallel import collectives, context, ulysses
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import Mesh, SequenceGroup
-from worldmodel.train.activations import Offload, apply_policy
+from worldmodel.train.activations import Offload, Policy, apply_policy
 
 pytestmark = pytest.mark.slow
 SELF = Path(__file__)
@@ -51,24 +49,24 @@ class Case:
     streamed: bool = False
     task: str = "chunk"
     """chunk, window (two overlapping chunks, as for `sampler: swin`) or blocks."""
-    recompute: bool = False
+    activations: Policy = "keep"
 
     @property
     def name(self) -> str:
         words = [self.kind, f"cp{self.cp}sp{self.sp}", self.task]
-        return "-".join([*words, *["stream"] * self.streamed, *["recompute"] * self.recompute])
+        return "-".join([*words, *["stream"] * self.streamed, self.activations])
 
 
 def cases() -> Iterator[Case]:
     for cp, sp in ((1, 2), (2, 1), (1, 4), (4, 1), (2, 2)):
-        yield Case("dit", cp, sp, recompute=True)
+        yield Case("dit", cp, sp, activations="selective")
         yield Case("dit", cp, sp, task="window")
         yield Case("wan", cp, sp)
-        yield Case("wan", cp, sp, task="window", recompute=True)
+        yield Case("wan", cp, sp, task="window", activations="recompute")
         yield Case("ltx", cp, sp, streamed=cp == 1)
-        yield Case("cog-i2v", cp, sp, streamed=cp == 1, recompute=sp == 1)
+        yield Case("cog-i2v", cp, sp, streamed=cp == 1, activations="keep" if sp > 1 else "selective")
     for cp, sp in ((1, 4), (2, 2)):
-        yield Case("wan", cp, sp, streamed=True, recompute=True)
+        yield Case("wan", cp, sp, streamed=True, activations="recompute")
         yield Case("wan", cp, sp, task="blocks")
         yield Case("wan-clip", cp, sp)
         yield Case("cog1.5-i2v", cp, sp)
@@ -196,11 +194,9 @@ def denoise(generator: Any, case: Case, group: SequenceGroup) -> Tensor:
     generator.sequence = group
     given = drawn(generator, case.kind)
     null = replace(given["condition"], tokens=torch.zeros_like(given["condition"].tokens))
-    conditions = (given["condition"], null)
-    chunk = Chunk(given["noise"], generator.solver(2), conditions, given["context"], 3.0)
-    with torch.no_grad():
-        sampler.denoise(generator, [chunk])
-    return chunk.latents
+    return tiny().denoise(
+        generator, [given["condition"], null], given["context"], given["noise"], 2, guidance_scale=3.0
+    )
 
 
 def error(found: Tensor, truth: Tensor, least: float = 1e-30) -> float:
@@ -214,8 +210,8 @@ def measure(case: Case) -> Measured:
     measured = Measured()
     try:
         loss, truth, truth_tokens = learn(generator, case, SequenceGroup())
-        for layer in generator.layers if case.recompute else ():
-            apply_policy(layer, "recompute", Offload(torch.device("cpu")))
+        for layer in generator.layers:
+            apply_policy(layer, case.activations, Offload(torch.device("cpu")))
         with collectives.counted() as sent:
             shared_loss, found, tokens = learn(generator, case, group)
         if case.task == "chunk":
@@ -244,11 +240,15 @@ def layout_of(generator: Any, case: Case, group: SequenceGroup) -> tuple[Layout,
 
 
 def expected_bytes(generator: Any, case: Case, group: SequenceGroup) -> dict[str, int]:
-    """Bytes of a step on one clip, by the formulas; a recomputed layer repeats those of its forward pass."""
+    """Bytes of a step on one clip, by the formulas; `recompute` repeats those of the forward pass."""
     layout, text = layout_of(generator, case, group)
     assert layout.shards is not None
     width, layers, numbers = generator.width // HEADS, len(generator.layers), BATCH * 8
-    heads, sent, forwards = ulysses.divide_heads(HEADS, HEADS, case.sp), {}, 1 + case.recompute
+    heads, sent, forwards = (
+        ulysses.divide_heads(HEADS, HEADS, case.sp),
+        {},
+        1 + (case.activations == "recompute"),
+    )
     if case.sp > 1:
         forward, backward = ulysses.volume(heads, width, layout.shards.sp_sizes, group.sp_rank)
         sent["ulysses"] = layers * numbers * (forwards * forward + backward)

@@ -47,5 +47,7 @@ def text_loss(
     hidden = model.backbone(packed(embeds, 0.0), layout=layout)
     targets = packed(labels, -100)
     labelled = targets >= 0  # logits are computed only where there is a label
-    logits = upcast(model.backbone.logits(hidden[labelled]))
-    return F.cross_entropy(logits, targets[labelled], reduction="sum")
+    hidden, targets = hidden[labelled], targets[labelled]
+    shared = Layout.items(len(targets), model.backbone.sequence)
+    logits = upcast(model.backbone.logits(shared.take(hidden, 0)))
+    return shared.sum(F.cross_entropy(logits, shared.take(targets, 0), reduction="sum"))

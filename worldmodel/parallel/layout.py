@@ -192,7 +192,7 @@ class Layout:
 
     @classmethod
     def items(cls, count: int, group: SequenceGroup) -> "Layout":
-        """Divide independent items, such as images; every process has all if there are fewer than processes."""
+        """Divide independent items, such as images; if they are fewer than processes, all have all."""
         layout = cls.unmasked(count)
         return layout.shard(group) if count >= group.size else layout
 

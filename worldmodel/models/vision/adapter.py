@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from worldmodel.config import VisionConfig
 from worldmodel.models.codec.autoencoder import residual_blocks
 from worldmodel.models.layers.norm import RMSNorm
+from worldmodel.parallel.mesh import SequenceGroup
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class VisionAdapter(nn.Module, ABC):
     """Whether it encodes pixels; otherwise latents."""
     round_tokens: int
     """Vision tokens per round."""
+    sequence: SequenceGroup = SequenceGroup()
+    """Processes that have the same observations; each encodes some of the frames."""
 
     @abstractmethod
     def forward(self, observation: Observation) -> VisionFeatures:

@@ -29,6 +29,7 @@ from worldmodel.models.vision.adapter import Observation, VisionAdapter, VisionF
 from worldmodel.models.vision.preprocessing import Encoder, Family, frames_wanted, read_settings
 from worldmodel.models.vision.qwen_vl import QwenVisionEncoder
 from worldmodel.models.vision.vit import PatchEncoder
+from worldmodel.parallel.layout import Layout
 
 ADAPTER = "adapter.safetensors"
 
@@ -196,7 +197,20 @@ class EncoderVision(VisionAdapter):
         assert frames is not None, "an encoder needs pixels"
         if frames.shape[1] > self.config.max_frames:
             frames = frames[:, frames_wanted(frames.shape[1], self.config.max_frames)]
-        return VisionFeatures(self.adapter(self.encoder(frames)))
+        return VisionFeatures(self.adapter(self._features(frames)))
+
+    def _features(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:
+        """Return the encoder's features; processes with the same frames encode some each."""
+        stride = self.encoder.stride
+        count = len(frames) * -(-frames.shape[1] // stride)
+        shared = Layout.items(count, self.sequence)
+        if shared.shards is None:
+            return self.encoder(frames)
+        missing = -frames.shape[1] % stride  # as the encoder does it for a frame without a partner
+        frames = torch.cat([frames, frames[:, -1:].expand(-1, missing, -1, -1, -1)], dim=1)
+        groups = rearrange(frames, "b (u s) c h w -> (b u) s c h w", s=stride)
+        features = shared.gather(self.encoder(shared.take(groups, 0)), 0)
+        return rearrange(features, "(b u) 1 m e -> b u m e", b=len(frames))
 
     def save_pretrained(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write the encoder to `encoder/` in the format of transformers, and the adapter beside it.

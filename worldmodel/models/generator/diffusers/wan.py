@@ -251,7 +251,9 @@ class WanGenerator(DiffusersGenerator):
         grey = codec.encode(after, before=frames)
         if self.image_encoder is None:
             return grey, None
-        return grey, self.image_encoder.everything(frames[:, :1].clamp(-1, 1)).flatten(1, 2)
+        shared = Layout.items(len(frames), self.sequence)
+        features = self.image_encoder.everything(shared.take(frames[:, :1], 0).clamp(-1, 1))
+        return grey, shared.gather(features, 0).flatten(1, 2)
 
     def _cells(self, x: Float[Tensor, "b t c h w"]) -> int:
         """Return the number of tokens of a frame."""

@@ -1,0 +1,186 @@
+"""Vision encoders and the loss over the vocabulary are computed once by the processes that share a sequence.
+
+Each of them encodes some of the frames and scores some of the tokens; the loss and gradients are those of one
+process, in fp64.
+"""
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.run import main as torchrun
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from worldmodel.config import MeshConfig, VisionConfig
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.layers import attention
+from worldmodel.models.layers.norm import RMSNorm
+from worldmodel.models.vision.adapter import Observation
+from worldmodel.models.vision.encoders import EncoderVision
+from worldmodel.parallel.mesh import Mesh, SequenceGroup
+from worldmodel.train.objectives.language import text_loss
+
+pytestmark = pytest.mark.slow
+SELF = Path(__file__)
+MESHES = [MeshConfig(sp=2), MeshConfig(cp=2), MeshConfig(sp=4), MeshConfig(cp=2, sp=2)]
+ENCODERS: dict[str, dict[str, Any]] = {
+    "siglip": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    },
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl_vision",
+        "depth": 2,
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "patch_size": 8,
+        "out_hidden_size": 48,
+        "window_size": 32,
+        "fullatt_block_indexes": [1],
+    },
+}
+FRAMES = 3
+"""Frames of each of two clips: six groups of one frame, or four of two."""
+LABELS = [[-100, 3, 1, -100, 5, 2, 4], [6, -100, 0]]
+"""Seven tokens are scored, which no mesh divides evenly."""
+
+
+@cache
+def mesh_of(config: MeshConfig) -> Mesh:
+    return Mesh.build(config, torch.device("cpu"))
+
+
+def precise(model: nn.Module) -> nn.Module:
+    """Convert to fp64, also the norms of transformers, which compute in fp32."""
+    for parent in list(model.modules()):
+        named: list[tuple[str, Any]] = list(parent.named_children())
+        for name, child in named:
+            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, nn.RMSNorm):
+                norm: Any = RMSNorm(len(child.weight))
+                norm.weight, norm.eps = child.weight, child.variance_epsilon
+                setattr(parent, name, norm)
+    return model.double()
+
+
+def vision_of(name: str) -> tuple[Any, Any]:
+    """Return a vision encoder with its adapter, and a function from them to a loss."""
+    torch.manual_seed(0)
+    config = VisionConfig(architecture=ENCODERS[name], max_frames=FRAMES, width=32, num_blocks=1)
+    vision: Any = precise(EncoderVision.from_config(config, 48, image_size=32))
+    frames = torch.rand(2, FRAMES, 3, 32, 32, dtype=torch.float64) * 2 - 1
+
+    def loss() -> Tensor:
+        tokens = vision(Observation(frames[:, :0], frames)).tokens
+        return (tokens * torch.linspace(-1, 1, tokens.numel()).view_as(tokens)).sum()
+
+    return vision, loss
+
+
+def language_of(name: str) -> tuple[Any, Any]:
+    """Return a backbone, and a function from it to the loss of packed texts."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=11,
+    )
+    tokenizer: Any = None
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+    backbone: Any = precise(Backbone(model, tokenizer))
+    embeds = [torch.randn(len(row), 32, dtype=torch.float64) for row in LABELS]
+    world: Any = SimpleNamespace(backbone=backbone)
+    return backbone, lambda: text_loss(world, embeds, [torch.tensor(row) for row in LABELS])
+
+
+def learn(part: Any, loss: Any, counted: nn.Module, group: SequenceGroup) -> dict[str, Any]:
+    """Return the loss, all gradients, and how many items a module was given."""
+    seen: list[int] = []
+    handle = counted.register_forward_hook(lambda module, inputs, out: seen.append(len(inputs[0])))
+    part.sequence = group
+    value = loss()
+    value.backward()
+    handle.remove()
+    gradients = {name: p.grad for name, p in part.named_parameters() if p.grad is not None}
+    part.zero_grad(set_to_none=True)
+    for gradient in gradients.values() if group.size > 1 else ():
+        dist.all_reduce(gradient, group=group.group)
+        gradient /= group.size
+    return {"loss": float(value.detach()), "gradients": gradients, "items": sum(seen)}
+
+
+def measure(name: str) -> dict[str, dict[str, Any]]:
+    """Compare processes that share a part with one process, on every mesh."""
+    part, loss = (language_of if name == "language" else vision_of)(name)
+    counted = part.model.get_output_embeddings() if name == "language" else part.encoder
+    alone, found = learn(part, loss, counted, SequenceGroup()), {}
+    largest = max(gradient.norm() for gradient in alone["gradients"].values())
+    for mesh in MESHES:
+        shared = learn(part, loss, counted, mesh_of(mesh).sequence)
+        assert shared["gradients"].keys() == alone["gradients"].keys()
+        errors = [
+            float((shared["gradients"][key] - truth).norm() / truth.norm().clamp(min=1e-4 * largest))
+            for key, truth in alone["gradients"].items()
+        ]
+        found[f"cp {mesh.cp} sp {mesh.sp}"] = {
+            "loss": abs(shared["loss"] / alone["loss"] - 1),
+            "gradient": max(errors),
+            "items": shared["items"],
+        }
+    return found
+
+
+def work(folder: Path) -> None:
+    """Runs in each process."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    narrow = torch.Tensor.float
+    torch.Tensor.float = lambda x: x if x.dtype == torch.float64 else narrow(x)  # type: ignore[method-assign]
+    found = {name: measure(name) for name in (*ENCODERS, "language")}
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What every process measured."""
+    folder = tmp_path_factory.mktemp("world")
+    torchrun(["--standalone", "--nproc-per-node", "4", str(SELF), str(folder)])
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, "language"])
+def test_loss_and_gradients_are_those_of_one_process(world: list[dict], name: str) -> None:
+    for rank in world:
+        for measured in rank[name].values():
+            assert measured["loss"] <= 1e-12
+            assert measured["gradient"] <= 1e-12
+
+
+@pytest.mark.parametrize(("name", "total"), [("siglip", 6), ("qwen2_5_vl", 4), ("language", 7)])
+def test_every_process_computes_its_part(world: list[dict], name: str, total: int) -> None:
+    for mesh in MESHES:
+        items = [rank[name][f"cp {mesh.cp} sp {mesh.sp}"]["items"] for rank in world]
+        size = mesh.cp * mesh.sp
+        assert sum(items[:size]) == total
+        assert max(items) - min(items) <= 1
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]))
