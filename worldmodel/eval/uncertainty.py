@@ -131,10 +131,11 @@ def _sampled(subject: Subject, case: UncertainCase, judge: Judge, seed: int) -> 
 
 def _distance(case: UncertainCase, found: Sequence[int | None]) -> float:
     """Return the total variation between outcomes and their true probabilities."""
-    counts = Counter(found)
-    shares = {index: counts[index] / len(found) for index in (*range(len(case.outcomes)), None)}
-    probabilities = dict(enumerate(outcome.probability for outcome in case.outcomes))
-    return sum(abs(share - probabilities.get(index, 0.0)) for index, share in shares.items()) / 2
+    counts, total = Counter(found), len(found)
+    distances = [
+        abs(counts[index] / total - outcome.probability) for index, outcome in enumerate(case.outcomes)
+    ]
+    return (sum(distances) + counts[None] / total) / 2
 
 
 def _baselines(

@@ -2,6 +2,7 @@
 
 from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -298,7 +299,7 @@ def _first_layers(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig
         raise ConfigError(
             f"backbone.num_layers is {num_layers}, but the model has {config.num_hidden_layers} layers."
         )
-    values = config.to_dict() | {"num_hidden_layers": num_layers}
+    values: dict[str, Any] = config.to_dict() | {"num_hidden_layers": num_layers}
     if values.get("layer_types"):
         values["layer_types"] = values["layer_types"][:num_layers]
     return type(config).from_dict(values)

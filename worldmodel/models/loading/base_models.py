@@ -14,6 +14,7 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -130,7 +131,7 @@ def convert(file: Path, folder: Path) -> None:
     config = type(quantised.config).from_dict(
         {key: value for key, value in quantised.config.to_dict().items() if key != "quantization_config"}
     )
-    model = type(quantised)(config)
+    model: Any = type(quantised)(config)
     model.load_state_dict(quantised.state_dict())
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder) as temporary:

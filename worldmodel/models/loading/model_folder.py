@@ -245,8 +245,9 @@ def _with_new_names(settings: dict[str, Any]) -> dict[str, Any]:
     adapter = settings.pop("condition", settings.get("condition_adapter"))
     if not isinstance(adapter, dict):
         return settings
-    kind = {"forecast": "grid"}.get(adapter.get("kind"), adapter.get("kind"))
-    return settings | {"condition_adapter": adapter if kind is None else adapter | {"kind": kind}}
+    if adapter.get("kind") == "forecast":
+        adapter = adapter | {"kind": "grid"}
+    return settings | {"condition_adapter": adapter}
 
 
 def _with_dtype(config: WorldModelConfig, dtype: torch.dtype) -> WorldModelConfig:
