@@ -100,7 +100,9 @@ class Counted:
 def watched() -> Iterator[Largest]:
     """Count what is read from now on, and see the largest tensor."""
     attach, Counted.numbers = deferred.attach, 0
-    deferred.attach = lambda module, slices: attach(module, {name: Counted(x) for name, x in slices.items()})
+    deferred.attach = lambda module, slices, *files: attach(
+        module, {name: Counted(x) for name, x in slices.items()}, *files
+    )
     try:
         with Largest() as largest:
             yield largest

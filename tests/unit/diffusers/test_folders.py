@@ -157,7 +157,7 @@ def test_mismatched_folders(tiny, pipeline, tmp_path):
     with pytest.raises(ModelError, match=r"config\.json"):
         build_generator(settings, folder)
     place.write_text(json.dumps(values | {"ffn_dim": 64}))
-    with pytest.raises(ModelError, match="transformer"):
+    with pytest.raises(ModelError, match=r"config\.json at 'blocks\.0\.ffn"):
         build_generator(settings, folder)
 
 

@@ -213,7 +213,7 @@ def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], 
         raise ModelError(f"{name} does not fit this config: {str(error).splitlines()[1].strip()}") from None
     for path, module in other.named_modules():
         if (wanted is None or wanted(path)) and (slices := deferred.attached(module)):
-            deferred.attach(model.get_submodule(path), slices)
+            deferred.attach(model.get_submodule(path), slices, deferred.attached_files(module))
 
 
 def read_config(folder: Path) -> WorldModelConfig:

@@ -3,7 +3,8 @@
 Only known classes and safetensors are read, and only from local folders.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 from worldmodel.errors import ModelError
-from worldmodel.models.loading import pretrained
+from worldmodel.models.loading import deferred, pretrained
 
 PIPELINES = (
     "WanPipeline",
@@ -37,6 +38,8 @@ TEXT_ENCODERS = {"t5": T5EncoderModel, "umt5": UMT5EncoderModel}
 T = TypeVar("T", bound=type)
 
 INDEX = "model_index.json"
+WEIGHTS = "diffusion_pytorch_model"
+"""Name of the file of a model's weights, without its suffix."""
 BOUNDARY = "boundary.json"
 
 
@@ -121,29 +124,53 @@ def load_model(
 ) -> ModelMixin:
     """Load a transformer or autoencoder in `dtype`, except for weights that diffusers keeps in fp32.
 
+    Within `deferred.loading` its parameters stay on the meta device until `deferred.load_shards`.
+
     Raises:
         ModelError: the class is not allowed, or the weights cannot be read or do not match config.json.
     """
-    model_class = allowed_class(pretrained.read_json(folder).get("_class_name"), allowed, str(folder))
+    values = pretrained.read_json(folder)
+    model_class: Any = allowed_class(values.get("_class_name"), allowed, str(folder))
+    before = torch.get_default_dtype()
     try:
-        loaded: Any = model_class.from_pretrained(
-            str(folder),
-            torch_dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        slices, files = pretrained.open_slices(folder, {"": ""}, WEIGHTS)
+        torch.set_default_dtype(dtype)  # for buffers, as diffusers does
+        with deferred.empty_parameters():
+            model: ModelMixin = model_class.from_config(values)
     except pretrained.LOAD_ERRORS as error:
         raise ModelError(f"{folder} cannot be loaded: {pretrained.first_line(error)}") from None
-    # diffusers initialises missing weights randomly and only warns.
-    model, report = loaded
-    wrong = sorted({*report["missing_keys"], *report["unexpected_keys"]})
+    finally:
+        torch.set_default_dtype(before)
+    convert(model, dtype)
+    _check_weights(model, slices, folder)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in slices:
+                buffer.copy_(slices[name][:])
+    expected = model.state_dict()
+    deferred.attach(model, {name: x for name, x in slices.items() if name in expected}, files)
+    if not deferred.enabled():
+        deferred.materialize(model, torch.device("cpu"))
+        deferred.load_shards(model)
+    return model.eval()
+
+
+def _check_weights(model: ModelMixin, slices: Mapping[str, Any], folder: Path) -> None:
+    """Check that the weights in a folder are those of a model.
+
+    Raises:
+        ModelError: a weight is missing, has another shape, or is not one of the model.
+    """
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {
+        name: list(each.get_shape())
+        for name, each in slices.items()
+        if name in expected or not any(re.search(pattern, name) for pattern in ignored)
+    }
+    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if wrong:
         raise ModelError(f"The weights in {folder} do not match its config.json at {wrong[0]!r}.")
-    # Memory-mapped tensors may be unaligned: CPU kernels are then slower and may round differently.
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
-    return model
 
 
 def save_model(model: ModelMixin, folder: Path, dtype: torch.dtype) -> None:

@@ -143,7 +143,7 @@ def load_model(
             source = {
                 "pretrained_model_name_or_path": None,
                 "config": config,
-                "state_dict": _open(folder, renaming),
+                "state_dict": open_slices(folder, renaming)[0],
             }
         if deferred.enabled():
             source["device_map"] = {"": "meta"}
@@ -164,11 +164,11 @@ def load_model(
         raise ModelError(f"The weights in {str(folder)!r} do not match its config.json at {wrong[0]!r}.")
     assert isinstance(model, PreTrainedModel)
     if deferred.enabled():
-        _defer(model, _open(folder, renaming or {"": ""}))
+        _defer(model, *open_slices(folder, renaming or {"": ""}))
     return model
 
 
-def _defer(model: PreTrainedModel, opened: dict[str, Any]) -> None:
+def _defer(model: PreTrainedModel, opened: dict[str, Any], files: tuple[Path, ...]) -> None:
     """Attach open files to a model on the meta device, and compute its buffers, which are not in files."""
     prefix, expected = model.base_model_prefix, model.state_dict()
     used: Any = model._weight_conversions
@@ -192,28 +192,45 @@ def _defer(model: PreTrainedModel, opened: dict[str, Any]) -> None:
             setattr(module, name, torch.empty_like(buffer, device="cpu"))
         if buffers:
             model._init_weights(module)
-    deferred.attach(model, slices)
+    deferred.attach(model, slices, files)
 
 
-def _open(folder: Path, renaming: Renaming) -> dict[str, Any]:
-    """Return lazy slices of a component's tensors in a checkpoint, by their names in the component."""
+def open_slices(
+    folder: Path, renaming: Renaming, stem: str = "model"
+) -> tuple[dict[str, Any], tuple[Path, ...]]:
+    """Open the tensors of a component in a checkpoint.
+
+    Args:
+        folder: The checkpoint: one file, several with an index, or any safetensors.
+        renaming: Names in the checkpoint and in the component.
+        stem: Name of the file without its suffix.
+
+    Returns:
+        Lazy slices by the names in the component, and the files that they are in.
+
+    Raises:
+        OSError: there are none.
+    """
     files = sorted(folder.glob("*.safetensors"))
-    if (folder / "model.safetensors").exists():
-        files = [folder / "model.safetensors"]
-    elif (folder / "model.safetensors.index.json").exists():
-        names = set(read_json(folder, "model.safetensors.index.json")["weight_map"].values())
+    if (folder / f"{stem}.safetensors").exists():
+        files = [folder / f"{stem}.safetensors"]
+    elif (folder / f"{stem}.safetensors.index.json").exists():
+        names = set(read_json(folder, f"{stem}.safetensors.index.json")["weight_map"].values())
         files = [folder / Path(name).name for name in sorted(names)]
     found: dict[str, Any] = {}
+    used = []
     for file in files:
         opened = safe_open(file, framework="pt")
+        before = len(found)
         for name in opened.keys():  # noqa: SIM118 -- not a mapping
             prefix = next((prefix for prefix in renaming if name.startswith(prefix)), "")
             replacement = renaming.get(prefix)
             if replacement is not None:
                 found[replacement + name.removeprefix(prefix)] = opened.get_slice(name)
+        used += [file] if len(found) > before else []
     if not found:
         raise OSError("it has no safetensors with these weights")
-    return found
+    return found, tuple(used)
 
 
 def first_line(error: Exception) -> str:

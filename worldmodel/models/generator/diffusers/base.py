@@ -126,7 +126,7 @@ class DiffusersGenerator(VideoGenerator):
         self.network = Network(transformer)
         install(self.layers, self.processor_class)
         if streamed:
-            self.network.stream = self.new_stream(transformer).to(transformer.dtype)
+            self.network.stream = self.build_stream(transformer)
         self.token_width = self.width if streamed else self.text_width
         self.text_encoder, self.tokenizer = text or (None, None)
         self.image_encoder = image_encoder
@@ -178,6 +178,12 @@ class DiffusersGenerator(VideoGenerator):
     @abstractmethod
     def text_width(self) -> int:
         """Width of the text embeddings that the transformer reads."""
+
+    def build_stream(self, transformer: Any) -> StateStream:
+        """Build a state stream of the transformer's dtype, attached to it; its weights load when those do."""
+        stream = self.new_stream(transformer).to(transformer.dtype)
+        stream.defer(transformer)
+        return stream
 
     @abstractmethod
     def new_stream(self, transformer: Any) -> StateStream:

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from diffusers.models.modeling_utils import ModelMixin
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from worldmodel.errors import ModelError
 from worldmodel.models.generator.diffusers.state_cross_attention import StateStream
-from worldmodel.models.loading import pipeline_folder, pretrained
+from worldmodel.models.loading import deferred, pipeline_folder, pretrained
 
 STREAM = "stream.safetensors"
 
@@ -51,9 +50,15 @@ class Network(nn.Module):
             return
         if self.stream is None:
             raise ModelError(f"{file} is a stream of states; set condition_adapter.kind to stream.")
+        expected = {name: list(tensor.shape) for name, tensor in self.stream.state_dict().items()}
         try:
-            self.stream.load_state_dict(load_file(file))
-        except (OSError, SafetensorError, RuntimeError):
+            slices, files = pretrained.open_slices(folder, {"": ""}, file.stem)
+            if {name: list(each.get_shape()) for name, each in slices.items()} != expected:
+                raise ValueError
+        except pretrained.LOAD_ERRORS:
             raise ModelError(
                 f"{file} is damaged or does not fit its transformer; download the model again."
             ) from None
+        deferred.attach(self.stream, slices, files)
+        if not deferred.enabled():
+            deferred.load_shards(self.stream)

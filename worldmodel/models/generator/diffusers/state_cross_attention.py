@@ -16,6 +16,8 @@ from diffusers.models.attention_processor import Attention
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from worldmodel.models.loading import deferred
+
 
 class Branch(nn.Module):
     """One block's attention to the states."""
@@ -42,6 +44,9 @@ class StateStream(nn.Module):
         """Call the transformer with states for its blocks."""
         raise NotImplementedError
 
+    def defer(self, transformer: nn.Module) -> None:
+        """Defer loading the weights that are copies of a transformer's, if those are deferred."""
+
 
 class CopiedStream(StateStream):
     """Branches that start as copies of each block's own cross-attention to the text.
@@ -57,6 +62,7 @@ class CopiedStream(StateStream):
         self.num_states = 0
         self._states: Tensor | None = None
         for attention, branch in zip(attentions, self.branches, strict=True):
+            assert isinstance(branch, Branch)
             attention.set_processor(_BesideText(attention.processor, branch, self))  # type: ignore[operator]
         text_embedder.register_forward_hook(self._join)
 
@@ -65,6 +71,21 @@ class CopiedStream(StateStream):
         self.num_states = states.shape[1]
         with self._given(states):
             return transformer(**inputs, return_dict=False)[0]
+
+    def defer(self, transformer: nn.Module) -> None:
+        slices, found = deferred.attached(transformer), dict[str, Any]()
+        if slices is None:
+            return
+        branches = list(self.branches)
+        for name, attention in transformer.named_modules():
+            processor = getattr(attention, "processor", None)
+            if isinstance(processor, _BesideText) and processor.stream is self:
+                branch, prefix = processor.branch, f"branches.{branches.index(processor.branch)}"
+                for weight, _ in branch.attention.named_parameters():
+                    found[f"{prefix}.attention.{weight}"] = slices[f"{name}.{weight}"]
+                branch.out.to(device="meta")
+                found |= {f"{prefix}.out.{weight}": deferred.Zeros() for weight in ("weight", "bias")}
+        deferred.attach(self, found, deferred.attached_files(transformer))
 
     @contextmanager
     def _given(self, states: Tensor) -> Iterator[None]:
@@ -82,7 +103,7 @@ class CopiedStream(StateStream):
 class _BesideText:
     """Attention processor: the block's own over the text, plus the branch over the states."""
 
-    def __init__(self, own: Any, branch: nn.Module, stream: CopiedStream) -> None:
+    def __init__(self, own: Any, branch: Branch, stream: CopiedStream) -> None:
         self.own, self.branch, self.stream = own, branch, stream
 
     def __call__(

@@ -352,7 +352,7 @@ class WanGenerator(DiffusersGenerator):
     def set_second(self, transformer: WanTransformer3DModel, boundary_ratio: float) -> None:
         """Let another transformer predict below a share of the schedule."""
         install(transformer.blocks, self.processor_class)
-        stream = None if self.network.stream is None else self.new_stream(transformer).to(transformer.dtype)
+        stream = None if self.network.stream is None else self.build_stream(transformer)
         self.network_2, self.boundary_ratio = Network(transformer, stream), boundary_ratio
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
