@@ -25,17 +25,18 @@ class PromptObjective(StateObjective):
     weights: Mapping[str, float] = {"prompt": 1.0, "nll": 0.5}
 
     def check(self, model: WorldModel) -> None:
-        """Check that the generator has a text encoder.
+        """Add the generator's text encoder to the model.
 
         Raises:
             ConfigError: the condition adapter does not produce a prompt, or there is no text encoder.
         """
-        if model.config.condition_adapter.kind != "prompt" or model.generator.encode_text([""]) is None:
+        if model.config.condition_adapter.kind != "prompt":
             raise ConfigError(
                 "The objective prompt needs condition_adapter.kind prompt, "
                 f"not {model.config.condition_adapter.kind}, and a generator with a text "
                 "encoder; set generator.pretrained to the folder of a whole pipeline."
             )
+        model.generator.add_text_encoder()  # a part of the model, which goes where that goes
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
         inputs = super().prepare(model, batch, rng)

@@ -16,7 +16,7 @@ from worldmodel.config import (
     ActionConfig,
     BackboneConfig,
     CodecConfig,
-    ConditionConfig,
+    ConditionAdapterConfig,
     GeneratorConfig,
     MeshConfig,
     StageConfig,
@@ -61,7 +61,7 @@ def settings(
         backbone=BackboneConfig(architecture=DECODER),
         vision=VisionConfig(width=32, num_blocks=1),
         action=ActionConfig(max_text_tokens=64),
-        condition_adapter=ConditionConfig(
+        condition_adapter=ConditionAdapterConfig(
             kind=condition, width=32, num_layers=1, num_heads=2, num_tokens=6, text=text
         ),
         generator=GeneratorConfig(pretrained=str(folder), dtype=dtype),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from worldmodel.batch import take
 from worldmodel.diffusion.solver import Solver
+from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.layers.attention import KeyValue
 from worldmodel.parallel.agreement import Agreement
@@ -131,6 +132,14 @@ class VideoGenerator(nn.Module, ABC):
 
         `continues_previous` marks chunks that continue the noisy one in the row before (`predict_windows`).
         """
+
+    def add_text_encoder(self) -> None:
+        """Hold the text encoder that the model was trained with, as a part of it.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        raise ConfigError("This generator has no text encoder; use one of diffusers that has.")
 
     def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b m e"] | None:
         """Embed texts as in the training of the model; None if it takes no text."""

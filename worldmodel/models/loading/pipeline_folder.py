@@ -13,13 +13,14 @@ import torch
 from diffusers.models.modeling_utils import ModelMixin
 from transformers import (
     AutoTokenizer,
+    ByT5Tokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     T5EncoderModel,
     UMT5EncoderModel,
 )
 
-from worldmodel.errors import ModelError
+from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.loading import deferred, pretrained
 
 PIPELINES = (
@@ -188,10 +189,9 @@ def save_model(model: ModelMixin, folder: Path, dtype: torch.dtype) -> None:
 
 
 def convert(model: ModelMixin, dtype: torch.dtype) -> None:
-    """Convert the parameters of a model in place, except for those that diffusers keeps in fp32."""
+    """Convert the parameters of a model in place; those that diffusers keeps in fp32 to that."""
     for name, parameter in model.named_parameters():
-        if not keeps_fp32(model, name):
-            parameter.data = parameter.data.to(dtype)
+        parameter.data = parameter.data.to(torch.float32 if keeps_fp32(model, name) else dtype)
 
 
 def keeps_fp32(model: ModelMixin, name: str) -> bool:
@@ -216,8 +216,7 @@ def load_text_encoder(source: Source) -> tuple[PreTrainedModel, PreTrainedTokeni
     encoder_class = TEXT_ENCODERS.get(str(values.get("model_type")))
     if encoder_class is None:
         raise ModelError(f"{folder} has no text encoder of type {' or '.join(TEXT_ENCODERS)}.")
-    stored = values.get("dtype") or values.get("torch_dtype")
-    dtype = torch.bfloat16 if stored == "bfloat16" else torch.float32
+    dtype = _stored_dtype(values)
     model = pretrained.load_model(encoder_class, folder, dtype, "sdpa")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -226,3 +225,25 @@ def load_text_encoder(source: Source) -> tuple[PreTrainedModel, PreTrainedTokeni
     except pretrained.LOAD_ERRORS as error:
         raise ModelError(f"{source.tokenizer} cannot be loaded: {pretrained.first_line(error)}") from None
     return model.eval().requires_grad_(False), tokenizer
+
+
+def build_text_encoder(architecture: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Build `generator.architecture.text_encoder` with random weights, and a tokenizer of bytes.
+
+    Raises:
+        ConfigError: the architecture is not one of `TEXT_ENCODERS`, or an argument is invalid.
+    """
+    encoder_class = TEXT_ENCODERS.get(str(architecture.get("model_type")))
+    if encoder_class is None:
+        raise ConfigError(
+            f"generator.architecture.text_encoder has model_type {architecture.get('model_type')!r}; use "
+            f"{' or '.join(TEXT_ENCODERS)}."
+        )
+    config = pretrained.build_config(architecture, "generator.architecture.text_encoder")
+    model = encoder_class(config).to(_stored_dtype(architecture))
+    return model.eval().requires_grad_(False), ByT5Tokenizer()
+
+
+def _stored_dtype(values: Mapping[str, Any]) -> torch.dtype:
+    stored = values.get("dtype") or values.get("torch_dtype")
+    return torch.bfloat16 if stored == "bfloat16" else torch.float32

@@ -131,7 +131,9 @@ class DiffusersGenerator(VideoGenerator):
         self.text_encoder, self.tokenizer = text or (None, None)
         self.image_encoder = image_encoder
         self.source: pipeline_folder.Source | None = None
-        """Folders of the components; a text encoder is loaded from there on first use."""
+        """Folders of the components."""
+        self.text_architecture: dict[str, Any] | None = None
+        """Arguments of a text encoder with random weights."""
         self._codec = (codec,)  # a tuple, so that it is not registered: the world model owns it
 
     @classmethod
@@ -268,18 +270,27 @@ class DiffusersGenerator(VideoGenerator):
             )
         return F.pad(made, (0, 0, 0, most - made.shape[1]))
 
+    def add_text_encoder(self) -> None:
+        """Load the text encoder beside the transformer, or build the one of `generator.architecture`.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.text_encoder is not None:
+            return
+        if self.source is not None and self.source.text_encoder is not None:
+            self.text_encoder, self.tokenizer = pipeline_folder.load_text_encoder(self.source)
+        elif self.text_architecture is not None:
+            self.text_encoder, self.tokenizer = pipeline_folder.build_text_encoder(self.text_architecture)
+        else:
+            raise ConfigError(
+                "This generator has no text encoder; set generator.pretrained to the folder of a whole "
+                "pipeline."
+            )
+
     def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b m e"]:
         """Embed texts exactly as the family's pipeline does."""
-        if self.text_encoder is None:
-            if self.source is None or self.source.text_encoder is None:
-                raise ConfigError(
-                    "This generator has no text encoder; set generator.pretrained to the folder of a whole "
-                    "pipeline."
-                )
-            encoder, self.tokenizer = pipeline_folder.load_text_encoder(self.source)
-            nn.Module.to(encoder, next(self.network.parameters()).device)
-            # Not registered as a submodule: it is not trained, sharded or saved.
-            object.__setattr__(self, "text_encoder", encoder)
+        assert self.text_encoder is not None, "condition_adapter.text and add_text_encoder load it"
         return self.embed_text(list(texts)).float()
 
     @abstractmethod

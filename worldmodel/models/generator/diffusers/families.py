@@ -32,21 +32,26 @@ def build_generator(
     streamed, clip, dtype = config.condition_adapter.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
     if folder is None and not chosen.pretrained:
         arguments = dict(chosen.architecture)
-        described = arguments.pop("image_encoder", None)
+        described, text_described = (arguments.pop(f"{kind}_encoder", None) for kind in ("image", "text"))
         try:
             family = _family(arguments.pop("_class_name", None), "generator.architecture")
             transformer = family.transformer_class(**arguments)
             image = None if described is None else clip_encoder.describe(described, clip.image_size)
         except (ModelError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             raise ConfigError(f"generator.architecture cannot be built: {error}") from None
-        if config.condition_adapter.text:
+        if config.condition_adapter.text and text_described is None:
             raise ConfigError(
-                "condition_adapter.text needs a text encoder, which generator.architecture lacks; set "
-                "generator.pretrained to a pipeline folder, or condition_adapter.text to false."
+                "condition_adapter.text needs a text encoder; describe one in "
+                "generator.architecture.text_encoder, set generator.pretrained to a pipeline folder, or "
+                "condition_adapter.text to false."
             )
         pipeline_folder.convert(transformer, dtype)
         scheduler = family.read_scheduler(chosen.scheduler)
-        return family(transformer, scheduler, clip, streamed, None, codec, image)
+        made = family(transformer, scheduler, clip, streamed, None, codec, image)
+        made.text_architecture = text_described
+        if config.condition_adapter.text:
+            made.add_text_encoder()
+        return made
     source = pipeline_folder.Source.of(folder or str(chosen.pretrained))
     weights = source.transformer
     family = _family(pretrained.read_json(weights).get("_class_name"), str(weights))

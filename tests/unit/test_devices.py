@@ -1,0 +1,72 @@
+"""Every objective of our own model runs on a second device without mixing tensors of two."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from emulated_device import DEVICE, DeviceError, EmulatedDevice, train_step
+
+from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.data import loader
+from worldmodel.models import lora
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train.objectives.registry import OBJECTIVES
+
+ALL = {"all": TrainedConfig()}
+STAGES = {
+    "codec": StageConfig("codec", tasks={"rounds": 1.0}, train={"codec": TrainedConfig()}, rounds=1),
+    "language": StageConfig("language", tasks={"document": 1.0}, train={"backbone": TrainedConfig()}),
+    "alignment": StageConfig("alignment", tasks={"rounds": 1.0}, train={"vision": TrainedConfig()}),
+    "state": StageConfig("state", tasks={"rounds": 1.0}, train=ALL),
+    "describe": StageConfig("state", tasks={"describe": 1.0}, train=ALL),
+    "imagine": StageConfig("state", tasks={"imagine": 1.0}, train=ALL, rounds=1),
+    "generator": StageConfig("generator", tasks={"rounds": 1.0}, train=ALL),
+    "joint": StageConfig("joint", tasks={"rounds": 1.0}, train=ALL, self_rollout=(1.0, 1.0)),
+    "lora": StageConfig(
+        "joint",
+        tasks={"rounds": 1.0},
+        train={"backbone": TrainedConfig(lora_rank=2), "adapters": TrainedConfig()},
+    ),
+}
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `torch.Generator` accept the emulated device."""
+    generator = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("name", STAGES)
+def test_objectives_run_on_one_device(make_model: Callable[..., WorldModel], name: str) -> None:
+    stage = dataclasses.replace(STAGES[name], steps=1, batch_size=2)
+    model = make_model(image_size=64, world="shapes")
+    data = DataConfig({"shapes": SourceConfig()})
+    with loader.batches(data, TrainConfig(model=model.config).model, stage, seed=0) as stream:
+        (batch, *_) = next(stream)
+    lora.add(model, stage.train)
+    objective = OBJECTIVES[stage.objective](model)
+    with EmulatedDevice() as device:
+        losses = train_step(device, model, stage, batch, objective)
+        assert model.device == DEVICE
+    assert all(math.isfinite(value) for value in losses.values())
+
+
+def test_mixed_devices_raise_and_waits_are_counted() -> None:
+    with EmulatedDevice() as device:
+        layer = torch.nn.Linear(3, 2)
+        device.move(layer)
+        x = torch.ones(4, 3)
+        with pytest.raises(DeviceError, match=r"cpu \[4, 3\]"):
+            layer(x)
+        out = layer(x.to(DEVICE))
+        assert (out.device, not device.waits) == (DEVICE, True)
+        out.sum().backward()
+        assert layer.weight.grad is not None and layer.weight.grad.device == DEVICE
+        assert isinstance(out.sum().item(), float)
+        assert out.detach().cpu().device.type == "cpu"
+        assert out[out[:, 0] > 0].shape[1] == 2
+        assert device.waits == {"item": 1, "copy to the host": 1, "index by a mask": 1}
