@@ -270,17 +270,17 @@ def _architecture(
         )
     chosen = config.architecture or SMALL_DECODER
     _check_model_type(chosen.get("model_type"))
+    size = chosen.get("vocab_size", len(tokenizer))
+    if size < len(tokenizer):
+        raise ConfigError(
+            f"backbone.architecture.vocab_size is {size}, but the tokenizer has {len(tokenizer)} tokens; "
+            "leave it out, or lower backbone.vocab_size."
+        )
     # Token embeddings get unit norm, and logits of tied embeddings unit variance.
     scale = chosen.get("hidden_size", 256) ** -0.5
-    built = pretrained.build_config(
-        {"initializer_range": scale, **chosen},
-        "backbone",
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    return built, tokenizer
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    values = {"initializer_range": scale, **chosen, **special, "bos_token_id": None, "vocab_size": size}
+    return pretrained.build_config(values, "backbone"), tokenizer
 
 
 def _random(architecture: PreTrainedConfig, dtype: str) -> PreTrainedModel:
