@@ -8,6 +8,7 @@ from torch import nn
 from worldmodel.config import TrainedConfig
 from worldmodel.config.literals import did_you_mean
 from worldmodel.errors import ConfigError
+from worldmodel.models import lora
 
 T = TypeVar("T")
 
@@ -25,6 +26,16 @@ def settings_of(name: str, train: Mapping[str, T]) -> T | None:
     if "adapters" in train and not any(_is_below(name, large) for large in LARGE):
         return train["adapters"]
     return train.get("all")
+
+
+def is_trained(name: str, train: Mapping[str, TrainedConfig]) -> bool:
+    """Return whether a stage trains a parameter: all weights of a component, or only its LoRA weights.
+
+    The text and image encoders of a pretrained generator are never trained.
+    """
+    settings = settings_of(name, train)
+    trained = settings is not None and (not settings.lora_rank or ".lora_" in name)
+    return trained and not any(part in name for part in lora.FIXED)
 
 
 def check_components(model: nn.Module, train: Mapping[str, TrainedConfig]) -> None:

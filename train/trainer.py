@@ -1,7 +1,7 @@
 """The trainer of one stage, and its training step, which gives the same result on any mesh."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +13,10 @@ from worldmodel.config import StageConfig, TrainConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models import lora
-from worldmodel.models.loading import deferred, model_folder
+from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import distributed, optim
+from worldmodel.train import distributed, optim, start
 from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import (
     Checkpoints,
@@ -25,12 +25,12 @@ from worldmodel.train.checkpoint.checkpointer import (
     module_state,
     optimizer_state,
 )
+from worldmodel.train.checkpoint.manifest import Manifest, Origin, digest_of
 from worldmodel.train.checkpoint.storage import State
-from worldmodel.train.components import check_component, check_components, settings_of
+from worldmodel.train.components import check_components, is_trained
 from worldmodel.train.distributed import Root
 from worldmodel.train.objectives.base import Losses, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import OBJECTIVES
-from worldmodel.train.tokenizer import build_tokenizer
 from worldmodel.train.watchdog import check_finite, check_same_samples
 
 T = TypeVar("T")
@@ -77,6 +77,10 @@ class Trainer:
     root: Root
     optimizers: optim.Optimizers
     ema: optim.EMA | None
+    origin: Origin = Origin()  # noqa: RUF009 -- it never changes
+    """Where the weights are that checkpoints of the stage do not hold."""
+    random: frozenset[str] = frozenset()
+    """Names of the frozen weights that checkpoints hold, because nothing else does."""
 
     @property
     def stage(self) -> StageConfig:
@@ -90,19 +94,28 @@ class Trainer:
         """Begin a stage, or resume it from its newest checkpoint; returns the progress in it, too."""
         progress, stage = Progress.of(newest), config.stages[name]
         resumed = progress is not None and progress.stage == name
-        model = build_model(config)
+        model = start.build_model(config)
         check_components(model, stage.train)
         lora.add(model, stage.train)
         torch.manual_seed(config.seed)
-        root = Root(model, OBJECTIVES[stage.objective](model))
+        with deferred.loading():
+            root = Root(model, OBJECTIVES[stage.objective](model))
         freeze(model, stage)
+        files = start.Files.of(model, config)
+        origin = Origin(files=files.digests())
+        if newest:
+            start.check_files(newest, origin.files)
+            base = Manifest.read(newest).origin.base if resumed else {newest.name: digest_of(newest)}
+            origin = replace(origin, base=base)
         distributed.parallelize(root, config, mesh)
-        if newest is None:
-            deferred.load_shards(root)
-        elif not resumed:
-            export.load_weights(root.model, newest)
-        ema = optim.EMA(root.model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
-        trainer = cls(config, name, mesh, root, optim.build_optimizers(root, stage), ema)
+        deferred.load_shards(root)
+        for folder in origin.base:
+            assert newest
+            export.load_weights(model, newest.parent / folder, files.names)
+        random = frozenset() if origin.base else model.state_dict().keys() - files.names
+        ema = optim.EMA(model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
+        optimizers = optim.build_optimizers(root, stage)
+        trainer = cls(config, name, mesh, root, optimizers, ema, origin, frozenset(random))
         if not resumed:
             return trainer, Progress(name, 0, False, {}, config.seed)
         assert newest and progress
@@ -119,15 +132,21 @@ class Trainer:
         """Write a checkpoint in the background; at the end of a stage, only the model."""
         train = {name: vars(settings) for name, settings in self.stage.train.items()}
         progress = Progress(self.name, step, ended, train, self.config.seed, bad)
-        state = module_state(self.root.model, "model")
-        if not ended:
-            state = self._weights() | optimizer_state(self.optimizers, self.root)
-        checkpoints.save(f"{self.name}-{step}", state, vars(progress), lasting=ended)
+        state = self._held() if ended else self._weights() | optimizer_state(self.optimizers, self.root)
+        checkpoints.save(f"{self.name}-{step}", state, vars(progress), ended, self.origin)
 
     def _weights(self) -> State:
-        state = module_state(self.root.model, "model") | module_state(self.root.objective, "objective")
         averages = self.ema.weights if self.ema else {}
+        state = self._held() | module_state(self.root.objective, "objective")
         return state | {f"ema.{name}": tensor for name, tensor in averages.items()}
+
+    def _held(self) -> State:
+        """Return the weights of the model that checkpoints hold: all that are not in files or a base."""
+        trained = {name for name, parameter in self.root.model.named_parameters() if parameter.requires_grad}
+        # Buffers of our own are small, and an objective may set them.
+        buffers = {name for name, _ in self.root.model.codec.named_buffers(prefix="codec")}
+        held = {f"model.{name}" for name in trained | self.random | buffers}
+        return {name: x for name, x in module_state(self.root.model, "model").items() if name in held}
 
     def step(
         self, batches: Sequence[Batch], stop: bool, unreadable: Sequence[tuple[str, str]] = ()
@@ -238,32 +257,7 @@ class Trainer:
         return distributed.compute_precision(self.config.precision, self.mesh.device)
 
 
-def build_model(config: TrainConfig) -> WorldModel:
-    """Build the model that a run starts from: with the weights of `init_from`, or random ones.
-
-    Weights in files of other libraries are loaded later, by `deferred.load_shards`.
-
-    Raises:
-        ConfigError: `init_from` names a component that the model does not have.
-        ModelError: the weights do not fit the config.
-    """
-    torch.manual_seed(config.seed)
-    with deferred.loading():
-        model = WorldModel.from_config(config.model, build_tokenizer(config))
-    sources = config.init_sources
-    for key in sources:
-        check_component(key, model.state_dict(), "init_from")
-    for name in dict.fromkeys(filter(None, sources.values())):
-        model_folder.load_weights(model, name, lambda key, name=name: settings_of(key, sources) == name)
-    return model
-
-
 def freeze(model: WorldModel, stage: StageConfig) -> None:
-    """Set which parameters require gradients: those that the stage trains, or only their LoRA weights.
-
-    The text and image encoders of a pretrained generator are never trained.
-    """
+    """Set which parameters require gradients: those that the stage trains."""
     for name, parameter in model.named_parameters():
-        settings = settings_of(name, stage.train)
-        trained = settings is not None and (not settings.lora_rank or ".lora_" in name)
-        parameter.requires_grad_(trained and not any(part in name for part in lora.FIXED))
+        parameter.requires_grad_(is_trained(name, stage.train))

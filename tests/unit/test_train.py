@@ -35,7 +35,7 @@ from worldmodel.media.tensors import to_tensor
 from worldmodel.models import lora
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import distributed, finetune, publish, trainer
+from worldmodel.train import distributed, finetune, publish, start
 from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.components import settings_of
 from worldmodel.train.run_log import read_metrics
@@ -86,7 +86,7 @@ def run_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> TrainConfig:
     """A run of six steps of state alignment, mixed with text tasks."""
-    monkeypatch.setattr(trainer, "build_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr(start, "build_tokenizer", lambda config: tokenizer)
     stage = StageConfig(
         "state",
         steps=6,
@@ -305,11 +305,11 @@ def test_exported_weights_include_lora(run_config: TrainConfig, tmp_path: Path) 
     run = finetune.train(changed(run_config, train=train, ema_decay=0.0, tasks={"rounds": 1.0})).parent
     model = WorldModel.from_pretrained(run / "model")
     assert not any("lora" in name for name in model.state_dict())
-    start = trainer.build_model(run_config)
+    beginning = start.build_model(run_config).state_dict()
     moved = {
         name
         for name, tensor in model.state_dict().items()
-        if not torch.equal(tensor, start.state_dict()[name].bfloat16().float())
+        if not torch.equal(tensor, beginning[name].bfloat16().float())
     }
     assert moved
     assert all(name.startswith("backbone.model") and "proj" in name for name in moved)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from worldmodel.errors import ModelError
-from worldmodel.train.checkpoint.manifest import Manifest, verify
+from worldmodel.train.checkpoint.manifest import Manifest, Origin, verify
 from worldmodel.train.checkpoint.storage import State, Writer, dtype_name, folders, read, write
 
 
@@ -52,7 +52,14 @@ class Checkpoints:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[Path] | None = None
 
-    def save(self, name: str, state: State, progress: dict[str, Any], lasting: bool = False) -> Future[Path]:
+    def save(
+        self,
+        name: str,
+        state: State,
+        progress: dict[str, Any],
+        lasting: bool = False,
+        origin: Origin = Origin(),  # noqa: B008 -- it never changes
+    ) -> Future[Path]:
         """Copy `state` and write it in the background; its tensors may change as soon as this returns.
 
         Waits for the previous checkpoint first, if that is still being written.
@@ -63,6 +70,7 @@ class Checkpoints:
                 replicated data is written by one process.
             progress: JSON that `load` returns.
             lasting: Whether to keep this checkpoint forever, as that of the end of a stage.
+            origin: Where the weights are that `state` lacks.
 
         Returns:
             A future of the folder.
@@ -71,7 +79,7 @@ class Checkpoints:
             OutputError: the previous checkpoint could not be written.
         """
         self.wait()
-        writer = Writer(self.root, name, progress, lasting, self.keep)
+        writer = Writer(self.root, name, progress, lasting, self.keep, origin)
         self.pending = self.thread.submit(write, writer, writer.stage(state), self.group)
         return self.pending
 

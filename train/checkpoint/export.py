@@ -8,6 +8,7 @@ for use with the model that the run started from.
 """
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -18,11 +19,11 @@ from worldmodel.errors import ModelError, OutputError
 from worldmodel.models import lora
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
+from worldmodel.train import start
 from worldmodel.train.checkpoint.checkpointer import load, module_state
-from worldmodel.train.checkpoint.manifest import Manifest, verify
+from worldmodel.train.checkpoint.manifest import Manifest, chain, verify
 from worldmodel.train.checkpoint.storage import State
 from worldmodel.train.components import settings_of
-from worldmodel.train.tokenizer import build_tokenizer
 
 
 def export(checkpoint: Path, folder: Path) -> Path:
@@ -49,10 +50,11 @@ def export_adapters(checkpoint: Path, folder: Path) -> Path:
     config, train = run_config(checkpoint), train_settings(checkpoint)
     if not any(settings.lora_rank for settings in train.values()):
         raise ModelError(f"{checkpoint} has no LoRA weights; export it without --adapters.")
-    model = build_empty(config)
+    model = start.build_model(config)
     lora.add(model, train)
-    weights = module_state(model)
-    load(checkpoint, weights)
+    deferred.materialize(model, torch.device("cpu"))
+    weights, tensors = module_state(model), Manifest.read(checkpoint).tensors
+    load(checkpoint, {name: tensor for name, tensor in weights.items() if name in tensors})
     try:
         folder.mkdir(parents=True)
         lora.save(model, train, folder)
@@ -88,43 +90,59 @@ def load_model(config: TrainConfig, checkpoint: Path) -> WorldModel:
     """Build the model of a run with the weights of a checkpoint, averaged and merged.
 
     Raises:
-        ModelError: the checkpoint is of another model; the message names the first tensor that differs.
+        ModelError: the checkpoint is of another model, or a file that the run started from has changed; the
+            message names the first tensor or the file.
     """
-    model = build_empty(config)
-    load_weights(model, checkpoint)
-    return model
-
-
-def build_empty(config: TrainConfig) -> WorldModel:
-    """Build a run's model without reading pretrained weights."""
-    with deferred.loading():
-        model = WorldModel.from_config(config.model, build_tokenizer(config))
+    model = start.build_model(config)
+    files = start.Files.of(model, config)
+    start.check_files(checkpoint, files.digests())
     deferred.materialize(model, torch.device("cpu"))
+    deferred.load_shards(model)
+    load_weights(model, checkpoint, files.names)
     return model
 
 
-def load_weights(model: WorldModel, checkpoint: Path) -> None:
+def load_weights(model: WorldModel, checkpoint: Path, known: Collection[str] = ()) -> None:
     """Load the weights of a checkpoint, with averages in place of weights and LoRA weights merged.
 
-    Each process reads its own shards. LoRA weights of the model itself are not changed.
+    Each process reads its own shards. LoRA weights of the model itself are not changed. A checkpoint holds
+    what its stage trains, so those of the stages before it are loaded first.
+
+    Args:
+        model: The model, with the weights that its run started from.
+        checkpoint: A checkpoint of the run.
+        known: Names of the weights that the run read from files, which checkpoints need not hold.
 
     Raises:
         ModelError: the checkpoint is of another model; the message names the first tensor that differs.
-            Nothing was changed then.
     """
+    folders = chain(checkpoint)
+    held = {deferred.base_name(name) for name in module_state(model) if ".lora_" not in name}
+    found = {deferred.base_name(name) for folder in folders for name in Manifest.read(folder).tensors}
+    if missing := held - found - {f"model.{deferred.base_name(name)}" for name in known}:
+        raise ModelError(
+            f"The checkpoint {checkpoint} is of another model: {min(missing)} is absent there; choose "
+            "another run_dir."
+        )
+    for folder in folders:
+        _load_stage(model, folder)
+
+
+def _load_stage(model: WorldModel, checkpoint: Path) -> None:
+    """Load the weights that one checkpoint holds; nothing is changed if one of them does not fit."""
     tensors, train = Manifest.read(checkpoint).tensors, train_settings(checkpoint)
     held = {deferred.base_name(name): x for name, x in module_state(model).items() if ".lora_" not in name}
     state: State = {}
     for name, (dtype, shape) in tensors.items():
         if deferred.base_name(name) in held:
-            state[name] = held.pop(deferred.base_name(name))
+            state[name] = held[deferred.base_name(name)]
         elif name.startswith("model.") and ".lora_" in name:
             state[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-    load(checkpoint, state | held)
+    load(checkpoint, state)
     averaged = [name for name in tensors if name.startswith("ema.")]
     load(checkpoint, {name: state[name.replace("ema.", "model.", 1)] for name in averaged})
     for name, down in state.items():
         settings = settings_of(name.removeprefix("model."), train)
         if settings and ".lora_A." in name:
-            up, weight = (state[lora.beside(name, other)] for other in ("lora_B", "base_layer"))
-            lora.apply(weight, up, down, settings)
+            weight = held[deferred.base_name(lora.beside(name, "base_layer"))]
+            lora.apply(weight, state[lora.beside(name, "lora_B")], down, settings)

@@ -8,13 +8,13 @@ import hashlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from worldmodel.errors import ModelError
 
-FORMAT = 2
+FORMAT = 3
 NAME = "manifest.json"
 THREADS = 8
 
@@ -36,6 +36,16 @@ class File:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where the weights are that a checkpoint does not hold, because its stage does not train them."""
+
+    base: dict[str, str] = field(default_factory=dict)
+    """Name of the checkpoint that the stage started from, in the same folder, and digest of its manifest."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Names of the files that the run started from, and their digests."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The contents of a checkpoint: the progress of the run, its tensors, and their files."""
 
@@ -46,6 +56,7 @@ class Manifest:
     tensors: dict[str, tuple[str, list[int]]]
     """Dtype and full shape of every tensor, by name."""
     files: list[File]
+    origin: Origin = Origin()
 
     def write(self, folder: Path) -> None:
         """Write the manifest of a folder whose other files are complete, and sync it to disk."""
@@ -69,6 +80,7 @@ class Manifest:
                 raise ValueError
             values["tensors"] = {name: (kind, shape) for name, (kind, shape) in values["tensors"].items()}
             values["files"] = [File(**file) for file in values["files"]]
+            values["origin"] = Origin(**values["origin"])
             return cls(**values)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise ModelError(
@@ -76,12 +88,45 @@ class Manifest:
             ) from None
 
 
+def chain(folder: Path) -> list[Path]:
+    """Return a checkpoint and those that its stage started from, the oldest first.
+
+    Raises:
+        ModelError: one is missing, damaged, or not the one that the next started from.
+    """
+    found = [folder]
+    while base := Manifest.read(found[0]).origin.base:
+        ((name, digest),) = base.items()
+        found.insert(0, folder.parent / Path(name).name)
+        if digest_of(found[0]) != digest:
+            raise ModelError(
+                f"{found[1]} started from {found[0]}, which is another checkpoint now; use another one."
+            )
+    return found
+
+
+def digest_of(folder: Path) -> str:
+    """Return the digest of a checkpoint, which is that of its manifest.
+
+    Raises:
+        ModelError: it has none, or its manifest is damaged.
+    """
+    manifest = Manifest.read(folder)
+    return _digest({"format": FORMAT, **asdict(manifest)})
+
+
 def verify(folder: Path) -> Manifest:
-    """Check every byte of a checkpoint against its manifest.
+    """Check every byte of a checkpoint, and of those that its stage started from, against their manifests.
 
     Raises:
         ModelError: a file is missing, unexpected or changed; the message names it.
     """
+    for each in chain(folder):
+        _verify_files(each)
+    return Manifest.read(folder)
+
+
+def _verify_files(folder: Path) -> None:
     manifest = Manifest.read(folder)
     expected = {file.name: file for file in manifest.files}
     present = {path.name for path in folder.iterdir()} - {NAME}
@@ -95,7 +140,6 @@ def verify(folder: Path) -> Manifest:
         for found in threads.map(lambda name: File.of(folder / name), sorted(expected)):
             if found != expected[found.name]:
                 raise ModelError(f"{folder / found.name} is damaged; use another checkpoint.")
-    return manifest
 
 
 def _digest(values: dict[str, Any]) -> str:

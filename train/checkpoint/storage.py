@@ -23,7 +23,7 @@ from torch.futures import Future
 
 from worldmodel.errors import ModelError, OutputError
 from worldmodel.io import fsync, move
-from worldmodel.train.checkpoint.manifest import File, Manifest
+from worldmodel.train.checkpoint.manifest import File, Manifest, Origin
 
 State = dict[str, Tensor]
 """Tensors by dotted name; the first part is their owner: `model.`, `optimizer.`, `ema.`"""
@@ -32,10 +32,13 @@ State = dict[str, Tensor]
 class Writer(HuggingFaceStorageWriter):
     """Writes one safetensors file per process; the first process then writes the manifest and renames."""
 
-    def __init__(self, root: Path, name: str, progress: dict[str, Any], lasting: bool, keep: int) -> None:
+    def __init__(
+        self, root: Path, name: str, progress: dict[str, Any], lasting: bool, keep: int, origin: Origin
+    ) -> None:
         self.root, self.folder = root, root / ".writing"
         super().__init__(str(self.folder), save_distributed=True)
         self.name, self.progress, self.lasting, self.keep = name, progress, lasting, keep
+        self.origin = origin
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -75,8 +78,8 @@ class Writer(HuggingFaceStorageWriter):
             for name, tensor in metadata.state_dict_metadata.items()
             if isinstance(tensor, TensorStorageMetadata)
         }
-        manifest = Manifest(self.progress, self.lasting, tensors, sorted(files, key=lambda file: file.name))
-        manifest.write(self.folder)
+        ordered = sorted(files, key=lambda file: file.name)
+        Manifest(self.progress, self.lasting, tensors, ordered, self.origin).write(self.folder)
         fsync(self.folder)
         serial = 1 + max((int(folder.name.split("-")[0]) for folder in folders(self.root)), default=0)
         final = self.root / f"{serial:05d}-{self.name}"

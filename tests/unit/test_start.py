@@ -1,0 +1,115 @@
+"""Checkpoints hold what a run trains; frozen weights are read again from files that must not have changed."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.errors import ModelError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import finetune
+from worldmodel.train.checkpoint import checkpointer
+from worldmodel.train.checkpoint.manifest import Manifest, chain
+from worldmodel.train.components import is_trained
+
+pytestmark = pytest.mark.slow
+
+STAGES = {
+    "first": {"backbone": TrainedConfig(lora_rank=2, lr=1e-2), "vision": TrainedConfig()},
+    "second": {"backbone": TrainedConfig(lora_rank=3, lr=1e-2), "condition": TrainedConfig()},
+}
+
+
+@pytest.fixture
+def config(make_model: Callable[..., WorldModel], tmp_path: Path) -> TrainConfig:
+    """Two stages by LoRA, from a saved model."""
+    model = make_model(image_size=64, world="shapes")
+    folder = model.save_pretrained(tmp_path / "base", dtype=torch.float32)
+    return TrainConfig(
+        model=model.config,
+        stages={
+            name: StageConfig(
+                "state",
+                steps=3,
+                batch_size=2,
+                warmup_steps=1,
+                tasks={"rounds": 1.0},
+                train=train,
+                ema_decay=0.5,
+            )
+            for name, train in STAGES.items()
+        },
+        data=DataConfig({"shapes": SourceConfig()}),
+        init_from=str(folder),
+        run_dir=str(tmp_path / "run"),
+        precision="fp32",
+        checkpoint_every=1,
+        keep_checkpoints=9,
+    )
+
+
+def checkpoints(run: Path) -> list[Path]:
+    return sorted((run / "checkpoints").iterdir())
+
+
+def stopped_and_resumed(config: TrainConfig, steps: int) -> Path:
+    """Stop after a number of steps, then finish."""
+    asked = itertools.count(1)
+    finetune.train(config, stop=lambda: next(asked) >= steps)
+    return finetune.train(config)
+
+
+def test_checkpoints_hold_no_frozen_weight_and_resume_bit_for_bit(
+    config: TrainConfig, tmp_path: Path
+) -> None:
+    straight = finetune.train(config)
+    whole = sum(
+        tensor.nbytes
+        for file in Path(config.init_from or "").rglob("*.safetensors")
+        for tensor in load_file(file).values()
+    )
+    for folder in checkpoints(Path(config.run_dir)):
+        manifest = Manifest.read(folder)
+        train = STAGES[manifest.progress["stage"]]
+        weights = [name.removeprefix("model.") for name in manifest.tensors if name.startswith("model.")]
+        frozen = {name for name in weights if not is_trained(name, train)}
+        assert frozen == {"codec.latent_mean", "codec.latent_std"}  # which an objective may set
+        assert any(".lora_" in name for name in weights)
+        if manifest.progress["ended"]:
+            assert sum(file.num_bytes for file in manifest.files) < whole / 2
+    for steps in (2, 5):  # in the first stage and in the second, which goes on from the merged first
+        halves = dataclasses.replace(config, run_dir=str(tmp_path / f"halves-{steps}"))
+        resumed = stopped_and_resumed(halves, steps)
+        for file in straight.rglob("*.safetensors"):
+            assert file.read_bytes() == (resumed / file.relative_to(straight)).read_bytes(), file
+
+
+def test_changed_files_are_refused_by_name(config: TrainConfig) -> None:
+    finetune.train(config, stop=lambda: True)
+    assert len(checkpoints(Path(config.run_dir))) == 1
+    file = Path(config.init_from or "") / "generator" / "model.safetensors"
+    original = file.read_bytes()
+    tensors = load_file(file)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, file)
+    with pytest.raises(ModelError, match=r"init_from/generator/model\.safetensors"):
+        finetune.train(config)
+    file.write_bytes(original)
+    assert (finetune.train(config) / "config.json").is_file()
+
+
+def test_a_checkpoint_needs_those_that_its_stage_started_from(config: TrainConfig) -> None:
+    finetune.train(config)
+    run = Path(config.run_dir)
+    *_, last = folders = checkpoints(run)
+    first, second = chain(last)
+    assert (second, Manifest.read(first).progress["stage"]) == (last, "first")
+    file = next(first.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.warns(UserWarning, match=first.name):
+        newest = checkpointer.latest(run)
+    assert newest is not None and newest < first and newest in folders

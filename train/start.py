@@ -1,0 +1,105 @@
+"""The model that a run starts from, and the digests of the files that its weights are in.
+
+A checkpoint holds what training changes, and not the frozen weights of a backbone or a generator: those are
+read from their files again. Digests of the files are stored with every checkpoint, so that a run never goes
+on with other weights than it began with.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from worldmodel.config import TrainConfig
+from worldmodel.errors import ModelError
+from worldmodel.models.loading import deferred, model_folder
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train.checkpoint.manifest import THREADS, Manifest
+from worldmodel.train.components import check_component, settings_of
+from worldmodel.train.tokenizer import build_tokenizer
+
+
+def build_model(config: TrainConfig) -> WorldModel:
+    """Build the model that a run starts from: with the weights of `init_from`, or random ones.
+
+    Weights in files of other libraries are loaded later, by `deferred.load_shards`.
+
+    Raises:
+        ConfigError: `init_from` names a component that the model does not have.
+        ModelError: the weights do not fit the config.
+    """
+    torch.manual_seed(config.seed)
+    with deferred.loading():
+        model = WorldModel.from_config(config.model, build_tokenizer(config))
+    sources = config.init_sources
+    for key in sources:
+        check_component(key, model.state_dict(), "init_from")
+    for name in dict.fromkeys(filter(None, sources.values())):
+        model_folder.load_weights(model, name, lambda key, name=name: settings_of(key, sources) == name)
+    return model
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files that a model's weights are read from."""
+
+    names: frozenset[str]
+    """Names of the weights that are in files; all others are random."""
+    paths: Mapping[str, Path]
+
+    @classmethod
+    def of(cls, model: WorldModel, config: TrainConfig) -> "Files":
+        """Find the files of a model of `build_model`, before its weights are loaded."""
+        names, paths = deferred.names(model), deferred.files(model)
+        sources = config.init_sources
+        for source in dict.fromkeys(filter(None, sources.values())):
+            folder = model_folder.resolve(source)
+            found = sorted(folder.rglob("*.safetensors"))
+            paths |= {f"{folder.name}/{path.relative_to(folder)}": path for path in found}
+        names |= {name for name in model.state_dict() if settings_of(name, sources)}
+        return cls(frozenset(names), paths)
+
+    def digests(self) -> dict[str, str]:
+        """Compute the SHA-256 of every file; processes share the work, so all of them must call this."""
+        size, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+        mine = list(self.paths)[rank::size]
+        with ThreadPoolExecutor(THREADS) as threads:  # hashing releases the GIL
+            found = dict(zip(mine, threads.map(_digest_of, (self.paths[name] for name in mine)), strict=True))
+        if size == 1:
+            return found
+        shared: list[dict[str, str]] = [{}] * size
+        dist.all_gather_object(shared, found)
+        return {name: digest for each in shared for name, digest in each.items()}
+
+
+def check_files(checkpoint: Path, digests: Mapping[str, str]) -> None:
+    """Check that the files that a checkpoint's run started from have not changed.
+
+    Raises:
+        ModelError: one is missing or has changed; the message names it.
+    """
+    for name, digest in Manifest.read(checkpoint).origin.files.items():
+        if digests.get(name) != digest:
+            raise ModelError(
+                f"{checkpoint} needs the frozen weights of {name}, with which its run started, and that file "
+                f"{'has changed' if name in digests else 'is missing'}; restore it, or choose another "
+                "run_dir."
+            )
+
+
+def _digest_of(path: Path) -> str:
+    status = os.stat(path)
+    return _digest(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, num_bytes: int, modified_ns: int) -> str:
+    """Compute the digest of one version of a file, once for all stages of a run."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
