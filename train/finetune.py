@@ -39,7 +39,7 @@ from worldmodel.train.watchdog import StragglerDetector, Watchdog
 
 
 def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bool] = lambda: False) -> Path:
-    """Train every stage and export the model.
+    """Train every stage and export the model, which the first process writes while the others end.
 
     Args:
         config: The run.
@@ -54,12 +54,11 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
             is not finite.
     """
     check_stages(config)
-    mesh = distributed.init(config)
+    mesh, run = distributed.init(config), Path(config.run_dir)
     try:
         check_batch_sizes(config, mesh)
         attention.use(config.attention)
         torch.set_num_threads(1 if mesh.world_size > 1 else torch.get_num_threads())
-        run = Path(config.run_dir)
         with Checkpoints(run, config.keep_checkpoints) as checkpoints:
             newest = checkpoints.latest()
             progress = Progress.of(newest)
@@ -76,14 +75,14 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
                     return run
                 gc.collect()  # FSDP's modules refer to themselves: the model would stay beside the next one
                 newest = checkpoints.latest()
-            if mesh.first:
-                assert newest, "there is at least one stage"
-                model = export.load_model(config, newest)
-                model.save_pretrained(run / "model", training=configs.to_dict(config))
-            mesh.barrier()
-        return run / "model"
+        mesh.barrier()  # the last one: processes then end without waiting for the first
     finally:
         distributed.shutdown()
+    if mesh.first:
+        assert newest, "there is at least one stage"
+        model = export.load_model(config, newest)
+        model.save_pretrained(run / "model", training=configs.to_dict(config))
+    return run / "model"
 
 
 def run_stage(
