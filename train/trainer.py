@@ -81,6 +81,8 @@ class Trainer:
     """Where the weights are that checkpoints of the stage do not hold."""
     random: frozenset[str] = frozenset()
     """Names of the frozen weights that checkpoints hold, because nothing else does."""
+    before_update: Callable[[], None] = lambda: None
+    """Waits until the newest checkpoint has copied the weights."""
 
     @property
     def stage(self) -> StageConfig:
@@ -134,6 +136,7 @@ class Trainer:
         progress = Progress(self.name, step, ended, train, self.config.seed, bad)
         state = self._held() if ended else self._weights() | optimizer_state(self.optimizers, self.root)
         checkpoints.save(f"{self.name}-{step}", state, vars(progress), ended, self.origin)
+        self.before_update = checkpoints.wait_until_staged
 
     def _weights(self) -> State:
         averages = self.ema.weights if self.ema else {}
@@ -182,6 +185,7 @@ class Trainer:
         trained = [p for p in self.root.parameters() if p.grad is not None]
         norm = distributed.full_tensor(nn.utils.clip_grad_norm_(trained, self.stage.max_gradient_norm))
         check_finite(norm, self.name, step, [each.batch for each in prepared], self.mesh, totals)
+        self.before_update()
         for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -208,6 +212,7 @@ class Trainer:
 
     def finish(self, batches: Sequence[Batch]) -> None:
         """End the stage after its last step, whose microbatches are `batches`."""
+        self.before_update()
         if self.ema:
             self.ema.swap()
         self._without_gradients(lambda: self.root.objective.finish(self.root.model, batches, self.mesh.sum))

@@ -5,6 +5,7 @@ import multiprocessing
 import random
 import shutil
 import signal
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from worldmodel.errors import ModelError, OutputError
 from worldmodel.train.checkpoint import checkpointer
@@ -111,6 +113,36 @@ def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
     here, there = optimizer_state(optimizers, net), optimizer_state(anew, again)
     assert here.keys() == there.keys()
     assert all(torch.equal(tensor, there[name]) for name, tensor in here.items())
+
+
+def asynchronous() -> DefaultStager:
+    """What copies on a GPU, without its streams and pinned memory."""
+    return DefaultStager(StagingOptions(False, False, use_async_staging=True, use_non_blocking_copy=False))
+
+
+def test_weights_are_copied_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointer, "pinned_stager", asynchronous)
+    nets = [Net(1), Net(1)]
+    both = [optimizers_of(net) for net in nets]
+    for net, optimizers in zip(nets, both, strict=True):
+        train(net, optimizers, 2, seed=1)
+    copy, release = DefaultStager._stage, threading.Event()
+
+    def slow(self: DefaultStager, state: Any, **more: Any) -> Any:
+        assert release.wait(60)
+        return copy(self, state, **more)
+
+    monkeypatch.setattr(DefaultStager, "_stage", slow)
+    with Checkpoints(tmp_path) as checkpoints:
+        saved = checkpoints.save("state-3", state_of(nets[0], both[0]), PROGRESS)
+        assert not saved.done()  # and yet `save` has returned
+        release.set()
+        checkpoints.wait_until_staged()
+        train(nets[0], both[0], 1, seed=2)
+        again = Net(3)
+        load(saved.result(), module_state(again))
+    assert torch.equal(again.layers[0].weight, nets[1].layers[0].weight)
+    assert not torch.equal(again.layers[0].weight, nets[0].layers[0].weight)
 
 
 def test_optimizer_state_is_named_by_parameter(tmp_path: Path) -> None:

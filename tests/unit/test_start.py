@@ -2,12 +2,15 @@
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.errors import ModelError
@@ -87,6 +90,26 @@ def test_checkpoints_hold_no_frozen_weight_and_resume_bit_for_bit(
         resumed = stopped_and_resumed(halves, steps)
         for file in straight.rglob("*.safetensors"):
             assert file.read_bytes() == (resumed / file.relative_to(straight)).read_bytes(), file
+
+
+def test_weights_do_not_change_before_they_are_copied(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(config, stages={"first": config.stages["first"]})
+    straight = finetune.train(config)
+    options = StagingOptions(False, False, use_async_staging=True, use_non_blocking_copy=False)
+    monkeypatch.setattr(checkpointer, "pinned_stager", lambda: DefaultStager(options))
+    copy = DefaultStager._stage
+
+    def slow(self: DefaultStager, state: Any, **more: Any) -> Any:
+        time.sleep(0.5)  # longer than a step
+        return copy(self, state, **more)
+
+    monkeypatch.setattr(DefaultStager, "_stage", slow)
+    again = finetune.train(dataclasses.replace(config, run_dir=str(tmp_path / "again")))
+    pairs = zip(checkpoints(straight.parent), checkpoints(again.parent), strict=True)
+    for first, second in pairs:
+        assert Manifest.read(first).files == Manifest.read(second).files
 
 
 def test_changed_files_are_refused_by_name(config: TrainConfig) -> None:

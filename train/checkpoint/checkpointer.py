@@ -7,6 +7,8 @@
         ...
         state = module_state(module) | optimizer_state(optimizers, module)
         checkpoints.save("state-400", state, {"stage": "state", "step": 400})
+        ...
+        checkpoints.wait_until_staged()                         # before the tensors change
 
 A checkpoint is a folder `RUN/checkpoints/00007-state-400` of safetensors, one file per process, and a
 manifest. It is written under a temporary name and renamed when complete. Nothing is pickled, so loading one
@@ -24,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from worldmodel.errors import ModelError
 from worldmodel.train.checkpoint.manifest import Manifest, Origin, verify
@@ -51,6 +54,8 @@ class Checkpoints:
             self.group = group
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[Path] | None = None
+        self.stager = pinned_stager()
+        self.staged: Future[State] | None = None
 
     def save(
         self,
@@ -60,9 +65,10 @@ class Checkpoints:
         lasting: bool = False,
         origin: Origin = Origin(),  # noqa: B008 -- it never changes
     ) -> Future[Path]:
-        """Copy `state` and write it in the background; its tensors may change as soon as this returns.
+        """Copy `state` and write it in the background; waits for the previous checkpoint first.
 
-        Waits for the previous checkpoint first, if that is still being written.
+        Tensors on a GPU are copied in the background, too, to pinned memory: they must not change before
+        `wait_until_staged` returns. Others may change as soon as this returns.
 
         Args:
             name: Suffix of the folder's name, for example `state-400`.
@@ -80,8 +86,23 @@ class Checkpoints:
         """
         self.wait()
         writer = Writer(self.root, name, progress, lasting, self.keep, origin)
-        self.pending = self.thread.submit(write, writer, writer.stage(state), self.group)
+        if self.stager is None:
+            staged = writer.stage(state)
+            self.pending = self.thread.submit(write, writer, staged, self.group)
+            return self.pending
+        if torch.accelerator.is_available():  # the copies are made on a stream of their own
+            torch.accelerator.synchronize()
+        future = self.stager.stage(state)
+        assert isinstance(future, Future)
+        self.staged = future
+        self.pending = self.thread.submit(lambda: write(writer, future.result(), self.group))
         return self.pending
+
+    def wait_until_staged(self) -> None:
+        """Wait until the tensors of the newest `save` are copied and may change."""
+        staged, self.staged = self.staged, None
+        if staged:
+            staged.result()
 
     def wait(self) -> None:
         """Wait until the pending checkpoint is complete on disk.
@@ -106,7 +127,7 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self.thread.shutdown()
+            self._shutdown()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -117,7 +138,17 @@ class Checkpoints:
         if error is None:
             self.close()
         else:  # keep the error: a save without the other processes would only add another
-            self.thread.shutdown()
+            self._shutdown()
+
+    def _shutdown(self) -> None:
+        self.thread.shutdown()
+        if self.stager:
+            self.stager.close()
+
+
+def pinned_stager() -> DefaultStager | None:
+    """Return what copies tensors to pinned memory in the background; None without a GPU."""
+    return DefaultStager(StagingOptions(use_shared_memory=False)) if torch.cuda.is_available() else None
 
 
 def latest(run: Path) -> Path | None:
