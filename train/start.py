@@ -58,10 +58,14 @@ class Files:
         """Find the files of a model of `build_model`, before its weights are loaded."""
         names, paths = deferred.names(model), deferred.files(model)
         sources = config.init_sources
-        for source in dict.fromkeys(filter(None, sources.values())):
-            folder = model_folder.resolve(source)
-            found = sorted(folder.rglob("*.safetensors"))
-            paths |= {f"{folder.name}/{path.relative_to(folder)}": path for path in found}
+        for key, source in sources.items():
+            if source:
+                label, folder = (
+                    f"init_from.{key}" if len(sources) > 1 else "init_from",
+                    model_folder.resolve(source),
+                )
+                found = sorted(folder.rglob("*.safetensors"))
+                paths |= {f"{label}/{path.relative_to(folder)}": path for path in found}
         names |= {name for name in model.state_dict() if settings_of(name, sources)}
         return cls(frozenset(names), paths)
 

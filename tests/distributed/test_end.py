@@ -53,7 +53,7 @@ def test_no_process_waits_for_the_export(make_model: Callable[..., WorldModel], 
     config = TrainConfig(
         model=model.config,
         stages={"only": replace(stage, rounds=1)},
-        data=DataConfig({"shapes": SourceConfig()}),
+        data=DataConfig({"shapes": SourceConfig("shapes")}),
         init_from=str(start),
         run_dir=str(tmp_path / "run"),
         precision="fp32",

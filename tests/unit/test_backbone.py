@@ -182,6 +182,14 @@ def test_random_weights_in_bf16(tokenizer: PreTrainedTokenizerBase) -> None:
         Backbone.from_config(dataclasses.replace(config_of(), dtype="fp8"), tokenizer)
 
 
+def test_random_weights_with_a_given_vocabulary(tokenizer: PreTrainedTokenizerBase) -> None:
+    made = Backbone.from_config(config_of(vocab_size=700, eos_token_id=5), tokenizer)
+    assert made.model.get_input_embeddings().weight.shape[0] == 700 > len(tokenizer)
+    assert made.model.config.eos_token_id == tokenizer.eos_token_id
+    with pytest.raises(ConfigError, match="vocab_size is 9"):
+        Backbone.from_config(config_of(vocab_size=9), tokenizer)
+
+
 def test_backbone_on_the_meta_device(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     large = {
         "hidden_size": 5120,

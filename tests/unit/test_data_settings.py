@@ -30,6 +30,14 @@ def test_invalid_sources(sources: dict[str, SourceConfig], named: str) -> None:
         loader.batches(DataConfig(sources), MODEL, STAGE, 0)
 
 
+def test_rounds_of_another_length_than_the_worlds_are_refused() -> None:
+    vision = dataclasses.replace(MODEL.vision, max_frames=65)
+    with pytest.raises(ConfigError, match=r"model\.chunk_frames, now 128, to 8"):
+        loader.batches(
+            DataConfig(SHAPES), dataclasses.replace(MODEL, chunk_frames=128, vision=vision), STAGE, 0
+        )
+
+
 def test_a_stage_draws_from_sources_of_its_own() -> None:
     sources = {
         "easy": SourceConfig("shapes", split="single", weight=0.0),

@@ -44,7 +44,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_objectives_run_on_one_device(make_model: Callable[..., WorldModel], name: str) -> None:
     stage = dataclasses.replace(STAGES[name], steps=1, batch_size=2)
     model = make_model(image_size=64, world="shapes")
-    data = DataConfig({"shapes": SourceConfig()})
+    data = DataConfig({"shapes": SourceConfig("shapes")})
     with loader.batches(data, TrainConfig(model=model.config).model, stage, seed=0) as stream:
         (batch, *_) = next(stream)
     lora.add(model, stage.train)

@@ -424,7 +424,7 @@ def test_a_run_starts_from_components_of_a_model(
     folder = str(saved.save_pretrained(tmp_path / "before", dtype=torch.float32))
     wider = replace_generator(saved.config, width=24)
     sources = {"all": folder, "generator": None, "condition_adapter": None}
-    model = trainer.build_model(TrainConfig(model=wider, init_from=sources))
+    model = start.build_model(TrainConfig(model=wider, init_from=sources))
     deferred.load_shards(model)
     state = model.state_dict()
     for name, tensor in saved.state_dict().items():
@@ -434,9 +434,9 @@ def test_a_run_starts_from_components_of_a_model(
     first = "condition_adapter.from_state.weight"
     assert not torch.equal(state[first], saved.state_dict()[first])
     with pytest.raises(ModelError, match=r"generator\."):
-        trainer.build_model(TrainConfig(model=wider, init_from={"generator": folder}))
+        start.build_model(TrainConfig(model=wider, init_from={"generator": folder}))
     with pytest.raises(ConfigError, match="'generators'"):
-        trainer.build_model(TrainConfig(model=wider, init_from={"generators": folder}))
+        start.build_model(TrainConfig(model=wider, init_from={"generators": folder}))
     with pytest.raises(ConfigError, match="3"):
         TrainConfig(init_from=3)
 

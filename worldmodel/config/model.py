@@ -263,7 +263,7 @@ class GeneratorConfig:
     architecture: dict[str, Any] = field(default_factory=dict)
     """Instead of `pretrained`: `_class_name` of a diffusers transformer and its arguments, to start from
     random weights. A transformer that reads image features (`image_dim`) also needs `image_encoder`, the
-    arguments of a CLIP vision model, and one that reads text `text_encoder`, those of a T5 or UMT5 encoder."""
+    arguments of a CLIP vision model, and one that reads text `text_encoder`, those of a T5 or UMT5."""
     scheduler: dict[str, Any] = field(default_factory=dict)
     """`_class_name` of a diffusers scheduler and its arguments; empty takes that of the pipeline or
     family."""

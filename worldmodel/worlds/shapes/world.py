@@ -57,6 +57,11 @@ class ShapesWorld(World):
                 f"data.sources.{name} is the shapes world, whose frames have {FRAME_SIZE} pixels a "
                 f"side; set model.codec.image_size, now {model.codec.image_size}, to {FRAME_SIZE}."
             )
+        if model.chunk_frames != shapes.FRAMES_PER_CLIP:
+            raise ConfigError(
+                f"data.sources.{name} is the shapes world, whose rounds have {shapes.FRAMES_PER_CLIP} "
+                f"frames; set model.chunk_frames, now {model.chunk_frames}, to {shapes.FRAMES_PER_CLIP}."
+            )
         return ShapesSource(config.sources[name].split, model.action.keys)
 
     def documents(self, rng: np.random.Generator) -> Iterator[str]:
