@@ -45,6 +45,8 @@ def in_weight_precision(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not torch.amp.is_autocast_available(x.device.type):
+            return method(self, x, *args, **kwargs)
         with torch.autocast(x.device.type, enabled=False):
             return method(self, x, *args, **kwargs)
 
