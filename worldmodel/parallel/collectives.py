@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import GroupName
 
 sent: Counter[str] = Counter()
 """Bytes that this process has sent to others, forward and backward, by the name of the collective."""
@@ -36,7 +37,7 @@ def counted() -> Iterator[Counter[str]]:
 
 @torch.library.custom_op("worldmodel::all_to_all", mutates_args=())
 def _exchange(input: Tensor, send: list[int], receive: list[int], group_name: str, name: str) -> Tensor:
-    group = _resolve_process_group(group_name)
+    group = _resolve_process_group(GroupName(group_name))
     flat = input.contiguous()  # gloo ignores strides and permutes silently
     sent[name] += (flat.numel() - send[dist.get_rank(group)]) * flat.element_size()
     out = flat.new_empty(sum(receive))
@@ -53,7 +54,7 @@ def _(input: Tensor, send: list[int], receive: list[int], group_name: str, name:
 def _gather(input: Tensor, ranks: int, group_name: str, name: str) -> Tensor:
     sent[name] += (ranks - 1) * input.numel() * input.element_size()
     out = input.new_empty(ranks * input.shape[0], *input.shape[1:])
-    dist.all_gather_single(out, input, group=_resolve_process_group(group_name))
+    dist.all_gather_single(out, input, group=_resolve_process_group(GroupName(group_name)))
     return out
 
 
