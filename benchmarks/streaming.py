@@ -51,7 +51,7 @@ class SlowClip:
 class SlowSource:
     """A source with a latency per clip."""
 
-    tasks, seekable = ("rounds",), True
+    tasks, streams = ("rounds",), 0
 
     def __init__(self, source: Source, latency_s: float) -> None:
         self.source, self.latency_s, self.size = source, latency_s, source.size

@@ -336,13 +336,6 @@ def test_invalid_rows(counting: Path, tmp_path: Path, row: dict[str, Any], named
     assert "\n" not in str(caught.value)
 
 
-def test_the_wrong_row_of_many_is_found(counting: Path, tmp_path: Path) -> None:
-    rows = [{"path": counting.name, "keys": "left"} for _ in range(2000)]
-    rows[1234]["keys"] = "left+fly"
-    with pytest.raises(ConfigError, match=r"row 1235: .*'fly'"):
-        open_table(table(tmp_path, rows), {"video": "path", "keys": "keys"}, root=str(counting.parent))
-
-
 @pytest.mark.parametrize(
     ("columns", "more", "named"),
     [

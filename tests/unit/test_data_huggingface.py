@@ -1,13 +1,14 @@
 """Streamed Hugging Face datasets from local folders: order, read-ahead and exact resume."""
 
+import dataclasses
 import io
 import json
 import shutil
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from PIL import Image
 
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
-from worldmodel.data.huggingface import ReadAhead, endless
+from worldmodel.data.huggingface import EndlessRows, HuggingFaceSource, ReadAhead, num_streams
 from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import DESCRIBE, Action
@@ -27,20 +28,12 @@ MODEL = WorldModelConfig(action=ActionConfig(keys=("left", "right")))
 class Rows:
     """What the reader needs of a `datasets.IterableDataset`."""
 
-    def __init__(self, size: int, known: bool = False, breaks_at: int = -1, hangs_at: int = -1) -> None:
+    def __init__(self, size: int, breaks_at: int = -1, hangs_at: int = -1) -> None:
         self.size, self.breaks_at, self.hangs_at = size, breaks_at, hangs_at
-        self.split = "train"
-        self.info = SimpleNamespace(splits={"train": SimpleNamespace(num_examples=size)} if known else None)
         self.read = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self.skip_to(0)
-
-    def skip(self, number: int) -> "Skipped":
-        return Skipped(self, number)
-
-    def skip_to(self, first: int) -> Iterator[dict[str, Any]]:
-        for number in range(first, self.size):
+        for number in range(self.size):
             if number == self.breaks_at:
                 raise OSError("the line is dead")
             if number == self.hangs_at:
@@ -49,31 +42,28 @@ class Rows:
             yield {"number": number}
 
 
-class Skipped:
-    def __init__(self, rows: Rows, number: int) -> None:
-        self.rows, self.number = rows, number
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self.rows.skip_to(self.number)
-
-
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("first", [0, 4, 9, 10, 27])
-def test_a_stream_begins_again_at_its_end(known: bool, first: int) -> None:
-    rows = endless(Rows(10, known), first)
-    assert [next(rows)["number"] for _ in range(25)] == [(first + i) % 10 for i in range(25)]
+@pytest.mark.parametrize("first", [0, 4, 9, 10, 27, 1000])
+def test_a_stream_begins_again_at_its_end(first: int) -> None:
+    read = Rows(10)
+    rows = EndlessRows(lambda: read)
+    rows.skip(first)
+    assert read.read <= 20
+    assert [rows.next()["number"] for _ in range(25)] == [(first + i) % 10 for i in range(25)]
     with pytest.raises(InputError, match="empty"):
-        next(endless(Rows(0), 0))
+        EndlessRows(lambda: Rows(0)).next()
+    with pytest.raises(InputError, match="empty"):
+        EndlessRows(lambda: Rows(0)).skip(3)
 
 
 def test_rows_near_each_other_come_in_any_order() -> None:
     rows = Rows(100)
-    ahead = ReadAhead(rows, 8, 10.0, "here")
+    ahead = ReadAhead(lambda: rows, 8, 10.0, "here")
     for number in (3, 0, 7, 9, 15, 6, 8, 23, 17, 16, 5, 90, 91, 250, 3, 24):
         assert ahead.row(number)["number"] == number % 100
         assert len(ahead.windows) <= 4
     ahead.close()
-    ahead = ReadAhead(rows := Rows(1000), 8, 10.0, "here")
+    rows = Rows(1000)
+    ahead = ReadAhead(lambda: rows, 8, 10.0, "here")
     for number in range(80):
         ahead.row(number)
     assert rows.read <= 80 + 24  # two windows ahead at most
@@ -81,7 +71,7 @@ def test_rows_near_each_other_come_in_any_order() -> None:
 
 
 def test_many_threads_may_ask() -> None:
-    ahead = ReadAhead(Rows(50), 4, 20.0, "here")
+    ahead = ReadAhead(lambda: Rows(50), 4, 20.0, "here")
     wrong = []
 
     def ask(start: int) -> None:
@@ -101,13 +91,13 @@ def test_many_threads_may_ask() -> None:
 
 def test_a_stream_that_breaks_or_hangs_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"here.*the line is dead"):
-        ReadAhead(Rows(10, breaks_at=3), 8, 10.0, "here").row(0)
+        ReadAhead(lambda: Rows(10, breaks_at=3), 8, 10.0, "here").row(0)
     with pytest.raises(ConfigError, match=r"here.* 8 .* 0.3 s"):
-        ReadAhead(Rows(10, hangs_at=3), 8, 0.3, "here").row(0)
+        ReadAhead(lambda: Rows(10, hangs_at=3), 8, 0.3, "here").row(0)
 
 
 def test_closing_ends_those_who_wait() -> None:
-    ahead, told = ReadAhead(Rows(10, hangs_at=3), 8, 60.0, "here"), []
+    ahead, told = ReadAhead(lambda: Rows(10, hangs_at=3), 8, 60.0, "here"), []
 
     def ask() -> None:
         with pytest.raises(ConfigError, match=r"here.*closed"):
@@ -176,7 +166,8 @@ def test_a_folder_of_videos(datasets: Any, folder: Path) -> None:
     whole = names()
     assert len({name for step in whole for name in step}) == 24  # rows are numbered on over the epochs
     assert names(first=4, num_workers=1) == whole[4:]
-    assert [one + two for one, two in zip(names(size=2), names(rank=1, size=2), strict=True)] == whole
+    halves = zip(names(size=2), names(rank=1, size=2), strict=True)
+    assert [sorted(one + two) for one, two in halves] == [sorted(step) for step in whole]
 
 
 def test_bytes_in_parquet(datasets: Any, recorded: Path, tmp_path: Path) -> None:
@@ -191,13 +182,112 @@ def test_bytes_in_parquet(datasets: Any, recorded: Path, tmp_path: Path) -> None
         ]
         parquet.write_table(arrow.Table.from_pylist(rows), folder / f"train-{part}.parquet")
     source = open_source("hub", configured(folder), MODEL)
-    for index in (0, 2, 5):
-        assert source.at(index).episode("describe", 0, index, 1).answer == f"clip {index}"
+    for index, clip in ((0, 0), (2, 1), (5, 5)):  # two files are two streams, which take turns
+        assert source.at(index).episode("describe", 0, index, 1).answer == f"clip {clip}"
     source.close()
     with pytest.raises(ConfigError, match=r"'txet'.*'text'"):
         open_source("hub", configured(folder, columns={"text": "txet"}), MODEL)
     with pytest.raises(ConfigError, match=r"columns.video"):
         open_source("hub", configured(folder, columns={"video": "film"}), MODEL)
+
+
+ROWS = 48
+"""Rows of the dataset in files."""
+
+
+@pytest.fixture
+def files(datasets: Any, recorded: Path, tmp_path: Path) -> Path:
+    """A dataset of eight files with six rows each."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    clips = [clip.read_bytes() for clip in sorted(recorded.glob("*.mp4"))]
+    for file in range(8):
+        rows = [{"mp4": clips[i], "text": f"file {file} row {i}"} for i in range(6)]
+        parquet.write_table(arrow.Table.from_pylist(rows), folder / f"train-{file}.parquet")
+    return folder
+
+
+STAGE = StageConfig(steps=9, batch_size=8, rounds=1, tasks={"describe": 1.0})
+
+
+def answers(stream: loader.BatchLoader, steps: int = 99) -> list[list[tuple[int, str]]]:
+    """Index and text of every episode, by step."""
+    return [
+        sorted(
+            (index, episode.answer or "")
+            for batch in step
+            for index, episode in zip(batch.indices, batch.episodes, strict=True)
+        )
+        for step in islice(stream, steps)
+    ]
+
+
+@pytest.mark.parametrize("dp_size", [2, 4, 8, 16])
+def test_a_rank_reads_its_own_streams_alone(files: Path, dp_size: int) -> None:
+    stage = dataclasses.replace(STAGE, batch_size=16, steps=4)
+    with loader.batches(configured(files, window=16), MODEL, stage, 1) as stream:
+        whole = answers(stream)
+    parts = []
+    for rank in range(dp_size):
+        with loader.batches(configured(files, window=16), MODEL, stage, 1, 0, rank, dp_size) as stream:
+            parts.append(answers(stream))
+            source = stream.sources["hub"]
+            assert isinstance(source, HuggingFaceSource)
+            assert source.opened.keys() == {s for s in range(8) if s % min(dp_size, 8) == rank % 8 % dp_size}
+        read = {text.split(" row")[0] for step in parts[-1] for _, text in step}
+        assert read == {f"file {number}" for number in source.opened}
+        assert {len(step) for step in parts[-1]} == {16 // dp_size}
+    assert [sorted(chain.from_iterable(step)) for step in zip(*parts, strict=True)] == whole
+    assert len({text for step in whole[:3] for _, text in step}) == ROWS
+
+
+@pytest.mark.parametrize("streams", [1, 2, 8])
+@pytest.mark.parametrize("dp_size", [1, 2])
+def test_a_resumed_run_does_not_read_over_earlier_rows(
+    files: Path, streams: int, dp_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(files, window=8, streams=streams)
+    with loader.batches(config, MODEL, STAGE, 1) as stream:
+        whole = answers(stream)
+    marks: dict[str, dict[str, Any]] = {"hub": {}}
+    for rank in range(dp_size):
+        with loader.batches(config, MODEL, STAGE, 1, 0, rank, dp_size) as stream:
+            answers(stream, 5)
+            marks["hub"] |= stream.state()["bookmarks"]["hub"]
+    assert len(marks["hub"]) == streams
+    marks = json.loads(json.dumps(marks))
+    skipped, skip = [], EndlessRows.skip
+    monkeypatch.setattr(EndlessRows, "skip", lambda self, n: skipped.append(n) or skip(self, n))
+    with loader.batches(config, MODEL, STAGE, 1, 5, bookmarks=marks) as stream:
+        assert answers(stream) == whole[5:]
+    assert set(skipped) == {0}
+    skipped.clear()
+    with loader.batches(config, MODEL, STAGE, 1, 5) as stream:  # without bookmarks: the same, but slower
+        assert answers(stream) == whole[5:]
+    assert sum(skipped) == 40
+    other = configured(files, window=8, streams=4)
+    with loader.batches(other, MODEL, STAGE, 1, 5) as right:
+        expected = answers(right)
+    with loader.batches(other, MODEL, STAGE, 1, 5, bookmarks=marks) as stream:
+        assert answers(stream) == expected  # bookmarks of other streams are of no use
+
+
+def test_rows_of_one_file_are_divided_by_row_groups(datasets: Any, recorded: Path, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    clip = next(recorded.glob("*.mp4")).read_bytes()
+    rows = [{"mp4": clip, "text": f"row {i}"} for i in range(12)]
+    (tmp_path / "one").mkdir()
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "one" / "train.parquet", row_group_size=3)
+    source = open_source("hub", configured(tmp_path / "one"), MODEL)
+    assert source.streams == 4
+    found = [source.at(index).episode("describe", 0, index, 1).answer for index in range(12)]
+    assert sorted(found) == sorted(row["text"] for row in rows)
+    assert found[:5] == ["row 0", "row 3", "row 6", "row 9", "row 1"]
+    source.close()
+    assert [num_streams(files, 8) for files in (1, 2, 3, 7, 8, 100)] == [1, 2, 2, 4, 8, 8]
 
 
 def test_images_and_lists_of_images(datasets: Any, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ class Rows:
 
     size: int | None
     tasks: tuple[str, ...] = ("rounds",)
-    seekable: bool = True
+    streams: int = 0
 
     def at(self, index: int) -> Recipe:
         raise NotImplementedError
@@ -67,11 +67,28 @@ def test_a_window_bounds_how_far_reading_jumps() -> None:
 
 
 def test_a_stream_is_read_front_to_back() -> None:
-    order = EpisodeSampler(Rows(None, seekable=False), "stream", 8, 0)
+    order = EpisodeSampler(Rows(None, streams=1), "stream", 8, 0)
     walk = [order.episode(position) for position in range(40)]
     assert walk != sorted(walk)
     assert all(sorted(walk[i : i + 8]) == list(range(i, i + 8)) for i in range(0, 40, 8))
     assert all(order.replacement(17, attempt) // 8 == 2 for attempt in range(1, 20))
+
+
+@given(st.integers(1, 6), st.integers(1, 30))
+def test_streams_take_turns(streams: int, window: int) -> None:
+    order = EpisodeSampler(Rows(None, streams=streams), "stream", window, 0)
+    window = order.window
+    assert window % streams == 0
+    walk = [order.episode(position) for position in range(4 * window)]
+    assert all(
+        sorted(walk[i : i + window]) == list(range(i, i + window)) for i in range(0, len(walk), window)
+    )
+    assert all(row % streams == position % streams for position, row in enumerate(walk))
+    for attempt in range(1, 20):
+        other = order.replacement(walk[-1], attempt)
+        assert other % streams == walk[-1] % streams
+        assert other // window == 3
+        assert other != walk[-1] or window == streams
 
 
 @given(st.integers(2, 60), st.integers(2, 25), st.integers(0, 10**6))
@@ -166,6 +183,34 @@ def test_ranks_share_a_step_without_overlap(costs: list[float], dp_size: int) ->
     assert max(loads) <= sum(costs) / dp_size + max(costs, default=0)
     if len(set(costs)) == 1:
         assert [place for part in parts for place in part] == list(range(len(costs)))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1.0, 2.0]), st.sampled_from([None, "a", "b"])), max_size=40),
+    st.integers(1, 9),
+    st.integers(0, 1000),
+)
+def test_ranks_take_turns_at_streams(
+    samples: list[tuple[float, str | None]], dp_size: int, first: int
+) -> None:
+    costs = [cost for cost, _ in samples]
+    before = {"a": first, "b": 2 * first + 1}
+    turns: list[int | None] = []
+    for _, source in samples:
+        turns.append(before[source] if source else None)
+        if source:
+            before[source] += 1
+    parts = [rank_share(costs, rank, dp_size, turns) for rank in range(dp_size)]
+    assert sorted(place for part in parts for place in part) == list(range(len(costs)))
+    assert all(part == sorted(part) for part in parts)
+    if len(costs) >= dp_size:
+        assert all(parts)
+    strangers = [
+        p for r, part in enumerate(parts) for p in part if turns[p] is not None and turns[p] % dp_size != r
+    ]
+    assert len(strangers) < dp_size  # taken by ranks that would have nothing
+    if len({source for _, source in samples}) == 1 and turns[0] is not None:
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 

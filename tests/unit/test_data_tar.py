@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,9 @@ import pytest
 
 from worldmodel import media
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
-from worldmodel.data import loader
+from worldmodel.data import loader, tar
 from worldmodel.data.clips import Clip
+from worldmodel.data.index_file import MIN_BYTES
 from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import Action
@@ -85,6 +88,80 @@ def test_json_may_ask(tmp_path: Path, video: bytes) -> None:
     )
     asked = open_tar(path).at(0).episode("ask", 0, 0, 1)
     assert (asked.prompt, asked.answer, len(asked.observations)) == ("late?", "no", 1)
+
+
+@pytest.fixture
+def large(tmp_path: Path, video: bytes) -> Path:
+    """Six shards that are large enough to have an index."""
+    (tmp_path / "shards").mkdir()
+    for number in range(6):
+        clips = [(f"{number}-{i}.mp4", video) for i in range(2)]
+        write(tmp_path / "shards" / f"s-{number}.tar", [*clips, ("padding.bin", bytes(MIN_BYTES))])
+    return tmp_path / "shards"
+
+
+def hide_headers(path: Path) -> None:
+    """Make a shard unreadable as a tar file, without a change of its size or modification time."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.write(bytes(range(256)) * 2)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_headers_are_read_once(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if not writable:  # also for root, who may write anywhere
+        for shard in large.glob("*.tar"):
+            (large / f".{shard.name}.clips.index").mkdir()
+    first = open_tar(large / "*.tar")
+    assert (tmp_path / "cache").exists() != writable
+    for shard in large.glob("*.tar"):
+        hide_headers(shard)
+    again = open_tar(large / "*.tar")
+    assert (first.size, again.size) == (12, 12)
+    assert [again.at(i).video for i in range(12)] == [first.at(i).video for i in range(12)]
+    again.at(7).episode("rounds", 0, 7, 1)
+    os.utime(large / "s-3.tar", ns=(0, 0))  # changed: the index is of another file
+    with pytest.raises(ConfigError, match=r"s-3.tar"):
+        open_tar(large / "*.tar")
+
+
+def test_a_damaged_index_is_made_again(large: Path) -> None:
+    first = open_tar(large / "*.tar")
+    for index, file in enumerate(sorted(large.glob(".*.index"))):
+        data = file.read_bytes()
+        file.write_bytes((b"", data[:100], data[:-8], b"x" * len(data), data[:200], data[:1])[index])
+    again = open_tar(large / "*.tar")
+    assert [again.at(i).video for i in range(12)] == [first.at(i).video for i in range(12)]
+
+
+def test_processes_share_the_reading_of_headers(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins elsewhere and takes what others have stored: together they read each shard once."""
+    read: list[str] = []
+    samples, most = tar.samples, 2
+
+    def counted(path: str) -> Iterator[dict[str, tar.ByteRange]]:
+        if len(read) == most:
+            raise TimeoutError  # this process has come no further yet
+        read.append(Path(path).name)
+        return samples(path)
+
+    monkeypatch.setattr(tar, "samples", counted)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    shards = [str(large / f"s-{i}.tar") for i in range(6)]
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(TimeoutError):
+        tar.clip_ranges(shards)
+    assert read == ["s-2.tar", "s-3.tar"]
+    most = 6
+    for rank in (2, 0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        ranges = tar.clip_ranges(shards)
+        assert [len(each) for each in ranges] == [2] * 6
+        assert read == [f"s-{i}.tar" for i in (2, 3, 4, 5, 0, 1)]
 
 
 def test_other_members_are_ignored(tmp_path: Path, video: bytes) -> None:

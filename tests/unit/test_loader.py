@@ -71,7 +71,7 @@ class Numbered:
     size: int | None = 40
     bad: frozenset[int] = frozenset()
     tasks: tuple[str, ...] = ("rounds",)
-    seekable: bool = True
+    streams: int = 0
 
     def at(self, index: int) -> Recipe:
         return NumberedRecipe(index % (self.size or sys.maxsize) in self.bad)
@@ -176,7 +176,7 @@ def test_the_state_resumes_a_loader(mixed: DataConfig) -> None:
         next(made)
         next(made)
         state = made.state()
-    assert state == {"first_step": 2, "bad": {}}
+    assert state == {"first_step": 2, "bad": {}, "bookmarks": {}}
     assert names(mixed, first=state["first_step"]) == whole[2:]
     assert names(mixed, first=5) == []
 
@@ -368,7 +368,7 @@ def test_a_bug_in_a_source_ends_the_run_with_its_traceback() -> None:
 class LostSource:
     """A source whose disk is gone."""
 
-    size, seekable, tasks = 10, True, ("rounds", "describe")
+    size, streams, tasks = 10, 0, ("rounds", "describe")
     closed = False
 
     def at(self, index: int) -> Recipe:

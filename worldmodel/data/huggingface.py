@@ -1,16 +1,21 @@
 """Streamed datasets of the Hugging Face Hub or of a local folder: nothing is stored on disk.
 
-A stream is read front to back, again and again. A thread reads ahead by one window, so a window is shuffled
-while the next one arrives: three windows of encoded clips are in memory (`data.window`; 256 suits clips of
-1 MB). Every data-parallel rank reads the whole stream and decodes only its own part. Resuming skips rows: at
-once where the format allows it, otherwise by reading them. For long trainings, download the dataset as tar
-files or a table instead.
+The files of a dataset are divided into streams (`data.sources.NAME.streams`), each of which is read front to
+back, again and again. Row `i` of the source is row `i // streams` of stream `i % streams`, so a data-parallel
+rank opens only the streams whose rows it trains on: with as many ranks as streams, one each. A thread reads
+each stream ahead by one window, so a window is shuffled while the next one arrives: three windows of encoded
+clips are in memory (`data.window`, divided by the streams; 256 suits clips of 1 MB).
+
+Checkpoints store a bookmark of every stream, from which a resumed run reads on. Without one, for example
+after `streams` was changed, rows are read over.
 """
 
+import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from worldmodel import media
@@ -24,6 +29,13 @@ from worldmodel.types import DESCRIBE, Action, Episode
 VIDEO_NAMES = ("video", "mp4", "webm", "clip", "image", "images", "frames", "png", "jpg", "jpeg", "webp")
 TEXT_NAMES = ("text", "caption", "txt", "prompt", "description")
 IMAGE_NAMES = {"image", "png", "jpg", "jpeg", "webp"}
+MAX_MARKS = 256
+"""Bookmarks that a stream keeps: a run is that many windows behind what was read ahead, at most."""
+
+Bookmark = tuple[int, dict[str, Any]]
+"""A window, and the state of the dataset at its first row."""
+Bookmarks = dict[str, Bookmark]
+"""Bookmarks by stream; a name contains the number of streams and the window, which must be the same."""
 
 
 class HuggingFaceSource:
@@ -37,7 +49,6 @@ class HuggingFaceSource:
         ConfigError: `datasets` is not installed, or there is no such dataset, split or column.
     """
 
-    seekable = False
     size = None
 
     def __init__(self, name: str, config: DataConfig, model: WorldModelConfig) -> None:
@@ -62,10 +73,14 @@ class HuggingFaceSource:
                 f"{self.key} has images without text, which no task can use; set columns.text, or "
                 "columns.question and columns.answer."
             )
-        keep = {self.video, *self.reader.needed}
-        self.stream = ReadAhead(
-            dataset.select_columns(sorted(keep)), config.window, config.timeout_s, self.key
-        )
+        if dataset.num_shards < source.streams:
+            dataset = dataset.reshard()  # parquet: by row group
+        self.streams = num_streams(dataset.num_shards, source.streams)
+        self.dataset = dataset.select_columns(sorted({self.video, *self.reader.needed}))
+        self.window, self.timeout_s = -(-config.window // self.streams), config.timeout_s
+        self.opened: dict[int, ReadAhead] = {}
+        self.bookmarks: Bookmarks = {}
+        self.one_opens = threading.Lock()
 
     def _open(self, split: str) -> tuple[Any, dict[str, str]]:
         """Return the stream, and the type of each of its columns."""
@@ -86,7 +101,7 @@ class HuggingFaceSource:
     def at(self, index: int) -> Recipe:
         """Return row `index` of the endless stream."""
         name = f"{self.path} row {index + 1}"
-        row = self.stream.row(index)
+        row = self._stream(index % self.streams).row(index // self.streams)
         try:
             video = self._video(row[self.video])
             clip = self.reader.clip(row, name, video=Stills((b"",)) if self.still else video)
@@ -102,9 +117,34 @@ class HuggingFaceSource:
         """Return a constant: the row may not have been read yet."""
         return rounds
 
+    def resume(self, bookmarks: Bookmarks) -> None:
+        """Begin at bookmarks of an earlier run; those of another number of streams are ignored."""
+        self.bookmarks = {
+            key: mark for key, mark in bookmarks.items() if key.endswith(f"/{self.streams}/{self.window}")
+        }
+
+    def marks(self, window: int) -> Bookmarks:
+        """Return a bookmark of each stream that this process reads, at or before a window."""
+        marks = {number: stream.mark(window) for number, stream in self.opened.items()}
+        return {self._mark_name(number): mark for number, mark in marks.items() if mark}
+
     def close(self) -> None:
         """Stop reading."""
-        self.stream.close()
+        for stream in self.opened.values():
+            stream.close()
+
+    def _stream(self, number: int) -> "ReadAhead":
+        """Return a stream, which is opened when its first row is needed."""
+        with self.one_opens:
+            if number not in self.opened:
+                # Each call makes another object, because an iteration changes its own.
+                open_dataset = partial(self.dataset.shard, self.streams, number, contiguous=False)
+                mark = self.bookmarks.get(self._mark_name(number))
+                self.opened[number] = ReadAhead(open_dataset, self.window, self.timeout_s, self.key, mark)
+            return self.opened[number]
+
+    def _mark_name(self, number: int) -> str:
+        return f"{number}/{self.streams}/{self.window}"
 
     def _video(self, value: Any) -> Files | Stills | bytes:
         """Return the frames of a cell, or their location."""
@@ -187,14 +227,25 @@ class ReadAhead:
     """Random access to nearby rows of an endless stream: a thread keeps the windows around them in memory.
 
     Args:
-        dataset: a `datasets.IterableDataset`.
+        open_dataset: returns a new `datasets.IterableDataset`.
         window: number of rows that are read together.
         timeout_s: how long a window may take.
         key: config key of the source, for messages.
+        mark: where an earlier process was in the stream.
     """
 
-    def __init__(self, dataset: Any, window: int, timeout_s: float, key: str) -> None:
-        self.dataset, self.window, self.timeout_s, self.key = dataset, window, timeout_s, key
+    def __init__(
+        self,
+        open_dataset: Callable[[], Any],
+        window: int,
+        timeout_s: float,
+        key: str,
+        mark: Bookmark | None = None,
+    ) -> None:
+        self.open_dataset, self.window = open_dataset, window
+        self.timeout_s, self.key = timeout_s, key
+        self.marks: dict[int, dict[str, Any]] = {mark[0]: mark[1]} if mark else {}
+        """State of the dataset at the beginning of windows."""
         self.windows: dict[int, list[Mapping[str, Any]]] = {}
         self.wanted = self.reading = 0
         """The window that was requested last, and the one that is being read."""
@@ -236,6 +287,12 @@ class ReadAhead:
             self.windows.clear()
             self.changed.notify_all()
 
+    def mark(self, window: int) -> Bookmark | None:
+        """Return the newest bookmark at or before a window."""
+        with self.changed:
+            known = max((number for number in self.marks if number <= window), default=None)
+            return None if known is None else (known, self.marks[known])
+
     def _start(self, window: int) -> None:
         """Start reading at `window`; an earlier thread ends."""
         self.windows.clear()
@@ -247,13 +304,20 @@ class ReadAhead:
         """Read windows, up to one ahead of the requested one."""
         thread = threading.current_thread()
         try:
-            rows = endless(self.dataset, first)
+            mark = self.mark(first // self.window)
+            rows = EndlessRows(self.open_dataset, mark and mark[1])
+            rows.skip(first - (mark[0] * self.window if mark else 0))
             while True:
-                filled = [next(rows) for _ in range(self.window)]
+                state = rows.state()
+                filled = [rows.next() for _ in range(self.window)]
                 with self.changed:
                     if self.thread is not thread:
                         return
                     self.windows[self.reading] = filled
+                    if state is not None:
+                        self.marks[self.reading] = state
+                    for old in sorted(self.marks)[:-MAX_MARKS]:
+                        del self.marks[old]
                     self.reading += 1
                     for old in [number for number in self.windows if number < self.wanted - 1]:
                         del self.windows[old]
@@ -270,21 +334,63 @@ class ReadAhead:
                     self.changed.notify_all()
 
 
-def endless(dataset: Any, first: int) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a dataset, from row `first` of its endless repetition on."""
-    splits, name = getattr(dataset.info, "splits", None), getattr(dataset, "split", None)
-    size = splits[str(name)].num_examples if splits and str(name) in splits else None
-    rows = iter(dataset.skip(first % size if size else first))
-    row = next(rows, None)
-    if row is None:  # it has fewer rows: count them
-        size = sum(1 for _ in dataset)
-        if not size:
-            raise InputError("the dataset is empty")
-        rows = iter(dataset.skip(first % size))
-        row = next(rows)
-    while True:
+class EndlessRows:
+    """The rows of a dataset, again and again.
+
+    Args:
+        open_dataset: returns a new `datasets.IterableDataset`.
+        state: its `state_dict()` at the row to begin with; None: the first.
+    """
+
+    def __init__(self, open_dataset: Callable[[], Any], state: dict[str, Any] | None = None) -> None:
+        self.open_dataset, self.current = open_dataset, open_dataset()
+        if state is not None:
+            self.current.load_state_dict(state)
+        self.rows = iter(self.current)
+        self.read, self.from_start = 0, state is None
+
+    def next(self) -> Mapping[str, Any]:
+        """Return the next row.
+
+        Raises:
+            InputError: there are none.
+        """
+        row = next(self.rows, None)
         if row is None:
-            rows = iter(dataset)
-            row = next(rows)
-        yield row
-        row = next(rows, None)
+            self._restart()
+            row = next(self.rows, None)
+            if row is None:
+                raise InputError("the dataset is empty")
+        self.read += 1
+        return row
+
+    def skip(self, number: int) -> None:
+        """Read over rows, each at most twice."""
+        while number:
+            if next(self.rows, None) is not None:
+                self.read, number = self.read + 1, number - 1
+                continue
+            if self.from_start:  # all rows were read: whole repetitions need not be
+                if not self.read:
+                    raise InputError("the dataset is empty")
+                number %= self.read
+            self._restart()
+
+    def state(self) -> dict[str, Any] | None:
+        """Return a state to begin with again; None where the format of the dataset has none."""
+        state = getattr(self.current, "state_dict", lambda: None)()
+        try:
+            return json.loads(json.dumps(state))
+        except TypeError:
+            return None
+
+    def _restart(self) -> None:
+        self.current = self.open_dataset()
+        self.rows, self.read, self.from_start = iter(self.current), 0, True
+
+
+def num_streams(num_files: int, wanted: int) -> int:
+    """Return how many streams so many files are divided into: `wanted`, halved until each has a file."""
+    while wanted > max(num_files, 1):
+        wanted //= 2
+    return wanted

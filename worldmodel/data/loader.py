@@ -20,7 +20,7 @@ from torchdata.nodes import BaseNode, IterableWrapper, Mapper, ParallelMapper, P
 
 from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
 from worldmodel.data.sampler import Sample, StepSampler, rank_share
-from worldmodel.data.sources import Source, open_sources
+from worldmodel.data.sources import Source, StreamedSource, open_sources
 from worldmodel.data.worker import BadClip, Failure, Request, Result, Worker, make_episode, with_timeout
 from worldmodel.errors import ConfigError
 from worldmodel.types import Episode
@@ -34,6 +34,9 @@ SOURCE_GRACE_S = 5.0
 
 SumCounts = Callable[[Sequence[int]], list[int]]
 """Sums counts, element by element, over all data-parallel ranks."""
+
+Bookmarks = dict[str, dict[str, Any]]
+"""Where the streams of sources are, by source and stream."""
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +107,7 @@ class BatchLoader:
         bad: number of bad clips before `first_step`, by source.
         sum_counts: sums bad clips over ranks, so that all ranks count the same; every rank calls it once a
             step. None: this rank's clips are all.
+        bookmarks: of all ranks' streams at `first_step`, or None.
 
     Raises:
         ConfigError: more clips are bad than `data.max_bad_fraction` allows, or a worker was killed or hangs.
@@ -120,9 +124,13 @@ class BatchLoader:
         dp_size: int = 1,
         bad: Mapping[str, int] | None = None,
         sum_counts: SumCounts | None = None,
+        bookmarks: Bookmarks | None = None,
     ) -> None:
         self.sources, self.config, self.stage, self.seed = sources, config, stage, seed
         self.dp_rank, self.dp_size, self.sum_counts = dp_rank, dp_size, sum_counts
+        for name, source in sources.items():
+            if bookmarks and isinstance(source, StreamedSource):
+                source.resume(bookmarks.get(name, {}))
         self.sampler = StepSampler(sources, stage_weights(config, stage), stage, seed, config.window)
         self.sampler.steps_before(first_step)  # cached now: it takes seconds far into a run
         self.step = first_step
@@ -166,7 +174,8 @@ class BatchLoader:
             for step in range(first_step, self.stage.steps):
                 samples, rounds = self.sampler.samples(step), self.stage.rounds
                 costs = [self._source(sample).cost(sample.episode, rounds) for sample in samples]
-                own = [samples[index] for index in rank_share(costs, self.dp_rank, self.dp_size)]
+                turns = [sample.turn for sample in samples]
+                own = [samples[index] for index in rank_share(costs, self.dp_rank, self.dp_size, turns)]
                 if not own:
                     yield PendingSample(step, last=True)
                 for sample in own:
@@ -286,8 +295,16 @@ class BatchLoader:
         return batches
 
     def state(self) -> dict[str, Any]:
-        """Return the arguments with which another loader continues from here."""
-        return {"first_step": self.step, "bad": dict(self.bad)}
+        """Return the arguments with which another loader continues from here.
+
+        Bookmarks are those of this rank's streams; they save reading and change nothing.
+        """
+        return {"first_step": self.step, "bad": dict(self.bad), "bookmarks": self.bookmarks()}
+
+    def bookmarks(self) -> Bookmarks:
+        """Return a bookmark of every stream that this rank reads, by source and stream."""
+        streamed = {name: each for name, each in self.sources.items() if isinstance(each, StreamedSource)}
+        return {name: each.marks(self.sampler.window(name, self.step)) for name, each in streamed.items()}
 
     def close(self) -> None:
         """End the workers and close the sources."""
@@ -330,6 +347,7 @@ def batches(
     dp_size: int = 1,
     bad: Mapping[str, int] | None = None,
     sum_counts: SumCounts | None = None,
+    bookmarks: Bookmarks | None = None,
 ) -> BatchLoader:
     """Load one stage's batches from `first_step` on, for one of `dp_size` ranks that share every step.
 
@@ -340,4 +358,4 @@ def batches(
         ConfigError: a setting, a source or a task is wrong.
     """
     sources = open_sources(config, model)
-    return BatchLoader(sources, config, stage, seed, first_step, dp_rank, dp_size, bad, sum_counts)
+    return BatchLoader(sources, config, stage, seed, first_step, dp_rank, dp_size, bad, sum_counts, bookmarks)

@@ -37,6 +37,8 @@ class Sample:
     source: str
     episode: int
     """Index within the source: for a finite one `epoch * size + row`."""
+    turn: int | None = None
+    """Position in the order of a source that is read in streams; ranks take turns there."""
 
 
 class Mixture:
@@ -67,13 +69,16 @@ class Mixture:
 class EpisodeSampler:
     """The order of a source's episodes, epoch after epoch: shuffled windows, and shuffled rows within each.
 
-    A source that can only be read front to back (`Source.seekable` is false) keeps its windows in order and
-    has a single endless epoch.
+    A source that can only be read front to back (`Source.streams` above 0) keeps its windows in order and has
+    a single endless epoch. Its streams take turns: position `p` is a row of stream `p % streams`.
     """
 
     def __init__(self, source: Source, name: str, window: int, seed: int) -> None:
-        self.size = source.size if source.seekable and source.size else sys.maxsize
-        self.window, self.seekable = min(window, self.size), source.seekable
+        self.streams = source.streams
+        self.size = source.size if not self.streams and source.size else sys.maxsize
+        self.window = min(window, self.size)
+        if self.streams:  # equally many rows of each
+            self.window = -(-window // self.streams) * self.streams
         self.key = (seed, zlib.crc32(name.encode()))
         self.windows = lru_cache(maxsize=2)(self._windows)
         self.rows = lru_cache(maxsize=4)(self._rows)
@@ -85,11 +90,14 @@ class EpisodeSampler:
     def _rows(self, epoch: int, window: int) -> np.ndarray:
         first = window * self.window
         rng = np.random.default_rng((*self.key, epoch, window, ROWS))
-        return first + rng.permutation(min(self.window, self.size - first))
+        if not self.streams:
+            return first + rng.permutation(min(self.window, self.size - first))
+        orders = [rng.permutation(self.window // self.streams) for _ in range(self.streams)]
+        return first + (np.stack(orders, axis=1) * self.streams + np.arange(self.streams)).flatten()
 
     def episode(self, position: int) -> int:
         """Return `epoch * size + row` of the sample at a position of the endless order."""
-        if not self.seekable:
+        if self.streams:
             window, offset = divmod(position, self.window)
             return int(self.rows(0, window)[offset])
         epoch, offset = divmod(position, self.size)
@@ -105,16 +113,20 @@ class EpisodeSampler:
     def replacement(self, episode: int, attempt: int) -> int:
         """Return the episode that replaces a bad one: another of the same epoch.
 
-        It comes from the same window, which is already in memory. A seekable source falls back to any of its
-        rows when a small window has no others.
+        It comes from the same window of the same stream, which is already in memory. Without streams any row
+        of the source may be taken when a small window has no others.
         """
         epoch, row = divmod(episode, self.size)
         first = row // self.window * self.window
         length = min(self.window, self.size - first)
-        if self.seekable and (length == 1 or attempt > NEAR_ATTEMPTS):
+        if not self.streams and (length == 1 or attempt > NEAR_ATTEMPTS):
             first, length = 0, self.size
+        step = self.streams or 1
+        place, stream = divmod(row - first, step)
+        count = length // step
         rng = np.random.default_rng((*self.key, episode, attempt, REPLACEMENT))
-        return epoch * self.size + first + (row - first + int(rng.integers(1, max(length, 2)))) % length
+        place = (place + int(rng.integers(1, max(count, 2)))) % count
+        return epoch * self.size + first + place * step + stream
 
 
 class StepSampler:
@@ -139,7 +151,7 @@ class StepSampler:
         self.samplers = {
             name: EpisodeSampler(source, name, window, seed)
             for name, source in sources.items()
-            if source.size is not None or not source.seekable
+            if source.size is not None or source.streams
         }
         self.offering: dict[str, list[str]] = {}
         """Sources of each task."""
@@ -181,11 +193,17 @@ class StepSampler:
         for offset in range(size):
             name = offering[mixture.source(before[task] * size + offset)]
             episode = index = step * size + offset
+            turn = None
             if name in self.samplers:
                 episode = self.samplers[name].episode(positions[name])
+                turn = positions[name] if self.samplers[name].streams else None
                 positions[name] += 1
-            samples.append(Sample(index, name, episode))
+            samples.append(Sample(index, name, episode, turn))
         return samples
+
+    def window(self, name: str, step: int) -> int:
+        """Return the window from which a source's next sample at the start of a step comes."""
+        return self._position(name, self.steps_before(step)) // self.samplers[name].window
 
     def _position(self, name: str, before: Mapping[str, int]) -> int:
         """Count the samples that a source provided in earlier steps, over all tasks."""
@@ -208,8 +226,37 @@ class StepSampler:
         return counts
 
 
-def rank_share(costs: Sequence[float], dp_rank: int, dp_size: int) -> list[int]:
-    """Return the indices of a rank's samples: contiguous if all cost the same, else balanced by cost."""
+def rank_share(
+    costs: Sequence[float], dp_rank: int, dp_size: int, turns: Sequence[int | None] = ()
+) -> list[int]:
+    """Return the indices of a rank's samples.
+
+    They are contiguous if all cost the same, else balanced by cost. Samples of a source that is read in
+    streams go to rank `turn % dp_size`, so that a rank reads the same streams in every step; the others
+    balance them.
+    """
+    if any(turn is not None for turn in turns):
+        owners = _owners(costs, dp_size, turns)
+        return [index for index, owner in enumerate(owners) if owner == dp_rank]
     if len(set(costs)) > 1:
         return assign(costs, dp_size)[dp_rank]
     return list(range(len(costs) * dp_rank // dp_size, len(costs) * (dp_rank + 1) // dp_size))
+
+
+def _owners(costs: Sequence[float], dp_size: int, turns: Sequence[int | None]) -> list[int]:
+    """Return the rank of every sample; none is without samples if there are enough."""
+    owners = [-1 if turn is None else turn % dp_size for turn in turns]
+    loads = [0.0] * dp_size
+    for owner, cost in zip(owners, costs, strict=True):
+        loads[owner] += cost * (owner >= 0)
+    for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
+        if owners[index] < 0:
+            owners[index] = loads.index(min(loads))
+            loads[owners[index]] += costs[index]
+    counts = Counter(owners)
+    for rank in range(min(dp_size, len(costs))):  # turns of several sources may fall on the same ranks
+        if not counts[rank]:
+            giver = counts.most_common(1)[0][0]
+            owners[len(owners) - 1 - owners[::-1].index(giver)] = rank
+            counts = Counter(owners)
+    return owners

@@ -1,8 +1,9 @@
 """Sources of episodes. An episode is a pure function of (task, seed, index), so any order can be replayed."""
 
 import math
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.errors import ConfigError
@@ -48,8 +49,11 @@ class Source(Protocol):
         ...
 
     @property
-    def seekable(self) -> bool:
-        """Whether episodes can be requested in any order, not only in windows from front to back."""
+    def streams(self) -> int:
+        """Number of streams that it is read from front to back; 0: episodes can be requested in any order.
+
+        Episode `i` is in stream `i % streams`. Such a source also has the methods of `StreamedSource`.
+        """
         ...
 
     def at(self, index: int) -> Recipe:
@@ -62,6 +66,19 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Close files and end threads."""
+        ...
+
+
+@runtime_checkable
+class StreamedSource(Source, Protocol):
+    """A source that is read front to back."""
+
+    def marks(self, window: int) -> dict[str, Any]:
+        """Return bookmarks of the streams that this process reads, at or before a window; JSON."""
+        ...
+
+    def resume(self, bookmarks: Mapping[str, Any]) -> None:
+        """Begin at bookmarks of an earlier run; called before `at`."""
         ...
 
 

@@ -1,4 +1,7 @@
-"""Tables of clips, whose rows are read by their offset in the file instead of kept in memory."""
+"""Tables of clips, whose rows are read by their offset in the file instead of kept in memory.
+
+Opening a table reads some of its rows; the offsets of all are stored beside it (see index_file.py).
+"""
 
 import csv
 import json
@@ -6,7 +9,7 @@ import os
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -15,6 +18,7 @@ import numpy as np
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Files, RoundFormat
 from worldmodel.data.columns import Row, RowReader
+from worldmodel.data.index_file import indexed
 from worldmodel.errors import ConfigError, InputError
 
 NUM_PROBED = 100
@@ -50,8 +54,7 @@ class LineTable:
     def __init__(self, path: Path) -> None:
         self.csv = path.suffix == ".csv"
         self.file = path.open("rb")
-        starts = _record_offsets(self.file, self.csv)
-        self.starts = np.frombuffer(starts, dtype=np.int64)
+        self.starts = indexed(path, "rows", partial(_record_offsets, self.file, self.csv))
         if self.csv:
             self.columns: Sequence[str] = self._fields(0) if len(self.starts) > 1 else []
         else:
@@ -89,7 +92,7 @@ class LineTable:
             raise InputError(f"it is not valid csv ({error})") from None
 
 
-def _record_offsets(file: IO[bytes], is_csv: bool) -> array:
+def _record_offsets(file: IO[bytes], is_csv: bool) -> np.ndarray:
     """Return the offset of every record that is not blank, and the size of the file."""
     starts, end = array("q"), 0
 
@@ -108,7 +111,7 @@ def _record_offsets(file: IO[bytes], is_csv: bool) -> array:
             cells = ["invalid"]
         if cells is None:
             starts.append(start)
-            return starts
+            return np.frombuffer(starts, dtype=np.int64)
         if len(cells) > 1 or (cells and cells[0].strip()):
             starts.append(start)
 
@@ -186,7 +189,7 @@ class TableSource:
             video.
     """
 
-    seekable = True
+    streams = 0
 
     def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
         config = data.sources[name]
@@ -204,8 +207,7 @@ class TableSource:
         self.tasks = self.reader.tasks
         self.starts: np.ndarray | None = None  # index of every row's first clip, where rows have several
         if self.reader.preset and self.reader.preset.segments:
-            counts = np.fromiter(map(self._clips_in, range(len(self.table))), np.int64, len(self.table))
-            self.starts = np.concatenate([[0], np.cumsum(counts)])
+            self.starts = indexed(path, f"clips-{self.reader.preset.segments}", self._first_clips)
         self.size = int(self.starts[-1]) if self.starts is not None else len(self.table)
         self._probe()
 
@@ -231,6 +233,11 @@ class TableSource:
         frames = int((clip.end - clip.start) * self.format.fps + 1e-3)
         return max(1, min(rounds, (frames - 1) // self.format.chunk))
 
+    def _first_clips(self) -> np.ndarray:
+        """Return the index of every row's first clip, and the number of clips."""
+        counts = np.fromiter(map(self._clips_in, range(len(self.table))), np.int64, len(self.table))
+        return np.concatenate([[0], np.cumsum(counts)])
+
     def _clips_in(self, row: int) -> int:
         """Count the clips of a row; one that cannot be read is one bad clip."""
         try:
@@ -243,17 +250,18 @@ class TableSource:
         self.table.close()
 
     def _probe(self) -> None:
-        """Check the actions of all rows, and everything else in some of them."""
-        if self.reader.has_actions:
-            for number in range(len(self.table)):
-                try:
-                    self.reader.tracks(self.table.row(number))
-                except InputError as error:
-                    raise ConfigError(f"{self.key}: {self.label} row {number + 1}: {error}.") from None
-        problems = []
-        indices = np.unique(np.linspace(0, self.size - 1, NUM_PROBED).astype(int))
+        """Check some of the rows, spread over the table: an error in the actions of one is in many.
+
+        The other rows are checked when they are read; one that is wrong is a bad clip.
+        """
+        for number in _spread(len(self.table)) if self.reader.has_actions else ():
+            try:
+                self.reader.tracks(self.table.row(number))
+            except InputError as error:
+                raise ConfigError(f"{self.key}: {self.label} row {number + 1}: {error}.") from None
+        problems, indices = [], _spread(self.size)
         for index in indices:
-            clip = self.at(int(index))
+            clip = self.at(index)
             try:
                 if isinstance(clip, BrokenClip):
                     raise InputError(clip.reason)
@@ -263,3 +271,8 @@ class TableSource:
                 problems.append(f"{clip.name}: {error}")
         if len(problems) == len(indices):
             raise ConfigError(f"{self.key}: of {len(indices)} checked rows, none can be used; {problems[0]}.")
+
+
+def _spread(size: int) -> list[int]:
+    """Return `NUM_PROBED` indices, spread over a range."""
+    return np.unique(np.linspace(0, size - 1, NUM_PROBED).astype(int)).tolist()

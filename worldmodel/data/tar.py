@@ -1,8 +1,8 @@
 """WebDataset shards: tar files in which the parts of a sample follow each other under one name.
 
-`kitchen-001.mp4`, `kitchen-001.json` and `kitchen-001.txt` make one clip. The headers are read once, when
-the source is opened; after that a clip is a seek and a read, in any order. Nothing is unpacked, and members
-of other kinds (`.pyd`, `.pth`, links, …) are never read.
+`kitchen-001.mp4`, `kitchen-001.json` and `kitchen-001.txt` make one clip. The headers are read once, and the
+index of each shard is stored (see index_file.py); after that a clip is a seek and a read, in any order.
+Nothing is unpacked, and members of other kinds (`.pyd`, `.pth`, links, …) are never read.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import os
 import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Part, RoundFormat
 from worldmodel.data.columns import ASKED, FIELDS, Row, RowReader
+from worldmodel.data.index_file import indexed
 from worldmodel.errors import ConfigError, InputError
 
 VIDEO, TEXT, JSON = "video", "txt", "json"
@@ -46,7 +48,7 @@ class TarSource:
         ConfigError: no tar file matches, one is damaged or compressed, or they hold no video.
     """
 
-    seekable = True
+    streams = 0
 
     def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
         key, config = f"data.sources.{name}", data.sources[name]
@@ -56,17 +58,12 @@ class TarSource:
                 f"{key}.path is {config.path!r}, which matches no file; set it to a tar file, or "
                 "to several as data/*.tar."
             )
-        found = array("q")  # of every clip: shard, and offset and size of its three parts
-        for number, shard in enumerate(self.shards):
-            for sample in samples(shard):
-                if VIDEO in sample:
-                    found.append(number)
-                    for kind in (VIDEO, TEXT, JSON):
-                        found.extend(sample.get(kind, ByteRange()))
-        if not found:
-            raise ConfigError(f"{key}: no sample of {config.path!r} has a video ({', '.join(KINDS)}).")
-        self.ranges = np.frombuffer(found, dtype=np.int64).reshape(-1, 7)
+        tables = clip_ranges(self.shards)
+        numbers = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        self.ranges = np.column_stack([numbers, np.concatenate(tables)])
         self.size = len(self.ranges)
+        if not self.size:
+            raise ConfigError(f"{key}: no sample of {config.path!r} has a video ({', '.join(KINDS)}).")
         self.format = RoundFormat.of(model)
         some = np.unique(np.linspace(0, self.size - 1, NUM_PROBED).astype(int))
         fields = {field for number in some for field in self._fields(number)}
@@ -130,6 +127,31 @@ class TarSource:
             return header.read().split(b"\0")[0].decode(errors="replace")
         except InputError:
             return str(part.offset)
+
+
+def clip_ranges(shards: Sequence[str]) -> list[np.ndarray]:
+    """Return for each shard the offsets and sizes of the video, text and json of its clips, `[n, 6]`.
+
+    The processes of a run begin at different shards and find the indexes that others have stored, so that a
+    header is read by one of them.
+
+    Raises:
+        ConfigError: a shard is not a tar file, or is compressed or cut off.
+    """
+    rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    first = len(shards) * rank // max(size, 1)
+    order = [(first + index) % len(shards) for index in range(len(shards))]
+    found = {number: indexed(shards[number], "clips", partial(_ranges, shards[number])) for number in order}
+    return [found[number] for number in range(len(shards))]
+
+
+def _ranges(shard: str) -> np.ndarray:
+    found = array("q")
+    for sample in samples(shard):
+        if VIDEO in sample:
+            for kind in (VIDEO, TEXT, JSON):
+                found.extend(sample.get(kind, ByteRange()))
+    return np.array(found, dtype=np.int64).reshape(-1, 6)
 
 
 def samples(path: str) -> Iterator[dict[str, ByteRange]]:

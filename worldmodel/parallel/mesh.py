@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -136,8 +137,15 @@ class Mesh:
         return total
 
     def sum_counts(self, counts: Sequence[int]) -> list[int]:
-        """Return the sums over the data-parallel processes of this sequence rank."""
-        return self.sum(torch.tensor(counts, device=self.device)).tolist()
+        """Return the sums over the data-parallel processes of this sequence rank; the device is not used."""
+        return self.sum(torch.tensor(counts)).tolist()
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the picklable values of all processes, by rank."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def barrier(self) -> None:
         """Wait for all processes."""

@@ -35,7 +35,7 @@ class ShapesSource:
 
     tasks = ("rounds", "imagine", "describe", "ask", "inverse", "document")
     size = None
-    seekable = True
+    streams = 0
 
     def __init__(self, split: str = "train", keys: Collection[str] | None = None) -> None:
         """Open a split.
