@@ -12,30 +12,27 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from worldmodel import config as configs
 from worldmodel.config import TrainConfig, WorldModelConfig
 from worldmodel.data import loader
 from worldmodel.errors import ConfigError
-from worldmodel.media.tensors import to_frames
 from worldmodel.models.layers import attention
 from worldmodel.models.loading import model_folder
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import distributed, summary
+from worldmodel.train import distributed
 from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
-from worldmodel.train.collective_check import collective_check
-from worldmodel.train.run_log import RunLog
-from worldmodel.train.trainer import Progress, Trainer
-from worldmodel.train.watchdog import StragglerDetector, Watchdog
+from worldmodel.train.stage import run_stage
+from worldmodel.train.timing import record_collectives
+from worldmodel.train.trainer import Progress
+from worldmodel.train.validation import check_validation
 
 
 def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bool] = lambda: False) -> Path:
@@ -54,9 +51,12 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
             is not finite.
     """
     check_stages(config)
+    record_collectives()
     mesh, run = distributed.init(config), Path(config.run_dir)
+    deterministic = torch.are_deterministic_algorithms_enabled()
     try:
         check_batch_sizes(config, mesh)
+        use_deterministic(config.deterministic or deterministic)
         attention.use(config.attention)
         torch.set_num_threads(1 if mesh.world_size > 1 else torch.get_num_threads())
         with Checkpoints(run, config.keep_checkpoints) as checkpoints:
@@ -77,71 +77,13 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
                 newest = checkpoints.latest()
         mesh.barrier()  # the last one: processes then end without waiting for the first
     finally:
+        torch.use_deterministic_algorithms(deterministic)
         distributed.shutdown()
     if mesh.first:
         assert newest, "there is at least one stage"
         model = export.load_model(config, newest)
         model.save_pretrained(run / "model", training=configs.to_dict(config))
     return run / "model"
-
-
-def run_stage(
-    config: TrainConfig,
-    name: str,
-    mesh: Mesh,
-    checkpoints: Checkpoints,
-    newest: Path | None,
-    stop: Callable[[], bool],
-) -> bool:
-    """Train one stage, from its start or from `newest` if that is of this stage; False if stopped."""
-    stage, run = config.stages[name], Path(config.run_dir)
-    trainer, progress = Trainer.start(config, name, mesh, newest)
-    done = progress.step
-    log = RunLog(run, name, stage.steps, done, mesh.first, config.log_every)
-    for line in summary.describe(trainer.root, stage, mesh):
-        log.print(line)
-    batches: list[loader.Batch] = []
-    stream = loader.batches(
-        config.data,
-        config.model,
-        stage,
-        config.seed,
-        done,
-        mesh.dp_rank,
-        mesh.dp_size,
-        progress.bad,
-        mesh.sum_counts,
-    )
-    with stream, Watchdog(config.hang_timeout_s) as watchdog, collective_check(config):
-        stalled, stragglers = 0.0, StragglerDetector()
-        for batches in stream:
-            watchdog.beat(f"step {done}")
-            began = time.process_time()
-            result = trainer.step(batches, stop(), stream.unreadable)
-            for rank, slowdown in stragglers.step(time.process_time() - began).items():
-                log.print(f"  process {rank} is {slowdown:.1f}x slower than the others; check that machine")
-            done += 1
-            log.step(done - 1, batches[0].task, result.losses, result.processed, stream.stall_s - stalled)
-            stalled = stream.stall_s
-            if config.sample_every and done % config.sample_every == 0:
-                log_preview(trainer, batches, log, done)
-            if done < stage.steps and (result.stop or done % config.checkpoint_every == 0):
-                trainer.save(checkpoints, done, stream.bad)
-            if result.stop and done < stage.steps:
-                log.close()
-                return False
-    trainer.finish(batches)
-    trainer.save(checkpoints, stage.steps, stream.bad, ended=True)
-    log.print(f"  peak memory: {summary.peak_memory(mesh.device)}")
-    log.close()
-    return not stop()
-
-
-def log_preview(trainer: Trainer, batches: list[loader.Batch], log: RunLog, step: int) -> None:
-    """Write true and predicted videos of a batch."""
-    pair = trainer.preview(batches[0])
-    if pair is not None:
-        log.write_samples(step, *(np.stack([to_frames(clip) for clip in clips]) for clips in pair))
 
 
 def resolve_model(config: TrainConfig) -> TrainConfig:
@@ -157,12 +99,21 @@ def check_stages(config: TrainConfig) -> None:
     """Check the settings of all stages before the first one runs.
 
     Raises:
-        ConfigError: there are no stages, or one names a source that does not exist.
+        ConfigError: there are no stages, one names a source that does not exist, or one is trained on the
+            source of the validation.
     """
     if not config.stages:
         raise ConfigError("The config has no stages; give at least one under `stages`.")
     for stage in config.stages.values():
         loader.stage_weights(config.data, stage)
+    check_validation(config)
+
+
+def use_deterministic(enabled: bool) -> None:
+    """Use deterministic kernels only, so that a run on GPUs, too, resumes bit for bit."""
+    if enabled:  # read when cuBLAS makes its first handle
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(enabled)
 
 
 def check_batch_sizes(config: TrainConfig, mesh: Mesh) -> None:

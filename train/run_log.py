@@ -1,5 +1,6 @@
-"""Log of a training run: progress bar, metrics.jsonl, TensorBoard, sample images and a plot of the losses."""
+"""Log of a training run: progress bar, metrics.jsonl, trackers, sample images and a plot of the losses."""
 
+import importlib
 import json
 import time
 from collections import defaultdict
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from worldmodel.errors import ConfigError
 from worldmodel.io import atomic_file
 from worldmodel.media import contact_sheet, write_image
 
@@ -25,12 +27,22 @@ class RunLog:
     exactly. A stage that resumes from a checkpoint repeats the records of later steps; the last one counts.
     """
 
-    def __init__(self, run: Path, stage: str, steps: int, first_step: int, active: bool, every: int) -> None:
+    def __init__(
+        self,
+        run: Path,
+        stage: str,
+        steps: int,
+        first_step: int,
+        active: bool,
+        every: int,
+        tracker: str = "none",
+    ) -> None:
         self.run, self.stage, self.active, self.every = run, stage, active, every
         if active:
             run.mkdir(parents=True, exist_ok=True)
             self.file = (run / METRICS).open("a", encoding="utf-8")
             self.tensorboard = _open_tensorboard(run / "tensorboard" / stage)
+            self.tracker = _open_tracker(tracker, run, stage)
             self.bar = tqdm(total=steps, initial=first_step, desc=stage, unit="step", mininterval=2)
             self._reset()
 
@@ -46,6 +58,7 @@ class RunLog:
         losses: Mapping[str, float],
         processed: Mapping[str, float],
         stall_s: float,
+        figures: Mapping[str, float] | None = None,
     ) -> None:
         """Record one step; writes the means every `every` steps.
 
@@ -55,6 +68,7 @@ class RunLog:
             losses: losses and other means of this step.
             processed: what was processed, for example samples and tokens; recorded as rates.
             stall_s: seconds that the step waited for data.
+            figures: of the steps since the last record, written as they are.
         """
         if not self.active:
             return
@@ -65,24 +79,31 @@ class RunLog:
         self.stall_s += stall_s
         self.bar.update(1)
         if (step + 1) % self.every == 0:
-            self._write(step + 1)
+            self._write(step + 1, figures or {})
 
-    def _write(self, step: int) -> None:
+    def _write(self, step: int, figures: Mapping[str, float]) -> None:
         elapsed = time.perf_counter() - self.started
         means = {name: sum(values) / len(values) for name, values in self.losses.items()}
         rates = {f"{name}_per_s": round(amount / elapsed, 3) for name, amount in self.processed.items()}
-        scalars = {**means, **rates, "stall_share": round(self.stall_s / elapsed, 4)}
-        record = {"stage": self.stage, "step": step, **scalars, "time": time.time()}
-        self.file.write(json.dumps(record) + "\n")
-        self.file.flush()
-        if self.tensorboard:
-            for name, value in scalars.items():
-                self.tensorboard.add_scalar(name, value, step)
+        self.scalars(step, {**means, **rates, "stall_share": round(self.stall_s / elapsed, 4), **figures})
         shown = {
             name.split("/")[0]: f"{value:.4g}" for name, value in means.items() if name.endswith("/loss")
         }
         self.bar.set_postfix({**shown, "samples/s": f"{rates.get('samples_per_s', 0):.1f}"})
         self._reset()
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write values after `step` steps; those of one step may be in several records."""
+        if not self.active:
+            return
+        record = {"stage": self.stage, "step": step, **values, "time": time.time()}
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+        if self.tensorboard:
+            for name, value in values.items():
+                self.tensorboard.add_scalar(name, value, step)
+        if self.tracker:
+            self.tracker.log({f"{self.stage}/{name}": value for name, value in values.items()}, step=step)
 
     def _reset(self) -> None:
         self.losses: dict[str, list[float]] = defaultdict(list)
@@ -108,6 +129,8 @@ class RunLog:
             self.file.close()
             if self.tensorboard:
                 self.tensorboard.close()
+            if self.tracker:
+                self.tracker.finish()
             plot_losses(self.run)
 
 
@@ -120,15 +143,38 @@ def _open_tensorboard(folder: Path) -> Any:
     return SummaryWriter(str(folder))
 
 
+def _open_tracker(name: str, run: Path, stage: str) -> Any:
+    """Open a run of Weights & Biases or of trackio, whose calls are the same; None for "none".
+
+    A stage that resumes is continued in its run.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    if name == "none":
+        return None
+    try:
+        package = importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(
+            f"tracker is {name!r}, which is not installed; pip install 'worldmodel[{name}]' or use none."
+        ) from None
+    where = {"dir": str(run), "id": f"{run.name}-{stage}"} if name == "wandb" else {}
+    return package.init(project=run.name, name=f"{run.name}-{stage}", resume="allow", **where)
+
+
 def read_metrics(run: Path) -> dict[str, dict[int, dict[str, Any]]]:
-    """Read metrics.jsonl as {stage: {step: last record}}; an incomplete last line is skipped."""
+    """Read metrics.jsonl as {stage: {step: values}}; of repeated values the last one counts.
+
+    An incomplete last line is skipped.
+    """
     stages: dict[str, dict[int, dict[str, Any]]] = {}
     for line in (run / METRICS).read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
             continue
-        stages.setdefault(record["stage"], {})[record["step"]] = record
+        stages.setdefault(record["stage"], {}).setdefault(record["step"], {}).update(record)
     return {stage: dict(sorted(records.items())) for stage, records in stages.items()}
 
 

@@ -1,6 +1,7 @@
 """The trainer of one stage, and its training step, which gives the same result on any mesh."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from worldmodel.batch import to_device
 from worldmodel.config import StageConfig, TrainConfig
-from worldmodel.data.loader import Batch
+from worldmodel.data.loader import Batch, Bookmarks
+from worldmodel.data.sequence_loader import SequenceLoader
 from worldmodel.errors import ConfigError
 from worldmodel.models import lora
 from worldmodel.models.loading import deferred
@@ -31,7 +34,9 @@ from worldmodel.train.components import check_components, is_trained
 from worldmodel.train.distributed import Root
 from worldmodel.train.objectives.base import Losses, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import OBJECTIVES
-from worldmodel.train.watchdog import check_finite, check_same_samples
+from worldmodel.train.throughput import Work
+from worldmodel.train.timing import Phases
+from worldmodel.train.watchdog import check_finite
 
 T = TypeVar("T")
 
@@ -49,6 +54,10 @@ class Progress:
     seed: int
     bad: dict[str, int] = field(default_factory=dict)
     """Unreadable clips of the stage so far, by source."""
+    bookmarks: Bookmarks = field(default_factory=dict)
+    """Where the streams of sources are, from which a resumed run reads on."""
+    validation_loss: float | None = None
+    """Loss on held-out episodes with these weights, if it was computed."""
 
     @classmethod
     def of(cls, checkpoint: Path | None) -> "Progress | None":
@@ -63,6 +72,8 @@ class StepResult:
     losses: dict[str, float]
     processed: dict[str, float]
     """Samples and tokens."""
+    flops: float
+    """FLOPs in the layers of the backbone and of the generator; see `throughput.Work`."""
     stop: bool
     """Whether any process was asked to stop."""
 
@@ -83,6 +94,12 @@ class Trainer:
     """Names of the frozen weights that checkpoints hold, because nothing else does."""
     before_update: Callable[[], None] = lambda: None
     """Waits until the newest checkpoint has copied the weights."""
+    work: Work = field(init=False)
+    phases: Phases = field(init=False)
+    """Times of the phases of `step`: prepare, forward, backward, optimizer, and other after that."""
+
+    def __post_init__(self) -> None:
+        self.work, self.phases = Work(self.root.model, self.stage), Phases(self.mesh.device)
 
     @property
     def stage(self) -> StageConfig:
@@ -130,13 +147,27 @@ class Trainer:
         load_optimizer_state(newest, trainer.optimizers, root)
         return trainer, progress
 
-    def save(self, checkpoints: Checkpoints, step: int, bad: dict[str, int], ended: bool = False) -> None:
+    def save(
+        self,
+        checkpoints: Checkpoints,
+        step: int,
+        stream: SequenceLoader,
+        ended: bool = False,
+        validation_loss: float | None = None,
+    ) -> Future[Path]:
         """Write a checkpoint in the background; at the end of a stage, only the model."""
         train = {name: vars(settings) for name, settings in self.stage.train.items()}
-        progress = Progress(self.name, step, ended, train, self.config.seed, bad)
+        bookmarks: Bookmarks = {}
+        for own in self.mesh.all_gather(stream.bookmarks()):
+            for source, marks in own.items():
+                bookmarks.setdefault(source, {}).update(marks)
+        progress = Progress(
+            self.name, step, ended, train, self.config.seed, dict(stream.bad), bookmarks, validation_loss
+        )
         state = self._held() if ended else self._weights() | optimizer_state(self.optimizers, self.root)
-        checkpoints.save(f"{self.name}-{step}", state, vars(progress), ended, self.origin)
+        saved = checkpoints.save(f"{self.name}-{step}", state, vars(progress), ended, self.origin)
         self.before_update = checkpoints.wait_until_staged
+        return saved
 
     def _weights(self) -> State:
         averages = self.ema.weights if self.ema else {}
@@ -151,39 +182,42 @@ class Trainer:
         held = {f"model.{name}" for name in trained | self.random | buffers}
         return {name: x for name, x in module_state(self.root.model, "model").items() if name in held}
 
-    def step(
-        self, batches: Sequence[Batch], stop: bool, unreadable: Sequence[tuple[str, str]] = ()
-    ) -> StepResult:
+    def step(self, batches: Sequence[Batch], stop: bool) -> StepResult:
         """Run one step on this process's microbatches of it.
 
         Args:
             batches: The same on processes that share sequences.
             stop: Whether this process was asked to stop.
-            unreadable: Source of each clip that could not be read for the step, and the reason.
 
         Raises:
-            ConfigError: processes that share sequences have different batches, or the gradient is not finite;
-                no weight has changed then, on any process.
+            ConfigError: the gradient is not finite; no weight has changed then, on any process.
         """
         step = batches[0].step
-        check_same_samples(batches, unreadable, self.mesh)
+        self.phases.begin("prepare")
         optim.set_learning_rates(self.optimizers, self.stage, step)
         prepared = self.prepare(batches)
-        counts, most, stop = self._all_reduce(prepared, stop)
+        most, stopped = self.root.model.agreement.most(len(prepared), int(stop))
+        counts = self._counts(prepared)
         sums: Losses = {}
         totals = []
         for index in range(most):
             spare = index >= len(prepared)  # repeated without effect: all processes run equally many
             inputs = prepared[min(index, len(prepared) - 1)]
+            self.phases.begin("forward")
             with self._precision():
                 losses = self.root(lambda inputs=inputs: self.root.objective(self.root.model, inputs))
             total = self._total_loss(losses, counts)
             totals.append(total.detach())
+            self.phases.begin("backward")
             (total * (0.0 if spare else self.mesh.dp_size)).backward()
             for name in {} if spare else losses:
                 sums[name] = sums.get(name, 0.0) + losses[name].detach()
+        self.phases.begin("optimizer")
         trained = [p for p in self.root.parameters() if p.grad is not None]
         norm = distributed.full_tensor(nn.utils.clip_grad_norm_(trained, self.stage.max_gradient_norm))
+        # The only time that a step waits for the device; what follows it on the host runs ahead of it again.
+        report = self._report(prepared, sums, counts, norm)
+        norm = torch.tensor(report[0]["gradient_norm"])
         check_finite(norm, self.name, step, [each.batch for each in prepared], self.mesh, totals)
         self.before_update()
         for optimizer in self.optimizers.values():
@@ -191,7 +225,8 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         if self.ema:
             self.ema.update(step)
-        return StepResult(*self._report(prepared, sums, counts, float(norm)), stop)
+        self.phases.begin("other")
+        return StepResult(*report, bool(stopped))
 
     def prepare(self, batches: Sequence[Batch]) -> list[StageBatch]:
         """Run the frozen parts over microbatches."""
@@ -210,6 +245,27 @@ class Trainer:
         (inputs,) = self.prepare([batch])
         return self._without_gradients(lambda: self.root.objective.preview(self.root.model, inputs))
 
+    def evaluate(self, batches: Sequence[Batch]) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the sums of the losses of a step over all processes, and their counts, without training."""
+        prepared = self.prepare(batches)
+        (most,) = self.root.model.agreement.most(len(prepared))
+        counts = self._counts(prepared)
+        sums: Losses = {}
+        for index in range(most):
+            inputs = prepared[min(index, len(prepared) - 1)]
+            losses = self._without_gradients(
+                lambda inputs=inputs: self.root.objective(self.root.model, inputs)
+            )
+            for name in losses if index < len(prepared) else {}:
+                sums[name] = sums.get(name, 0.0) + losses[name]
+        names = sorted(sums)
+        vector = self.mesh.sum(self._vector([sums[name] for name in names]))
+        values = torch.cat([vector, torch.stack([counts[name] for name in names])]).tolist()
+        return (
+            dict(zip(names, values[: len(names)], strict=True)),
+            dict(zip(names, values[len(names) :], strict=True)),
+        )
+
     def finish(self, batches: Sequence[Batch]) -> None:
         """End the stage after its last step, whose microbatches are `batches`."""
         self.before_update()
@@ -217,40 +273,54 @@ class Trainer:
             self.ema.swap()
         self._without_gradients(lambda: self.root.objective.finish(self.root.model, batches, self.mesh.sum))
 
-    def _all_reduce(self, prepared: Sequence[StageBatch], stop: bool) -> tuple[dict[str, float], int, bool]:
-        """Return the counts and the most microbatches of all processes, and whether to stop."""
-        mesh, names = self.mesh, sorted(prepared[0].counts)
-        counts = [sum(each.counts[name] for each in prepared) for name in names]
-        microbatches = [len(prepared) * (rank == mesh.dp_rank) for rank in range(mesh.dp_size)]
-        own = [*counts, *microbatches, stop]
-        vector = torch.tensor(own, dtype=torch.float64, device=mesh.device)
-        if mesh.sequence.rank:  # processes that share a sequence hold the same counts
-            vector[:-1] = 0
+    def _counts(self, prepared: Sequence[StageBatch]) -> dict[str, Tensor]:
+        """Return the counts of all processes, on the device."""
+        names = sorted(prepared[0].counts)
+        vector = self._vector([sum(each.counts[name] for each in prepared) for name in names])
+        if self.mesh.sequence.rank:  # processes that share a sequence hold the same counts
+            vector.zero_()
         dist.all_reduce(vector)
-        values = vector.tolist()
-        totals = dict(zip(names, values, strict=False))
-        return totals, int(max(values[len(names) : -1])), values[-1] > 0
+        return dict(zip(names, vector.unbind(), strict=True))
 
-    def _total_loss(self, losses: Losses, counts: dict[str, float]) -> Tensor:
+    def _vector(self, values: Sequence[float | Tensor]) -> Tensor:
+        """Return numbers, and tensors on the device, as a vector in fp64 on the device."""
+        known = [0.0 if isinstance(value, Tensor) else value for value in values]
+        numbers = to_device(torch.tensor(known, dtype=torch.float64), self.mesh.device)
+        return torch.stack(
+            [
+                value.double().reshape(()) if isinstance(value, Tensor) else number
+                for value, number in zip(values, numbers, strict=True)
+            ]
+        )
+
+    def _total_loss(self, losses: Losses, counts: dict[str, Tensor]) -> Tensor:
         """Add up the weighted losses, each divided by its count over all processes."""
         weights = self.root.objective.weights
-        terms = [weights[name] / max(counts[name], 1.0) * losses[name] for name in losses if name in weights]
+        terms = [
+            (weights[name] / counts[name].clamp(min=1.0)).to(losses[name].dtype) * losses[name]
+            for name in losses
+            if name in weights
+        ]
         return torch.stack([term.reshape(()) for term in terms]).sum()
 
     def _report(
-        self, prepared: Sequence[StageBatch], sums: Losses, counts: dict[str, float], norm: float
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Return mean losses over all processes, and how many samples and tokens they processed."""
+        self, prepared: Sequence[StageBatch], sums: Losses, counts: dict[str, Tensor], norm: Tensor
+    ) -> tuple[dict[str, float], dict[str, float], float]:
+        """Return mean losses over all processes, how many samples and tokens they processed, and FLOPs."""
         names = sorted(sums)
         samples = sum(len(each.batch.episodes) for each in prepared)
-        amounts = [float(samples), float(sum(each.tokens for each in prepared))]
-        vector = torch.stack([sums[name].double().reshape(()) for name in names])
-        vector = self.mesh.sum(torch.cat([vector, vector.new_tensor(amounts)])).tolist()
-        means = {name: value / max(counts[name], 1.0) for name, value in zip(names, vector, strict=False)}
+        tokens, flops = sum(each.tokens for each in prepared), sum(map(self.work.of, prepared))
+        summed = self.mesh.sum(self._vector([*(sums[name] for name in names), samples, tokens, flops]))
+        values = torch.cat([summed, self._vector([*(counts[name] for name in names), norm])]).tolist()
+        totals, amounts, divisors = values[: len(names)], values[len(names) :][:3], values[len(names) + 3 :]
+        means = {
+            name: total / max(divisor, 1.0)
+            for name, total, divisor in zip(names, totals, divisors, strict=False)
+        }
         weights = self.root.objective.weights
         total = sum(weights[name] * value for name, value in means.items() if name in weights)
-        losses = {"loss": total, **means, "gradient_norm": norm}
-        return losses, {"samples": vector[-2], "tokens": vector[-1]}
+        losses = {"loss": total, **means, "gradient_norm": values[-1]}
+        return losses, {"samples": amounts[0], "tokens": amounts[1]}, amounts[2]
 
     def _without_gradients(self, work: Callable[[], T]) -> T:
         with torch.no_grad(), self._precision():

@@ -1,4 +1,4 @@
-"""Detection of hangs, slow processes, differing samples and gradients that are not finite.
+"""Detection of hangs, slow processes and gradients that are not finite.
 
 Each becomes an error that names its cause and ends the process; torchrun then restarts all processes
 (`--max-restarts`).
@@ -11,22 +11,21 @@ import statistics
 import sys
 import threading
 import time
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.types import Episode
+from worldmodel.train.timing import Computation
 
 EXIT_CODE_HUNG = 75
 """Exit code of a process that the watchdog ended."""
@@ -85,6 +84,22 @@ class Watchdog:
         # In case the thread below cannot run because native code holds the GIL.
         faulthandler.dump_traceback_later(self.timeout_s + 10, exit=True, file=_stderr())
 
+    @contextmanager
+    def during(self, model: nn.Module, activity: str) -> Iterator[None]:
+        """Beat within the block whenever a part of a component of `model` runs.
+
+        For work that takes many passes, such as sampling.
+        """
+        self.beat(activity)
+        # Layers get no hooks: they may be compiled, and a new hook would compile them again.
+        parts = [part for component in model.children() for part in (component, *component.children())]
+        hooks = [part.register_forward_pre_hook(lambda *_: self.beat(activity)) for part in parts]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def __enter__(self) -> "Watchdog":
         self.beat()
         self.thread.start()
@@ -121,23 +136,19 @@ class StragglerDetector:
 
     def __init__(self, window: int = 20, limit: float = 1.3, patience: int = 3) -> None:
         self.window, self.limit, self.patience = window, limit, patience
-        self.seconds: list[float] = []
+        self.spans: list[Computation] = []
         self.slow: dict[int, int] = {}
 
-    def step(self, compute_s: float) -> dict[int, float]:
-        """Record a step; every process must call this for each step.
-
-        Args:
-            compute_s: Seconds that this process computed, without waiting for others. On a CPU
-                `time.process_time()` does not advance while a process waits for messages.
+    def step(self, computed: Computation) -> dict[int, float]:
+        """Record the computation of a step; every process must call this for each step.
 
         Returns:
             At the end of a window, the slowdown of every process that was slow for `patience` windows.
         """
-        self.seconds.append(compute_s)
-        if len(self.seconds) < self.window:
+        self.spans.append(computed)
+        if len(self.spans) < self.window:
             return {}
-        own, self.seconds = statistics.median(self.seconds), []
+        own, self.spans = statistics.median(span.seconds() for span in self.spans), []
         scores = slowdowns(_all_gather(own))
         self.slow = {
             rank: self.slow.get(rank, 0) + 1 for rank, score in enumerate(scores) if score > self.limit
@@ -149,57 +160,6 @@ def slowdowns(seconds: Sequence[float]) -> list[float]:
     """Divide each process's time by the median over processes."""
     median = statistics.median(seconds)
     return [each / median if median else 1.0 for each in seconds]
-
-
-def check_same_samples(batches: Sequence[Batch], unreadable: Sequence[tuple[str, str]], mesh: Mesh) -> None:
-    """Check that processes that share sequences have read the same samples for a step.
-
-    Each reads for itself, in the same order. A clip that only one of them cannot read is replaced only there,
-    and the sequence would then be made of parts of different clips.
-
-    Args:
-        batches: What this process read for the step.
-        unreadable: Source of each clip that it could not read for it, and the reason.
-        mesh: All processes.
-
-    Raises:
-        ConfigError: a sample differs; the message is the same on all processes that share it, and names the
-            clip that each of them has read and those that it could not.
-    """
-    group = mesh.sequence
-    if group.size == 1:
-        return
-    samples = {
-        index: f"{episode.name}, checksum {checksum(episode):08x}"
-        for batch in batches
-        for index, episode in zip(batch.indices, batch.episodes, strict=True)
-    }
-    if len(set(_all_gather(zlib.crc32(repr(samples).encode()), group.group))) == 1:
-        return
-    found = [(mesh.rank, samples, [reason for _, reason in unreadable])] * group.size
-    dist.all_gather_object(found, found[0], group=group.group)
-    by_rank = [names for _, names, _ in found]
-    indices = sorted(set().union(*by_rank))
-    differs = next(i for i in indices if len({names.get(i) for names in by_rank}) > 1)
-    described = [
-        f"process {rank}: {names.get(differs, 'nothing')}"
-        + f", because it could not read {'; '.join(reasons)}" * bool(reasons)
-        for rank, names, reasons in found
-    ]
-    raise ConfigError(
-        f"Sample {differs} of the stage differs between processes that share sequences "
-        f"({' | '.join(described)}); check that all of them can read the same files, and start again."
-    )
-
-
-def checksum(episode: Episode) -> int:
-    """Return a checksum of an episode's clips, labels, actions and texts."""
-    clips = [*episode.observations, *(episode.labels or {}).values()]
-    rest = (episode.name, episode.actions, episode.prompt, episode.answer, [clip.shape for clip in clips])
-    number = zlib.crc32(repr(rest).encode())
-    for clip in clips:
-        number = zlib.crc32(np.ascontiguousarray(clip).data, number)
-    return number
 
 
 def check_finite(
@@ -240,12 +200,12 @@ def check_finite(
     )
 
 
-def _all_gather(value: float, group: dist.ProcessGroup | None = None) -> list[float]:
-    """Return the value of every process of a group, by default the whole world."""
+def _all_gather(value: float) -> list[float]:
+    """Return the value of every process."""
     if not dist.is_initialized():
         return [value]
-    values = torch.empty(dist.get_world_size(group), dtype=torch.float64)
-    dist.all_gather_into_tensor(values, torch.tensor([value], dtype=torch.float64), group=group)
+    values = torch.empty(dist.get_world_size(), dtype=torch.float64)
+    dist.all_gather_into_tensor(values, torch.tensor([value], dtype=torch.float64))
     return values.tolist()
 
 

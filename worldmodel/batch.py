@@ -1,4 +1,4 @@
-"""Stacking, splitting and indexing of dataclasses of tensors along their batch axis (the first one).
+"""Moving of tensors, and stacking, splitting and indexing of dataclasses of them along the first axis.
 
 Fields may be tensors, tuples, other such dataclasses, or None; anything else is copied from the first item.
 """
@@ -28,6 +28,13 @@ def map_tensors(function: Callable[..., Tensor], *trees: Tree) -> Tree:
         }
         return type(first)(**named)  # type: ignore[return-value]
     return first
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor of the host to a device without waiting for it: a GPU copies from pinned memory."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def stack(items: Sequence[Tree]) -> Tree:

@@ -210,6 +210,11 @@ def test_a_run_writes_metrics_plots_and_previews(
     assert set(previews) <= {f"state-{step:06d}.png" for step in (2, 4, 6)}
     line = read_metrics(run)["state"][6]
     assert {"samples_per_s", "tokens_per_s", "stall_share"} <= line.keys()
+    phases = ("data", "prepare", "forward", "backward", "optimizer", "other")
+    assert sum(line[f"{phase}_share"] for phase in phases) == pytest.approx(1, abs=0.01)
+    assert line["step_s"] > 0
+    assert 0 < line["mfu"] < 1
+    assert line["memory_gib"] > 0.1
     assert json.loads((run / "config.json").read_text())["seed"] == 0
     printed = capsys.readouterr()
     assert "parameters" in printed.err + printed.out

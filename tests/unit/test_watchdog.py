@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
+from worldmodel.train.timing import computing
 from worldmodel.train.watchdog import EXIT_CODE_HUNG, StragglerDetector, Watchdog, check_finite, slowdowns
 
 
@@ -48,6 +49,28 @@ def test_the_watchdog_ignores_a_process_that_makes_progress() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "still here\n", "")
 
 
+def test_the_watchdog_beats_while_parts_of_a_model_run() -> None:
+    """Sampling of pictures takes longer than the limit, but each of its passes is shorter."""
+    code = (
+        "import time\n"
+        "import torch\n"
+        "from torch import nn\n"
+        "from worldmodel.train.watchdog import Watchdog\n"
+        "model = nn.Sequential(nn.Sequential(nn.Linear(1, 1)))\n"
+        "with Watchdog(1.0) as watchdog:\n"
+        "    with watchdog.during(model, 'sample pictures'):\n"
+        "        for _ in range(8):\n"
+        "            time.sleep(0.3)\n"
+        "            model[0](torch.zeros(1))\n"
+        "    assert not model[0]._forward_pre_hooks\n"
+        "    print('sampled', flush=True)\n"
+        "    time.sleep(3)\n"
+    )
+    ended = run(code)
+    assert (ended.returncode, ended.stdout) == (EXIT_CODE_HUNG, "sampled\n")
+    assert "(sample pictures)" in ended.stderr
+
+
 def test_the_watchdog_stops_with_its_block() -> None:
     began = time.perf_counter()
     with pytest.raises(KeyError), Watchdog(60) as watchdog:
@@ -69,7 +92,10 @@ def test_a_slow_process_has_the_largest_slowdown(seconds: list[float], data: st.
 
 def test_a_single_process_is_never_slow() -> None:
     stragglers = StragglerDetector(window=2, patience=1)
-    assert [stragglers.step(seconds) for seconds in (1, 9, 0, 0)] == [{}] * 4
+    for _ in range(4):
+        with computing(torch.device("cpu")) as computed:
+            pass
+        assert stragglers.step(computed) == {}
 
 
 def batch(*indices: int) -> Batch:

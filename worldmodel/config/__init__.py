@@ -20,6 +20,7 @@ from worldmodel.config.train import (
     StageConfig,
     TrainConfig,
     TrainedConfig,
+    ValidationConfig,
 )
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "StageConfig",
     "TrainConfig",
     "TrainedConfig",
+    "ValidationConfig",
     "VisionConfig",
     "WorldModelConfig",
     "build",

@@ -126,6 +126,9 @@ class SourceConfig:
     """Instead of `columns`, the name of a published table: webvid, panda70m or openvid."""
     split: str = "train"
     """huggingface, shapes: name of the split."""
+    streams: int = 8
+    """huggingface: streams into which the files are divided, so that data-parallel processes read different
+    ones. As many as those processes is best; the order of samples depends on it, but not on the processes."""
     weight: float = 1.0
     """Weight of the source in the mixture of all sources; 0 leaves it out."""
 
@@ -146,6 +149,24 @@ class DataConfig:
     """Share of a stage's clips that may be unreadable (each is logged and replaced) before the run fails."""
     timeout_s: float = 300.0
     """Longest wait for a batch before the run fails instead of hanging."""
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """Episodes that are held out of training, and how often the loss on them is computed."""
+
+    source: str = ""
+    """One of `data.sources`, with weight 0; empty: no validation."""
+    every: int = 500
+    """Steps between validations; the end of a stage has one, too."""
+    batches: int = 8
+    """Batches of the stage's size: the first of the source, the same in every validation."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.batches < 1:
+            raise ConfigError(
+                f"validation has every {self.every} and batches {self.batches}; each must be 1 or more."
+            )
 
 
 @dataclass(frozen=True)
@@ -202,6 +223,16 @@ class TrainConfig:
     """Steps between records of metrics.jsonl, which hold the means over these steps."""
     sample_every: int = 0
     """Steps between images of predicted videos in RUN_DIR/samples; 0 writes none."""
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    """The checkpoint with the lowest loss of its stage is kept as RUN_DIR/checkpoints/best."""
+    tracker: Literal["none", "wandb", "trackio"] = "none"
+    """Where metrics are sent, besides metrics.jsonl and TensorBoard: Weights & Biases or trackio."""
+    peak_tflops: float = 0.0
+    """Peak of a device, to which `mfu` in the metrics is relative; 0 takes a measured matrix product."""
+    profile_steps: int = 0
+    """Steps of every stage, after the first two, whose profile is written to RUN_DIR/profile."""
+    deterministic: bool = False
+    """Use deterministic kernels on GPUs, where a resumed run is otherwise not equal bit for bit; slower."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Precision of the forward pass: bf16 gathers the weights of layers, adapters and embeddings in bf16;
     shards, gradients and optimizers stay in fp32, and codecs keep the data type of their weights."""
@@ -237,6 +268,10 @@ class TrainConfig:
             raise ConfigError(
                 f"init_from is {self.init_from!r}; use the name of a model or a mapping from components to "
                 "names."
+            )
+        if self.peak_tflops < 0 or self.profile_steps < 0:
+            raise ConfigError(
+                f"peak_tflops is {self.peak_tflops:g} and profile_steps {self.profile_steps}; use 0 or more."
             )
         if self.keep_checkpoints < 2:
             raise ConfigError(f"keep_checkpoints is {self.keep_checkpoints}; use 2 or more.")

@@ -1,0 +1,153 @@
+"""Validation, profiles and deterministic kernels of a stage."""
+
+import dataclasses
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from worldmodel.config import (
+    DataConfig,
+    SourceConfig,
+    StageConfig,
+    TrainConfig,
+    TrainedConfig,
+    ValidationConfig,
+)
+from worldmodel.errors import ConfigError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import finetune, start
+from worldmodel.train.checkpoint import checkpointer, export
+from worldmodel.train.checkpoint.manifest import verify
+from worldmodel.train.run_log import read_metrics
+from worldmodel.train.trainer import StepResult, Trainer
+
+SHAPES = DataConfig({"shapes": SourceConfig("shapes")})
+ALIGNED = {"backbone": TrainedConfig(), "adapters": TrainedConfig()}
+
+
+@pytest.fixture
+def run_config(
+    make_model: Callable[..., WorldModel],
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> TrainConfig:
+    """A run of six steps of state alignment, mixed with text tasks."""
+    monkeypatch.setattr(start, "build_tokenizer", lambda config: tokenizer)
+    stage = StageConfig(
+        "state",
+        steps=6,
+        batch_size=3,
+        microbatch_size=2,
+        warmup_steps=2,
+        ema_decay=0.9,
+        tasks={"rounds": 0.6, "describe": 0.4},
+        train=ALIGNED,
+        self_rollout=(0.5, 0.5),
+    )
+    return TrainConfig(
+        model=make_model(image_size=64, world="shapes").config,
+        stages={"state": stage},
+        data=SHAPES,
+        run_dir=str(tmp_path / "run"),
+        precision="fp32",
+        log_every=1,
+        sample_every=2,
+    )
+
+
+def changed(config: TrainConfig, **values: object) -> TrainConfig:
+    """Change the one stage of a run."""
+    return dataclasses.replace(
+        config, stages={"state": dataclasses.replace(config.stages["state"], **values)}
+    )
+
+
+HELD_OUT = DataConfig(
+    {"shapes": SourceConfig("shapes"), "held": SourceConfig("shapes", split="val", weight=0.0)}
+)
+
+
+def test_the_checkpoint_with_the_lowest_validation_loss_is_kept(
+    run_config: TrainConfig, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(
+        changed(run_config, ema_decay=0.0), data=HELD_OUT, validation=ValidationConfig("held", 2, 2)
+    )
+    answers = iter([False] * 4 + [True])
+    stopped = finetune.train(config, stop=lambda: next(answers))
+    best = checkpointer.load(stopped / "checkpoints" / "best", {})
+    records = read_metrics(stopped)["state"]
+    losses = {step: line["validation/loss"] for step, line in records.items() if "validation/loss" in line}
+    assert losses.keys() == {2, 4}
+    assert (best["step"], best["validation_loss"]) == min(losses.items(), key=lambda item: item[1])
+    run = finetune.train(config).parent
+    records = read_metrics(run)["state"]
+    losses = {step: line["validation/loss"] for step, line in records.items() if "validation/loss" in line}
+    assert losses.keys() == {2, 4, 6}
+    best = checkpointer.load(run / "checkpoints" / "best", {})
+    assert (best["step"], best["validation_loss"]) == min(losses.items(), key=lambda item: item[1])
+    verify(run / "checkpoints" / "best")
+    export.export(run / "checkpoints" / "best", tmp_path / "exported")
+    assert WorldModel.from_pretrained(tmp_path / "exported").config == config.model
+    plain = dataclasses.replace(config, validation=ValidationConfig(), run_dir=str(tmp_path / "plain"))
+    others = read_metrics(finetune.train(plain).parent)["state"]
+    for step, line in others.items():  # validation does not disturb training
+        assert {key: records[step][key] for key in line if "/" in key} == {
+            key: value for key, value in line.items() if "/" in key
+        }
+
+
+def test_validation_on_what_is_trained_is_refused(run_config: TrainConfig) -> None:
+    settings = ValidationConfig("shapes")
+    with pytest.raises(ConfigError, match=r"Stage state .*'shapes'.*weight"):
+        finetune.train(dataclasses.replace(run_config, validation=settings))
+    with pytest.raises(ConfigError, match=r"validation\.source is 'gone'.*shapes"):
+        finetune.train(dataclasses.replace(run_config, validation=ValidationConfig("gone")))
+    with pytest.raises(ConfigError, match="every 0"):
+        ValidationConfig("held", every=0)
+
+
+def test_a_profile_of_some_steps_is_written(run_config: TrainConfig) -> None:
+    config = changed(run_config, steps=4, tasks={"rounds": 1.0}, ema_decay=0.0)
+    run = finetune.train(dataclasses.replace(config, profile_steps=1)).parent
+    (trace,) = (run / "profile").iterdir()
+    assert trace.name == "state-0.json.gz"
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert sum(event["name"].startswith("Optimizer.step") for event in events) == 2  # AdamW and Muon, once
+    assert any(event["name"] == "aten::mm" for event in events)
+
+
+def test_deterministic_kernels_are_used_within_the_run(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    within, step = [], Trainer.step
+
+    def watched(self: Trainer, *args: Any) -> StepResult:
+        within.append(
+            (torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        )
+        return step(self, *args)
+
+    monkeypatch.setattr(Trainer, "step", watched)
+    config = changed(run_config, steps=1, tasks={"rounds": 1.0})
+    for deterministic in (False, True):
+        finetune.train(
+            dataclasses.replace(
+                config, deterministic=deterministic, run_dir=f"{config.run_dir}-{deterministic}"
+            )
+        )
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert within == [(False, None), (True, ":4096:8")]
+    one, two = (
+        read_metrics(Path(f"{config.run_dir}-{deterministic}"))["state"][1] for deterministic in (False, True)
+    )
+    assert {k: v for k, v in one.items() if "/" in k} == {k: v for k, v in two.items() if "/" in k}

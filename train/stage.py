@@ -1,0 +1,219 @@
+"""One stage of a run: its steps, and the checkpoints, validations and pictures between them."""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from worldmodel.config import TrainConfig
+from worldmodel.data import loader
+from worldmodel.data.sequence_loader import SequenceLoader
+from worldmodel.media.tensors import to_frames
+from worldmodel.parallel.mesh import Mesh
+from worldmodel.train import summary, validation
+from worldmodel.train.checkpoint.checkpointer import Checkpoints
+from worldmodel.train.collective_check import collective_check
+from worldmodel.train.run_log import RunLog
+from worldmodel.train.throughput import Meter, measured_tflops, peak_memory_gib
+from worldmodel.train.timing import computing
+from worldmodel.train.trainer import Progress, Trainer
+from worldmodel.train.watchdog import StragglerDetector, Watchdog
+
+SHUTDOWN_TIMEOUT_S = 30.0
+"""Seconds that torchrun leaves its processes after SIGTERM, unless --shutdown-timeout says otherwise."""
+
+
+def run_stage(
+    config: TrainConfig,
+    name: str,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    newest: Path | None,
+    stop: Callable[[], bool],
+) -> bool:
+    """Train one stage, from its start or from `newest` if that is of this stage; False if stopped."""
+    stage, run = config.stages[name], Path(config.run_dir)
+    trainer, progress = Trainer.start(config, name, mesh, newest)
+    log = RunLog(run, name, stage.steps, progress.step, mesh.first, config.log_every, config.tracker)
+    for line in summary.describe(trainer.root, stage, mesh):
+        log.print(line)
+    meter = Meter(mesh.device, mesh.world_size, peak_tflops(config, mesh, log), trainer.phases)
+    stragglers, done, stalled = StragglerDetector(), progress.step, 0.0
+    batches: list[loader.Batch] = []
+    with (
+        open_stream(config, name, mesh, progress) as stream,
+        Watchdog(config.hang_timeout_s) as watchdog,
+        profiler(config, name, mesh) as profiling,
+        collective_check(config),
+    ):
+        saver = Saver(trainer, checkpoints, stream, log, meter, watchdog)
+        trainer.phases.begin("data")
+        for batches in stream:
+            watchdog.beat(f"step {done}")
+            with computing(mesh.device) as computed:
+                result = trainer.step(batches, stop())
+            for rank, slowdown in stragglers.step(computed).items():
+                log.print(f"  process {rank} is {slowdown:.1f}x slower than the others; check that machine")
+            done += 1
+            meter.step(result.flops)
+            figures = meter.take() if done % config.log_every == 0 else {}
+            log.step(
+                done - 1, batches[0].task, result.losses, result.processed, stream.stall_s - stalled, figures
+            )
+            stalled = stream.stall_s
+            if config.sample_every and done % config.sample_every == 0:
+                with watchdog.during(trainer.root.model, f"sample pictures of step {done}"):
+                    write_preview(trainer, batches, log, done)
+            saver.after_step(done, result.stop)
+            if profiling:
+                profiling.step()
+            if result.stop and done < stage.steps:
+                log.close()
+                return False
+            trainer.phases.begin("data")
+        trainer.finish(batches)
+        saver.at_end()
+    log.print(f"  peak memory: {peak_memory_gib(mesh.device):.2f} GiB of {mesh.device.type}")
+    log.close()
+    return not stop()
+
+
+class Saver:
+    """Validates and writes checkpoints after steps, and keeps the best.
+
+    It knows how long a step and a checkpoint take, and warns if that is longer than torchrun waits after
+    SIGTERM before it kills the processes.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        checkpoints: Checkpoints,
+        stream: SequenceLoader,
+        log: RunLog,
+        meter: Meter,
+        watchdog: Watchdog,
+    ) -> None:
+        self.trainer, self.checkpoints, self.stream = trainer, checkpoints, stream
+        self.log, self.meter, self.watchdog = log, meter, watchdog
+        self.settings = trainer.config.validation
+        self.best = validation.best_loss(checkpoints.root, trainer.name)
+        self.saves: list[float] = []
+        """Seconds that complete checkpoints took, from the call to their name on the disk."""
+        self.warned = False
+
+    def after_step(self, done: int, stop: bool) -> None:
+        """Validate and save, if it is time for that; the end of the stage is left to `at_end`."""
+        config, steps = self.trainer.config, self.trainer.stage.steps
+        if done == steps:
+            return
+        loss = self._validate(done) if done % self.settings.every == 0 else None
+        if stop or done % config.checkpoint_every == 0 or (loss is not None and loss < self.best):
+            self._save(done, False, loss)
+        self._warn()
+
+    def at_end(self) -> None:
+        """Validate the final weights and save them."""
+        steps = self.trainer.stage.steps
+        self._save(steps, True, self._validate(steps))
+
+    def _validate(self, done: int) -> float | None:
+        if not self.settings.source:
+            return None
+        with self.watchdog.during(self.trainer.root.model, f"validation after step {done}"):
+            losses = validation.validate(self.trainer)
+        self.log.scalars(done, losses)
+        return losses[validation.NAME]
+
+    def _save(self, done: int, ended: bool, loss: float | None) -> None:
+        began, saves = time.perf_counter(), self.saves  # not self: the future would keep the model alive
+        saved = self.trainer.save(self.checkpoints, done, self.stream, ended, loss)
+        saved.add_done_callback(lambda _: saves.append(time.perf_counter() - began))
+        if loss is not None and loss < self.best:
+            self.best = loss
+            if self.trainer.mesh.first:  # in the thread that writes, before it removes old checkpoints
+                saved.add_done_callback(lambda done: validation.keep_best(done.result()))
+
+    def _warn(self) -> None:
+        advice = shutdown_advice(self.meter.step_s, self.saves[-1]) if self.saves else None
+        if advice and not self.warned and "TORCHELASTIC_RUN_ID" in os.environ:
+            self.warned = True
+            self.log.print(f"  {advice}")
+
+
+def shutdown_advice(step_s: float, save_s: float) -> str | None:
+    """Return what to change if SIGTERM leaves no time for a step and a checkpoint, or None.
+
+    After SIGTERM a run ends its step, writes a checkpoint and leaves; torchrun kills it after
+    --shutdown-timeout, which a process cannot see unless it is given by the environment.
+    """
+    limit = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_TIMEOUT_S))
+    needed = step_s + save_s
+    if needed <= limit:
+        return None
+    return (
+        f"a step and a checkpoint take {needed:.0f} s, but torchrun kills processes {limit:.0f} s after "
+        f"SIGTERM; start it with --shutdown-timeout {math.ceil(2 * needed)}, or a stopped run loses what it "
+        "did since the last checkpoint"
+    )
+
+
+def open_stream(config: TrainConfig, name: str, mesh: Mesh, progress: Progress) -> SequenceLoader:
+    """Open the data of a stage, from the step of the progress on."""
+    return SequenceLoader(
+        lambda: loader.batches(
+            config.data,
+            config.model,
+            config.stages[name],
+            config.seed,
+            progress.step,
+            mesh.dp_rank,
+            mesh.dp_size,
+            progress.bad,
+            mesh.sum_counts,
+            progress.bookmarks,
+        ),
+        mesh,
+    )
+
+
+def peak_tflops(config: TrainConfig, mesh: Mesh, log: RunLog) -> float:
+    """Return the peak of a device, given by the config or measured by all processes at once."""
+    if config.peak_tflops:
+        return config.peak_tflops
+    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    mesh.barrier()
+    peak = measured_tflops(mesh.device, dtype)
+    log.print(f"  peak       {peak:.3g} TFLOP/s in {config.precision}, measured; mfu is relative to it")
+    return peak
+
+
+def profiler(config: TrainConfig, name: str, mesh: Mesh) -> AbstractContextManager[profile | None]:
+    """Profile `profile_steps` steps after the first two, each process into a trace of its own."""
+    if not config.profile_steps:
+        return nullcontext()
+    folder = Path(config.run_dir) / "profile"
+
+    def write(profiled: profile) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        profiled.export_chrome_trace(str(folder / f"{name}-{mesh.rank}.json.gz"))
+
+    cuda = [ProfilerActivity.CUDA] * (mesh.device.type == "cuda")
+    return profile(
+        activities=[ProfilerActivity.CPU, *cuda],
+        schedule=schedule(wait=1, warmup=1, active=config.profile_steps, repeat=1),
+        on_trace_ready=write,
+    )
+
+
+def write_preview(trainer: Trainer, batches: list[loader.Batch], log: RunLog, step: int) -> None:
+    """Write true and predicted videos of a batch."""
+    pair = trainer.preview(batches[0])
+    if pair is not None:
+        log.write_samples(step, *(np.stack([to_frames(clip) for clip in clips]) for clips in pair))

@@ -1,0 +1,112 @@
+"""The loss on held-out episodes, and the checkpoint that has the lowest."""
+
+import dataclasses
+import os
+import shutil
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+
+from worldmodel.config import StageConfig, TrainConfig, ValidationConfig
+from worldmodel.data import loader
+from worldmodel.data.sequence_loader import SequenceLoader
+from worldmodel.data.sources import open_sources
+from worldmodel.errors import ConfigError
+from worldmodel.io import atomic_folder
+from worldmodel.train.checkpoint.checkpointer import load
+from worldmodel.train.trainer import Trainer
+
+BEST = "best"
+"""Name of the folder of the best checkpoint, beside the others."""
+NAME = "validation/loss"
+
+
+def check_validation(config: TrainConfig) -> None:
+    """Check that the source of the validation exists and that no stage draws from it.
+
+    Raises:
+        ConfigError: it does not, or a stage does.
+    """
+    source = config.validation.source
+    if not source:
+        return
+    if source not in config.data.sources:
+        raise ConfigError(
+            f"validation.source is {source!r}, which is not in data.sources "
+            f"({', '.join(config.data.sources)})."
+        )
+    for name, stage in config.stages.items():
+        if loader.stage_weights(config.data, stage)[source]:
+            raise ConfigError(
+                f"Stage {name} is trained on validation.source {source!r}; set its weight to 0 in "
+                "data.sources and in the sources of stages."
+            )
+
+
+def validate(trainer: Trainer) -> dict[str, float]:
+    """Return the mean losses over the first batches of the held-out source.
+
+    Every validation of a stage uses the same episodes and random numbers. As in training, sums and counts are
+    those of all processes, so the mesh does not matter.
+
+    Raises:
+        ConfigError: the source offers none of the stage's tasks, or cannot be read.
+    """
+    config, mesh, name = trainer.config, trainer.mesh, trainer.config.validation.source
+    source = dataclasses.replace(config.data.sources[name], weight=1.0)
+    data = dataclasses.replace(config.data, sources={name: source})
+
+    def open_loader() -> loader.BatchLoader:
+        sources = open_sources(data, config.model)
+        stage = validation_stage(config.validation, trainer.stage, sources[name].tasks)
+        ranks = (mesh.dp_rank, mesh.dp_size)
+        return loader.BatchLoader(sources, data, stage, config.seed, 0, *ranks, None, mesh.sum_counts)
+
+    sums, counts = Counter[str](), Counter[str]()
+    with SequenceLoader(open_loader, mesh) as stream:
+        for batches in stream:
+            for total, found in zip((sums, counts), trainer.evaluate(batches), strict=True):
+                for name, value in found.items():
+                    total[name] += value
+    weights = trainer.root.objective.weights
+    means = {name: value / max(counts[name], 1.0) for name, value in sums.items()}
+    loss = sum(weights[name] * value for name, value in means.items() if name in weights)
+    return {NAME: loss, **{f"validation/{name}": value for name, value in means.items()}}
+
+
+def validation_stage(settings: ValidationConfig, stage: StageConfig, offered: Collection[str]) -> StageConfig:
+    """Return a stage of the validation's batches, with those of its tasks that the source offers.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    tasks = {task: weight for task, weight in stage.tasks.items() if task in offered}
+    if not any(tasks.values()):
+        raise ConfigError(
+            f"validation.source {settings.source!r} offers {', '.join(offered)}, but none of the stage's "
+            f"tasks ({', '.join(stage.tasks)}); choose another source."
+        )
+    return dataclasses.replace(
+        stage, steps=settings.batches, tasks=tasks, sources={}, self_rollout=(0.0, 0.0)
+    )
+
+
+def best_loss(checkpoints: Path, stage: str) -> float:
+    """Return the loss of the best checkpoint of a stage so far; infinity if there is none."""
+    folder = checkpoints / BEST
+    progress = load(folder, {}) if folder.is_dir() else {}
+    found = progress.get("validation_loss") if progress.get("stage") == stage else None
+    return float("inf") if found is None else found
+
+
+def keep_best(checkpoint: Path) -> None:
+    """Keep a complete checkpoint as `best`: hard links where the file system has them, else a copy."""
+    with atomic_folder(checkpoint.parent / BEST) as folder:
+        shutil.copytree(checkpoint, folder, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
