@@ -20,7 +20,7 @@ from worldmodel.train.objectives.base import Rounds
 def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
     """Encode the observations of a batch whose episodes have actions."""
     columns = zip(*(episode.observations for episode in batch.episodes), strict=True)
-    first, *clips = [to_tensor(list(column)).to(model.device, model.dtype) for column in columns]
+    first, *clips = [to_tensor(list(column), model.device).to(model.dtype) for column in columns]
     contexts, targets, pixels = [], [], []
     latents = encode(model, first) if first.shape[1] else model.blank_observation(len(first)).latents
     if model.codec.causal and not first.shape[1]:  # the first chunk has fewer frames in as many latents
@@ -53,7 +53,7 @@ def encode_observations(model: WorldModel, batch: Batch) -> list[Observation]:
         pixels = None
         if model.vision.needs_frames:
             pixels = model.vision.select_frames(
-                to_tensor([np.concatenate(episode.observations)]).to(model.device, model.dtype)
+                to_tensor([np.concatenate(episode.observations)], model.device).to(model.dtype)
             )
         observations.append(Observation(torch.cat(latents)[None], pixels))
     return observations
@@ -64,7 +64,9 @@ def encode_clips(model: WorldModel, clips: Sequence[np.ndarray]) -> list[Float[T
     rows: dict[int, Tensor] = {}
     for length in sorted({len(clip) for clip in clips}):
         chosen = [index for index, clip in enumerate(clips) if len(clip) == length]
-        rows |= dict(zip(chosen, encode(model, to_tensor([clips[i] for i in chosen])), strict=True))
+        rows |= dict(
+            zip(chosen, encode(model, to_tensor([clips[i] for i in chosen], model.device)), strict=True)
+        )
     return [rows[index] for index in range(len(clips))]
 
 

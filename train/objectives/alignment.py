@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from worldmodel.batch import to_device
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_tensor
@@ -14,7 +15,7 @@ from worldmodel.models.layers.norm import upcast
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.episodes import encode
-from worldmodel.train.objectives.base import Losses, Objective, SampleRng, StageBatch, label
+from worldmodel.train.objectives.base import Counts, Losses, Objective, SampleRng, StageBatch, label
 from worldmodel.worlds import get_world
 
 
@@ -35,6 +36,7 @@ class AlignmentObjective(Objective):
         self.words = {
             kind: [model.backbone.token_ids(word) for word in words] for kind, words in kinds.items()
         }
+        self.token_ids: dict[str, Tensor] = {}
         self.weights = self.kind_weights(1.0)
 
     def kind_weights(self, total: float) -> dict[str, float]:
@@ -47,22 +49,24 @@ class AlignmentObjective(Objective):
                 f"model.world is {model.config.world}, which has no words for cells; set it to one that has "
                 "(shapes), or leave out the objective alignment."
             )
-        latents = encode(model, to_tensor([episode.observations[0] for episode in batch.episodes]))
+        latents = encode(
+            model, to_tensor([episode.observations[0] for episode in batch.episodes], model.device)
+        )
         return StageBatch(batch, rng, self.counts(model, batch), latents)
 
-    def counts(self, model: WorldModel, batch: Batch) -> dict[str, float]:
+    def counts(self, model: WorldModel, batch: Batch) -> Counts:
         """Count the labelled cells of every kind."""
-        counts = {}
+        counts: Counts = {}
         for name, truth in self.truths(model, batch).items():
             counts[f"words_{name}"] = counts[f"right_{name}"] = float((truth.sum(dim=-1) > 0).sum())
         return counts
 
     def truths(self, model: WorldModel, batch: Batch) -> dict[str, Tensor]:
-        """Return for each kind which of its words hold on each cell, `[b, cells, words]`."""
+        """Return for each kind which of its words hold on each cell, `[b, cells, words]`, on the CPU."""
         if not self.words:
             return {}
         sizes = [len(words) for words in self.words.values()]
-        truth, _ = label(batch, "words", (*model.config.codec.grid, sum(sizes)), model.device)
+        truth, _ = label(batch, "words", (*model.config.codec.grid, sum(sizes)))
         return dict(zip(self.words, truth.flatten(1, 2).split(sizes, dim=-1), strict=True))
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
@@ -77,17 +81,21 @@ class AlignmentObjective(Objective):
         cells = upcast(cells[:, 0])
         losses: Losses = {}
         for name, truth in self.truths(model, batch).items():
-            with torch.no_grad():
-                words = torch.stack(
-                    [
-                        model.backbone.embed(torch.tensor(ids, device=cells.device)).mean(dim=0)
-                        for ids in self.words[name]
-                    ]
-                )
-            labelled = truth.sum(dim=-1) > 0
-            logits = self.scale * cells[labelled] @ upcast(words - words.mean(dim=0)).T.to(cells)
-            target = truth[labelled]
+            words = self.word_embeddings(model, name)
+            labelled = (truth.sum(dim=-1) > 0).nonzero()  # on the CPU, which knows how many there are
+            rows, columns = to_device(labelled, cells.device).unbind(dim=1)
+            logits = self.scale * cells[rows, columns] @ upcast(words - words.mean(dim=0)).T.to(cells)
+            target = to_device(truth[labelled[:, 0], labelled[:, 1]], cells.device)
             share = target / target.sum(dim=-1, keepdim=True)
             losses[f"words_{name}"] = F.cross_entropy(logits, share.to(logits.dtype), reduction="sum")
             losses[f"right_{name}"] = target.gather(1, logits.argmax(dim=-1, keepdim=True)).sum()
         return losses
+
+    @torch.no_grad()
+    def word_embeddings(self, model: WorldModel, kind: str) -> Float[Tensor, "n d"]:
+        """Return the mean embedding of the tokens of each word of a kind."""
+        if kind not in self.token_ids:  # constant: moved to the device once
+            ids = torch.tensor([each for word in self.words[kind] for each in word])
+            self.token_ids[kind] = to_device(ids, model.device)
+        parts = model.backbone.embed(self.token_ids[kind]).split([len(word) for word in self.words[kind]])
+        return torch.stack([part.mean(dim=0) for part in parts])

@@ -23,6 +23,9 @@ from worldmodel.types import Action
 Losses = dict[str, Tensor]
 """Losses by name, summed over the rows of a microbatch."""
 
+Counts = dict[str, float | Tensor]
+"""Denominators of losses by name; a tensor where only the device knows it, so that nothing waits for that."""
+
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over the processes that see different episodes."""
 
@@ -40,10 +43,11 @@ class SampleRng:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.device, self.dtype = device, dtype
-        self.streams = []
-        for key in keys:
-            state = np.random.SeedSequence(tuple(key)).generate_state(1, np.uint64)[0]
-            self.streams.append(torch.Generator(device).manual_seed(int(state >> 1)))
+        states = [np.random.SeedSequence(tuple(key)).generate_state(1, np.uint64)[0] for key in keys]
+        self.streams = [torch.Generator(device).manual_seed(int(state >> 1)) for state in states]
+        self.host_streams = self.streams
+        if torch.device(device).type != "cpu":
+            self.host_streams = [torch.Generator().manual_seed(int(state >> 1)) for state in states]
 
     def normal(self, *shape: int) -> Float[Tensor, "b ..."]:
         """Draw `[b, *shape]` from the standard normal distribution."""
@@ -54,6 +58,10 @@ class SampleRng:
         """Draw `[b, *shape]` from [0, 1)."""
         drawn = torch.stack([torch.rand(shape, generator=s, device=self.device) for s in self.streams])
         return drawn.to(self.dtype)
+
+    def host_uniform(self, *shape: int) -> Float[Tensor, "b ..."]:
+        """Draw `[b, *shape]` from [0, 1) on the CPU, for decisions of the host."""
+        return torch.stack([torch.rand(shape, generator=stream) for stream in self.host_streams])
 
     def integers(self, high: int, *shape: int) -> Int[Tensor, "b ..."]:
         """Draw integers `[b, *shape]` from 0 to `high - 1`."""
@@ -66,7 +74,7 @@ class StageBatch:
 
     batch: Batch
     rng: SampleRng
-    counts: dict[str, float]
+    counts: Counts
     """Denominators of the losses, for this microbatch alone."""
     content: Any
     """Outputs of the frozen parts, in the format of the objective."""
@@ -85,9 +93,9 @@ class Rounds:
     frames: Float[Tensor, "b r f 3 H W"] | None = None
     """Pixels seen before each round, for a vision encoder that reads pixels."""
 
-    def counts(self) -> dict[str, float]:
+    def counts(self) -> Counts:
         """Count changed and unchanged cells, so that both contribute equally although the former are few."""
-        changed = float(self.changed.sum())
+        changed = self.changed.sum()
         return {"changed": changed, "unchanged": self.changed.numel() - changed}
 
     def errors(self, forecast: Float[Tensor, "b r t c h w"]) -> Losses:
@@ -137,7 +145,7 @@ def drop_actions(batch: Batch, rng: SampleRng, share: float) -> Batch:
     """Replace a share of the actions by the null action, so that the model also learns to go without."""
     if not share:
         return batch
-    dropped = (rng.uniform(len(batch.episodes[0].actions)) < share).tolist()
+    dropped = (rng.host_uniform(len(batch.episodes[0].actions)) < share).tolist()
     episodes = []
     for episode, row in zip(batch.episodes, dropped, strict=True):
         pairs = zip(episode.actions, row, strict=True)
@@ -155,8 +163,8 @@ def add_noise(
     return latents + max_sigma * strength.view(-1, *[1] * (latents.dim() - 1)) * noise
 
 
-def label(batch: Batch, name: str, shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Stack a label of all episodes: values `[b, *shape]`, and which rows `[b]` have it.
+def label(batch: Batch, name: str, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Stack a label of all episodes on the CPU: values `[b, *shape]`, and which rows `[b]` have it.
 
     Rows whose source has no such label are zeros.
     """
@@ -166,4 +174,4 @@ def label(batch: Batch, name: str, shape: Sequence[int], device: torch.device) -
         found = (episode.labels or {}).get(name)
         if found is not None and found.shape == tuple(shape):
             values[row], known[row] = torch.from_numpy(found), True
-    return values.to(device), known.to(device)
+    return values, known

@@ -36,7 +36,8 @@ class CodecObjective(Objective):
         return model.codec
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
-        frames = self.frame_groups(batch, model.codec.temporal_factor).to(model.device, model.dtype)
+        groups = self.frame_groups(batch, model.codec.temporal_factor)
+        frames = to_tensor(groups, model.device).to(model.dtype)
         rows = float(len(frames))
         return StageBatch(batch, rng, {"pixel": rows, "kl": rows}, frames)
 
@@ -52,7 +53,7 @@ class CodecObjective(Objective):
         }
 
     @staticmethod
-    def frame_groups(batch: Batch, size: int) -> Float[Tensor, "b t 3 h w"]:
+    def frame_groups(batch: Batch, size: int) -> list[np.ndarray]:
         """Take two groups of `size` frames of every episode, some of them a repeated still image."""
         clips = []
         for index, episode in zip(batch.indices, batch.episodes, strict=True):
@@ -61,7 +62,7 @@ class CodecObjective(Objective):
             for start in rng.choice(len(clip) // size, size=2, replace=False) * size:
                 group = clip[start : start + size]
                 clips.append(np.repeat(group[:1], size, axis=0) if rng.random() < 0.15 else group)
-        return to_tensor(clips)
+        return clips
 
     def preview(self, model: WorldModel, inputs: StageBatch) -> tuple[Tensor, Tensor]:
         mean, _ = self.codec(model).posterior(inputs.content)
@@ -72,8 +73,8 @@ class CodecObjective(Objective):
         codec = self.codec(model)
         moments = torch.zeros(3, codec.latent_channels, dtype=torch.float64)
         for batch in batches:
-            clips = to_tensor([episode.observations[-1] for episode in batch.episodes])
-            mean, _ = codec.posterior(clips.to(model.device, model.dtype))
+            clips = to_tensor([episode.observations[-1] for episode in batch.episodes], model.device)
+            mean, _ = codec.posterior(clips.to(model.dtype))
             values = rearrange(mean, "b t c h w -> c (b t h w)").double().cpu()
             moments += torch.stack(
                 [torch.full_like(values[:, 0], values.shape[1]), values.sum(1), values.pow(2).sum(1)]

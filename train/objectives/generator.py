@@ -35,7 +35,7 @@ class GeneratorObjective(StateObjective):
         inputs = super().prepare(model, batch, rng)
         if isinstance(inputs.content, Rounds):
             changed = inputs.content.changed
-            inputs.counts["flow"] = float(self.cell_weights(changed).sum())
+            inputs.counts["flow"] = self.cell_weights(changed).sum()
             if not model.codec.causal:
                 inputs.counts["pixel"] = float(changed.shape[0] * changed.shape[1])
         return inputs

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from worldmodel.batch import to_device
 from worldmodel.data.loader import Batch
 from worldmodel.models.layers.norm import upcast
 from worldmodel.models.world_model import WorldModel
@@ -24,19 +25,23 @@ class LanguageObjective(Objective):
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
         end = model.backbone.end
         rows = [[*model.backbone.token_ids(e.answer or ""), end][: self.max_tokens] for e in batch.episodes]
-        ids = [torch.tensor(row, device=model.device) for row in rows]
+        ids = [torch.tensor(row) for row in rows]
         tokens = sum(len(row) - 1 for row in rows)
         return StageBatch(batch, rng, {"nll": float(tokens)}, ids, tokens)
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
-        embeds = [model.backbone.embed(ids[:-1]) for ids in inputs.content]
+        moved = to_device(torch.cat(inputs.content), model.device).split([len(ids) for ids in inputs.content])
+        embeds = [model.backbone.embed(ids[:-1]) for ids in moved]
         return {"nll": text_loss(model, embeds, [ids[1:] for ids in inputs.content])}
 
 
 def text_loss(
     model: WorldModel, embeds: Sequence[Float[Tensor, "_ d"]], labels: Sequence[Tensor]
 ) -> Float[Tensor, ""]:
-    """Sum the negative log-likelihood of labels (-100: none) over rows of any length, packed side by side."""
+    """Sum the negative log-likelihood of labels over rows of any length, packed side by side.
+
+    Labels are on the CPU; -100 is none.
+    """
     bins = pack([len(row) for row in embeds], max(len(row) for row in embeds))
     layout = Layout.packed([[len(embeds[row]) for row in each] for each in bins])
 
@@ -46,8 +51,9 @@ def text_loss(
 
     hidden = model.backbone(packed(embeds, 0.0), layout=layout)
     targets = packed(labels, -100)
-    labelled = targets >= 0  # logits are computed only where there is a label
-    hidden, targets = hidden[labelled], targets[labelled]
-    shared = Layout.items(len(targets), model.backbone.sequence)
-    logits = upcast(model.backbone.logits(shared.take(hidden, 0)))
-    return shared.sum(F.cross_entropy(logits, shared.take(targets, 0), reduction="sum"))
+    labelled = (targets >= 0).nonzero()  # logits are computed only where there is a label
+    rows, columns = to_device(labelled, hidden.device).unbind(dim=1)
+    wanted = to_device(targets[labelled[:, 0], labelled[:, 1]], hidden.device)
+    shared = Layout.items(len(wanted), model.backbone.sequence)
+    logits = upcast(model.backbone.logits(shared.take(hidden[rows, columns], 0)))
+    return shared.sum(F.cross_entropy(logits, shared.take(wanted, 0), reduction="sum"))

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from worldmodel.batch import to_device
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models import text
@@ -17,6 +18,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.train.episodes import encode_observations, encode_rounds
 from worldmodel.train.objectives.alignment import AlignmentObjective
 from worldmodel.train.objectives.base import (
+    Counts,
     Losses,
     Objective,
     Rounds,
@@ -77,10 +79,10 @@ class StateObjective(Objective):
             return self.prepare_text(model, batch, rng)
         batch = drop_actions(batch, rng, model.config.action.dropout)
         rounds = encode_rounds(model, batch)
-        counts = rounds.counts() if self.forecasts else {}
+        counts: Counts = rounds.counts() if self.forecasts else {}
         if self.forecasts and batch.task == "rounds":
             codec = model.config.codec
-            known = label(batch, "named", codec.grid, model.device)[1]
+            known = label(batch, "named", codec.grid)[1]
             counts["named"] = float(known.sum() * codec.cells)
             if model.config.vision.sees_latents:
                 counts |= self.alignment.counts(model, batch)
@@ -201,11 +203,15 @@ class StateObjective(Objective):
             return {}
         losses = rounds.errors(forecast.view_as(rounds.target))
         if batch.task == "rounds":
-            truth, known = label(batch, "named", model.config.codec.grid, model.device)
-            logits = upcast(self.named(prediction.states[known, 0])).squeeze(-1)
-            pos_weight = logits.new_tensor(3.0)
+            truth, known = label(batch, "named", model.config.codec.grid)
+            rows = to_device(known.nonzero().flatten(), model.device)
+            logits = upcast(self.named(prediction.states[rows, 0])).squeeze(-1)
+            truth = to_device(truth[known].flatten(1), model.device).to(logits)
             losses["named"] = F.binary_cross_entropy_with_logits(
-                logits, truth[known].flatten(1).to(logits), pos_weight=pos_weight, reduction="sum"
+                logits,
+                truth,
+                pos_weight=torch.full((), 3.0, dtype=logits.dtype, device=logits.device),
+                reduction="sum",
             )
             if model.config.vision.sees_latents:
                 losses |= self.alignment.alignment(model, rounds.context[:, 0], batch)

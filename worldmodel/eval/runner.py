@@ -143,7 +143,7 @@ class ModelSubject:
         return ModelSubject(self.model, num_inference_steps, self._on_work)
 
     def _pixels(self, clips: Sequence[np.ndarray] | Clips) -> Float[Tensor, "b t 3 h w"]:
-        return to_tensor(list(clips)).to(self.model.device)
+        return to_tensor(list(clips), self.model.device)
 
 
 def _to_clips(pixels: Float[Tensor, "b t 3 h w"]) -> Clips:

@@ -8,10 +8,16 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from worldmodel.batch import to_device
 
-def to_tensor(clips: Sequence[np.ndarray]) -> Float[Tensor, "b t 3 h w"]:
-    """Stack uint8 clips `[t, h, w, 3]` of equal length and scale them to [-1, 1]."""
-    return rearrange(torch.from_numpy(np.stack(clips)), "b t h w c -> b t c h w").float() / 127.5 - 1
+
+def to_tensor(clips: Sequence[np.ndarray], device: torch.device | str = "cpu") -> Float[Tensor, "b t 3 h w"]:
+    """Stack uint8 clips `[t, h, w, 3]` of equal length and scale them to [-1, 1].
+
+    They are moved to the device as uint8, a quarter of the bytes, and scaled there.
+    """
+    frames = to_device(torch.from_numpy(np.stack(clips)), torch.device(device))
+    return rearrange(frames, "b t h w c -> b t c h w").float() / 127.5 - 1
 
 
 def to_frames(pixels: Float[Tensor, "t 3 h w"]) -> np.ndarray:

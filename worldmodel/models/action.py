@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from worldmodel.batch import to_device
 from worldmodel.config import ActionConfig
 from worldmodel.errors import InputError
 from worldmodel.models.backbone.causal_lm import Backbone
@@ -54,21 +55,22 @@ class ActionAdapter(nn.Module):
         The camera's pose must be a motion: resolve targets first (`Action.relative_to`).
         """
         rows = []
-        for action in actions:
-            ids = self.validate(action, backbone)
+        tokens = self._moved([self.validate(action, backbone) for action in actions], torch.long)
+        keys = self._moved([list(map(self.config.keys.index, action.keys)) for action in actions], torch.long)
+        for action, ids, indices in zip(actions, tokens, keys, strict=True):
             # Absent parts are embedded as empty tensors, so that all processes of a training run have
             # gradients for the same weights.
-            parts = [self.marker[None], backbone.embed(self._tensor(ids, torch.long))]
+            parts = [self.marker[None], backbone.embed(ids)]
             if self.keys is not None:
-                indices = [self.config.keys.index(key) for key in action.keys]
-                parts.append(self.keys(self._tensor(indices, torch.long)))
+                parts.append(self.keys(indices))
             for layer, size, numbers in (
                 (self.vector, self.config.vector_size, self._scaled(action.vector or ())),
                 (self.mouse, 2, action.mouse or ()),
                 (self.camera, 9, pose_features(action.camera.pose) if action.camera else ()),
             ):
                 if layer is not None:
-                    parts.append(layer(self._tensor(numbers, self.marker.dtype).view(-1, size)))
+                    (values,) = self._moved([numbers], self.marker.dtype)
+                    parts.append(layer(values.view(-1, size)))
             missing = -sum(len(part) for part in parts) % SLOT
             parts.insert(0, self.blank.expand(missing, -1))
             rows.append(torch.cat([part.to(self.marker.dtype) for part in parts]))
@@ -81,8 +83,10 @@ class ActionAdapter(nn.Module):
         bounds = zip(vector, self.config.vector_low, self.config.vector_high, strict=True)
         return [2 * (x - low) / (high - low) - 1 for x, low, high in bounds]
 
-    def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.marker.device)
+    def _moved(self, rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Sequence[Tensor]:
+        """Return rows of numbers on the model's device, moved together."""
+        values = torch.tensor([value for row in rows for value in row], dtype=dtype)
+        return to_device(values, self.marker.device).split([len(row) for row in rows])
 
 
 def pose_features(pose: Pose) -> list[float]:

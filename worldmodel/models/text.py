@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from worldmodel.batch import to_device
 from worldmodel.models.vision.adapter import Observation
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def sequences(
 ) -> list[tuple[Float[Tensor, "_ d"], Int[Tensor, " _"]]]:
     """Return the embeddings of vision tokens, prompt and (in training) answer, and the labels.
 
-    Every observation is a batch of one. A label is the token that a position should predict, or -100.
+    Every observation is a batch of one. A label is the token that a position should predict, or -100; labels
+    are on the CPU.
     """
     tokens = _vision_tokens(model, observations)
     backbone, rows = model.backbone, []
@@ -40,11 +42,11 @@ def sequences(
         vision = tokens[row]
         prompt_ids = backbone.token_ids(prompt) if prompt else []
         answer_ids = [*backbone.token_ids(answers[row]), backbone.end] if answers is not None else []
-        ids = torch.tensor([*prompt_ids, *answer_ids[:-1]], dtype=torch.long, device=vision.device)
+        ids = to_device(torch.tensor([*prompt_ids, *answer_ids[:-1]], dtype=torch.long), vision.device)
         words, count = backbone.embed(ids), len(prompt_ids)
         parts = [vision, model.prompt_marker[None], words[:count], model.answer_marker[None], words[count:]]
         unlabelled = len(vision) + 1 + count
-        labels = torch.tensor([-100] * unlabelled + (answer_ids or [-100]), device=vision.device)
+        labels = torch.tensor([-100] * unlabelled + (answer_ids or [-100]))
         rows.append((torch.cat([part.to(vision.dtype) for part in parts]), labels))
     return rows
 

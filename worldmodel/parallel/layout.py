@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from worldmodel.batch import to_device
 from worldmodel.errors import ConfigError
 from worldmodel.parallel import collectives, flex_mask, planner
 from worldmodel.parallel.halo import Halo
@@ -143,7 +144,9 @@ class Layout:
     @torch.compiler.disable()
     def _matrix(self, device: torch.device | str) -> Bool[Tensor, "b n m"]:
         queries, keys = self.tokens
-        label, reach, position = (x.to(device) for x in (self.label, self.reach, self.position))
+        label, reach, position = (
+            to_device(x, torch.device(device)) for x in (self.label, self.reach, self.position)
+        )
         same = label[:, queries, None] == label[:, None, keys]
         return same & (position[:, None, keys] <= reach[:, queries, None])
 

@@ -60,7 +60,7 @@ class WorldState:
     def from_frames(cls, model: WorldModel, frames: Clips, seeds: tuple[int, ...]) -> "WorldState":
         """Start worlds from observed frames; the newest `observed_frames` of them count."""
         frames = frames[:, -observed_frames(model.config) :]
-        latents = model.observe(to_tensor(list(frames)).to(model.device)).latents
+        latents = model.observe(to_tensor(list(frames), model.device)).latents
         return cls.from_latents(model, latents, frames, seeds)
 
     @classmethod
@@ -101,7 +101,7 @@ def encode_context(
     model: WorldModel, latents: Float[Tensor, "b t c h w"], frames: Clips
 ) -> Float[Tensor, "b s c h w"]:
     """Return the latent frames that the next round continues."""
-    pixels = to_tensor(list(frames)).to(latents) if model.codec.causal else None
+    pixels = to_tensor(list(frames), latents.device).to(latents.dtype) if model.codec.causal else None
     return model.codec.context(latents, pixels, model.config.context_latents)
 
 
@@ -109,7 +109,9 @@ def observe(model: WorldModel, latents: Float[Tensor, "b t c h w"], frames: Clip
     """Return latents as an observation, with frames where the vision encoder needs them."""
     if not model.vision.needs_frames:
         return Observation(latents)
-    return Observation(latents, model.vision.select_frames(to_tensor(list(frames)).to(latents)))
+    return Observation(
+        latents, model.vision.select_frames(to_tensor(list(frames), latents.device).to(latents.dtype))
+    )
 
 
 def newest_observation(model: WorldModel, state: WorldState) -> Observation:

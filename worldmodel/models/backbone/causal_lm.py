@@ -19,6 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from worldmodel.batch import to_device
 from worldmodel.config import SMALL_DECODER, BackboneConfig
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.layers import attention
@@ -194,7 +195,7 @@ class Backbone(nn.Module):
         layout = layout.shard(self.sequence, balance=True)
         output = self.model.base_model(
             inputs_embeds=layout.take(embeds),
-            position_ids=layout.take(layout.position).to(embeds.device),
+            position_ids=to_device(layout.take(layout.position), embeds.device),
             use_cache=False,
             layout=layout,
         )
@@ -212,7 +213,7 @@ class Backbone(nn.Module):
         Ends count from the first position of `embeds`, which follow those in the cache.
         """
         hidden = self(embeds, cache)
-        positions = (ends[:, :, None] + torch.arange(-num_queries, 0)).to(hidden.device)
+        positions = to_device(ends[:, :, None] + torch.arange(-num_queries, 0), hidden.device)
         return hidden[torch.arange(len(embeds), device=hidden.device)[:, None, None], positions]
 
     def logits(self, hidden: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape v"]:

@@ -25,6 +25,7 @@ from transformers.utils.constants import (
     OPENAI_CLIP_STD,
 )
 
+from worldmodel.batch import to_device
 from worldmodel.models.vision.preprocessing import Encoder, Family
 
 FAMILIES = {
@@ -78,7 +79,7 @@ class QwenVisionEncoder(Encoder):
         )
         steps = frames.shape[1] // self.stride
         patched = [steps, *(count * self.merge for count in self.grid)]
-        sizes = torch.tensor([patched] * batch, device=frames.device)
+        sizes = to_device(torch.tensor([patched] * batch), frames.device)
         merged = self.model(patches, grid_thw=sizes).pooler_output
         return rearrange(merged, "(b u m) e -> b u m e", b=batch, u=steps)
 

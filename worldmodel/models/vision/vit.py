@@ -27,6 +27,7 @@ from transformers.utils.constants import (
     OPENAI_CLIP_STD,
 )
 
+from worldmodel.batch import to_device
 from worldmodel.config import height_width
 from worldmodel.errors import ConfigError
 from worldmodel.models.vision.preprocessing import Encoder, Family
@@ -99,7 +100,7 @@ class PatchEncoder(Encoder):
         model_type = self.model.config.model_type
         if model_type == "siglip2_vision_model":
             patches = rearrange(pixels, "n c (h y) (w x) -> n (h w) (y x c)", y=self.patch, x=self.patch)
-            sizes = torch.tensor([self.grid] * len(pixels), device=pixels.device)
+            sizes = to_device(torch.tensor([self.grid] * len(pixels)), pixels.device)
             return {
                 "pixel_values": patches,
                 "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.long, device=pixels.device),

@@ -1,0 +1,81 @@
+"""The host waits for the device once a step, and pixels are moved as uint8."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from emulated_device import DEVICE, EmulatedDevice
+
+from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.data import loader
+from worldmodel.media import tensors
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import distributed, optim
+from worldmodel.train.distributed import Root
+from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.trainer import Trainer, freeze
+
+ALL = {"all": TrainedConfig()}
+TRANSFORMERS = "causal_lm.py"
+"""Calls transformers, which looks once a forward pass whether the positions are those of packed sequences."""
+STAGES = {
+    "codec": StageConfig("codec", tasks={"rounds": 1.0}, train={"codec": TrainedConfig()}, rounds=1),
+    "language": StageConfig("language", tasks={"document": 1.0}, train={"backbone": TrainedConfig()}),
+    "alignment": StageConfig("alignment", tasks={"rounds": 1.0}, train={"vision": TrainedConfig()}),
+    "state": StageConfig("state", tasks={"rounds": 1.0}, train=ALL),
+    "describe": StageConfig("state", tasks={"describe": 1.0}, train=ALL),
+    "joint": StageConfig("joint", tasks={"rounds": 1.0}, train=ALL, self_rollout=(1.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_step_waits_for_the_device_once(
+    make_model: Callable[..., WorldModel], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    model = make_model(image_size=64, world="shapes")
+    stage = dataclasses.replace(STAGES[name], steps=1, batch_size=3, microbatch_size=2, rounds=2, muon_lr=0)
+    config = TrainConfig(
+        model=model.config,
+        stages={name: stage},
+        data=DataConfig({"shapes": SourceConfig("shapes")}),
+        precision="fp32",
+    )
+    with loader.batches(config.data, config.model, stage, seed=0) as stream:
+        batches = next(stream)
+    assert len(batches) > 1
+    # FSDP, autocast and generators of random numbers have no such device.
+    generator = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
+    monkeypatch.setattr(distributed, "free_gathered", lambda root: None)
+    autocast = torch.autocast
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: autocast("cpu", enabled=False))
+    mesh = distributed.init(config)
+    try:
+        with EmulatedDevice() as device:
+            root = Root(model, OBJECTIVES[stage.objective](model))
+            freeze(model, stage)
+            device.move(root)
+            mesh = dataclasses.replace(mesh, device=DEVICE)
+            trainer = Trainer(config, name, mesh, root, optim.build_optimizers(root, stage), None)
+            result = trainer.step(batches, stop=False)
+            own = {place: n for place, n in device.places.items() if not place.startswith(TRANSFORMERS)}
+            waits = sum(device.waits.values()) - sum(device.places.values()) + sum(own.values())
+            assert waits <= 1, device.places
+    finally:
+        distributed.shutdown()
+    assert result.losses["loss"] > 0
+    assert result.processed["samples"] == 3
+
+
+def test_pixels_are_moved_as_uint8(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, move = [], tensors.to_device
+    monkeypatch.setattr(tensors, "to_device", lambda x, device: moved.append(x.dtype) or move(x, device))
+    rng = np.random.default_rng(0)
+    clips = [rng.integers(0, 256, (3, 8, 6, 3), dtype=np.uint8) for _ in range(2)]
+    found: Any = tensors.to_tensor(clips, "cpu")
+    assert moved == [torch.uint8]
+    expected = torch.from_numpy(np.stack(clips).transpose(0, 1, 4, 2, 3).astype(np.float32)) / 127.5 - 1
+    assert torch.equal(found, expected)
