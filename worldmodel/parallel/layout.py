@@ -342,7 +342,7 @@ def _row(documents: Sequence[Sequence[Segment]], length: int) -> tuple[Tensor, T
     padding = length - sum(size for *_, size in segments)
     segments.append((len(documents), 0, Kind.PAD, padding))
     *columns, sizes = (torch.tensor(column) for column in zip(*segments, strict=True))
-    document, block, kind = (column.repeat_interleave(sizes) for column in columns)
+    document, block, kind = (column.repeat_interleave(sizes, output_size=length) for column in columns)
     totals = [*(sum(size for _, size in document) for document in documents), padding]
     position = torch.cat([torch.arange(total) for total in totals])
     return document, block, kind, position
