@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import shutil
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 
@@ -62,16 +62,17 @@ def validate(trainer: Trainer) -> dict[str, float]:
         ranks = (mesh.dp_rank, mesh.dp_size)
         return loader.BatchLoader(sources, data, stage, config.seed, 0, *ranks, None, mesh.sum_counts)
 
-    sums, counts = Counter[str](), Counter[str]()
+    sums: defaultdict[str, float] = defaultdict(float)
+    counts: defaultdict[str, float] = defaultdict(float)
     with SequenceLoader(open_loader, mesh) as stream:
         for batches in stream:
             for total, found in zip((sums, counts), trainer.evaluate(batches), strict=True):
-                for name, value in found.items():
-                    total[name] += value
+                for key, value in found.items():
+                    total[key] += value
     weights = trainer.root.objective.weights
-    means = {name: value / max(counts[name], 1.0) for name, value in sums.items()}
-    loss = sum(weights[name] * value for name, value in means.items() if name in weights)
-    return {NAME: loss, **{f"validation/{name}": value for name, value in means.items()}}
+    means = {key: value / max(counts[key], 1.0) for key, value in sums.items()}
+    loss = sum(weights[key] * value for key, value in means.items() if key in weights)
+    return {NAME: loss, **{f"validation/{key}": value for key, value in means.items()}}
 
 
 def validation_stage(settings: ValidationConfig, stage: StageConfig, offered: Collection[str]) -> StageConfig:
