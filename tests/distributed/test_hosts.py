@@ -47,12 +47,14 @@ class Host:
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", rendezvous, "--local-addr", self.address]
         command += ["--rdzv-conf", f"last_call_timeout=5,is_host={self.number == 0}"]
         command += ["-m", "worldmodel.train.finetune", *arguments]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": self.interface, "OMP_NUM_THREADS": "1"}
+        # Workers import the package that is installed, not the folder worldmodel/ of a clone.
+        environment = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+        environment["GLOO_SOCKET_IFNAME"] = self.interface
         with log.open("wb") as file:
             return subprocess.Popen([*inside, *command], stdout=file, stderr=file, env=environment)
 
     def lose(self, agent: subprocess.Popen[bytes]) -> None:
-        """Cut the cable, so that nobody is told, and kill every process."""
+        """Disconnect the host, so that no message leaves it, and kill its processes."""
         if self.namespace:
             ip("-n", self.namespace, "link", "set", self.interface, "down")
         for pid in [agent.pid, *descendants(agent.pid)]:

@@ -7,6 +7,7 @@ really without data must not take part.
 
 import traceback
 from collections import Counter
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -281,14 +282,13 @@ def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place() -> str:
-    """Return the innermost line of the package that runs."""
-    frames = [
-        frame
-        for frame in traceback.extract_stack()
-        if ("/worldmodel/" in frame.filename or "/train/" in frame.filename)
-        and "site-packages" not in frame.filename
+    """Return the innermost line of the package that runs, an editable install or a wheel."""
+    lines = [
+        f"{Path(frame.f_code.co_filename).name}:{line}"
+        for frame, line in traceback.walk_stack(None)
+        if frame.f_globals.get("__name__", "").startswith("worldmodel.")
     ]
-    return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"
+    return lines[0] if lines else "?"
 
 
 def train_step(
