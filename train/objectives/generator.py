@@ -74,8 +74,8 @@ class GeneratorObjective(StateObjective):
                 context = rounds.context.flatten(0, 1)  # gets the sampler's own noise only
         else:
             normal, uniform = rng.normal(num_rounds, frames), rng.uniform(num_rounds, 2)
-            # A correction takes one or two steps, of which the first starts from pure noise.
-            pure = 0.4 if self.residual else 0.0
+            # Few steps begin at pure noise, where the condition alone decides what is sampled.
+            pure = 0.0 if model.config.condition_adapter.forecast == "none" else 0.4
             sigma = training_sigmas(normal.flatten(0, 1), uniform.flatten(0, 1), pure=pure)
         condition = choose(keep.flatten(), prediction.condition, model.null_condition(context))
         noise = rng.normal(*rounds.target.shape[1:]).flatten(0, 1)

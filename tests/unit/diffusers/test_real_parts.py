@@ -303,11 +303,8 @@ def told_apart(model: WorldModel, batch: Batch) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(("generator", "kind"), [*GENERATORS, ("wan-clip", "stream")])
 def test_overfit_two_clips_that_differ_in_text(
-    make: Callable[..., WorldModel], generator: str, kind: str, request: pytest.FixtureRequest
+    make: Callable[..., WorldModel], generator: str, kind: str
 ) -> None:
-    if (generator, kind) == ("cog-i2v", "stream"):
-        reason = "does not tell the clips apart after 1000 steps since its stream is divided and loaded late"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
     model, batch = make("qwen3", "siglip", generator, kind, image_size=16, wide=True), coloured()
     standardise(model, batch)
     names = ("backbone", "vision.adapter", "action", "queries", "condition_adapter", "generator")
