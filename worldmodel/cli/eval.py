@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+from worldmodel.cli.eval_data import add_data_options, check_options, data_suite
 from worldmodel.cli.model import load_model
 from worldmodel.cli.parser import Parser
 from worldmodel.errors import InputError
@@ -16,16 +17,21 @@ def main(argv: list[str]) -> None:
     from worldmodel.eval.goals import measured
     from worldmodel.eval.report import check_folder, json_values, write_report
     from worldmodel.eval.suite import EvalSettings, check_split, evaluate, suite_of
-    from worldmodel.eval.tables import aligned, goals_table, split_tables
+    from worldmodel.eval.tables import aligned, data_tables, goals_table, split_tables
     from worldmodel.io import atomic_file
     from worldmodel.models.loading import model_folder
 
-    settings = EvalSettings(args.split, args.num_samples, args.rounds, args.seed, args.num_inference_steps)
     name = Path(args.model).resolve().name
     folder = check_folder(args.report or Path("outputs", f"eval-{name}"))
     if args.json and Path(args.json).expanduser().is_dir():
         raise InputError(f"--json is {args.json!r}, which is a folder; pass a file name.")
-    suite = suite_of(model_folder.read_config(model_folder.resolve(args.model)))
+    config = model_folder.read_config(model_folder.resolve(args.model))
+    numbers = (args.num_samples, args.rounds, args.seed, args.num_inference_steps)
+    if args.data is None:
+        check_options(args)
+        settings, suite = EvalSettings(args.split, *numbers), suite_of(config)
+    else:
+        settings, suite = data_suite(args, config, numbers)
     check_split(suite, settings.split)
     model = load_model(args.model)
     results = evaluate(model, settings, suite, progress=sys.stderr.isatty() or args.progress)
@@ -38,6 +44,8 @@ def main(argv: list[str]) -> None:
     for split, figures in results["figures"].get("action_following", {}).items():
         for table in split_tables(figures):
             print(f"\n{suite.splits[split]}, {table.title}. {table.about}\n{aligned(table.rows)}")
+    for table in data_tables(results["figures"]):
+        print(f"\n{table.title}. {table.about}\n{aligned(table.rows)}")
     print(f"\nreport: {page}")
 
 
@@ -45,10 +53,12 @@ def _parser() -> Parser:
     parser = Parser(
         "worldmodel eval",
         "Evaluate a model by the evaluation suite of its world: action following, drift over long rollouts,\n"
-        "descriptions, speed. Prints a table and writes a report with plots and examples.",
+        "descriptions, speed; or with --data on recorded episodes. Prints tables and writes a report with\n"
+        "plots and examples.",
         "worldmodel eval shapes-tiny\n"
         "  worldmodel eval shapes-tiny --split held-out --num-samples 100     one split, about a minute\n"
         "  worldmodel eval shapes-tiny --split paraphrases     sentences in other words than the world's\n"
+        "  worldmodel eval runs/mine/model --data held-out --inverse left=right     your own episodes\n"
         "  worldmodel eval runs/mine/model --json figures.json --report outputs/mine",
     )
     parser.add_argument("model", metavar="MODEL", help="name of a shipped model, or path of a model folder")
@@ -80,4 +90,5 @@ def _parser() -> Parser:
     parser.add_argument(
         "--progress", action="store_true", help="show a progress bar even if stderr is not a terminal"
     )
+    add_data_options(parser)
     return parser

@@ -1,5 +1,6 @@
 """The model card of an evaluated model, README.md of its folder."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,10 +8,10 @@ from huggingface_hub import EvalResult
 
 from worldmodel.eval.goals import Goal, interval, measured, show
 from worldmodel.eval.suite import EvalSuite
-from worldmodel.eval.tables import markdown, split_tables
+from worldmodel.eval.tables import data_tables, markdown, split_tables
 from worldmodel.models.loading.model_card import card_text
 
-_METRICS = {"%": "accuracy", "dB": "psnr", "fps": "fps", "s": "latency_s", "x": "ratio"}
+_METRICS = {"%": "accuracy", "dB": "psnr", "fps": "fps", "s": "latency_s", "x": "ratio", "": "score"}
 """Types of metric on the Hub, by unit; shares are from 0 to 1 there."""
 
 
@@ -77,6 +78,10 @@ def _figures(results: Mapping[str, Any], suite: EvalSuite) -> str:
         for split, figures in results["figures"].get("action_following", {}).items()
         for table in split_tables(figures)
     ]
+    tables += [
+        f"### {table.title}\n\n{table.about}\n\n{markdown(table.rows)}\n"
+        for table in data_tables(results["figures"])
+    ]
     return "\n".join(["## Figures\n", *lines, f"\n{conditions}\n", *tables])
 
 
@@ -138,6 +143,16 @@ def _reproduce(results: Mapping[str, Any], name: str) -> str:
     settings = results["settings"]
     return (
         "## Reproduce\n\n```sh\n"
-        f"worldmodel eval {name} --num-samples {settings['num_samples']} --rounds {settings['rounds']} "
-        f"--seed {settings['seed']}\n```\n"
+        f"worldmodel eval {name} {_data_options(settings)}--num-samples {settings['num_samples']} "
+        f"--rounds {settings['rounds']} --seed {settings['seed']}\n```\n"
     )
+
+
+def _data_options(settings: Mapping[str, Any]) -> str:
+    """Return the options of an evaluation on recorded episodes; none for a world's own suite."""
+    options: list[str] = []
+    for name in ("data", "train_data", "inverse", "judge"):
+        value = settings.get(name) or ()
+        for each in (value,) if isinstance(value, str) else value:
+            options.append(f"--{name.replace('_', '-')} {shlex.quote(each)} ")
+    return "".join(options)

@@ -19,7 +19,7 @@ class Example:
     Attributes:
         figure: Name of its figure.
         caption: The input of the model in words.
-        right: Whether the output is right.
+        right: Whether the output is right; None where nothing judges it.
         truth: The true frames, or those shown to the model.
         made: The model's frames; None where it answered with text.
         note: The model's text, or a description of the errors.
@@ -27,12 +27,12 @@ class Example:
 
     figure: str
     caption: str
-    right: bool
+    right: bool | None
     truth: Frames
     made: Frames | None = None
     note: str = ""
 
-    def entry(self) -> dict[str, str | bool]:
+    def entry(self) -> dict[str, str | bool | None]:
         """Return the example for JSON, its image as a data URI."""
         rows = [self.truth] if self.made is None else [self.truth, self.made]
         image = base64.b64encode(encode_png(strips(rows), optimize=True)).decode()
@@ -53,14 +53,14 @@ class Album:
 
     Attributes:
         right: Number of right examples kept of one figure.
-        wrong: Number of wrong examples kept of one figure.
+        wrong: Number of wrong examples kept of one figure, and of those that nothing judges.
     """
 
     right: int = 4
     wrong: int = 6
     examples: list[Example] = field(default_factory=list)
 
-    def wants(self, figure: str, right: bool) -> bool:
+    def wants(self, figure: str, right: bool | None) -> bool:
         """Whether fewer such examples are kept than wanted."""
         kept = sum(example.figure == figure and example.right == right for example in self.examples)
         return kept < (self.right if right else self.wrong)
@@ -70,7 +70,7 @@ class Album:
         if self.wants(example.figure, example.right):
             self.examples.append(example)
 
-    def entries(self) -> list[dict[str, str | bool]]:
+    def entries(self) -> list[dict[str, str | bool | None]]:
         """Return the examples for JSON, figure by figure, the right ones first."""
         order = list(dict.fromkeys(example.figure for example in self.examples))
         ranked = sorted(self.examples, key=lambda each: (order.index(each.figure), not each.right))

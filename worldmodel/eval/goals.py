@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from worldmodel.eval.metrics import Figure
 
+Unit = Literal["%", "dB", "fps", "s", "x", ""]
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:
@@ -14,14 +16,14 @@ class Goal:
     Attributes:
         title: Title in the report.
         path: Keys that lead to the figure from `results["figures"]`.
-        unit: Unit: a share as percent, decibels, frames per second, seconds, or a ratio.
+        unit: Unit: a share as percent, decibels, frames per second, seconds, a ratio, or none.
         at_least: Target, where more is better.
         at_most: Target, where less is better; a figure with neither is shown without a target.
     """
 
     title: str
     path: tuple[str | int, ...]
-    unit: Literal["%", "dB", "fps", "s", "x"] = "%"
+    unit: Unit = "%"
     at_least: float | None = None
     at_most: float | None = None
 

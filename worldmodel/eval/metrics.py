@@ -4,7 +4,7 @@ SSIM and the Wilson interval agree with scikit-image and SciPy to 1e-14; those w
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -14,6 +14,8 @@ Z_95 = 1.959963984540054
 MAX_PSNR = 100.0
 """Replaces the infinite PSNR of equal images, so that means are finite and JSON is standard."""
 SSIM_WINDOW = 7
+BOOTSTRAPS = 1000
+"""Resamples of a bootstrap interval."""
 
 Figure = dict[str, float | int]
 """A number for JSON: value, low and high (95 % interval), n."""
@@ -64,6 +66,22 @@ def mean_figure(values: Iterable[float]) -> Figure:
     mean = float(array.mean())
     reach = Z_95 * float(array.std(ddof=1)) / math.sqrt(len(array)) if len(array) > 1 else 0.0
     return {"value": mean, "low": mean - reach, "high": mean + reach, "n": len(array)}
+
+
+def bootstrap_figure(values: Sequence[float]) -> Figure:
+    """Return the mean of independent measurements with its percentile bootstrap interval at 95 %, for JSON.
+
+    The resamples are drawn with a fixed seed.
+
+    Source: Efron 1979, Ann. Stat. 7:1.
+    """
+    array = np.asarray(values, np.float64)
+    rng = np.random.default_rng(0)
+    means = np.concatenate(
+        [array[rng.integers(len(array), size=(50, len(array)))].mean(axis=1) for _ in range(BOOTSTRAPS // 50)]
+    )
+    low, high = np.percentile(means, (2.5, 97.5))
+    return {"value": float(array.mean()), "low": float(low), "high": float(high), "n": len(array)}
 
 
 def psnr(made: UInt8[np.ndarray, "..."], truth: UInt8[np.ndarray, "..."]) -> float:

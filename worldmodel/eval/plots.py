@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 INK, GREY, GRID = "#1d2433", "#667085", "#e4e7ec"
 BLUE, ORANGE, TEAL = "#2563eb", "#d97706", "#0f766e"
+_ROWS = {
+    "model": ("model", BLUE),
+    "zero_steps": ("0 steps", TEAL),
+    "codec": ("codec alone", GREY),
+    "copy": ("copy of the first frame", ORANGE),
+    "truth": ("recorded frames", INK),
+}
+"""Labels and colours of predictions of recorded episodes."""
 _NAMES = {"named": "named object", "strict": "whole frame", "others": "other objects"}
 _COLOURS = {"named": BLUE, "strict": ORANGE, "others": TEAL}
 
@@ -88,6 +96,24 @@ def steps(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return _png(canvas)
 
 
+def horizon(rows: Mapping[str, Sequence[Figure]]) -> bytes:
+    """Draw a measure by round for the model and simpler predictions, as PNG."""
+    from matplotlib.ticker import MaxNLocator
+
+    canvas, axes = _canvas(3.6)
+    verdicts = all(figure["high"] <= 1 for figures in rows.values() for figure in figures)
+    scale = 100.0 if verdicts else 1.0
+    for name, (title, colour) in _ROWS.items():
+        if name in rows:
+            _line(axes, range(1, len(rows[name]) + 1), rows[name], colour, title, scale)
+    axes.set_xlabel("round")
+    axes.set_ylabel("% of episodes" if verdicts else "dB")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color=GRID)
+    axes.legend(**_LEGEND)
+    return _png(canvas)
+
+
 _LEGEND: dict[str, Any] = {
     "frameon": False,
     "loc": "lower left",
@@ -119,16 +145,23 @@ def _canvas(height: float) -> "tuple[Canvas, Axes]":
     return canvas, axes
 
 
-def _line(axes: "Axes", positions: Sequence[int], figures: Sequence[Figure], colour: str, label: str) -> None:
+def _line(
+    axes: "Axes",
+    positions: Sequence[int],
+    figures: Sequence[Figure],
+    colour: str,
+    label: str,
+    scale: float = 100.0,
+) -> None:
     axes.plot(
         positions,
-        [100 * figure["value"] for figure in figures],
+        [scale * figure["value"] for figure in figures],
         "o-",
         color=colour,
         markersize=4,
         label=label,
     )
-    low, high = ([100 * figure[end] for figure in figures] for end in ("low", "high"))
+    low, high = ([scale * figure[end] for figure in figures] for end in ("low", "high"))
     axes.fill_between(positions, low, high, color=colour, alpha=0.13, linewidth=0)
 
 

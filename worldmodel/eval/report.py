@@ -16,11 +16,17 @@ from worldmodel.errors import OutputError
 from worldmodel.eval import plots
 from worldmodel.eval.goals import interval, measured, show
 from worldmodel.eval.suite import EvalSuite
-from worldmodel.eval.tables import flat, split_tables, unit_of
+from worldmodel.eval.tables import Table, data_tables, flat, split_tables, unit_of
 from worldmodel.io import TEMPORARY_PREFIX, atomic_folder
 
 PAGE = "index.html"
 DATA = "results.json"
+_MARKS = {
+    True: '<span class="met">✓</span> ',
+    False: '<span class="missed">✗</span> ',
+    None: "",
+}
+"""Marks of examples that are right, wrong, or not judged."""
 _ABOVE_BELOW = "Above the true frames, below the model's."
 
 
@@ -81,11 +87,11 @@ def _write(results: Mapping[str, Any], folder: Path, suite: EvalSuite) -> None:
     rows = measured(suite.goals, results)
     met = [goal.met(figure) for goal, figure in rows]
     goals = len(met) - met.count(None)
+    reached = f"{met.count(True)} of {goals} goals met. " if goals else ""
     page = Template(template).substitute(
         title=escape(f"Evaluation of {name}"),
         summary=escape(
-            f"Frames are judged by their pixels against the true outcome. "
-            f"{met.count(True)} of {goals} goals met. Ranges are 95 % intervals."
+            f"Frames are judged by their pixels against the true outcome. {reached}Ranges are 95 % intervals."
         ),
         sections="\n".join(section for section in sections if section),
     )
@@ -124,6 +130,14 @@ def _charts(figures: Mapping[str, Any], folder: Path, suite: EvalSuite) -> list[
         about = "Each round starts from the model's own frames; errors add up. Shaded: 95 % intervals."
         draw = partial(plots.rounds, goals=suite.goals)
         add("rounds", "Rollouts, round by round", about, draw, figures["rollouts"])
+    for measure, title in (
+        ("psnr", "PSNR"),
+        ("right", "Right by the judge"),
+        ("action", "Action recognised"),
+    ):
+        if rows := figures.get("horizon", {}).get(measure):
+            about = "Each round starts from the model's own frames; errors add up. Shaded: 95 % intervals."
+            add(f"horizon-{measure}", f"{title}, round by round", about, plots.horizon, rows)
     if "steps" in figures:
         about = "With 0 steps, the forecast from the states is decoded."
         add("steps", "Denoising steps against quality", about, plots.steps, figures["steps"])
@@ -133,15 +147,22 @@ def _charts(figures: Mapping[str, Any], folder: Path, suite: EvalSuite) -> list[
 def _tables(figures: Mapping[str, Any], suite: EvalSuite) -> list[str]:
     sections: list[str] = []
     for split, following in figures.get("action_following", {}).items():
-        for title, about, (head, *rows) in split_tables(following):
-            titles = "".join(f"<th class=number>{escape(cell)}" for cell in head[1:])
-            body = ""
-            for row in rows:
-                cells = "".join(f"<td class=number>{_cell(cell)}" for cell in row[1:])
-                body += f"<tr><td>{escape(row[0])}{cells}</tr>"
-            table = f"<div class=wide><table><tr><th>{escape(head[0])}{titles}</tr>{body}</table></div>"
-            sections.append(_section(f"{suite.splits[split]}, {title}", about, table))
+        sections += [
+            _section(f"{suite.splits[split]}, {table.title}", table.about, _table(table))
+            for table in split_tables(following)
+        ]
+    sections += [_section(table.title, table.about, _table(table)) for table in data_tables(figures)]
     return sections
+
+
+def _table(table: Table) -> str:
+    head, *rows = table.rows
+    titles = "".join(f"<th class=number>{escape(cell)}" for cell in head[1:])
+    body = ""
+    for row in rows:
+        cells = "".join(f"<td class=number>{_cell(cell)}" for cell in row[1:])
+        body += f"<tr><td>{escape(row[0])}{cells}</tr>"
+    return f"<div class=wide><table><tr><th>{escape(head[0])}{titles}</tr>{body}</table></div>"
 
 
 def _cell(text: str) -> str:
@@ -171,20 +192,20 @@ def _examples(examples: Sequence[Mapping[str, Any]], folder: Path, suite: EvalSu
     numbered = groupby(enumerate(examples), key=lambda pair: pair[1]["figure"])
     for figure, group in numbered:
         pairs = list(group)
-        blocks: dict[bool, list[str]] = {True: [], False: []}
+        blocks: dict[bool | None, list[str]] = {True: [], False: [], None: []}
         for number, example in pairs:
             file = f"examples/{number:03d}.png"
             (folder / file).write_bytes(base64.b64decode(example["image"].partition(",")[2]))
             note = f"<br>{_shown(example['note'])}" if example["note"] else ""
-            mark = '<span class="met">✓</span>' if example["right"] else '<span class="missed">✗</span>'
+            mark = _MARKS[example["right"]]
             blocks[example["right"]].append(
-                f"<figure><figcaption>{mark} <b>{_shown(example['caption'])}</b>{note}</figcaption>"
+                f"<figure><figcaption>{mark}<b>{_shown(example['caption'])}</b>{note}</figcaption>"
                 f'<img src="{file}" alt="{_shown(example["caption"])}" loading="lazy"></figure>'
             )
         small = " pair" if all(example["still"] for _, example in pairs) else ""
         body = "".join(
-            f'<h3>{title}</h3><div class="examples{small}">{"".join(blocks[right])}</div>'
-            for right, title in ((True, "Right"), (False, "Wrong"))
+            f'{title}<div class="examples{small}">{"".join(blocks[right])}</div>'
+            for right, title in ((True, "<h3>Right</h3>"), (False, "<h3>Wrong</h3>"), (None, ""))
             if blocks[right]
         )
         about = _ABOVE_BELOW if any(example["compared"] for _, example in pairs) else ""

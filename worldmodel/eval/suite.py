@@ -12,7 +12,6 @@ from worldmodel.config import WorldModelConfig
 from worldmodel.errors import InputError
 from worldmodel.eval.examples import Album
 from worldmodel.eval.goals import Goal
-from worldmodel.eval.judge import Judge
 from worldmodel.eval.runner import ModelSubject, Subject
 from worldmodel.eval.speed import machine, speed
 from worldmodel.media import Frame
@@ -89,7 +88,6 @@ class CardText:
 class EvalSuite(Protocol):
     """The measurements of models of a world; returned by `World.eval_suite`."""
 
-    judge: Judge
     goals: Sequence[Goal]
     """The published table: figures and their targets."""
     splits: Mapping[str, str]
@@ -129,8 +127,8 @@ def suite_of(config: WorldModelConfig) -> EvalSuite:
     suite = get_world(config.world).eval_suite() if config.world else None
     if suite is None:
         raise InputError(
-            f"model.world is {config.world}, so this model's frames cannot be judged; evaluation needs a "
-            "model of a world that has an evaluation suite."
+            f"model.world is {config.world}, which has no evaluation suite; pass recorded episodes "
+            "(worldmodel eval MODEL --data SOURCE)."
         )
     suite.check(config)
     return suite

@@ -8,6 +8,33 @@ from worldmodel.eval.metrics import Figure
 
 _SUBJECTS = {"": "", "copy_": "copy: ", "forecast_": "0 steps: "}
 _VERDICTS = {"named": "named object", "strict": "whole frame"}
+_ROWS = {
+    "model": "model",
+    "zero_steps": "0 denoising steps",
+    "codec": "codec alone",
+    "copy": "copy of the first frame",
+    "truth": "recorded frames",
+}
+"""Titles of the rows of tables on recorded episodes, in their order."""
+_MEASURES = {
+    "psnr": ("PSNR, dB", "dB"),
+    "ssim": ("SSIM", ""),
+    "perceptual": ("perceptual distance", ""),
+    "sharpness": ("sharpness against the recorded frames", "x"),
+    "right": ("right by the judge", "%"),
+    "action": ("action recognised in the frames", "%"),
+    "action_error": ("error of the recognised action", ""),
+    "differ": ("another action, another picture", "%"),
+    "own_nearer": ("own action nearer to the truth", "%"),
+    "recognised": ("other action recognised", "%"),
+    "same_start_differ": ("same start: differs where the truth does", "%"),
+    "same_start_agree": ("same start: agrees where the truth does", "%"),
+    "moved": ("the action changes the picture", "%"),
+    "returned": ("back at the start", "%"),
+    "frechet": ("Fréchet distance", ""),
+}
+"""Titles and units of measures on recorded episodes."""
+_MAX_COLUMNS = 8
 _UNITS = {
     "psnr": "dB",
     "fps": "fps",
@@ -65,6 +92,65 @@ def split_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
         yield Table("confusions", "Rows: what was asked for. Columns: what the frames show.", rows)
 
 
+def data_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield the tables on recorded episodes, whose rows are the model and simpler predictions."""
+    horizon = dict(figures.get("horizon", {}))
+    trend = horizon.pop("trend", None)
+    for measure, rows in horizon.items():
+        title, unit = _MEASURES[measure]
+        length = max(map(len, rows.values()))
+        numbers = sorted({round(1 + i * (length - 1) / (_MAX_COLUMNS - 1)) for i in range(_MAX_COLUMNS)})
+        head = ("", *(f"round {number}" for number in numbers), "n")
+        body = [
+            (
+                _ROWS[row],
+                *(_in_table(rows[row][number - 1], unit) for number in numbers),
+                str(rows[row][0]["n"]),
+            )
+            for row in _ROWS
+            if row in rows
+        ]
+        yield Table(f"{title[0].upper()}{title[1:]}, by round", "In brackets: 95 % intervals.", [head, *body])
+    if trend:
+        about = "Mean slope of the episodes over their rounds; in brackets: 95 % intervals."
+        yield _by_measure("Change per round", about, trend)
+    for name, (title, about) in _SECTIONS.items():
+        if figures.get(name):
+            yield _by_measure(title, about, figures[name])
+
+
+_SECTIONS = {
+    "counterfactuals": (
+        "Counterfactuals",
+        "Recorded rounds, played with their own and with another action. Rounds with the same start: pairs "
+        "in the data. In brackets: 95 % intervals.",
+    ),
+    "returns": (
+        "Action and inverse",
+        "PSNR and return are of the worlds whose picture the action changes, against the start.",
+    ),
+    "frechet": ("Fréchet distance", "Between the features of predicted and recorded frames of all rounds."),
+}
+
+
+def _by_measure(title: str, about: str, measures: Mapping[str, Mapping[str, Figure]]) -> Table:
+    """Return a table with a column for each measure."""
+    names = {measure: _MEASURES.get(measure, (measure, "")) for measure in measures}
+    rows = [
+        (
+            _ROWS[row],
+            *(_in_table(each[row], names[name][1]) if row in each else "" for name, each in measures.items()),
+        )
+        for row in _ROWS
+        if any(row in each for each in measures.values())
+    ]
+    return Table(title, about, [("", *(text for text, _ in names.values())), *rows])
+
+
+def _in_table(figure: Figure, unit: str) -> str:
+    return f"{show(figure['value'], unit)} ({interval(figure, unit)})"
+
+
 def _rate(figure: Figure) -> str:
     return f"{show(figure['value'], '%')} ({interval(figure, '%')})"
 
@@ -86,6 +172,8 @@ def goals_table(rows: Sequence[tuple[Goal, Figure]]) -> str:
         mark = {True: " +", False: " -", None: "  "}[goal.met(figure)]
         measured = show(figure["value"], goal.unit) + mark
         lines.append((goal.title, goal.text, measured, interval(figure, goal.unit), str(figure["n"])))
+    if not any(goal.text for goal, _ in rows):
+        return aligned([(title, *cells) for title, _, *cells in lines])
     return aligned(lines) + "\n(+ goal met, - goal missed)"
 
 

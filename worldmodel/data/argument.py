@@ -1,0 +1,128 @@
+"""Data sources as arguments of commands: a folder, a table, `KIND:PATH`, or a source of a config."""
+
+import importlib.resources
+from pathlib import Path
+
+from worldmodel import config as configs
+from worldmodel.config import DataConfig, SourceConfig, TrainConfig
+from worldmodel.data.columns import FIELDS
+from worldmodel.data.loader import stage_weights
+from worldmodel.data.sources import SOURCE_KINDS
+from worldmodel.data.tables import open_table
+from worldmodel.errors import InputError
+
+TABLES = (".csv", ".jsonl", ".parquet")
+VIDEO_COLUMNS = ("video", "path", "file")
+"""Columns of a table that may name its videos; the first that it has is used."""
+
+
+def read_source(argument: str) -> DataConfig:
+    """Return a data source by its argument, as a config with this source alone.
+
+    Args:
+        argument: A table of clips, or a folder with one; `KIND:PATH` with a kind of `data.sources`; or
+            `CONFIG:NAME`, a source of a config. Columns of a table are found by their names.
+
+    Raises:
+        InputError: There is no such table, folder or source.
+        ConfigError: The config cannot be read.
+    """
+    before, _, after = argument.partition(":")
+    if after and before in SOURCE_KINDS and before != "clips":
+        return DataConfig({before: SourceConfig(before, after)})
+    path = Path(after if after and before == "clips" else argument).expanduser()
+    if path.is_dir():
+        path = _table_in(path)
+    if path.is_file() and path.suffix in TABLES:
+        return DataConfig({path.stem: _clips(path)})
+    if not (after and _is_config(before)):
+        raise InputError(
+            f"There are no data {argument!r}; pass a table of clips, a folder with one, KIND:PATH, or "
+            "CONFIG:NAME for a source of a config."
+        )
+    config = configs.load(before)
+    if after not in config.data.sources:
+        raise InputError(f"{before} has no source {after!r}; it has {', '.join(config.data.sources)}.")
+    return DataConfig({after: config.data.sources[after]})
+
+
+def read_held_out(argument: str, training: str | None = None) -> tuple[DataConfig, DataConfig | None]:
+    """Return the held-out part of data, and the part for training, if there is one.
+
+    Args:
+        argument: As for `read_source`, whose episodes are all held out; or a config, whose held-out part is
+            its `validation.source`, and whose part for training is the source of the highest weight.
+        training: The part for training, as for `read_source`.
+
+    Raises:
+        InputError: The config holds nothing out, or both parts are the same.
+    """
+    before, _, name = argument.partition(":")
+    if _is_config(argument):
+        held, trained = _parts(argument, configs.load(argument))
+    else:
+        held, trained = read_source(argument), None
+        if name and _is_config(before):
+            _check_untrained(before, name, configs.load(before))
+    if training is not None:
+        trained = read_source(training)
+    if trained is not None and [*held.sources.values()] == [*trained.sources.values()]:
+        raise InputError(f"{training or argument!r} is also the held-out part; hold other episodes out.")
+    return held, trained
+
+
+def _is_config(argument: str) -> bool:
+    shipped = importlib.resources.files("worldmodel.configs").joinpath(f"{argument}.yaml")
+    return Path(argument).suffix in (".yaml", ".yml") or (not Path(argument).exists() and shipped.is_file())
+
+
+def _parts(argument: str, config: TrainConfig) -> tuple[DataConfig, DataConfig | None]:
+    name, sources = config.validation.source, config.data.sources
+    if name not in sources:
+        raise InputError(
+            f"{argument} holds no episodes out; set validation.source to a source with weight 0, or pass a "
+            f"source as {argument}:NAME."
+        )
+    _check_untrained(argument, name, config)
+    others = [each for each in sources if each != name]
+    trained = max(others, key=lambda each: sources[each].weight, default=None)
+    training = None if trained is None else DataConfig({trained: sources[trained]})
+    return DataConfig({name: sources[name]}), training
+
+
+def _check_untrained(path: str, name: str, config: TrainConfig) -> None:
+    for stage, settings in config.stages.items():
+        if stage_weights(config.data, settings).get(name):
+            raise InputError(
+                f"{path} trains stage {stage} on {name!r}, so it is not held out; set its weight to 0."
+            )
+
+
+def _table_in(folder: Path) -> Path:
+    """Return the table of a folder: clips.csv or the like, or the only one.
+
+    Raises:
+        InputError: There is none, or several.
+    """
+    tables = sorted(path for path in folder.iterdir() if path.suffix in TABLES)
+    named = [path for path in tables if path.stem == "clips"] or tables
+    if len(named) != 1:
+        found = f"the tables {', '.join(path.name for path in named)}" if named else "no table of clips"
+        raise InputError(f"{str(folder)!r} has {found}; pass one table, or KIND:PATH for other formats.")
+    return named[0]
+
+
+def _clips(path: Path) -> SourceConfig:
+    """Return a table as a source, with the columns that have the name of a field."""
+    table = open_table(path)
+    try:
+        columns = {column: column for column in table.columns if column in FIELDS}
+        video = next((column for column in VIDEO_COLUMNS if column in table.columns), None)
+    finally:
+        table.close()
+    if video is None:
+        raise InputError(
+            f"{str(path)!r} has no column {', '.join(VIDEO_COLUMNS)}; name its columns in a config and pass "
+            "CONFIG:NAME."
+        )
+    return SourceConfig("clips", str(path), columns={**columns, "video": video})

@@ -1,0 +1,83 @@
+"""Return to the start: an action and then its inverse."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from worldmodel.config import ActionConfig
+from worldmodel.errors import InputError
+from worldmodel.eval.data.counterfactuals import differ
+from worldmodel.eval.data.episodes import EpisodeReader
+from worldmodel.eval.data.subjects import play, subjects
+from worldmodel.eval.metrics import Tally, psnr
+from worldmodel.eval.runner import Subject
+from worldmodel.rollout.action_list import parse_action
+from worldmodel.types import Action
+
+Inverse = tuple[Action, Action]
+
+
+def parse_inverse(text: str, takes: ActionConfig) -> Inverse:
+    """Parse `left=right`: two actions, each keys joined by `+`, or in a form that `parse_action` reads.
+
+    Raises:
+        InputError: There is no `=`, or the model does not take one of the actions.
+    """
+    first, equals, second = text.partition("=")
+    if not equals or not first.strip() or not second.strip():
+        raise InputError(f"The pair of inverse actions is {text!r}; write it like left=right.")
+    return _action(first.strip(), takes), _action(second.strip(), takes)
+
+
+def _action(text: str, takes: ActionConfig) -> Action:
+    keys = tuple(key.strip() for key in text.split("+"))
+    action = Action(keys=keys) if set(keys) <= set(takes.keys) else parse_action(text)
+    action.check(takes)
+    return action
+
+
+def returns(
+    subject: Subject, reader: EpisodeReader, count: int, inverses: Sequence[Inverse], forecasts: bool
+) -> dict[str, Any]:
+    """Play each pair of inverse actions from recorded frames.
+
+    `moved`: share of the worlds whose picture the first action changes; `returned`: share of these whose
+    last picture is the start again; `psnr`: of the last picture of these against the start. The codec's row
+    is the start encoded and decoded.
+
+    Args:
+        subject: The model.
+        reader: Reads the episodes.
+        count: Number of starts.
+        inverses: Pairs of actions, each played in both orders.
+        forecasts: Whether the model makes a forecast that 0 denoising steps show.
+
+    Returns:
+        Figures by name and row.
+    """
+    tallies: dict[str, Tally] = {}
+    orders = [order for first, second in inverses for order in ((first, second), (second, first))]
+    played = 0
+    for batch in reader.batches(count):
+        starts = [each.start for each in batch]
+        seeds = range(reader.seed + played, reader.seed + played + len(batch))
+        for name, each in subjects(subject, forecasts).items():
+            for order in orders:
+                there, back = play(each, starts, [order] * len(batch), seeds)
+                tally = tallies.setdefault(name, Tally())
+                for start, away, last in zip(starts, there[:, -1], back[:, -1], strict=True):
+                    moved = differ(start, away)
+                    tally.count(moved=moved)
+                    if moved:
+                        tally.count(returned=not differ(start, last))
+                        tally.measure(psnr=psnr(last, start))
+        tally = tallies.setdefault("codec", Tally())
+        for start, coded in zip(starts, subject.reconstruct(np.stack(starts)[:, None]), strict=True):
+            tally.measure(psnr=psnr(coded[-1], start))
+        played += len(batch)
+    results: dict[str, Any] = {}
+    for name, tally in tallies.items():
+        for measure, figure in tally.figures().items():
+            results.setdefault(measure, {})[name] = figure
+    return results

@@ -1,0 +1,51 @@
+"""The model and simpler predictions beside it, which every table compares.
+
+model           the model, on its own frames
+zero_steps      the forecast of its states, without the generator (0 denoising steps)
+codec           the recorded frames, encoded and decoded: the ceiling of any model with this codec
+copy            the frame before the first round, repeated
+truth           the recorded frames, where a measure says something about them
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from worldmodel.eval.data.episodes import Recorded
+from worldmodel.eval.runner import Clips, Subject
+from worldmodel.types import Action
+
+
+def subjects(subject: Subject, forecasts: bool) -> dict[str, Subject]:
+    """Return the model, and its forecast if it makes one, by their names in tables."""
+    return {"model": subject, **({"zero_steps": subject.with_steps(0)} if forecasts else {})}
+
+
+def play(
+    subject: Subject, starts: Sequence[np.ndarray], actions: Sequence[Sequence[Action]], seeds: Sequence[int]
+) -> list[Clips]:
+    """Play worlds from their starts, on the subject's own frames, and return the clips of every round.
+
+    Args:
+        subject: The model.
+        starts: The frame before the first round of every world.
+        actions: Of every world, the action of every round; all of the same number.
+        seeds: The seed of every world's noise.
+    """
+    worlds = subject.open(np.stack(list(starts)), seeds)
+    return [worlds.step(taken) for taken in zip(*actions, strict=True)]
+
+
+def play_all(
+    subject: Subject, episodes: Sequence[Recorded], seeds: Sequence[int], forecasts: bool
+) -> dict[str, list[Clips]]:
+    """Return the clips of every round of a batch of episodes by every row of the tables."""
+    starts, actions = [each.start for each in episodes], [each.actions for each in episodes]
+    truth = [np.stack(clips) for clips in zip(*(each.clips for each in episodes), strict=True)]
+    still = np.repeat(np.stack(starts)[:, None], truth[0].shape[1], axis=1)
+    return {
+        **{name: play(each, starts, actions, seeds) for name, each in subjects(subject, forecasts).items()},
+        "codec": [subject.reconstruct(clips) for clips in truth],
+        "copy": [still] * len(truth),
+        "truth": truth,
+    }
