@@ -148,7 +148,7 @@ def _decode(request: DecodeRequest, upload: bytes) -> tuple[bytes, bytes | memor
     except InputError as error:  # its text is the library's and never contains a decoder's
         text = str(error).encode("ascii", "replace")[:MAX_TEXT_BYTES]
         return RESPONSE.pack(RESPONSE_MAGIC, REJECTED, 0, 0, 0, len(text)), text
-    except Exception:
+    except Exception:  # hostile bytes can raise anything in a decoder, and its message is not for clients
         return RESPONSE.pack(RESPONSE_MAGIC, FAILED, 0, 0, 0, 0), b""
     header = RESPONSE.pack(RESPONSE_MAGIC, FRAMES, *frames.shape[:3], frames.nbytes)
     return header, np.ascontiguousarray(frames).data.cast("B")

@@ -98,7 +98,7 @@ class Connection:
             outcome, code = "rejected", close_code(error)
             self._context.metrics.reject(error_event(error).error.code)
             await self._fail(error)
-        except Exception:
+        except Exception:  # a bug must end this session only, and its client must learn that it ended
             LOG.exception("A WebSocket session failed.")
             await self._fail(InternalError("Internal error; the session is over, start another."))
         self._context.metrics.request(ROUTE, outcome)
@@ -317,7 +317,7 @@ class Connection:
             await self._send(error_event(error, event.event_id))
         except (WebSocketDisconnect, SlowClientError):
             LOG.debug("The client left before its description was sent.")  # the other tasks end the session
-        except Exception:
+        except Exception:  # nothing awaits this task, so an error would be lost
             LOG.exception("A description failed.")
             await self._send(error_event(InternalError("Internal error; try again."), event.event_id))
         finally:

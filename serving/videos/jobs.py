@@ -288,7 +288,7 @@ class VideoJobs:
             )
         except InputError as error:
             await self._fail(job, "invalid_request", str(error))
-        except Exception:
+        except Exception:  # nothing awaits this task, and a job must never stay in progress
             LOG.exception("The video %s failed.", job.record.id)
             await self._fail(job, "internal_error", "Internal error; try again.")
         finally:

@@ -65,7 +65,7 @@ def make_episode(request: Request) -> Result:
         return BadClip(str(error))
     except WorldModelError as error:
         return Failure(error)
-    except Exception:
+    except Exception:  # the trainer raises it: an error that ends this process would lose its traceback
         return Failure(RuntimeError(f"Making {request.recipe.name} failed:\n{traceback.format_exc()}"))
 
 
@@ -180,7 +180,9 @@ def receive(connection: socket.socket) -> Any:
     (count,) = struct.unpack("<Q", _receive_bytes(connection, 8))
     sizes = struct.unpack(f"<{count}Q", _receive_bytes(connection, 8 * count))
     rest, *buffers = [_receive_bytes(connection, size) for size in sizes]
-    return pickle.loads(rest, buffers=buffers)  # noqa: S301 -- from our own process, over a private connection
+    # Only `send` writes these bytes, in the trainer or in a worker that it started: no other process has an
+    # end of the socket pair, and data sets are never unpickled.
+    return pickle.loads(rest, buffers=buffers)  # noqa: S301
 
 
 def _receive_bytes(connection: socket.socket, size: int) -> bytearray:
