@@ -32,7 +32,7 @@ def test_writing_creates_folders_and_applies_the_umask(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="No space left"), atomic_file(tmp_path / "big.txt"):
         Path("/dev/full").write_text("more than fits")
