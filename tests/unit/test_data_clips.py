@@ -1,8 +1,6 @@
 """Clips of a user: frames and actions are aligned as in the table."""
 
 import csv
-import io
-import json
 import math
 import tracemalloc
 from pathlib import Path
@@ -11,9 +9,10 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from clip_tables import MODEL, open_table, write_table
 
 from worldmodel import media
-from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
+from worldmodel.config import ActionConfig, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip
 from worldmodel.data.columns import track_of
 from worldmodel.data.sources import Source, open_source
@@ -23,41 +22,14 @@ from worldmodel.types import DESCRIBE, Action, Episode
 from worldmodel.worlds import recorder
 from worldmodel.worlds.shapes.source import KEYS
 
-MODEL = WorldModelConfig(
-    codec=CodecConfig(image_size=32),
-    action=ActionConfig(keys=("left", "right", "jump"), vector_size=2),
-    fps=8,
-    chunk_frames=8,
-)
 COLUMNS = {"video": "path", "text": "text", "keys": "keys"}
-
-
-def open_table(path: Path, columns: dict[str, str], model: WorldModelConfig = MODEL, **more: Any) -> Source:
-    source = SourceConfig(kind="clips", path=str(path), columns=columns, **more)
-    return open_source("mine", DataConfig({"mine": source}), model)
-
-
-def table(folder: Path, rows: list[dict[str, Any]], name: str = "clips.jsonl") -> Path:
-    """Write rows as jsonl, or as csv with JSON in the cells that are no text."""
-    path = folder / name
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(
-            {k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in rows
-        )
-        path.write_text(out.getvalue())
-    return path
 
 
 def one(counting: Path, folder: Path, **row: Any) -> Source:
     """A table with one row about the counting clip."""
     row = {"path": str(counting), **row}
     columns = {"video": "path", **{field: field for field in row if field != "path"}}
-    path = table(folder, [row], f"{len(list(folder.iterdir()))}.jsonl")
+    path = write_table(folder, [row], f"{len(list(folder.iterdir()))}.jsonl")
     return open_table(path, columns, root=str(counting.parent))
 
 
@@ -243,7 +215,7 @@ def test_table_formats_are_equivalent(recorded: Path, tmp_path: Path, name: str)
         parquet = pytest.importorskip("pyarrow.parquet")
         parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / name, row_group_size=2)
     else:
-        table(tmp_path, rows, name)
+        write_table(tmp_path, rows, name)
     source = open_table(tmp_path / name, COLUMNS, root=str(recorded))
     assert source.size == 5
     for index in (0, 3, 4, 7):
@@ -303,7 +275,7 @@ def test_an_address_names_a_file_that_is_there(counting: Path, tmp_path: Path) -
     ]
     (tmp_path / "8.mp4").write_bytes(counting.read_bytes())
     (tmp_path / "counting.mp4").write_bytes(counting.read_bytes())
-    source = open_table(table(tmp_path, rows), {"video": "url", "name": "id"})
+    source = open_table(write_table(tmp_path, rows), {"video": "url", "name": "id"})
     assert [len(rounds(source, index)[1]) for index in (0, 1)] == [2, 2]
 
 
@@ -350,13 +322,13 @@ def test_invalid_rows(counting: Path, tmp_path: Path, row: dict[str, Any], named
 def test_invalid_columns(
     counting: Path, tmp_path: Path, columns: dict[str, str], more: dict[str, str], named: str
 ) -> None:
-    path = table(tmp_path, [{"path": str(counting), "text": "x"}])
+    path = write_table(tmp_path, [{"path": str(counting), "text": "x"}])
     with pytest.raises(ConfigError, match=named):
         open_table(path, columns, **more)
 
 
 def test_actions_that_the_model_does_not_take(counting: Path, tmp_path: Path) -> None:
-    path = table(tmp_path, [{"path": counting.name, "vector": [1.0]}])
+    path = write_table(tmp_path, [{"path": counting.name, "vector": [1.0]}])
     with pytest.raises(ConfigError, match="vector"):
         open_table(path, {"video": "path", "vector": "vector"}, WorldModelConfig(), root=str(counting.parent))
 

@@ -1,47 +1,14 @@
 """Tables are opened without parsing their rows, and offsets are stored."""
 
-import csv
-import io
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from clip_tables import open_table, write_table
 
-from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data import tables
 from worldmodel.data.clips import BrokenClip, Clip
-from worldmodel.data.sources import Source, open_source
 from worldmodel.data.tables import NUM_PROBED, LineTable
 from worldmodel.errors import InputError
-
-MODEL = WorldModelConfig(
-    codec=CodecConfig(image_size=32),
-    action=ActionConfig(keys=("left", "right", "jump")),
-    fps=8,
-    chunk_frames=8,
-)
-
-
-def open_table(path: Path, columns: dict[str, str], model: WorldModelConfig = MODEL, **more: Any) -> Source:
-    source = SourceConfig(kind="clips", path=str(path), columns=columns, **more)
-    return open_source("mine", DataConfig({"mine": source}), model)
-
-
-def table(folder: Path, rows: list[dict[str, Any]], name: str = "clips.jsonl") -> Path:
-    """Write rows as jsonl, or as csv with JSON in the cells that are no text."""
-    path = folder / name
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(
-            {k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in rows
-        )
-        path.write_text(out.getvalue())
-    return path
 
 
 @pytest.mark.parametrize("name", ["clips.csv", "clips.jsonl"])
@@ -53,7 +20,7 @@ def test_opening_a_table_parses_some_of_its_rows(
     parsed, row = set(), LineTable.row
     monkeypatch.setattr(LineTable, "row", lambda self, number: parsed.add(number) or row(self, number))
     source = open_table(
-        table(tmp_path, rows, name), {"video": "path", "keys": "keys"}, root=str(counting.parent)
+        write_table(tmp_path, rows, name), {"video": "path", "keys": "keys"}, root=str(counting.parent)
     )
     assert len(parsed) <= 2 * NUM_PROBED
     assert isinstance(source.at(1233), Clip)
@@ -70,7 +37,7 @@ def test_offsets_of_rows_are_stored_once(
     scanned, scan = [], tables._record_offsets
     monkeypatch.setattr(tables, "_record_offsets", lambda *args: scanned.append(1) or scan(*args))
     rows = [{"path": counting.name, "text": f"{'many words ' * 50}{i}"} for i in range(2000)]
-    path = table(tmp_path, rows, name)
+    path = write_table(tmp_path, rows, name)
     for _ in range(3):
         source = open_table(path, {"video": "path", "text": "text"}, root=str(counting.parent))
         assert source.at(1999).text.values == (rows[1999]["text"],)
