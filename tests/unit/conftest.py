@@ -1,12 +1,18 @@
-"""Clips on disk, written once."""
+"""Clips on disk, written once, and a short training run."""
 
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import ALIGNED, SHAPES
+from transformers import PreTrainedTokenizerBase
 
 from worldmodel import media
+from worldmodel.config import StageConfig, TrainConfig
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import start
 from worldmodel.worlds import recorder
 
 NUM_CLIPS = 6
@@ -38,3 +44,34 @@ def shard(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             tar.add(clip, f"train/{clip.stem}.mp4")
             tar.add(text, f"train/{clip.stem}.txt")
     return path
+
+
+@pytest.fixture
+def run_config(
+    make_model: Callable[..., WorldModel],
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> TrainConfig:
+    """A run of six steps of state alignment, mixed with text tasks."""
+    monkeypatch.setattr(start, "build_tokenizer", lambda config: tokenizer)
+    stage = StageConfig(
+        "state",
+        steps=6,
+        batch_size=3,
+        microbatch_size=2,
+        warmup_steps=2,
+        ema_decay=0.9,
+        tasks={"rounds": 0.6, "describe": 0.4},
+        train=ALIGNED,
+        self_rollout=(0.5, 0.5),
+    )
+    return TrainConfig(
+        model=make_model(image_size=64, world="shapes").config,
+        stages={"state": stage},
+        data=SHAPES,
+        run_dir=str(tmp_path / "run"),
+        precision="fp32",
+        log_every=1,
+        sample_every=2,
+    )

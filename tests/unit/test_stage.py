@@ -4,71 +4,26 @@ import dataclasses
 import gzip
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
+from runs import changed
 
 from worldmodel.config import (
     DataConfig,
     SourceConfig,
-    StageConfig,
     TrainConfig,
-    TrainedConfig,
     ValidationConfig,
 )
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import finetune, start
+from worldmodel.train import finetune
 from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.checkpoint.manifest import verify
 from worldmodel.train.run_log import read_metrics
 from worldmodel.train.trainer import StepResult, Trainer
-
-SHAPES = DataConfig({"shapes": SourceConfig("shapes")})
-ALIGNED = {"backbone": TrainedConfig(), "adapters": TrainedConfig()}
-
-
-@pytest.fixture
-def run_config(
-    make_model: Callable[..., WorldModel],
-    tokenizer: PreTrainedTokenizerBase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> TrainConfig:
-    """A run of six steps of state alignment, mixed with text tasks."""
-    monkeypatch.setattr(start, "build_tokenizer", lambda config: tokenizer)
-    stage = StageConfig(
-        "state",
-        steps=6,
-        batch_size=3,
-        microbatch_size=2,
-        warmup_steps=2,
-        ema_decay=0.9,
-        tasks={"rounds": 0.6, "describe": 0.4},
-        train=ALIGNED,
-        self_rollout=(0.5, 0.5),
-    )
-    return TrainConfig(
-        model=make_model(image_size=64, world="shapes").config,
-        stages={"state": stage},
-        data=SHAPES,
-        run_dir=str(tmp_path / "run"),
-        precision="fp32",
-        log_every=1,
-        sample_every=2,
-    )
-
-
-def changed(config: TrainConfig, **values: object) -> TrainConfig:
-    """Change the one stage of a run."""
-    return dataclasses.replace(
-        config, stages={"state": dataclasses.replace(config.stages["state"], **values)}
-    )
-
 
 HELD_OUT = DataConfig(
     {"shapes": SourceConfig("shapes"), "held": SourceConfig("shapes", split="val", weight=0.0)}

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from runs import ALIGNED, SHAPES, changed
 from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerBase
 
 from worldmodel import config as configs
 from worldmodel import media
@@ -47,8 +47,6 @@ def components(*names: str, **settings: TrainedConfig) -> dict[str, TrainedConfi
     return {name: TrainedConfig() for name in names} | settings
 
 
-SHAPES = DataConfig({"shapes": SourceConfig("shapes")})
-ALIGNED = components("backbone", "adapters")
 STAGES = {
     "codec": StageConfig("codec", tasks={"rounds": 1.0}, train=components("codec"), muon_lr=0, rounds=1),
     "language": StageConfig("language", tasks={"document": 1.0}, train=components("backbone")),
@@ -76,44 +74,6 @@ STAGES = {
         rounds=1,
     ),
 }
-
-
-@pytest.fixture
-def run_config(
-    make_model: Callable[..., WorldModel],
-    tokenizer: PreTrainedTokenizerBase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> TrainConfig:
-    """A run of six steps of state alignment, mixed with text tasks."""
-    monkeypatch.setattr(start, "build_tokenizer", lambda config: tokenizer)
-    stage = StageConfig(
-        "state",
-        steps=6,
-        batch_size=3,
-        microbatch_size=2,
-        warmup_steps=2,
-        ema_decay=0.9,
-        tasks={"rounds": 0.6, "describe": 0.4},
-        train=ALIGNED,
-        self_rollout=(0.5, 0.5),
-    )
-    return TrainConfig(
-        model=make_model(image_size=64, world="shapes").config,
-        stages={"state": stage},
-        data=SHAPES,
-        run_dir=str(tmp_path / "run"),
-        precision="fp32",
-        log_every=1,
-        sample_every=2,
-    )
-
-
-def changed(config: TrainConfig, **values: object) -> TrainConfig:
-    """Change the one stage of a run."""
-    return dataclasses.replace(
-        config, stages={"state": dataclasses.replace(config.stages["state"], **values)}
-    )
 
 
 @pytest.mark.parametrize("name", STAGES)
