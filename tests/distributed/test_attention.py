@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from processes import results_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.run import main as torchrun
 
 from worldmodel.config import MeshConfig
 from worldmodel.errors import ConfigError
@@ -27,7 +27,6 @@ from worldmodel.parallel.mask_rules import Kind
 from worldmodel.parallel.mesh import Mesh
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 WIDTH = 8
 
 # Text, then frames; a document that sees all of itself; text alone: side by side, and padded.
@@ -262,8 +261,7 @@ def work(folder: Path) -> None:
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What every process measured."""
     folder = tmp_path_factory.mktemp("world")
-    torchrun(["--standalone", "--nproc-per-node", "4", str(SELF), str(folder)])
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+    return results_of(__file__, 4, folder)
 
 
 def measurements(world: list[dict]) -> Iterator[tuple[Case, Measured]]:

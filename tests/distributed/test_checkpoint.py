@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from processes import torchrun
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.run import main as torchrun
 from torch.distributed.tensor import DTensor
 
 from worldmodel.errors import OutputError
@@ -29,7 +29,6 @@ from worldmodel.train.checkpoint.checkpointer import (
 from worldmodel.train.checkpoint.manifest import Manifest
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 MESHES = {"replicated shards": (2, 2), "shards": (1, 4), "plain": None}
 
 
@@ -144,7 +143,7 @@ def read(run: Path) -> None:
 
 
 def test_any_mesh_to_any_other(tmp_path: Path) -> None:
-    torchrun(["--standalone", "--nproc-per-node", "4", str(SELF), "write", str(tmp_path)])
+    torchrun(__file__, 4, "write", tmp_path)
     folders = sorted((tmp_path / "checkpoints").iterdir())
     assert [folder.name.split("-")[1] for folder in folders] == list(MESHES)
     for folder in folders:
@@ -154,7 +153,7 @@ def test_any_mesh_to_any_other(tmp_path: Path) -> None:
         held = sum(numbers_in(folder / name) for name in names)
         tensors = Manifest.read(folder).tensors.values()
         assert held == sum(math.prod(shape) for _, shape in tensors)  # what several hold is written once
-    torchrun(["--standalone", "--nproc-per-node", "2", str(SELF), "read", str(tmp_path)])
+    torchrun(__file__, 2, "read", tmp_path)
 
 
 if __name__ == "__main__":

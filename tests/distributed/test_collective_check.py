@@ -4,19 +4,17 @@ import contextlib
 import io
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from processes import torchrun
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.run import main as torchrun
 
 from worldmodel.train.collective_check import CollectiveCheck, CollectiveError
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 
 
 class Pair(nn.Module):
@@ -63,7 +61,7 @@ def stop() -> None:
 
 
 def test_the_check_names_the_first_difference_and_the_process_that_stopped() -> None:
-    torchrun(["--standalone", "--nproc-per-node", "2", str(SELF)])
+    torchrun(__file__, 2)
 
 
 def work() -> None:

@@ -7,15 +7,16 @@ samples of both.
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.run import main as torchrun
+from precise import fill_zeros, in_fp64
+from processes import torchrun
+from runs import WHOLE
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from worldmodel.config import (
@@ -32,7 +33,6 @@ from worldmodel.config import (
     WorldModelConfig,
 )
 from worldmodel.data.loader import Batch
-from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
@@ -45,7 +45,6 @@ from worldmodel.train.trainer import Trainer, freeze
 from worldmodel.types import Action, Episode
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 SEED = 5
 CHUNK = 8
 SMALL = WorldModelConfig(
@@ -170,18 +169,11 @@ def build(case: str, stage: StageConfig) -> Root:
         second = {name: value for name, value in WAN.items() if name != "_class_name"}
         assert isinstance(model.generator, WanGenerator)
         model.generator.set_second(WanTransformer3DModel(**second), boundary_ratio=0.7)
-    for parameter in model.parameters():
-        if not parameter.any():  # zeros that training starts from would hide what lies behind them
-            nn.init.normal_(parameter, std=0.1)
+    fill_zeros(model)
     root = Root(model, OBJECTIVES[stage.objective](model))
     freeze(model, stage)
-    for parent in list(root.modules()):
-        for key, child in list(parent.named_children()):
-            if type(child).__name__ == "Qwen3RMSNorm":
-                norm = RMSNorm(len(child.weight))
-                norm.weight = child.weight
-                setattr(parent, key, norm)
-    return root.double()
+    in_fp64(root)
+    return root
 
 
 def gradients_alone(root: Root, batches: Sequence[Batch]) -> dict[str, Tensor]:
@@ -204,11 +196,10 @@ def gradients_alone(root: Root, batches: Sequence[Batch]) -> dict[str, Tensor]:
 
 def compare(case: str) -> None:
     """Runs in each of two processes: do one step, and compare it with that of one process."""
-    parts = {name: TrainedConfig() for name in ("backbone", "adapters", "generator")}
     stage = StageConfig(
         "joint" if case in ("rounds", "windows") else "generator",
         steps=1,
-        train=parts | ({"vision.encoder": TrainedConfig()} if case == "towers" else {}),
+        train=WHOLE | ({"vision.encoder": TrainedConfig()} if case == "towers" else {}),
         tasks={"rounds": 1.0},
         rounds=2,
         max_gradient_norm=1e9,
@@ -236,7 +227,7 @@ def compare(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_with_unlike_samples_is_the_step_of_one_process(case: str) -> None:
-    torchrun(["--standalone", "--nproc-per-node", "2", str(SELF), case])
+    torchrun(__file__, 2, case)
 
 
 def work(case: str) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from processes import torchrun
 from torch._dynamo.utils import counters
-from torch.distributed.run import main as torchrun
 
 from worldmodel.config import StageConfig, TrainConfig, TrainedConfig, WorldModelConfig, build
 from worldmodel.models.world_model import WorldModel
@@ -21,7 +21,6 @@ from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.trainer import freeze
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 POLICIES = ("keep", "recompute", "selective", "offload")
 STAGE = StageConfig("joint", tasks={"rounds": 1.0}, train={"backbone": TrainedConfig()})
 
@@ -71,7 +70,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Wor
     folder = tmp_path_factory.mktemp("compile")
     config_file = folder / "model.json"
     config_file.write_text(json.dumps(dataclasses.asdict(make_model(image_size=64).config)))
-    torchrun(["--standalone", "--nproc-per-node", "1", str(SELF), str(folder), str(config_file)])
+    torchrun(__file__, 1, folder, config_file)
     return json.loads((folder / "told.json").read_text())
 
 

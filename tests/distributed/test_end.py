@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.run import main as torchrun
+from processes import torchrun
 
 from worldmodel import config as configs
 from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
@@ -19,7 +19,6 @@ from worldmodel.train import finetune
 from worldmodel.train.checkpoint import export
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 LONGEST_S = 60.0
 
 
@@ -59,7 +58,7 @@ def test_no_process_waits_for_the_export(make_model: Callable[..., WorldModel], 
         precision="fp32",
     )
     (tmp_path / "config.json").write_text(json.dumps(configs.to_dict(config)))
-    torchrun(["--standalone", "--nproc-per-node", "2", str(SELF), str(tmp_path)])
+    torchrun(__file__, 2, tmp_path)
     assert (tmp_path / "run" / "model" / "config.json").is_file()
 
 

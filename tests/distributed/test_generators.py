@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.run import main as torchrun
+from precise import fill_zeros
+from processes import results_of
+from torch import Tensor
 
 from worldmodel.config import GeneratorConfig, MeshConfig
 from worldmodel.models.codec.diffusers import DiffusersCodec
@@ -120,9 +121,7 @@ def generator_of(kind: str, streamed: bool) -> VideoGenerator:
         made: VideoGenerator = DiT(GeneratorConfig(width=16 * HEADS, num_layers=2, num_heads=HEADS), 4, GRID)
     else:
         made = tiny().generator(kind, 1, CHUNK, streamed, codec=DiffusersCodec(tiny().vae(kind)))
-    for parameter in made.parameters():
-        if not parameter.any():
-            nn.init.normal_(parameter, std=0.3)
+    fill_zeros(made, std=0.3)
     return made.double().train().requires_grad_(True)
 
 
@@ -302,8 +301,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What every process measured."""
     pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
     folder = tmp_path_factory.mktemp("world")
-    torchrun(["--standalone", "--nproc-per-node", "4", str(SELF), str(folder)])
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+    return results_of(__file__, 4, folder)
 
 
 def test_values_and_gradients_are_those_of_one_process(world: list[dict]) -> None:

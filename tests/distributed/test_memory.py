@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from processes import torchrun
 from storages import Storages
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.run import main as torchrun
 
 from worldmodel.config import MeshConfig
 from worldmodel.train import distributed
 from worldmodel.train.activations import Offload, Policy, apply_policy
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 WIDTH, DEPTH, TOKENS = 256, 8, 4
 LAYER = 2 * WIDTH * WIDTH * 2
 """Bytes of a layer in bf16."""
@@ -112,10 +111,8 @@ def work(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(SELF.parents[1] / "shared"))
-        for processes in (1, 2):
-            torchrun(["--standalone", "--nproc-per-node", str(processes), str(SELF), str(folder)])
+    for processes in (1, 2):
+        torchrun(__file__, processes, folder)
     return folder
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from processes import torchrun
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.run import main as torchrun
 from torch.distributed.tensor import distribute_tensor
 
 from worldmodel.train import muon
@@ -90,7 +90,7 @@ def shared(shape: tuple[int, int]) -> None:
 
 @pytest.mark.slow
 def test_four_processes_equal_one_on_every_mesh(tmp_path: Path) -> None:
-    torchrun(["--standalone", "--nproc-per-node", "4", __file__, str(tmp_path)])
+    torchrun(__file__, 4, tmp_path)
     assert len(list(tmp_path.iterdir())) == 4 * len(MESHES)
 
 

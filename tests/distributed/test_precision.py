@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from precise import fill_zeros
+from processes import torchrun
+from runs import BY_LORA, WHOLE
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.run import main as torchrun
 
 from worldmodel.config import (
     DataConfig,
@@ -20,7 +22,6 @@ from worldmodel.config import (
     SourceConfig,
     StageConfig,
     TrainConfig,
-    TrainedConfig,
     WorldModelConfig,
     build,
 )
@@ -34,9 +35,6 @@ from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.trainer import Trainer, freeze
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
-WHOLE = {name: TrainedConfig() for name in ("backbone", "adapters", "generator")}
-BY_LORA = WHOLE | {name: TrainedConfig(lora_rank=4) for name in ("backbone", "generator")}
 STAGE = StageConfig(
     "joint", steps=1, batch_size=4, microbatch_size=1, tasks={"rounds": 1.0}, max_gradient_norm=1e9
 )
@@ -70,9 +68,7 @@ def step(config: TrainConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
     torch.manual_seed(0)
     model = WorldModel.from_config(config.model, tokenizer.build_tokenizer(config))
     lora.add(model, stage.train)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name or not parameter.any():  # zeros would hide what lies behind them
-            nn.init.normal_(parameter, std=0.1)
+    fill_zeros(model)
     root = Root(model, OBJECTIVES[stage.objective](model))
     freeze(model, stage)
     distributed.parallelize(root, config, mesh)
@@ -136,9 +132,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., 
     config_file = folder / "model.json"
     config_file.write_text(json.dumps(dataclasses.asdict(make_model(image_size=64).config)))
     for processes in CASES:
-        torchrun(
-            ["--standalone", "--nproc-per-node", str(processes), str(SELF), str(folder), str(config_file)]
-        )
+        torchrun(__file__, processes, folder, config_file)
     return folder
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.run import main as torchrun
+from processes import torchrun
 
 from worldmodel.config import (
     ActionConfig,
@@ -30,7 +30,6 @@ from worldmodel.worlds import recorder
 from worldmodel.worlds.shapes.source import KEYS
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
 STAGE = StageConfig(steps=3, batch_size=12, microbatch_size=4, rounds=1, tasks={"rounds": 1.0})
 
@@ -57,7 +56,7 @@ def test_one_process_reads_for_those_that_share_sequences(
     pytest.importorskip("datasets", reason="datasets is not installed: worldmodel[data]")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
-    torchrun(["--standalone", "--nproc-per-node", "2", str(SELF), str(folder)])
+    torchrun(__file__, 2, folder)
 
 
 def work(folder: Path) -> None:

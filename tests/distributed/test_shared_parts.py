@@ -14,21 +14,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from precise import in_fp64
+from processes import results_of
 from torch import Tensor, nn
-from torch.distributed.run import main as torchrun
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from worldmodel.config import MeshConfig, VisionConfig
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.layers import attention
-from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.vision.encoders import EncoderVision
 from worldmodel.parallel.mesh import Mesh, SequenceGroup
 from worldmodel.train.objectives.language import text_loss
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 MESHES = [MeshConfig(sp=2), MeshConfig(cp=2), MeshConfig(sp=4), MeshConfig(cp=2, sp=2)]
 ENCODERS: dict[str, dict[str, Any]] = {
     "siglip": {
@@ -63,23 +62,12 @@ def mesh_of(config: MeshConfig) -> Mesh:
     return Mesh.build(config, torch.device("cpu"))
 
 
-def precise(model: nn.Module) -> nn.Module:
-    """Convert to fp64, also the norms of transformers, which compute in fp32."""
-    for parent in list(model.modules()):
-        named: list[tuple[str, Any]] = list(parent.named_children())
-        for name, child in named:
-            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, nn.RMSNorm):
-                norm: Any = RMSNorm(len(child.weight))
-                norm.weight, norm.eps = child.weight, child.variance_epsilon
-                setattr(parent, name, norm)
-    return model.double()
-
-
 def vision_of(name: str) -> tuple[Any, Any]:
     """Return a vision encoder with its adapter, and a function from them to a loss."""
     torch.manual_seed(0)
     config = VisionConfig(architecture=ENCODERS[name], max_frames=FRAMES, width=32, num_blocks=1)
-    vision: Any = precise(EncoderVision.from_config(config, 48, image_size=32))
+    vision: Any = EncoderVision.from_config(config, 48, image_size=32)
+    in_fp64(vision)
     frames = torch.rand(2, FRAMES, 3, 32, 32, dtype=torch.float64) * 2 - 1
 
     def loss() -> Tensor:
@@ -102,7 +90,8 @@ def language_of(name: str) -> tuple[Any, Any]:
     )
     tokenizer: Any = None
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
-    backbone: Any = precise(Backbone(model, tokenizer))
+    backbone: Any = Backbone(model, tokenizer)
+    in_fp64(backbone)
     embeds = [torch.randn(len(row), 32, dtype=torch.float64) for row in LABELS]
     world: Any = SimpleNamespace(backbone=backbone)
     return backbone, lambda: text_loss(world, embeds, [torch.tensor(row) for row in LABELS])
@@ -161,8 +150,7 @@ def work(folder: Path) -> None:
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What every process measured."""
     folder = tmp_path_factory.mktemp("world")
-    torchrun(["--standalone", "--nproc-per-node", "4", str(SELF), str(folder)])
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+    return results_of(__file__, 4, folder)
 
 
 @pytest.mark.parametrize("name", [*ENCODERS, "language"])

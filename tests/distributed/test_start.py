@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from processes import torchrun
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.run import main as torchrun
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
@@ -33,7 +33,6 @@ from worldmodel.train.distributed import full_tensor
 from worldmodel.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 VOCABULARY, WIDTH = 4096, 64
 ARCHITECTURE = {
     "vocab_size": VOCABULARY,
@@ -189,7 +188,7 @@ def started(
             tokenizer.save_pretrained(folder / damage)
     save_checkpoint(folder)
     for processes in MESHES:
-        torchrun(["--standalone", "--nproc-per-node", str(processes), str(SELF), str(folder)])
+        torchrun(__file__, processes, folder)
     return folder
 
 

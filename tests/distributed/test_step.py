@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from precise import fill_zeros, in_fp64
+from processes import torchrun
+from runs import BY_LORA, WHOLE
 from safetensors.torch import load_file, save_file
-from torch.distributed.run import main as torchrun
 
 from worldmodel.config import (
     DataConfig,
@@ -22,14 +24,12 @@ from worldmodel.config import (
     SourceConfig,
     StageConfig,
     TrainConfig,
-    TrainedConfig,
     WorldModelConfig,
     build,
 )
 from worldmodel.data import loader
 from worldmodel.models import lora
 from worldmodel.models.layers import attention
-from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed, tokenizer
 from worldmodel.train.distributed import Root, full_tensor
@@ -37,9 +37,6 @@ from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.trainer import Trainer, freeze
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
-WHOLE = {name: TrainedConfig() for name in ("backbone", "adapters", "generator")}
-BY_LORA = WHOLE | {name: TrainedConfig(lora_rank=4) for name in ("backbone", "generator")}
 STAGES = {
     "full": StageConfig(
         "joint", batch_size=4, microbatch_size=2, train=WHOLE, tasks={"rounds": 1.0}, rounds=2
@@ -86,22 +83,12 @@ def gradients(config: TrainConfig, name: str) -> dict[str, torch.Tensor]:
     mesh = distributed.Mesh.build(config.mesh, torch.device("cpu"))
     torch.manual_seed(0)
     model = WorldModel.from_config(config.model, tokenizer.build_tokenizer(config))
-    for parameter in model.parameters():
-        if not parameter.any():  # zeros that training starts from would hide what lies behind them
-            torch.nn.init.normal_(parameter, std=0.1)
     lora.add(model, stage.train)
-    for key, parameter in model.named_parameters():
-        if "lora_B" in key:
-            torch.nn.init.normal_(parameter, std=0.1)
+    fill_zeros(model)
     root = Root(model, OBJECTIVES[stage.objective](model))
     freeze(model, stage)
-    for parent in list(root.modules()):
-        for key, child in list(parent.named_children()):
-            if type(child).__name__ == "Qwen3RMSNorm":
-                norm = RMSNorm(len(child.weight))
-                norm.weight = child.weight
-                setattr(parent, key, norm)
-    distributed.parallelize(root.double(), config, mesh)
+    in_fp64(root)
+    distributed.parallelize(root, config, mesh)
     trainer = Trainer(config, name, mesh, root, {}, None)
     with loader.batches(config.data, config.model, stage, 5, 0, mesh.dp_rank, mesh.dp_size) as stream:
         outcome = trainer.step(next(stream), stop=False)
@@ -144,9 +131,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., 
     config = make_model(image_size=64).config
     config_file.write_text(json.dumps(dataclasses.asdict(config)))
     for processes in MESHES:
-        torchrun(
-            ["--standalone", "--nproc-per-node", str(processes), str(SELF), str(folder), str(config_file)]
-        )
+        torchrun(__file__, processes, folder, config_file)
     return folder
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.run import main as torchrun
+from processes import torchrun
 
 from worldmodel import config as configs
 from worldmodel.config import (
@@ -27,7 +27,6 @@ from worldmodel.train.trainer import Trainer
 from worldmodel.train.validation import validate
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 STAGE = StageConfig(
     "joint",
     batch_size=5,
@@ -72,7 +71,7 @@ def test_the_validation_loss_does_not_depend_on_the_mesh(
     )
     (tmp_path / "config.json").write_text(json.dumps(configs.to_dict(config)))
     for processes in MESHES:
-        torchrun(["--standalone", "--nproc-per-node", str(processes), str(SELF), str(tmp_path)])
+        torchrun(__file__, processes, tmp_path)
     expected = json.loads((tmp_path / "alone.0.json").read_text())
     assert {"validation/loss", "validation/flow", "validation/nll"} <= expected.keys()
     for name in MESHES[2]:

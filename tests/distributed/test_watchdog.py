@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.run import main as torchrun
+from processes import torchrun
 
 from worldmodel.config import MeshConfig
 from worldmodel.data.loader import Batch
@@ -19,7 +19,6 @@ from worldmodel.train.timing import computing
 from worldmodel.train.watchdog import StragglerDetector, check_finite, rendezvous_store
 
 pytestmark = pytest.mark.slow
-SELF = Path(__file__)
 NUM_PROCESSES = 4
 
 
@@ -49,8 +48,7 @@ def slow() -> None:
 
 
 def test_the_guilty_and_the_slow_are_named(tmp_path: Path) -> None:
-    started = ["--standalone", "--nproc-per-node", str(NUM_PROCESSES), "--max-restarts", "2", str(SELF)]
-    torchrun([*started, str(tmp_path)])
+    torchrun(__file__, NUM_PROCESSES, tmp_path, max_restarts=2)
     # Started anew twice by torchrun, at the same store; nobody met a process of an earlier attempt.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["attempt 0", "attempt 1", "attempt 2"]
 

@@ -6,6 +6,8 @@ from worldmodel.config import DataConfig, SourceConfig, TrainConfig, TrainedConf
 
 SHAPES = DataConfig({"shapes": SourceConfig("shapes")})
 ALIGNED = {"backbone": TrainedConfig(), "adapters": TrainedConfig()}
+WHOLE = {name: TrainedConfig() for name in ("backbone", "adapters", "generator")}
+BY_LORA = WHOLE | {name: TrainedConfig(lora_rank=4) for name in ("backbone", "generator")}
 
 
 def changed(config: TrainConfig, **values: object) -> TrainConfig:

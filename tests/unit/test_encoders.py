@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from einops import rearrange
+from precise import fill_zeros
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel, Qwen2VLImageProcessorPil
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
@@ -78,10 +79,7 @@ def config(name: str, **settings: Any) -> VisionConfig:
 def vision(name: str, width: int = WIDTH, image_size: ImageSize = 16, **settings: Any) -> EncoderVision:
     torch.manual_seed(0)
     made = EncoderVision.from_config(config(name, **settings), width, image_size=image_size)
-    with torch.no_grad():
-        for parameter in made.encoder.parameters():
-            if not parameter.any():
-                parameter.normal_(std=0.1)
+    fill_zeros(made.encoder)
     return made
 
 
