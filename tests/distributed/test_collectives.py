@@ -7,12 +7,12 @@ samples of both.
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from architectures import DECODER, SIGLIP, WAN, WAN_VAE
 from precise import fill_zeros, in_fp64
 from processes import torchrun
 from runs import WHOLE
@@ -49,58 +49,17 @@ SEED = 5
 CHUNK = 8
 SMALL = WorldModelConfig(
     codec=CodecConfig(image_size=32, latent_channels=4, widths=(8, 16), num_blocks=2),
-    backbone=BackboneConfig(
-        architecture={
-            "model_type": "qwen3",
-            "hidden_size": 48,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 12,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-        }
-    ),
+    backbone=BackboneConfig(architecture=DECODER),
     vision=VisionConfig(width=32, num_blocks=1),
     action=ActionConfig(max_text_tokens=64),
     condition_adapter=ConditionAdapterConfig(width=32, num_layers=1, num_heads=2),
     generator=GeneratorConfig(width=48, num_layers=2, num_heads=3),
     chunk_frames=CHUNK,
 )
-TOWER: dict[str, Any] = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-}
-WAN: dict[str, Any] = {
-    "_class_name": "WanTransformer3DModel",
-    "num_attention_heads": 2,
-    "attention_head_dim": 12,
-    "in_channels": 16,
-    "out_channels": 16,
-    "text_dim": 32,
-    "freq_dim": 256,
-    "ffn_dim": 32,
-    "num_layers": 2,
-    "rope_max_seq_len": 32,
-}
-WAN_VAE: dict[str, Any] = {
-    "_class_name": "AutoencoderKLWan",
-    "base_dim": 3,
-    "z_dim": 16,
-    "dim_mult": [1, 1, 1, 1],
-    "num_res_blocks": 1,
-    "temperal_downsample": [False, True, True],
-}
 TWO_TRANSFORMERS = replace(
     SMALL,
     codec=CodecConfig(image_size=32, temporal_factor=4, latent_channels=16, architecture=WAN_VAE),
-    vision=VisionConfig(architecture=TOWER, max_frames=4, width=32, num_blocks=1),
+    vision=VisionConfig(architecture=SIGLIP, max_frames=4, width=32, num_blocks=1),
     condition_adapter=ConditionAdapterConfig(
         kind="prompt", width=32, num_layers=1, num_heads=2, num_tokens=6
     ),
@@ -111,7 +70,7 @@ CASES: dict[str, tuple[WorldModelConfig, float]] = {
     "rounds": (SMALL, 1e-10),
     "windows": (replace(SMALL, sampler="swin", num_inference_steps=2), 1e-10),
     # Norms of transformers and diffusers compute in fp32.
-    "towers": (replace(SMALL, vision=VisionConfig(architecture=TOWER, max_frames=4)), 1e-6),
+    "towers": (replace(SMALL, vision=VisionConfig(architecture=SIGLIP, max_frames=4)), 1e-6),
     "transformers": (TWO_TRANSFORMERS, 1e-6),
 }
 """Models, and the largest relative error of a gradient."""

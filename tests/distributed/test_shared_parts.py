@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from architectures import QWEN_VL, SIGLIP
 from precise import in_fp64
 from processes import results_of
 from torch import Tensor, nn
@@ -28,29 +29,8 @@ from worldmodel.parallel.mesh import Mesh, SequenceGroup
 from worldmodel.train.objectives.language import text_loss
 
 pytestmark = pytest.mark.slow
+ENCODERS = {"siglip": SIGLIP, "qwen2_5_vl": QWEN_VL}
 MESHES = [MeshConfig(sp=2), MeshConfig(cp=2), MeshConfig(sp=4), MeshConfig(cp=2, sp=2)]
-ENCODERS: dict[str, dict[str, Any]] = {
-    "siglip": {
-        "model_type": "siglip_vision_model",
-        "hidden_size": 24,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 32,
-        "patch_size": 8,
-    },
-    "qwen2_5_vl": {
-        "model_type": "qwen2_5_vl_vision",
-        "depth": 2,
-        "hidden_size": 24,
-        "intermediate_size": 32,
-        "num_heads": 2,
-        "patch_size": 8,
-        "out_hidden_size": 48,
-        "window_size": 32,
-        "fullatt_block_indexes": [1],
-    },
-}
 FRAMES = 3
 """Frames of each of two clips: six groups of one frame, or four of two."""
 LABELS = [[-100, 3, 1, -100, 5, 2, 4], [6, -100, 0]]

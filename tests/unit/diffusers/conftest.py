@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import TEXT, WAN, WAN_VAE
 from torch import Tensor
 
 pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
@@ -26,21 +27,6 @@ from worldmodel.models.generator.diffusers.ltx import LTXGenerator
 from worldmodel.models.generator.diffusers.wan import WanGenerator
 from worldmodel.models.vision.vit import PatchEncoder
 
-TEXT = 32
-"""Width of text embeddings."""
-
-WAN: dict[str, Any] = {
-    "_class_name": "WanTransformer3DModel",
-    "num_attention_heads": 2,
-    "attention_head_dim": 12,
-    "in_channels": 16,
-    "out_channels": 16,
-    "text_dim": TEXT,
-    "freq_dim": 256,
-    "ffn_dim": 32,
-    "num_layers": 2,
-    "rope_max_seq_len": 32,
-}
 LTX: dict[str, Any] = {
     "_class_name": "LTXVideoTransformer3DModel",
     "in_channels": 8,
@@ -84,14 +70,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     | {"in_channels": 8, "use_rotary_positional_embeddings": True, "patch_size_t": 2, "ofs_embed_dim": 8},
 }
 VAES: dict[str, dict[str, Any]] = {
-    "wan": {
-        "_class_name": "AutoencoderKLWan",
-        "base_dim": 3,
-        "z_dim": 16,
-        "dim_mult": [1, 1, 1, 1],
-        "num_res_blocks": 1,
-        "temperal_downsample": [False, True, True],
-    },
+    "wan": WAN_VAE,
     "ltx": {
         "_class_name": "AutoencoderKLLTXVideo",
         "latent_channels": 8,

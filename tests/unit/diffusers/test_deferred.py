@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from architectures import DECODER
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedTokenizerBase
@@ -34,16 +35,6 @@ from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.trainer import freeze
 
 CHANNELS = {"wan": 16, "ltx": 8, "cog": 4}
-DECODER = {
-    "model_type": "qwen3",
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "tie_word_embeddings": True,
-}
 
 
 def settings(

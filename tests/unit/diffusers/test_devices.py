@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from architectures import DECODER, SIGLIP
 from emulated_device import EmulatedDevice, train_step
 from transformers import PreTrainedTokenizerBase
 
@@ -27,26 +28,6 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.types import Action, Episode
 
-DECODER = {
-    "model_type": "qwen3",
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "tie_word_embeddings": True,
-}
-ENCODER = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-}
-
 
 @pytest.mark.parametrize(
     ("objective", "condition", "text"),
@@ -65,7 +46,7 @@ def test_objectives_run_on_one_device(
     config = WorldModelConfig(
         codec=CodecConfig(image_size=32, temporal_factor=4, latent_channels=16, pretrained=str(folder)),
         backbone=BackboneConfig(architecture=DECODER),
-        vision=VisionConfig(architecture=ENCODER, max_frames=2),
+        vision=VisionConfig(architecture=SIGLIP, max_frames=2),
         action=ActionConfig(max_text_tokens=64),
         condition_adapter=ConditionAdapterConfig(
             kind=condition, width=32, num_layers=1, num_heads=2, num_tokens=6, text=text

@@ -10,6 +10,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from architectures import DECODER, QWEN_VL, SIGLIP
 from denoising import denoise
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedTokenizerBase
 
@@ -43,42 +44,14 @@ from worldmodel.types import Action, Episode
 
 SIZE, CHUNK = (16, 32), 8
 WORDS = ("it goes left", "everything around explodes and vanishes at once")
-DECODER: dict[str, Any] = {
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": True,
-}
 BACKBONES = {name: DECODER | {"model_type": name} for name in ("qwen2", "qwen3", "llama", "gemma", "mistral")}
-PATCHES: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-}
 ENCODERS: dict[str, dict[str, Any]] = {
     "latents": {},
-    "siglip": PATCHES | {"model_type": "siglip_vision_model"},
-    "clip": PATCHES | {"model_type": "clip_vision_model"},
-    "dinov2": {name: value for name, value in PATCHES.items() if name != "intermediate_size"}
+    "siglip": SIGLIP,
+    "clip": SIGLIP | {"model_type": "clip_vision_model"},
+    "dinov2": {name: value for name, value in SIGLIP.items() if name != "intermediate_size"}
     | {"model_type": "dinov2"},
-    "qwen2_5_vl": {
-        "model_type": "qwen2_5_vl_vision",
-        "depth": 2,
-        "hidden_size": 24,
-        "intermediate_size": 32,
-        "num_heads": 2,
-        "patch_size": 8,
-        "out_hidden_size": 48,
-        "window_size": 32,
-        "fullatt_block_indexes": [1],
-    },
+    "qwen2_5_vl": QWEN_VL,
 }
 GENERATORS = [
     ("wan", "stream"),
