@@ -42,7 +42,7 @@ class Way:
 
 
 async def measure(way: Way, width: int, sessions: int, seed: int, args: argparse.Namespace) -> None:
-    """Let sessions play at once and note what it took."""
+    """Play sessions at the same time and record their durations."""
     generator = torch.Generator().manual_seed(seed)
     shape = (sessions, args.num_rounds, args.num_positions, width)
     rounds = torch.randn(shape, generator=generator) * width**-0.5

@@ -139,14 +139,14 @@ def kill_some(trainer: subprocess.Popen[bytes], run: Path, kills: int, chance: r
 
 def differences(straight: Path, broken: Path) -> Iterator[str]:
     """Name what is not exactly the same in two runs."""
-    told = {(line["stage"], line["step"]): losses(line) for line in lines(straight)}
+    expected = {(line["stage"], line["step"]): losses(line) for line in lines(straight)}
     seen = set()
     for line in lines(broken):
         place = (line["stage"], line["step"])
         seen.add(place)
-        if losses(line) != told[place]:
-            yield f"losses of {place}: {losses(line)} instead of {told[place]}"
-    yield from (f"no step {place}" for place in sorted(told.keys() - seen))
+        if losses(line) != expected[place]:
+            yield f"losses of {place}: {losses(line)} instead of {expected[place]}"
+    yield from (f"no step {place}" for place in sorted(expected.keys() - seen))
     for file in sorted((straight / "model").rglob("*.safetensors")):
         name = file.relative_to(straight)
         if file.read_bytes() != (broken / name).read_bytes():

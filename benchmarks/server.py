@@ -44,8 +44,8 @@ def resident_mib(pid: int) -> float:
 async def steer(url: str, live: int, rounds: int) -> list[float]:
     """Play rounds in so many worlds at once; returns the seconds from every action to its frames."""
     async with AsyncClient(url) as client:
-        with as_file(files("worldmodel.demo") / "first_frame.png") as picture:
-            worlds = [await client.worlds.create(picture, seed=seed) for seed in range(live)]
+        with as_file(files("worldmodel.demo") / "first_frame.png") as image:
+            worlds = [await client.worlds.create(image, seed=seed) for seed in range(live)]
 
         async def play(world: object) -> list[float]:
             seconds = []

@@ -83,12 +83,12 @@ def main() -> None:
         print(f"{name:12s}  " + "".join(f"{100 * count / TOTAL:10.1f}" for count in columns[name]))
     print("\nexpected, %   goal   at 2x minutes: all points, last three   at 4x: all points, last three")
     for name, goal in GOALS.items():
-        told = [
+        cells = [
             expected(minutes[last:], columns[name][last:], factor * minutes[-1], rng)
             for factor in (2, 4)
             for last in (0, -3)
         ]
-        print(f"{name:12s}  {100 * goal:4.0f}   " + "   ".join(told))
+        print(f"{name:12s}  {100 * goal:4.0f}   " + "   ".join(cells))
     draw(columns, args.out)
     print(f"\npicture: {args.out}")
 

@@ -26,7 +26,7 @@ VARIABLE = "WORLDMODEL_API_KEYS"
 """Environment variable with API keys, separated by commas or spaces."""
 SUBPROTOCOL = "worldmodel.v1"
 KEY_SUBPROTOCOL = "worldmodel.key."
-"""Prefix of the subprotocol that carries a key: browsers cannot set the headers of a WebSocket."""
+"""Prefix of the subprotocol that contains a key: browsers cannot set the headers of a WebSocket."""
 ANONYMOUS = "anyone"
 """Caller id on a server without keys; stored in the records of videos."""
 
@@ -41,7 +41,7 @@ class Keys:
         """Hash the keys; without keys, no authentication is required.
 
         Raises:
-            ConfigError: a key is too short, too long, or has characters that a header cannot carry.
+            ConfigError: a key is too short, too long, or has characters that a header cannot contain.
         """
         keys = list(keys)
         for number, key in enumerate(keys, start=1):

@@ -1,4 +1,4 @@
-"""Errors that carry an HTTP status.
+"""Errors with an HTTP status.
 
 ApiError (worldmodel.errors.WorldModelError)
 ├── AuthenticationError     401  missing or unknown API key

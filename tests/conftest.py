@@ -8,12 +8,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook
 
-# Where tensors pass. Not hooked: the procedural world, which is called a million times, and the doors where
-# users' values come in (types, rollout, media, cli), whose own errors are under test.
+# Packages that compute with tensors. Not hooked: the procedural world, which is called a million times, and
+# what checks users' values (types, rollout, media, cli), whose own errors are under test.
 HOOKED = ["models", "diffusion", "parallel", "media.tensors", "train"]
 install_import_hook(
     [f"worldmodel.{name}" for name in HOOKED],
-    # Numeric tower: an int is welcome wherever a float is.
+    # Numeric tower: an int is accepted wherever a float is.
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
@@ -133,14 +133,14 @@ def model_folder(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def picture() -> np.ndarray:
-    """A picture with structure in it, uint8 `[32, 32, 3]`."""
+def image() -> np.ndarray:
+    """An image with structure in it, uint8 `[32, 32, 3]`."""
     return np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
 
 
 @pytest.fixture(scope="session")
 def listening() -> Callable[[Any], AbstractContextManager[str]]:
-    """Lets an application answer on a real socket of this machine; gives its address."""
+    """Serves an application on a socket of this machine; yields its address."""
     uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed: worldmodel[serve]")
 
     @contextmanager
@@ -150,7 +150,7 @@ def listening() -> Callable[[Any], AbstractContextManager[str]]:
         thread.start()
         try:
             while not server.started:
-                assert thread.is_alive(), "the server ended before it had begun"
+                assert thread.is_alive(), "the server ended before it started"
                 thread.join(0.05)
             yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         finally:

@@ -96,7 +96,7 @@ class _SavedLayer:
     """The call before this one, which comes next in the backward pass."""
     tensors: list[weakref.ref[_Saved]] = field(default_factory=list)
     copied: dict[tuple[Any, ...], tuple[Tensor, _Saved]] = field(default_factory=dict)
-    """What was copied in the forward pass, with its source, whose memory must not be used again meanwhile."""
+    """Copies of the forward pass, with their sources, whose memory must not be used again meanwhile."""
     event: Any = None
     """The end of the copies back to the device."""
 

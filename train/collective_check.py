@@ -33,7 +33,7 @@ UNEVEN = ("alltoall_", "alltoall_base_", "all_to_all_single", "all_to_all")
 TAIL = 20
 """Number of collectives that are logged when a process does not answer."""
 SERIAL = itertools.count()
-"""Numbers of the checks of this process, which tell apart their keys in the store."""
+"""Numbers of the checks of this process, which make their keys in the store unique."""
 
 
 class CollectiveError(RuntimeError):

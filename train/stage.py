@@ -1,4 +1,4 @@
-"""One stage of a run: its steps, and the checkpoints, validations and pictures between them."""
+"""One stage of a run: its steps, and the checkpoints, validations and images between them."""
 
 import math
 import os
@@ -68,7 +68,7 @@ def run_stage(
             )
             stalled = stream.stall_s
             if config.sample_every and done % config.sample_every == 0:
-                with watchdog.during(trainer.root.model, f"sample pictures of step {done}"):
+                with watchdog.during(trainer.root.model, f"sample images of step {done}"):
                     write_preview(trainer, batches, log, done)
             saver.after_step(done, result.stop)
             if profiling:
@@ -87,8 +87,8 @@ def run_stage(
 class Saver:
     """Validates and writes checkpoints after steps, and keeps the best.
 
-    It knows how long a step and a checkpoint take, and warns if that is longer than torchrun waits after
-    SIGTERM before it kills the processes.
+    Warns if a step and a checkpoint take longer than torchrun waits after SIGTERM before it kills the
+    processes.
     """
 
     def __init__(

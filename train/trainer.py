@@ -55,7 +55,7 @@ class Progress:
     bad: dict[str, int] = field(default_factory=dict)
     """Unreadable clips of the stage so far, by source."""
     bookmarks: Bookmarks = field(default_factory=dict)
-    """Where the streams of sources are, from which a resumed run reads on."""
+    """Positions in the streams of sources, from which a resumed run reads on."""
     validation_loss: float | None = None
     """Loss on held-out episodes with these weights, if it was computed."""
 
@@ -89,7 +89,7 @@ class Trainer:
     optimizers: optim.Optimizers
     ema: optim.EMA | None
     origin: Origin = Origin()  # noqa: RUF009 -- it never changes
-    """Where the weights are that checkpoints of the stage do not hold."""
+    """Location of the weights that checkpoints of the stage do not hold."""
     random: frozenset[str] = frozenset()
     """Names of the frozen weights that checkpoints hold, because nothing else does."""
     before_update: Callable[[], None] = lambda: None

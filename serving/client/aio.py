@@ -81,7 +81,7 @@ class AsyncRemoteWorld:
 
     Attributes:
         info: Latest description of the world by the server.
-        round: Rounds played, as far as this client knows.
+        round: Rounds played, by the newest response; `refresh` updates it.
     """
 
     _api: HttpApi = field(repr=False)

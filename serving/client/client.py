@@ -68,7 +68,7 @@ class RemoteWorld:
 
     @property
     def round(self) -> int:
-        """Rounds played, as far as this client knows."""
+        """Rounds played, by the newest response; `refresh` updates it."""
         return self._async.round
 
     @property

@@ -29,7 +29,7 @@ from worldmodel.parallel.mesh import Mesh
 pytestmark = pytest.mark.slow
 WIDTH = 8
 
-# Text, then frames; a document that sees all of itself; text alone: side by side, and padded.
+# Text, then frames; a document without a causal mask; text alone: side by side, and padded.
 STORY = [(Kind.TEXT, 7), (Kind.FRAME, 12), (Kind.FRAME, 12), (Kind.TEXT, 5), (Kind.FRAME, 12)]
 ROWS = [[STORY, [(Kind.FULL, 19)]], [[(Kind.TEXT, 30)], [(Kind.TEXT, 3)], [(Kind.FULL, 9)], STORY[:2]]]
 
@@ -68,7 +68,7 @@ def cases() -> Iterator[Case]:
 
 @dataclass
 class Measured:
-    """What one process found; errors are relative to the largest number of one process's result."""
+    """Measurements of one process; errors are relative to the largest number of one process's result."""
 
     out: float = 0.0
     gradients: list[float] = field(default_factory=list)
@@ -190,7 +190,7 @@ class Reader(nn.Module):
 
 
 def step_error(config: MeshConfig) -> float:
-    """Worst error of any weight's gradient, against one process that sees all samples."""
+    """Worst error of any weight's gradient, against one process with all samples."""
     mesh = mesh_of(config)
     torch.manual_seed(0)
     model = Reader().double()
@@ -215,7 +215,7 @@ def fields_of(layout: Layout) -> tuple[Tensor, ...]:
 
 
 def facts() -> dict[str, object]:
-    """What a mesh of all processes says of itself, and what a wrong one says."""
+    """Return properties of a mesh of all processes, and the error of an invalid one."""
     mesh = mesh_of(MeshConfig(dp_shard=2, sp=2))
     try:
         Mesh.build(MeshConfig(dp_replicate=1, cp=3), torch.device("cpu"))
@@ -259,7 +259,7 @@ def work(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What every process measured."""
+    """The measurements of every process."""
     folder = tmp_path_factory.mktemp("world")
     return results_of(__file__, 4, folder)
 

@@ -85,9 +85,9 @@ def restored(folder: Path, shape: tuple[int, int] | None) -> State:
 
 
 def check(folder: Path, run: Path, shape: tuple[int, int] | None) -> None:
-    told, found = load_file(run / f"{folder.name.split('-')[1]}.safetensors"), restored(folder, shape)
-    assert told.keys() == found.keys()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in told.items())
+    expected, found = load_file(run / f"{folder.name.split('-')[1]}.safetensors"), restored(folder, shape)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
 
 def numbers_in(file: Path) -> int:
@@ -101,9 +101,9 @@ def write(run: Path) -> None:
             net, optimizers = make(shape, seed=1)
             for _ in range(2):
                 step(net, optimizers)
-            told = whole(state_of(net, optimizers))
+            expected = whole(state_of(net, optimizers))
             if dist.get_rank() == 0:
-                save_file(told, run / f"{name}.safetensors")
+                save_file(expected, run / f"{name}.safetensors")
             checkpoints.save(name, state_of(net, optimizers), {"mesh": name})
             step(net, optimizers)
         newest = checkpoints.latest()
@@ -112,7 +112,7 @@ def write(run: Path) -> None:
 
 
 def fail(run: Path) -> None:
-    """In each of four processes: one of them cannot write, all are told, and the next save is whole."""
+    """In each of four processes: one of them cannot write, all raise, and the next save is whole."""
     net, optimizers = make((1, 4), seed=1)
     step(net, optimizers)
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -121,12 +121,12 @@ def fail(run: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     checkpoints = Checkpoints(run / "failing")
     checkpoints.save("first", state_of(net, optimizers), {})
-    told = ""
+    message = ""
     try:
         checkpoints.wait()
     except OutputError as error:
-        told = str(error)
-    assert "by process 2: " in told
+        message = str(error)
+    assert "by process 2: " in message
     assert checkpoints.latest() is None
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     checkpoints.save("second", state_of(net, optimizers), {})

@@ -98,7 +98,7 @@ def batches_of(case: str, rank: int) -> list[Batch]:
         indices, rows = zip(*episodes, strict=True)
         return Batch(0, task, indices, list(rows), self_rollout)
 
-    if case == "towers":  # pictures alone, and beside a clip
+    if case == "towers":  # images alone, and beside a clip
         frames = [(0, 1), (1, 1)] if rank == 0 else [(2, 1), (3, CHUNK)]
         return [batch("describe", *((index, described(index, count)) for index, count in frames))]
     if case == "transformers":  # one clip at a time, whose noise level chooses the transformer

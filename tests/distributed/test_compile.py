@@ -51,7 +51,7 @@ def work(folder: Path, config_file: Path) -> None:
     tokenizer.NUM_DOCUMENTS = 400
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     model = build(WorldModelConfig, json.loads(config_file.read_text()))
-    told: dict[str, Any] = {}
+    compiled: dict[str, Any] = {}
     for depth in (2, 4):
         architecture = {**model.backbone.architecture, "num_hidden_layers": depth}
         backbone = dataclasses.replace(model.backbone, architecture=architecture)
@@ -61,22 +61,24 @@ def work(folder: Path, config_file: Path) -> None:
         for policy in POLICIES:
             found, graphs = backward(config, compile=True, activations=policy)
             error = float((found - wanted).norm() / wanted.norm())
-            told[f"{policy} {depth}"] = {"graphs": graphs, "error": error}
-    (folder / "told.json").write_text(json.dumps(told))
+            compiled[f"{policy} {depth}"] = {"graphs": graphs, "error": error}
+    (folder / "compiled.json").write_text(json.dumps(compiled))
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., WorldModel]) -> dict[str, Any]:
+def compiled(
+    tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., WorldModel]
+) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("compile")
     config_file = folder / "model.json"
     config_file.write_text(json.dumps(dataclasses.asdict(make_model(image_size=64).config)))
     torchrun(__file__, 1, folder, config_file)
-    return json.loads((folder / "told.json").read_text())
+    return json.loads((folder / "compiled.json").read_text())
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_layers_compile_and_share_their_graphs(told: dict[str, Any], policy: str) -> None:
-    shallow, deep = told[f"{policy} 2"], told[f"{policy} 4"]
+def test_layers_compile_and_share_their_graphs(compiled: dict[str, Any], policy: str) -> None:
+    shallow, deep = compiled[f"{policy} 2"], compiled[f"{policy} 4"]
     assert shallow["graphs"] == deep["graphs"] > 0
     assert max(shallow["error"], deep["error"]) < 1e-5
 

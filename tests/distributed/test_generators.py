@@ -75,7 +75,7 @@ def cases() -> Iterator[Case]:
 
 @dataclass
 class Measured:
-    """What one process found; errors are relative to the norm of one process's result."""
+    """Measurements of one process; errors are relative to the norm of one process's result."""
 
     loss: float = 0.0
     gradient: tuple[float, str] = (0.0, "")
@@ -298,7 +298,7 @@ def work(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What every process measured."""
+    """The measurements of every process."""
     pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
     folder = tmp_path_factory.mktemp("world")
     return results_of(__file__, 4, folder)

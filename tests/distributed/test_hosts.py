@@ -1,6 +1,6 @@
 """A run on two hosts goes on when one of them is lost, from its last checkpoint and on what is left.
 
-The hosts are network namespaces on this machine, joined by a cable that is cut; where namespaces are not
+The hosts are network namespaces on this machine, joined by a link that is removed; where namespaces are not
 permitted, they are two agents of torchrun on one address.
 """
 
@@ -81,7 +81,7 @@ def descendants(pid: int) -> list[int]:
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[Host, Host]]:
-    """Two hosts with a cable between them."""
+    """Two hosts with a link between them."""
     names = [f"wm{index}-{os.getpid()}" for index in range(2)]
     try:
         if not all(ip("netns", "add", name) for name in names):

@@ -1,4 +1,4 @@
-"""What a process holds in a step beside its shards: exact bytes of storages, on one and on two processes."""
+"""Memory of a step beside the shards of a process: exact bytes of storages, on one and on two processes."""
 
 import gc
 import json
@@ -23,7 +23,7 @@ WIDTH, DEPTH, TOKENS = 256, 8, 4
 LAYER = 2 * WIDTH * WIDTH * 2
 """Bytes of a layer in bf16."""
 ACTIVATIONS = DEPTH * 2 * TOKENS * WIDTH * 4
-"""Room for the few tokens that pass through the layers."""
+"""Bytes allowed for the few tokens that pass through the layers."""
 CASES: dict[str, tuple[Policy, str]] = {
     "keep": ("keep", "trained"),
     "recompute": ("recompute", "trained"),
@@ -75,23 +75,23 @@ def step(policy: Policy, weights: str, mesh: Any) -> dict[str, Any]:
     distributed.shard_layers(distributed.layer_stacks(root), mesh, "bf16")
     fully_shard(root, mesh=mesh.fsdp, reshard_after_forward=False)
     shards = sum(distributed.to_local(p).nbytes for p in root.parameters() if p.requires_grad)
-    told: dict[str, Any] = {"shards": shards, "forward": [], "backward": []}
+    sizes: dict[str, Any] = {"shards": shards, "forward": [], "backward": []}
     with Storages() as storages:
         for _ in range(2):
             with distributed.compute_precision("bf16", mesh.device):
                 y = root(torch.randn(TOKENS, WIDTH))
-                told["forward"].append(storages.held())
+                sizes["forward"].append(storages.held())
             y.float().sum().backward()
             del y
             gc.collect()
-            told["backward"].append(storages.held())
+            sizes["backward"].append(storages.held())
     gradients = [distributed.to_local(p.grad) for p in root.parameters() if p.grad is not None]
-    told["gradients"] = sum(gradient.nbytes for gradient in gradients)
-    told["dtypes"] = sorted({str(gradient.dtype) for gradient in gradients})
+    sizes["gradients"] = sum(gradient.nbytes for gradient in gradients)
+    sizes["dtypes"] = sorted({str(gradient.dtype) for gradient in gradients})
     with Storages() as storages, torch.no_grad(), distributed.compute_precision("bf16", mesh.device):
         root(torch.randn(TOKENS, WIDTH))
-        told["no gradient"] = storages.held()
-    return told
+        sizes["no gradient"] = storages.held()
+    return sizes
 
 
 def work(folder: Path) -> None:
@@ -102,9 +102,9 @@ def work(folder: Path) -> None:
         if processes == dist.get_world_size():
             mesh = distributed.Mesh.build(config, torch.device("cpu"))
             for case, (policy, weights) in CASES.items():
-                told = step(policy, weights, mesh)
+                sizes = step(policy, weights, mesh)
                 if dist.get_rank() == 0:
-                    (folder / f"{name}.{case}.json").write_text(json.dumps(told))
+                    (folder / f"{name}.{case}.json").write_text(json.dumps(sizes))
     dist.destroy_process_group()
 
 
@@ -119,23 +119,23 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_no_weights_are_held_beside_the_shards(measured: Path, mesh: str, case: str) -> None:
-    told = json.loads((measured / f"{mesh}.{case}.json").read_text())
+    sizes = json.loads((measured / f"{mesh}.{case}.json").read_text())
     parts = MESHES[mesh][0] // MESHES[mesh][1].dp_replicate
     trained = DEPTH * 2 * WIDTH * WIDTH * (CASES[case][1] == "trained")
-    assert told["shards"] == 4 * (trained + WIDTH) // parts
+    assert sizes["shards"] == 4 * (trained + WIDTH) // parts
     # One layer: the process group may not have let go of the newest gathered one.
-    assert told["no gradient"] <= LAYER + ACTIVATIONS
-    assert told["forward"][0] <= LAYER + ACTIVATIONS
-    assert told["forward"][1] <= told["gradients"] + LAYER + ACTIVATIONS
+    assert sizes["no gradient"] <= LAYER + ACTIVATIONS
+    assert sizes["forward"][0] <= LAYER + ACTIVATIONS
+    assert sizes["forward"][1] <= sizes["gradients"] + LAYER + ACTIVATIONS
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_accumulated_gradients_are_sharded(measured: Path, mesh: str, case: str) -> None:
-    told = json.loads((measured / f"{mesh}.{case}.json").read_text())
-    assert told["gradients"] == told["shards"]
-    assert told["dtypes"] == ["torch.float32"]
-    assert all(held <= told["gradients"] + LAYER for held in told["backward"])
+    sizes = json.loads((measured / f"{mesh}.{case}.json").read_text())
+    assert sizes["gradients"] == sizes["shards"]
+    assert sizes["dtypes"] == ["torch.float32"]
+    assert all(held <= sizes["gradients"] + LAYER for held in sizes["backward"])
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def shared(shape: tuple[int, int]) -> None:
             weight.grad = distribute_tensor(gradient, weight.device_mesh, weight.placements)
         optimizer.step()
     muon.orthogonal = compute
-    for weight, told in zip(weights, reference(torch.float32), strict=True):
-        assert torch.equal(full_tensor(weight.detach()), told)
+    for weight, expected in zip(weights, reference(torch.float32), strict=True):
+        assert torch.equal(full_tensor(weight.detach()), expected)
         assert optimizer.state[weight]["momentum_buffer"].placements == weight.placements
     everyone: list[list[tuple[int, int]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, computed)

@@ -72,10 +72,10 @@ def step(config: TrainConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
     root = Root(model, OBJECTIVES[stage.objective](model))
     freeze(model, stage)
     distributed.parallelize(root, config, mesh)
-    told: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
 
     def look(name: str) -> Callable[[nn.Module, Any], None]:
-        return lambda module, args: told.update({name: [first_dtype(module), str(args[0].dtype)]})
+        return lambda module, args: observed.update({name: [first_dtype(module), str(args[0].dtype)]})
 
     model.backbone.model.base_model.layers[1].register_forward_pre_hook(look("layer"))
     model.codec.encoder.register_forward_pre_hook(look("codec"))
@@ -86,9 +86,9 @@ def step(config: TrainConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
         collectives.counted() as sent,
     ):
         outcome = trainer.step(next(stream), stop=False)
-    told["sent"] = sent[ulysses.NAME]
-    told["ema"] = sorted({str(average.dtype) for average in ema.weights.values()})
-    told["gathered"] = [
+    observed["sent"] = sent[ulysses.NAME]
+    observed["ema"] = sorted({str(average.dtype) for average in ema.weights.values()})
+    observed["gathered"] = [
         name
         for name, module in root.named_modules()
         for parameter in module.parameters(recurse=False)
@@ -99,7 +99,7 @@ def step(config: TrainConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if parameter.grad is not None:
             assert parameter.grad.dtype == parameter.dtype == torch.float32
             found[key] = full_tensor(parameter.grad).detach().clone()
-    return found, told
+    return found, observed
 
 
 def work(folder: Path, config_file: Path) -> None:
@@ -119,10 +119,10 @@ def work(folder: Path, config_file: Path) -> None:
             stages={"only": dataclasses.replace(STAGE, train=train)},
             data=DataConfig({"shapes": SourceConfig("shapes")}),
         )
-        found, told = step(config)
+        found, observed = step(config)
         if dist.get_rank() == 0:
             save_file(found, folder / f"{name}.safetensors")
-            (folder / f"{name}.json").write_text(json.dumps(told))
+            (folder / f"{name}.json").write_text(json.dumps(observed))
     dist.destroy_process_group()
 
 
@@ -144,7 +144,7 @@ def error(folder: Path, found: str, wanted: str) -> float:
     return float((one - two).norm() / two.norm())
 
 
-def told_by(folder: Path, name: str) -> dict[str, Any]:
+def observed_by(folder: Path, name: str) -> dict[str, Any]:
     return json.loads((folder / f"{name}.json").read_text())
 
 
@@ -171,20 +171,20 @@ def test_policies_for_activations_change_no_gradient(results: Path, policy: str)
 
 @pytest.mark.parametrize("name", ["alone", "shard", "replicate", "lora shard"])
 def test_layers_have_bf16_weights_and_the_codec_fp32(results: Path, name: str) -> None:
-    told = told_by(results, name)
-    assert told["layer"] == ["torch.bfloat16"] * 2
-    assert told["codec"] == ["torch.float32"] * 2
-    assert told["ema"] == ["torch.float32"]
+    observed = observed_by(results, name)
+    assert observed["layer"] == ["torch.bfloat16"] * 2
+    assert observed["codec"] == ["torch.float32"] * 2
+    assert observed["ema"] == ["torch.float32"]
 
 
 @pytest.mark.parametrize("name", [name for cases in CASES.values() for name in cases])
 def test_nothing_stays_gathered_after_a_step(results: Path, name: str) -> None:
-    assert told_by(results, name)["gathered"] == []
+    assert observed_by(results, name)["gathered"] == []
 
 
 def test_selective_recomputation_does_not_send_again(results: Path) -> None:
     keep, recompute, selective = (
-        told_by(results, f"sp {policy}")["sent"] for policy in ("keep", "recompute", "selective")
+        observed_by(results, f"sp {policy}")["sent"] for policy in ("keep", "recompute", "selective")
     )
     assert 0 < keep == selective < recompute
     assert error(results, "sp selective", "sp keep") == 0

@@ -128,7 +128,7 @@ def work(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What every process measured."""
+    """The measurements of every process."""
     folder = tmp_path_factory.mktemp("world")
     return results_of(__file__, 4, folder)
 

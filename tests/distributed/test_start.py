@@ -57,7 +57,7 @@ DAMAGES: dict[str, Callable[[State], State]] = {
     "gap": lambda state: {name: x for name, x in state.items() if name != "model.norm.weight"},
     "other": lambda state: state | {"model.norm.weight": torch.ones(WIDTH + 2)},
 }
-"""What may be wrong with the files of a backbone."""
+"""Damages to the files of a backbone."""
 MESHES = {
     1: {"alone": MeshConfig()},
     2: {"shard": MeshConfig(dp_shard=2), "replicate": MeshConfig(dp_replicate=2)},
@@ -65,7 +65,7 @@ MESHES = {
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the bytes of the largest tensor that an operation made, but for those mapped from files."""
+    """Records the bytes of the largest tensor that an operation made, but for those mapped from files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Largest(TorchDispatchMode):
 
 
 class Counted:
-    """An opened tensor that says how many numbers were read of it."""
+    """An opened tensor that counts how many numbers were read of it."""
 
     numbers = 0
 
@@ -135,13 +135,13 @@ def work(folder: Path) -> None:
             with watched() as largest:
                 model = Trainer.start(run_config(folder, run, mesh_config), stage, mesh, None)[0].root.model
             held = [p for key, p in model.backbone.named_parameters() if ".lora_" not in key]
-            told = {
+            reported = {
                 "read": Counted.numbers,
                 "held": sum(distributed.to_local(parameter).numel() for parameter in held),
                 "whole": sum(parameter.numel() for parameter in held),
                 "largest": largest.nbytes,
             }
-            (folder / f"{run}.{name}.{dist.get_rank()}.json").write_text(json.dumps(told))
+            (folder / f"{run}.{name}.{dist.get_rank()}.json").write_text(json.dumps(reported))
             write(weights_of(model), folder / f"{run}.{name}.safetensors")
         config = run_config(folder, "qwen3", mesh_config)
         write(
@@ -172,7 +172,7 @@ def read_whole(folder: Path, run: str) -> WorldModel:
 def started(
     tmp_path_factory: pytest.TempPathFactory, model: WorldModel, tokenizer: PreTrainedTokenizerBase
 ) -> Path:
-    """What 1 and 2 processes started with."""
+    """Reports of 1 and 2 processes after their start."""
     folder = tmp_path_factory.mktemp("started")
     (folder / "model.json").write_text(json.dumps(dataclasses.asdict(model.config)))
     for family, (dtype, _) in RUNS.items():
@@ -245,10 +245,10 @@ def test_a_stage_starts_with_the_weights_of_the_one_before(started: Path, mesh: 
 
 @pytest.mark.parametrize(("run", "mesh"), CASES)
 def test_a_process_reads_and_holds_its_own_part_alone(started: Path, run: str, mesh: str) -> None:
-    told = [json.loads(file.read_text()) for file in sorted(started.glob(f"{run}.{mesh}.*.json"))]
+    reported = [json.loads(file.read_text()) for file in sorted(started.glob(f"{run}.{mesh}.*.json"))]
     parts = 2 if mesh == "shard" else 1
-    assert len(told) == (1 if mesh == "alone" else 2)
-    for each in told:
+    assert len(reported) == (1 if mesh == "alone" else 2)
+    for each in reported:
         assert each["read"] == each["held"] == each["whole"] // parts
         assert each["largest"] == VOCABULARY * WIDTH * {"fp32": 4, "bf16": 2}[RUNS[run][0]] // parts
 
@@ -257,8 +257,8 @@ def test_a_process_reads_and_holds_its_own_part_alone(started: Path, run: str, m
 def test_files_that_do_not_fit_are_reported_by_every_process(started: Path, damage: str) -> None:
     with pytest.raises(ModelError) as raised:
         WorldModel.from_config(run_config(started, "qwen3", backbone=damage).model)
-    told = [file.read_text() for file in sorted(started.glob(f"{damage}.*.txt"))]
-    assert told == [str(raised.value)] * 5
+    reported = [file.read_text() for file in sorted(started.glob(f"{damage}.*.txt"))]
+    assert reported == [str(raised.value)] * 5
 
 
 if __name__ == "__main__":

@@ -35,21 +35,21 @@ def refuse() -> None:
 
 def slow() -> None:
     """Process 2 computes three times as much; it is named in the third window, by all."""
-    rank, told = dist.get_rank(), []
+    rank, slowdowns = dist.get_rank(), []
     stragglers = StragglerDetector(window=4)
     for _ in range(20):
         began = time.process_time()
         with computing(torch.device("cpu")) as computed:
             while time.process_time() - began < (0.009 if rank == 2 else 0.003):
                 pass
-        told.append(stragglers.step(computed))
-    assert [index for index, found in enumerate(told) if found] == [11, 15, 19]
-    assert all(list(found) == [2] and 2 < found[2] < 4 for found in told if found)
+        slowdowns.append(stragglers.step(computed))
+    assert [index for index, found in enumerate(slowdowns) if found] == [11, 15, 19]
+    assert all(list(found) == [2] and 2 < found[2] < 4 for found in slowdowns if found)
 
 
-def test_the_guilty_and_the_slow_are_named(tmp_path: Path) -> None:
+def test_failing_and_slow_processes_are_named(tmp_path: Path) -> None:
     torchrun(__file__, NUM_PROCESSES, tmp_path, max_restarts=2)
-    # Started anew twice by torchrun, at the same store; nobody met a process of an earlier attempt.
+    # Started three times by torchrun, with the same store; no process connected to one of an earlier attempt.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["attempt 0", "attempt 1", "attempt 2"]
 
 

@@ -56,7 +56,7 @@ def test_python_blocks_run_one_after_the_other(page: Path, clone: Path) -> None:
 
 
 OWN = next(index for index, command in enumerate(commands()) if " record " in command)
-"""Where the commands begin that need what the one before made."""
+"""Start of the commands that need the output of the one before."""
 
 
 def run(command: str) -> None:

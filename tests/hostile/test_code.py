@@ -27,7 +27,7 @@ RUNS_WHAT_IT_READS = {
     ),
     *("torch.multiprocessing", "concurrent.futures.process", "xmlrpc", "code", "codeop", "runpy"),
 }
-"""Modules that run, or pass on to others that run, what bytes say."""
+"""Modules that execute data, directly or in other modules."""
 BARE_CALLS = {"eval", "exec", "compile", "__import__", "input", "breakpoint"}
 CALLS = {
     *(
@@ -42,7 +42,7 @@ CALLS = {
     *("urllib.request.urlopen", "requests.get", "requests.post", "gr.load", "gradio.load"),
 }
 CLIENTS = ("serving/client/", "demo/")
-"""What runs on the user's side: it speaks HTTP to the server that the user names, and reads its answers."""
+"""Clients, which send HTTP requests to the server that their user names."""
 FETCHERS = {"httpx", "requests", "urllib3", "aiohttp", "urllib.request", "http.client", "ftplib"}
 READERS = {"read_image", "read_video", "read_observation"}
 
@@ -69,7 +69,7 @@ def imports_of(nodes: list[ast.AST]) -> set[str]:
 
 
 def touches(names: set[str], modules: set[str]) -> set[str]:
-    """Which of the imported names are, or lie in, one of the modules."""
+    """Return the imported names that are, or are in, one of the modules."""
     return {name for name in names for module in modules if f"{name}.".startswith(f"{module}.")}
 
 
@@ -145,7 +145,7 @@ def test_no_server_module_fetches_addresses(path: Path) -> None:
     "path", [path for path in SERVER if path.is_relative_to(ROOT / "serving")], ids=name_of
 )
 def test_only_the_child_decodes(path: Path) -> None:
-    """CVE-2026-22778: a decoder of strangers' bytes in the server's own process."""
+    """CVE-2026-22778: clients' bytes were decoded in the server's own process."""
     nodes = nodes_of(path)
     called = {ast.unparse(node.func).rsplit(".", 1)[-1] for node in nodes if isinstance(node, ast.Call)}
     read = READERS & {*called, *(name.rsplit(".", 1)[-1] for name in imports_of(nodes))}

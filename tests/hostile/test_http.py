@@ -30,13 +30,13 @@ LIMIT = 100_000
 
 
 @pytest.fixture(scope="module")
-def png(picture: np.ndarray) -> bytes:
-    return encoding.encode_png(picture)
+def png(image: np.ndarray) -> bytes:
+    return encoding.encode_png(image)
 
 
 @pytest.fixture
 def keyed(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
-    """A server that asks for a key; its data folder has a folder of its own around it."""
+    """A server that requires a key; its data folder is in an otherwise empty folder."""
     config = ServerConfig("tiny", tmp_path / "data", keys=Keys(KEYS), max_upload_bytes=LIMIT)
     with TestClient(create_app(WorldService(model), config), raise_server_exceptions=False) as client:
         yield client

@@ -420,7 +420,7 @@ def test_uploads_wait_for_decoders_and_too_many_are_rejected(slow_video: bytes) 
     assert_no_child_stays()
 
 
-# What the child can reach
+# Privileges of the child
 
 
 def test_the_child_can_open_nothing() -> None:

@@ -113,7 +113,7 @@ def witness(server: Server) -> Iterator[Witness]:
 
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Nothing that a stranger sends is a mistake of the server's."""
+    """Nothing that a client sends is logged as an error of the server."""
     with caplog.at_level(logging.WARNING):
         yield
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -74,11 +74,11 @@ def near(made: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def test_client_matches_session_for_every_action(
-    client: Client, world: WorldModel, picture: np.ndarray
+    client: Client, world: WorldModel, image: np.ndarray
 ) -> None:
     session = world.session(seed=3)
-    session.reset(picture)
-    with client.worlds.create(picture, seed=3) as there:
+    session.reset(image)
+    with client.worlds.create(image, seed=3) as there:
         assert there.info.action_schema == ActionSchema.of(ALL).model_dump()
         for action in ACTIONS:
             assert near(there.step(action), session.step(action))
@@ -87,15 +87,15 @@ def test_client_matches_session_for_every_action(
                 there.step(action)
         with there.fork() as other:
             assert near(other.step(Action.of({"camera": THERE})), session.fork().step({"camera": THERE}))
-        there.reset(picture)  # the camera is back where the world began
-        session.reset(picture)
+        there.reset(image)  # the camera is back where the world began
+        session.reset(image)
         assert near(there.step({"camera": THERE}), session.step({"camera": THERE}))
 
 
-def test_server_rejects_invalid_actions(address: str, client: Client, picture: np.ndarray) -> None:
+def test_server_rejects_invalid_actions(address: str, client: Client, image: np.ndarray) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
     with (
-        client.worlds.create(picture, seed=3) as there,
+        client.worlds.create(image, seed=3) as there,
         httpx.Client(base_url=address, headers=headers) as http,
     ):
         for action, named in BAD:
@@ -106,12 +106,12 @@ def test_server_rejects_invalid_actions(address: str, client: Client, picture: n
 
 
 def test_remote_world_is_an_environment_with_every_action(
-    client: Client, world: WorldModel, picture: np.ndarray
+    client: Client, world: WorldModel, image: np.ndarray
 ) -> None:
     pytest.importorskip("gymnasium")
     from worldmodel.env import WorldEnv
 
-    with client.worlds.create(picture, seed=4) as there:
+    with client.worlds.create(image, seed=4) as there:
         kinds: Any = ("keys", "mouse", "camera")
         envs = [WorldEnv(each, start="shapes", actions=kinds) for each in (there, world.session(4))]
         assert envs[0].world_spec == envs[1].world_spec
@@ -121,9 +121,7 @@ def test_remote_world_is_an_environment_with_every_action(
         assert near(*(env.step(action)[0] for env in envs))
 
 
-def test_websocket_session_accepts_every_action(
-    world: WorldModel, tmp_path: Any, picture: np.ndarray
-) -> None:
+def test_websocket_session_accepts_every_action(world: WorldModel, tmp_path: Any, image: np.ndarray) -> None:
     config = ServerConfig(model_name="tiny", data_dir=tmp_path, keys=Keys([KEY]))
     session = world.session(seed=5)
     session.reset(text="a red ball")

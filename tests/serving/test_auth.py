@@ -148,7 +148,7 @@ def test_public_addresses_need_a_key(host: str) -> None:
     check_bind(host, Keys([ALICE]))
 
 
-# At the door
+# Authentication
 
 
 def test_only_health_is_open(client: TestClient) -> None:
@@ -277,7 +277,7 @@ def test_app_without_context_fails_closed() -> None:
 
 
 class Clock:
-    """A clock that stands still until it is told otherwise."""
+    """A clock whose time is set by the test."""
 
     now = 100.0
 

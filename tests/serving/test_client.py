@@ -47,7 +47,7 @@ def address(
     listening: Callable[[Any], AbstractContextManager[str]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """A server in a thread of its own, which asks for a key."""
+    """A server in a thread of its own, which requires a key."""
     config = ServerConfig(
         model_name="tiny",
         data_dir=tmp_path_factory.mktemp("data"),
@@ -70,12 +70,12 @@ def near(made: np.ndarray, expected: np.ndarray) -> bool:
     return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
-def test_remote_world_matches_session(client: Client, model: WorldModel, picture: np.ndarray) -> None:
+def test_remote_world_matches_session(client: Client, model: WorldModel, image: np.ndarray) -> None:
     session = model.session(seed=3, num_inference_steps=2)
     assert client.ready()
-    with client.worlds.create(picture, seed=3, num_inference_steps=2) as world:
+    with client.worlds.create(image, seed=3, num_inference_steps=2) as world:
         assert (world.round, world.info.fps, world.info.chunk_frames) == (0, 8, 8)
-        assert near(world.frames(), session.reset(picture))
+        assert near(world.frames(), session.reset(image))
         for action in ACTIONS:
             assert near(world.step(action), session.step(action))
         assert world.round == world.refresh().round == len(ACTIONS)
@@ -91,7 +91,7 @@ def test_remote_world_matches_session(client: Client, model: WorldModel, picture
         assert world.round == len(ACTIONS)
         assert near(world.frames(), before)
         assert client.worlds.open(world.id).round == world.round
-        assert near(world.reset(), session.reset(picture))
+        assert near(world.reset(), session.reset(image))
         assert world.round == 0
         assert near(world.step(ACTIONS[0]), session.step(ACTIONS[0]))
     with pytest.raises(NotFoundError):
@@ -100,24 +100,24 @@ def test_remote_world_matches_session(client: Client, model: WorldModel, picture
 
 
 def test_every_observation_type_starts_a_world(
-    client: Client, model: WorldModel, picture: np.ndarray, tmp_path: Path
+    client: Client, model: WorldModel, image: np.ndarray, tmp_path: Path
 ) -> None:
-    Image.fromarray(picture).save(tmp_path / "first.png")
+    Image.fromarray(image).save(tmp_path / "first.png")
     kinds = (tmp_path / "first.png", str(tmp_path / "first.png"), (tmp_path / "first.png").read_bytes())
-    for kind in (*kinds, Image.fromarray(picture)):
+    for kind in (*kinds, Image.fromarray(image)):
         with client.worlds.create(kind) as world:
-            assert np.array_equal(world.frames()[0], picture)
-    clip = np.stack([np.roll(picture, 4 * shift, axis=1) for shift in range(8)])
+            assert np.array_equal(world.frames()[0], image)
+    clip = np.stack([np.roll(image, 4 * shift, axis=1) for shift in range(8)])
     with client.worlds.create(clip) as world:
-        told = model.session().reset(clip)
-        assert np.abs(world.frames().astype(int) - told.astype(int)).mean() < 12  # MP4 is not exact
-        assert near(world.reset(picture), picture[None])
+        expected = model.session().reset(clip)
+        assert np.abs(world.frames().astype(int) - expected.astype(int)).mean() < 12  # MP4 is not exact
+        assert near(world.reset(image), image[None])
     with client.worlds.create(text="a red ball", seed=5) as world:
         assert near(world.frames(), model.session(seed=5).reset(text="a red ball"))
 
 
 class Lossy(BlockingTransport):
-    """Loses answers: the server has done its work, and the client does not learn of it."""
+    """Loses responses: the server has done the work, but the client gets an error."""
 
     def __init__(self, http: httpx.Client, lost: int) -> None:
         super().__init__(http)
@@ -134,10 +134,10 @@ class Lossy(BlockingTransport):
         assert 0 < seconds <= 15
 
 
-def test_retried_step_is_played_once(client: Client, model: WorldModel, picture: np.ndarray) -> None:
+def test_retried_step_is_played_once(client: Client, model: WorldModel, image: np.ndarray) -> None:
     session = model.session()
-    session.reset(picture)
-    with client.worlds.create(picture) as world:
+    session.reset(image)
+    with client.worlds.create(image) as world:
         api = client._async._api
         transport, api.transport = api.transport, Lossy(httpx.Client(), lost=2)
         try:
@@ -161,7 +161,7 @@ def test_retried_step_is_played_once(client: Client, model: WorldModel, picture:
                 client.worlds.open(other.id).close()
 
 
-def test_client_retries_when_the_server_is_full(address: str, picture: np.ndarray) -> None:
+def test_client_retries_when_the_server_is_full(address: str, image: np.ndarray) -> None:
     waits: list[float] = []
 
     class Patient(BlockingTransport):
@@ -171,21 +171,21 @@ def test_client_retries_when_the_server_is_full(address: str, picture: np.ndarra
                 worlds.pop().close()
 
     with Client(address, KEY, retries=3) as client:
-        worlds = [client.worlds.create(picture) for _ in range(6)]
+        worlds = [client.worlds.create(image) for _ in range(6)]
         client._async._api.transport = Patient(httpx.Client())
-        worlds.append(client.worlds.create(picture))
+        worlds.append(client.worlds.create(image))
         assert len(waits) == 2
         assert min(waits) >= 1
         client._async._api.retries = 0
         with pytest.raises(RateLimitError) as full:
-            client.worlds.create(picture)
+            client.worlds.create(image)
         assert full.value.retry_after >= 1
         for world in worlds:
             world.close()
 
 
-def test_errors_are_typed(address: str, client: Client, picture: np.ndarray) -> None:
-    with client.worlds.create(picture) as world:
+def test_errors_are_typed(address: str, client: Client, image: np.ndarray) -> None:
+    with client.worlds.create(image) as world:
         with pytest.raises(BadRequestError, match="jump") as refused:
             world.step({"keys": ["jump"]})
         assert isinstance(refused.value, InputError)
@@ -195,33 +195,37 @@ def test_errors_are_typed(address: str, client: Client, picture: np.ndarray) -> 
         with pytest.raises(InputError, match="snapshot-none"):
             world.restore("snapshot-none")
         assert world.round == 0
-    for bad, told in ((None, "observation"), ("nowhere.png", "cannot be read"), (np.zeros((2, 2)), "uint8")):
-        with pytest.raises(InputError, match=told):
+    for bad, expected in (
+        (None, "observation"),
+        ("nowhere.png", "cannot be read"),
+        (np.zeros((2, 2)), "uint8"),
+    ):
+        with pytest.raises(InputError, match=expected):
             client.worlds.create(bad)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedFormatError):
         client.worlds.create(b"GIF89a but not really")
     with pytest.raises(NotFoundError):
         client.worlds.open("world-../../health")
-    with pytest.raises(AuthenticationError) as unknown, Client(address, "x" * 20) as stranger:
-        stranger.models()
+    with pytest.raises(AuthenticationError) as unknown, Client(address, "x" * 20) as other:
+        other.models()
     assert unknown.value.code == "invalid_api_key"
-    with Client("http://127.0.0.1:9", retries=0) as nobody:
-        assert not nobody.ready()
+    with Client("http://127.0.0.1:9", retries=0) as unreachable:
+        assert not unreachable.ready()
         with pytest.raises(ServerUnreachableError, match=r"http://127.0.0.1:9"):
-            nobody.models()
+            unreachable.models()
     for wrong in ("127.0.0.1:8000", "file:///etc/passwd", ""):
         with pytest.raises(ConfigError, match="URL"):
             Client(wrong)
     assert issubclass(ServerError, WorldModelError)
 
 
-def test_videos_create_wait_download_delete(client: Client, picture: np.ndarray, tmp_path: Path) -> None:
+def test_videos_create_wait_download_delete(client: Client, image: np.ndarray, tmp_path: Path) -> None:
     seen: list[Video] = []
     asked = client.videos.create(
-        "the red ball moves left", picture, actions=["wait", {"keys": ["left"]}, None], idempotency_key="once"
+        "the red ball moves left", image, actions=["wait", {"keys": ["left"]}, None], idempotency_key="once"
     )
     again = client.videos.create(
-        "the red ball moves left", picture, actions=["wait", {"keys": ["left"]}, None], idempotency_key="once"
+        "the red ball moves left", image, actions=["wait", {"keys": ["left"]}, None], idempotency_key="once"
     )
     assert again.id == asked.id
     video = client.videos.wait(asked.id, seen.append, poll_s=0.05)
@@ -238,31 +242,29 @@ def test_videos_create_wait_download_delete(client: Client, picture: np.ndarray,
     assert client.videos.wait(imagined.id).num_frames == 8
 
 
-def test_describe_and_generate_image(client: Client, model: WorldModel, picture: np.ndarray) -> None:
+def test_describe_and_generate_image(client: Client, model: WorldModel, image: np.ndarray) -> None:
     session = model.session(seed=1)
-    session.reset(picture)
+    session.reset(image)
     assert client.models() == ["tiny"]
-    assert client.describe(picture) == session.describe()
-    assert client.describe(picture, "how many") == session.describe("how many")
+    assert client.describe(image) == session.describe()
+    assert client.describe(image, "how many") == session.describe("how many")
     assert near(client.generate_image("a red ball", seed=1)[None], session.reset(text="a red ball")[-1:])
 
 
-def test_async_client_runs_requests_concurrently(
-    address: str, model: WorldModel, picture: np.ndarray
-) -> None:
+def test_async_client_runs_requests_concurrently(address: str, model: WorldModel, image: np.ndarray) -> None:
     async def whole() -> list[np.ndarray]:
         async with AsyncClient(address, KEY) as client:
             assert await client.ready()
 
             async def one(seed: int) -> np.ndarray:
-                async with await client.worlds.create(picture, seed=seed) as world:
+                async with await client.worlds.create(image, seed=seed) as world:
                     return await world.step(ACTIONS[0])
 
             return list(await asyncio.gather(*(one(seed) for seed in range(4))))
 
     for seed, frames in enumerate(asyncio.run(whole())):
         session = model.session(seed)
-        session.reset(picture)
+        session.reset(image)
         assert near(frames, session.step(ACTIONS[0]))
 
 

@@ -31,7 +31,7 @@ def wide(make_model: Callable[..., WorldModel]) -> WorldModel:
 
 @pytest.fixture(scope="module")
 def scene() -> np.ndarray:
-    """A picture that no turn, flip or transposition leaves as it is."""
+    """An image that no turn, flip or transposition leaves as it is."""
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (4, 6, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
 

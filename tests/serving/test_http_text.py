@@ -32,8 +32,8 @@ def data_url(kind: str, data: bytes) -> str:
 
 
 @pytest.fixture(scope="module")
-def image(picture: np.ndarray) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url("image/png", encoding.encode_png(picture))}}
+def image_part(image: np.ndarray) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url("image/png", encoding.encode_png(image))}}
 
 
 def ask(api: TestClient, *parts: dict[str, Any], **fields: Any) -> httpx.Response:
@@ -47,24 +47,24 @@ def error_of(response: httpx.Response, status: int) -> dict[str, str]:
 
 
 def test_chat_describes_an_image(
-    api: TestClient, model: WorldModel, picture: np.ndarray, image: dict[str, Any]
+    api: TestClient, model: WorldModel, image: np.ndarray, image_part: dict[str, Any]
 ) -> None:
     session = model.session()
-    session.reset(picture)
-    answer = ask(api, {"type": "text", "text": "how many"}, image, model="tiny").json()
+    session.reset(image)
+    answer = ask(api, {"type": "text", "text": "how many"}, image_part, model="tiny").json()
     assert (answer["object"], answer["model"]) == ("chat.completion", "tiny")
     assert answer["choices"][0]["message"] == {
         "role": "assistant",
         "content": session.describe("how many"),
         "refusal": None,
     }
-    assert ask(api, image).json()["choices"][0]["message"]["content"] == session.describe()
+    assert ask(api, image_part).json()["choices"][0]["message"]["content"] == session.describe()
     app: Any = api.app
     assert len(app.state.context.worlds) == 0
 
 
-def test_chat_describes_a_video(api: TestClient, model: WorldModel, picture: np.ndarray) -> None:
-    video = encoding.encode_video(np.stack([picture, picture[::-1], picture, picture[::-1]]), 8)
+def test_chat_describes_a_video(api: TestClient, model: WorldModel, image: np.ndarray) -> None:
+    video = encoding.encode_video(np.stack([image, image[::-1], image, image[::-1]]), 8)
     part = {"type": "video_url", "video_url": {"url": data_url("video/mp4", video)}}
     session = model.session()
     session.reset(video)
@@ -82,16 +82,16 @@ def test_chat_describes_a_video(api: TestClient, model: WorldModel, picture: np.
     ],
 )
 def test_chat_rejects_unsupported_options(
-    api: TestClient, image: dict[str, Any], fields: dict[str, Any], named: str
+    api: TestClient, image_part: dict[str, Any], fields: dict[str, Any], named: str
 ) -> None:
-    assert named in error_of(ask(api, image, **fields), 400)["message"]
+    assert named in error_of(ask(api, image_part, **fields), 400)["message"]
 
 
-def test_chat_requires_exactly_one_image_or_video(api: TestClient, image: dict[str, Any]) -> None:
+def test_chat_requires_exactly_one_image_or_video(api: TestClient, image_part: dict[str, Any]) -> None:
     text = {"type": "text", "text": "how many"}
-    for parts in ((text,), (image, image), (text, text, image)):
+    for parts in ((text,), (image_part, image_part), (text, text, image_part)):
         assert "one image" in error_of(ask(api, *parts), 400)["message"]
-    assert error_of(ask(api, image, model="gpt"), 404)["code"] == "model_not_found"
+    assert error_of(ask(api, image_part, model="gpt"), 404)["code"] == "model_not_found"
     for message in ({"role": "system", "content": [text]}, {"role": "user", "content": "how many"}):
         error_of(api.post("/v1/chat/completions", json={"messages": [message]}), 400)
 
@@ -108,7 +108,7 @@ def test_chat_requires_exactly_one_image_or_video(api: TestClient, image: dict[s
         "data:text/plain,hello",
         "data:image/png;base64,%%%%",
         "data:image/png;base64,",
-        "data:image/png;base64," + base64.b64encode(b"no picture").decode(),
+        "data:image/png;base64," + base64.b64encode(b"not an image").decode(),
         "data:;base64,AAAA",
         "DATA:image/png;base64,AAAA",
     ],

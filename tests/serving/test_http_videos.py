@@ -26,8 +26,8 @@ FOREVER = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
 
 
 @pytest.fixture(scope="module")
-def png(picture: np.ndarray) -> bytes:
-    return encoding.encode_png(picture)
+def png(image: np.ndarray) -> bytes:
+    return encoding.encode_png(image)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def assert_same_film(film: bytes, frames: np.ndarray) -> None:
 
 
 def test_prompt_is_the_first_action_on_a_reference(
-    api: TestClient, model: WorldModel, picture: np.ndarray, png: bytes
+    api: TestClient, model: WorldModel, image: np.ndarray, png: bytes
 ) -> None:
     fields = {"prompt": "the red ball moves left", "num_frames": "20", "seed": "3", "size": "32x32"}
     fields["actions"] = json.dumps([{"keys": ["left"]}])
@@ -96,7 +96,7 @@ def test_prompt_is_the_first_action_on_a_reference(
     video = response.json()
     assert (video["object"], video["seconds"], video["num_frames"], video["fps"]) == ("video", "2.5", 20, 8)
     session = model.session(seed=3)
-    session.reset(picture)
+    session.reset(image)
     # Three rounds hold twenty frames; the last one has no action of its own: time passes.
     rounds = [session.step(action) for action in ("the red ball moves left", {"keys": ["left"]}, None)]
     assert_same_film(film_of(api, video), np.concatenate(rounds)[:20])

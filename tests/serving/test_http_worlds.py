@@ -45,8 +45,8 @@ def keyed(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="module")
-def png(picture: np.ndarray) -> bytes:
-    return encoding.encode_png(picture)
+def png(image: np.ndarray) -> bytes:
+    return encoding.encode_png(image)
 
 
 def start(api: TestClient, png: bytes, **fields: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, str]:
     return response.json()["error"]
 
 
-def test_world_matches_session(api: TestClient, model: WorldModel, picture: np.ndarray, png: bytes) -> None:
+def test_world_matches_session(api: TestClient, model: WorldModel, image: np.ndarray, png: bytes) -> None:
     world = start(api, png, seed="3", num_inference_steps="2")
     assert world["object"] == "world"
     assert (world["round"], world["fps"], world["size"], world["chunk_frames"]) == (0, 8, "32x32", 8)
@@ -84,7 +84,7 @@ def test_world_matches_session(api: TestClient, model: WorldModel, picture: np.n
         "camera": False,
     }
     session = model.session(seed=3, num_inference_steps=2)
-    session.reset(picture)
+    session.reset(image)
     actions = ["the red ball moves left", {"keys": ["left"]}, {"vector": [0.1, 0.2, 0.3]}, None]
     for step_id, action in enumerate(actions, 1):
         body = {"step_id": step_id, "action": action}
@@ -151,7 +151,7 @@ def test_restore_fork_reset_delete(api: TestClient, png: bytes) -> None:
     fork = api.post(f"{path}/fork").json()
     assert fork["id"] != world
     for name in (world, fork["id"]):
-        # What was played before going back is no longer the last step.
+        # The step played before `restore` is no longer the last one.
         assert np.abs(step(2, "the blue box jumps", name).astype(int) - second.astype(int)).max() <= 1
     assert error_of(api.post(f"{path}/restore", json={"snapshot": "none"}), 400)["code"] == "invalid_input"
 
@@ -174,11 +174,11 @@ def test_restore_fork_reset_delete(api: TestClient, png: bytes) -> None:
 
 
 def test_describe_and_infer_action_match_session(
-    api: TestClient, model: WorldModel, picture: np.ndarray, png: bytes
+    api: TestClient, model: WorldModel, image: np.ndarray, png: bytes
 ) -> None:
     path = f"/v1/worlds/{start(api, png)['id']}"
     session = model.session()
-    session.reset(picture)
+    session.reset(image)
     assert error_of(api.post(f"{path}/infer_action"), 400)["code"] == "invalid_input"
     assert api.post(f"{path}/describe").json()["text"] == session.describe()
     asked = api.post(f"{path}/describe", json={"question": "how many"}).json()

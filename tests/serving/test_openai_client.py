@@ -41,8 +41,8 @@ def client(address: str) -> Iterator[Any]:
         yield openai.OpenAI(base_url=address, api_key=KEY, max_retries=0)
 
 
-def test_videos_from_asking_to_deleting(client: Any, picture: np.ndarray) -> None:
-    reference = ("reference.png", encoding.encode_png(picture), "image/png")
+def test_videos_from_asking_to_deleting(client: Any, image: np.ndarray) -> None:
+    reference = ("reference.png", encoding.encode_png(image), "image/png")
     video = client.videos.create(
         prompt="the red ball moves left", input_reference=reference, seconds="2", size="32x32", model="tiny"
     )
@@ -84,15 +84,15 @@ def test_errors_are_the_client_s_own(client: Any, address: str) -> None:
         openai.OpenAI(base_url=address, api_key="wrong-key-0123456789", max_retries=0).models.list()
 
 
-def test_chat_images_and_models(client: Any, picture: np.ndarray, model: WorldModel) -> None:
-    url = "data:image/png;base64," + base64.b64encode(encoding.encode_png(picture)).decode()
+def test_chat_images_and_models(client: Any, image: np.ndarray, model: WorldModel) -> None:
+    url = "data:image/png;base64," + base64.b64encode(encoding.encode_png(image)).decode()
     content = [
         {"type": "text", "text": "how many"},
         {"type": "image_url", "image_url": {"url": url}},
     ]
     answer = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}])
     session = model.session()
-    session.reset(picture)
+    session.reset(image)
     assert answer.choices[0].message.content == session.describe("how many")
     images = client.images.generate(
         model="tiny", prompt="a red ball", size="32x32", response_format="b64_json"

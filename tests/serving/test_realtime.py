@@ -200,14 +200,14 @@ def test_session_frames_match_the_library(model: WorldModel) -> None:
     serve(model, body)
 
 
-def test_session_from_upload(model: WorldModel, picture: np.ndarray) -> None:
+def test_session_from_upload(model: WorldModel, image: np.ndarray) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             await client.send("session.start", upload=True, pace="on_action")
             await client.send("session.ping")
-            await client.socket.send(encoding.encode_png(picture))
+            await client.socket.send(encoding.encode_png(image))
             chunk = await client.until("video.chunk_metadata")
-            assert close(shown(chunk), picture[None])
+            assert close(shown(chunk), image[None])
 
     try:
         serve(model, body)
@@ -327,7 +327,7 @@ def test_invalid_events_do_not_end_the_session(model: WorldModel) -> None:
         async with server.client() as client:
             await client.act("early", "wait")
             assert (await client.refused())["event_id"] == "early"
-            for told, kind, fields in (
+            for named, kind, fields in (
                 ("text or from an upload", "session.start", {}),
                 ("text or from an upload", "session.start", {"text": "a", "upload": True}),
                 ("seed", "session.start", {"text": "a", "seed": -1}),
@@ -337,13 +337,13 @@ def test_invalid_events_do_not_end_the_session(model: WorldModel) -> None:
             ):
                 await client.send(kind, **fields)
                 error = await client.refused()
-                assert told in error["message"] and not error["fatal"]
+                assert named in error["message"] and not error["fatal"]
             await client.socket.send(b"\x89PNG")
             assert (await client.refused())["code"] == "out_of_order"
             await client.start()
             await client.send("session.start", text="another")
             assert (await client.refused())["code"] == "out_of_order"
-            for told, action in (
+            for named, action in (
                 ("did you mean 'left'", {"keys": ["lef"]}),
                 ("pass 3", {"vector": [1.0]}),
                 ("empty", " "),
@@ -353,7 +353,7 @@ def test_invalid_events_do_not_end_the_session(model: WorldModel) -> None:
             ):
                 await client.act("bad", action)
                 error = await client.refused()
-                assert told in error["message"], error
+                assert named in error["message"], error
                 assert not error["fatal"]
             await client.act("good", {"keys": ["left", "right"]})
             assert (await client.until("session.interaction.applied"))["round"] == 1
@@ -386,7 +386,7 @@ def test_failed_start_closes_the_session(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
             await client.send("session.start", upload=True)
-            await client.socket.send(b"no picture at all")
+            await client.socket.send(b"not an image")
             error = await client.refused()
             assert error["code"] == "unsupported_format" and error["fatal"]
             assert await client.closed() == 1008
@@ -467,7 +467,7 @@ def test_disconnect_stops_generation_within_a_step(make_model: Callable[..., Wor
 
 def test_slow_client_times_out(model: WorldModel) -> None:
     async def body(server: Server) -> None:
-        told: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        named: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
         @server.app.websocket("/pour")
         async def pour(websocket: WebSocket) -> None:
@@ -478,7 +478,7 @@ def test_slow_client_times_out(model: WorldModel) -> None:
                     await sender.send(events.SessionPong(), bytes(2**20))
                     sent += 1
             except SlowClientError:
-                told.set_result(sent)
+                named.set_result(sent)
             with pytest.raises(SlowClientError):  # what was cut off must not be followed by anything
                 await sender.send(events.SessionPong())
             await sender.close(1008)
@@ -489,7 +489,7 @@ def test_slow_client_times_out(model: WorldModel) -> None:
             b"GET /pour HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
         )
-        assert await asyncio.wait_for(told, 20) < 50
+        assert await asyncio.wait_for(named, 20) < 50
         writer.close()
 
     serve(model, body)

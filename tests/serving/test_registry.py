@@ -48,13 +48,13 @@ def test_limits_per_key_and_in_total(model: WorldModel) -> None:
     run(model, body, max_worlds=3, max_worlds_per_key=2)
 
 
-def test_failed_start_releases_its_slot(model: WorldModel, picture: np.ndarray) -> None:
+def test_failed_start_releases_its_slot(model: WorldModel, image: np.ndarray) -> None:
     async def body(registry: WorldRegistry) -> None:
         settings = registry.service.settings()
         with pytest.raises(InputError):
             await registry.start("alice", Origin(), settings)
         assert len(registry) == 0
-        world = await registry.start("alice", Origin(frames=picture[None]), settings)
+        world = await registry.start("alice", Origin(frames=image[None]), settings)
         with pytest.raises(RateLimitError):
             await registry.fork(world)
         with pytest.raises(StepOutOfOrderError, match="7"):
@@ -64,9 +64,9 @@ def test_failed_start_releases_its_slot(model: WorldModel, picture: np.ndarray) 
     run(model, body, max_worlds_per_key=1)
 
 
-def test_idle_worlds_are_closed(model: WorldModel, picture: np.ndarray) -> None:
+def test_idle_worlds_are_closed(model: WorldModel, image: np.ndarray) -> None:
     async def body(registry: WorldRegistry) -> None:
-        world = await registry.start("alice", Origin(frames=picture[None]), registry.service.settings())
+        world = await registry.start("alice", Origin(frames=image[None]), registry.service.settings())
         registry.sweep(60)
         assert registry.get("alice", world.world.id) is world
         registry.sweep(-1)

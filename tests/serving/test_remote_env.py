@@ -38,22 +38,22 @@ def near(made: np.ndarray, expected: np.ndarray) -> bool:
     return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
-def test_remote_world_as_environment(client: Client, model: WorldModel, picture: np.ndarray) -> None:
-    with client.worlds.create(picture, seed=4) as world:
+def test_remote_world_as_environment(client: Client, model: WorldModel, image: np.ndarray) -> None:
+    with client.worlds.create(image, seed=4) as world:
         there, here = (WorldEnv(each, start="shapes", obs_type="clip") for each in (world, model.session(4)))
         assert there.world_spec == here.world_spec
         for episode in range(2):
             assert near(there.reset(seed=episode)[0], here.reset(seed=episode)[0])
             for action in ([1, 0], [0, 0]):
                 assert near(there.step(action)[0], here.step(action)[0])
-        told = "a red ball at the left"
-        assert near(*(env.reset(options={"text": told})[0] for env in (there, here)))
+        text = "a red ball at the left"
+        assert near(*(env.reset(options={"text": text})[0] for env in (there, here)))
 
 
 def test_remote_vector_environment_steps_concurrently(
-    client: Client, model: WorldModel, picture: np.ndarray
+    client: Client, model: WorldModel, image: np.ndarray
 ) -> None:
-    worlds = [client.worlds.create(picture, seed=seed) for seed in (1, 2)]
+    worlds = [client.worlds.create(image, seed=seed) for seed in (1, 2)]
     settings = {"start": "shapes", "actions": "text", "max_episode_steps": 2}
     there = WorldVectorEnv(worlds, 2, **settings)
     here = WorldVectorEnv([model.session(seed) for seed in (1, 2)], 2, **settings)

@@ -84,7 +84,7 @@ def test_killed_server_keeps_completed_videos_and_fails_the_rest(start: Start, t
     server.send_signal(signal.SIGKILL)
     server.wait()
 
-    # What a server that dies while it writes leaves behind.
+    # Leftovers of a server that was killed while it wrote.
     data = tmp_path / "data"
     (data / ".writing-0123456789abcdef").write_bytes(b"half a film")
     (data / f"{running['id']}.mp4").write_bytes(b"a film without its record")

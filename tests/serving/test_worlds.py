@@ -36,13 +36,13 @@ def close(made: np.ndarray, expected: np.ndarray) -> bool:
     return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
-def test_batched_worlds_match_single_sessions(model: WorldModel, picture: np.ndarray) -> None:
+def test_batched_worlds_match_single_sessions(model: WorldModel, image: np.ndarray) -> None:
     kinds = [(seed, 1 + seed % 3, (1.0, 2.5)[seed % 2]) for seed in range(5)]
 
     async def body(service: WorldService) -> list[list[np.ndarray]]:
         async def one(seed: int, steps: int, guidance: float) -> list[np.ndarray]:
             world = await service.start(
-                picture[None], seed=seed, num_inference_steps=steps, guidance_scale=guidance
+                image[None], seed=seed, num_inference_steps=steps, guidance_scale=guidance
             )
             return [await world.step(action) for action in ACTIONS]
 
@@ -51,7 +51,7 @@ def test_batched_worlds_match_single_sessions(model: WorldModel, picture: np.nda
     played = run(body, model)
     for (seed, steps, guidance), clips in zip(kinds, played, strict=True):
         session = model.session(seed, steps, guidance)
-        session.reset(picture)
+        session.reset(image)
         assert all(close(clip, session.step(action)) for clip, action in zip(clips, ACTIONS, strict=True))
 
 
@@ -92,13 +92,13 @@ def test_batched_denoising_matches_unbatched(model: WorldModel) -> None:
 
 
 def test_overlapping_chunks_share_batches_and_equal_a_session(
-    make_model: Callable[..., WorldModel], picture: np.ndarray
+    make_model: Callable[..., WorldModel], image: np.ndarray
 ) -> None:
     sliding = make_model()
     sliding.config = replace(sliding.config, sampler="swin", num_inference_steps=4)
 
     async def body(service: WorldService) -> list[list[np.ndarray]]:
-        worlds = [await service.start(picture[None], seed=seed) for seed in range(3)]
+        worlds = [await service.start(image[None], seed=seed) for seed in range(3)]
 
         async def rounds(world: Any) -> list[np.ndarray]:
             return [await world.step(action) for action in ACTIONS]
@@ -110,14 +110,14 @@ def test_overlapping_chunks_share_batches_and_equal_a_session(
 
     for seed, clips in enumerate(run(body, sliding)):
         session = sliding.session(seed)
-        session.reset(picture)
+        session.reset(image)
         assert all(close(clip, session.step(action)) for clip, action in zip(clips, ACTIONS, strict=True))
 
 
-def test_cancellation_within_one_step_keeps_the_state(model: WorldModel, picture: np.ndarray) -> None:
+def test_cancellation_within_one_step_keeps_the_state(model: WorldModel, image: np.ndarray) -> None:
     async def body(service: WorldService) -> None:
-        world = await service.start(picture[None], num_inference_steps=50)
-        other = await service.start(picture[None], seed=1)
+        world = await service.start(image[None], num_inference_steps=50)
+        other = await service.start(image[None], seed=1)
         steps: list[int] = []
         asked = asyncio.Event()
 
@@ -141,9 +141,9 @@ def test_cancellation_within_one_step_keeps_the_state(model: WorldModel, picture
     run(body, model)
 
 
-def test_fork_and_restore(model: WorldModel, picture: np.ndarray) -> None:
+def test_fork_and_restore(model: WorldModel, image: np.ndarray) -> None:
     async def body(service: WorldService) -> None:
-        world = await service.start(picture[None])
+        world = await service.start(image[None])
         await world.step(ACTIONS[0])
         name, fork = world.snapshot(), world.fork()
         assert fork.id != world.id
@@ -160,16 +160,16 @@ def test_fork_and_restore(model: WorldModel, picture: np.ndarray) -> None:
     run(body, model)
 
 
-def test_text_matches_session(model: WorldModel, picture: np.ndarray) -> None:
+def test_text_matches_session(model: WorldModel, image: np.ndarray) -> None:
     async def body(service: WorldService) -> list[str]:
-        world = await service.start(picture[None])
+        world = await service.start(image[None])
         with pytest.raises(InputError, match="observation"):
             await world.infer_action()
         await world.step(ACTIONS[0])
         return list(await asyncio.gather(world.describe(), world.describe("how many"), world.infer_action()))
 
     session = model.session()
-    session.reset(picture)
+    session.reset(image)
     session.step(ACTIONS[0])
     assert run(body, model) == [session.describe(), session.describe("how many"), session.infer_action()]
 
@@ -182,7 +182,7 @@ def test_world_from_text_matches_session(model: WorldModel) -> None:
     assert close(run(body, model), session.reset(text="a red ball"))
 
 
-def test_invalid_calls_keep_the_state(model: WorldModel, picture: np.ndarray) -> None:
+def test_invalid_calls_keep_the_state(model: WorldModel, image: np.ndarray) -> None:
     async def body(service: WorldService) -> None:
         for settings, named in (
             ({"num_inference_steps": 0}, "1 to 64"),
@@ -192,8 +192,8 @@ def test_invalid_calls_keep_the_state(model: WorldModel, picture: np.ndarray) ->
             ({"text": "a ball"}, "text"),
         ):
             with pytest.raises(InputError, match=named):
-                await service.start(picture[None], **settings)
-        world = await service.start(picture[None])
+                await service.start(image[None], **settings)
+        world = await service.start(image[None])
         for action in ("", {"keys": ["jump"]}, {"key": 1}, {"vector": [1.0]}, 7):
             with pytest.raises(InputError):
                 await world.step(action)  # type: ignore[arg-type]
@@ -206,9 +206,9 @@ def test_invalid_calls_keep_the_state(model: WorldModel, picture: np.ndarray) ->
     run(body, model)
 
 
-def test_the_number_of_snapshots_is_bounded(model: WorldModel, picture: np.ndarray) -> None:
+def test_the_number_of_snapshots_is_bounded(model: WorldModel, image: np.ndarray) -> None:
     async def body(service: WorldService) -> None:
-        world = await service.start(picture[None])
+        world = await service.start(image[None])
         for _ in range(20):
             world.snapshot()
         assert len(world.snapshots) == service.max_snapshots

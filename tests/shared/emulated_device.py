@@ -1,7 +1,7 @@
-"""A second device that needs no hardware: CPU tensors that say they are elsewhere.
+"""A second device that needs no hardware: CPU tensors that report another device.
 
 Mixing them with plain CPU tensors raises, as on a GPU, and every wait of the host for the device is counted.
-The device is called `meta`, the only one besides the CPU that every build of torch knows; tensors that are
+The device is called `meta`, the only one besides the CPU that every build of torch has; tensors that are
 really without data must not take part.
 """
 
@@ -46,7 +46,7 @@ class DeviceError(RuntimeError):
 
 
 class DeviceTensor(Tensor):
-    """A CPU tensor, `held`, that says it is on `DEVICE`."""
+    """A CPU tensor, `held`, that reports `DEVICE` as its device."""
 
     held: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl

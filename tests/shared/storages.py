@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Storages(TorchDispatchMode):
-    """Remembers the storage of everything that operators return within the block, and does not keep it."""
+    """Records weak references to the storages of all tensors that operators return within the block."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -35,9 +35,9 @@ def target(*translation: float, rotation: tuple[float, ...] = (0.0, 0.0, 0.0, 1.
 
 
 @pytest.mark.parametrize("kind", FULL)
-def test_every_action_type_steers_a_session(world: WorldModel, picture: np.ndarray, kind: str) -> None:
+def test_every_action_type_steers_a_session(world: WorldModel, image: np.ndarray, kind: str) -> None:
     session = world.session(seed=1)
-    session.reset(picture)
+    session.reset(image)
     still = session.fork().step(None)
     frames = session.step({kind: FULL[kind]})
     assert frames.shape == still.shape
@@ -45,10 +45,10 @@ def test_every_action_type_steers_a_session(world: WorldModel, picture: np.ndarr
     assert session.actions == (Action.of({kind: FULL[kind]}),)
 
 
-def test_camera_target_equals_the_motion_to_it(world: WorldModel, picture: np.ndarray) -> None:
+def test_camera_target_equals_the_motion_to_it(world: WorldModel, image: np.ndarray) -> None:
     by_target, by_motion = world.session(seed=1), world.session(seed=1)
     for session in (by_target, by_motion):
-        session.reset(picture)
+        session.reset(image)
         session.step({"camera": FORWARD})
         session.step("go on")  # the camera stays where it is
     kept = by_target.snapshot()
@@ -64,11 +64,11 @@ def test_camera_target_equals_the_motion_to_it(world: WorldModel, picture: np.nd
     assert np.array_equal(by_target.step({"camera": target(-1, 0, 1, rotation=QUARTER)}), expected)
 
 
-def test_evaluation_resolves_camera_targets(world: WorldModel, picture: np.ndarray) -> None:
+def test_evaluation_resolves_camera_targets(world: WorldModel, image: np.ndarray) -> None:
     actions = [Action.of({"camera": pose}) for pose in (target(0, 0, 1), target(0, 0, 3), target(2, 0, 3))]
-    evaluated = ModelSubject(world).open(picture[None], [1])
+    evaluated = ModelSubject(world).open(image[None], [1])
     session = world.session(seed=1)
-    session.reset(picture)
+    session.reset(image)
     for action in actions:
         assert np.array_equal(evaluated.step([action])[0], session.step(action))
 

@@ -209,7 +209,7 @@ def test_backbone_on_the_meta_device(folder: Path, tokenizer: PreTrainedTokenize
 
 
 def same(found: torch.nn.Module, wanted: torch.nn.Module) -> None:
-    """Tell that weights and what is computed are equal, bit for bit, and tied alike."""
+    """Assert that weights and outputs are equal, bit for bit, and that the same weights are tied."""
     assert [name for name, _ in found.named_parameters()] == [name for name, _ in wanted.named_parameters()]
     held = dict(found.named_parameters()) | dict(found.named_buffers())
     for name, tensor in [*wanted.named_parameters(), *wanted.named_buffers()]:
@@ -254,7 +254,7 @@ def test_equal_embeddings_are_tied_by_deferred_loading(
     same(left, Backbone.from_pretrained(tmp_path))
 
 
-# Where they come from
+# Sources of weights
 
 
 def test_local_folder_needs_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,18 +33,18 @@ class Draws:
     def with_steps(self, num_inference_steps: int) -> "Draws":
         return self
 
-    def open(self, pictures: np.ndarray, seeds: Sequence[int]) -> Worlds:
+    def open(self, images: np.ndarray, seeds: Sequence[int]) -> Worlds:
         subject = self
 
         class Played:
             def step(self, actions: Sequence[Action]) -> np.ndarray:
-                rounds = zip(pictures, actions, seeds, strict=True)
-                return np.stack([subject.play(picture, action, seed) for picture, action, seed in rounds])
+                rounds = zip(images, actions, seeds, strict=True)
+                return np.stack([subject.play(image, action, seed) for image, action, seed in rounds])
 
         return Played()
 
-    def play(self, picture: np.ndarray, action: Action, seed: int) -> np.ndarray:
-        outcomes = self.cases[picture.tobytes() + str(action.text).encode()].outcomes
+    def play(self, image: np.ndarray, action: Action, seed: int) -> np.ndarray:
+        outcomes = self.cases[image.tobytes() + str(action.text).encode()].outcomes
         probabilities = [outcome.probability for outcome in outcomes]
         if self.average:
             mean = np.tensordot(probabilities, np.stack([each.frames for each in outcomes]), axes=1)
@@ -128,7 +128,7 @@ def test_one_outcome_alone_covers_its_probability(cases: list[UncertainCase]) ->
     case = next(case for case in cases if case.kind == "recolour")
 
     class Always(Draws):
-        def play(self, picture: np.ndarray, action: Action, seed: int) -> np.ndarray:
+        def play(self, image: np.ndarray, action: Action, seed: int) -> np.ndarray:
             return case.outcomes[0].frames
 
     figures = uncertain_futures(Always([case]), [case], [case], judge_frame, SEED, steps=(1,))

@@ -116,7 +116,7 @@ def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 
 def asynchronous() -> DefaultStager:
-    """What copies on a GPU, without its streams and pinned memory."""
+    """The copying class for GPUs, without streams and pinned memory."""
     return DefaultStager(StagingOptions(False, False, use_async_staging=True, use_non_blocking_copy=False))
 
 
@@ -163,7 +163,7 @@ def test_one_owner_is_loaded_alone(tmp_path: Path) -> None:
     assert load(folder, {}) == PROGRESS
 
 
-# What stays
+# Removal of old checkpoints
 
 
 def test_old_checkpoints_are_removed_and_lasting_ones_kept(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ LEFT = "the red ball moves left"
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: np.ndarray) -> None:
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: np.ndarray) -> None:
     monkeypatch.chdir(tmp_path)
-    Image.fromarray(picture).save("frame.png")
+    Image.fromarray(image).save("frame.png")
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "actions twice": rollout("frame.png", LEFT, "--actions", "text.txt"),
     "no actions file": rollout("frame.png", "--actions", "none.txt"),
     "actions file is a folder": rollout("frame.png", "--actions", "folder"),
-    "actions file is a picture": rollout("frame.png", "--actions", "frame.png"),
+    "actions file is an image": rollout("frame.png", "--actions", "frame.png"),
     "actions file is empty": rollout("frame.png", "--actions", "empty.png"),
     "missing image": rollout("none.png", LEFT),
     "image is text": rollout("text.txt", LEFT),
@@ -244,18 +244,18 @@ MISTAKES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture
-def _things_in_the_way(picture: np.ndarray) -> None:
+def _things_in_the_way(image: np.ndarray) -> None:
     Path("folder").mkdir()
     Path("pickled").mkdir()
     Path("pickled/config.json").write_text("{}")
     Path("pickled/weights.pt").write_bytes(b"\x80\x04.")
     Path("text.txt").write_text("the red ball moves left\n")
     Path("empty.png").touch()
-    Path("fake.png").write_text("no picture at all")
+    Path("fake.png").write_text("not an image")
     Path("cut.png").write_bytes(Path("frame.png").read_bytes()[:90])
     Image.new("RGB", (1, 400)).save("tiny.png")
     Image.new("1", (8000, 8000)).save("huge.png")
-    media.write_video(np.stack([picture] * 8), "clip.mp4", fps=8)
+    media.write_video(np.stack([image] * 8), "clip.mp4", fps=8)
     data = Path("clip.mp4").read_bytes()
     Path("clip.mp4").unlink()
     Path("cut.mp4").write_bytes(data[: len(data) * 2 // 3])

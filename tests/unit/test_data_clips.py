@@ -176,7 +176,7 @@ def test_questions_are_about_the_frames_that_they_belong_to(counting: Path, tmp_
     later = one(counting, tmp_path, text="x", question=timed, answer="yes")
     assert later.tasks == ("rounds", "imagine", "describe", "ask")
     asked = [later.at(index).episode("ask", 0, index, 1) for index in range(8)]
-    assert {(told.prompt, counts(told.observations[0])[0]) for told in asked} == {
+    assert {(episode.prompt, counts(episode.observations[0])[0]) for episode in asked} == {
         ("[is] it late?", 17),
         ("and now?", 41),
     }
@@ -279,7 +279,7 @@ def test_an_address_names_a_file_that_is_there(counting: Path, tmp_path: Path) -
     assert [len(rounds(source, index)[1]) for index in (0, 1)] == [2, 2]
 
 
-# What is wrong is said before training starts, or names the clip
+# Errors before training starts, or errors that name the clip
 
 
 @pytest.mark.parametrize(

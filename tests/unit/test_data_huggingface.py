@@ -26,7 +26,7 @@ MODEL = WorldModelConfig(action=ActionConfig(keys=("left", "right")))
 
 
 class Rows:
-    """What the reader needs of a `datasets.IterableDataset`."""
+    """The methods of a `datasets.IterableDataset` that the reader uses."""
 
     def __init__(self, size: int, breaks_at: int = -1, hangs_at: int = -1) -> None:
         self.size, self.breaks_at, self.hangs_at = size, breaks_at, hangs_at
@@ -97,12 +97,12 @@ def test_a_stream_that_breaks_or_hangs_is_an_error() -> None:
 
 
 def test_closing_ends_those_who_wait() -> None:
-    ahead, told = ReadAhead(lambda: Rows(10, hangs_at=3), 8, 60.0, "here"), []
+    ahead, described = ReadAhead(lambda: Rows(10, hangs_at=3), 8, 60.0, "here"), []
 
     def ask() -> None:
         with pytest.raises(ConfigError, match=r"here.*closed"):
             ahead.row(0)
-        told.append(True)
+        described.append(True)
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -110,7 +110,7 @@ def test_closing_ends_those_who_wait() -> None:
         time.sleep(0.01)
     ahead.close()
     thread.join(20)
-    assert told
+    assert described
     with pytest.raises(ConfigError, match="closed"):  # and nothing is read any more
         ahead.row(0)
     assert ahead.thread is None
@@ -291,7 +291,7 @@ def test_rows_of_one_file_are_divided_by_row_groups(datasets: Any, recorded: Pat
 
 
 def test_images_and_lists_of_images(datasets: Any, tmp_path: Path) -> None:
-    def picture(value: int) -> bytes:
+    def image(value: int) -> bytes:
         out = io.BytesIO()
         Image.new("RGB", (64, 64), (value, value, value)).save(out, "PNG")
         return out.getvalue()
@@ -301,9 +301,9 @@ def test_images_and_lists_of_images(datasets: Any, tmp_path: Path) -> None:
     for name, rows in (
         (
             "stills",
-            [{"image": {"bytes": picture(40 * i), "path": None}, "text": f"grey {i}"} for i in range(4)],
+            [{"image": {"bytes": image(40 * i), "path": None}, "text": f"grey {i}"} for i in range(4)],
         ),
-        ("frames", [{"frames": [picture(5 * i) for i in range(30)], "text": "brighter"} for _ in range(4)]),
+        ("frames", [{"frames": [image(5 * i) for i in range(30)], "text": "brighter"} for _ in range(4)]),
     ):
         (tmp_path / name).mkdir()
         parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / name / "train.parquet")
@@ -313,8 +313,12 @@ def test_images_and_lists_of_images(datasets: Any, tmp_path: Path) -> None:
     assert empty.shape == (0, 64, 64, 3)
     assert clip.shape == (8, 64, 64, 3)
     assert (clip == 80).all()
-    told = stills.at(3).episode("describe", 0, 3, 1)
-    assert (told.prompt, told.answer, told.observations[0].shape) == (DESCRIBE, "grey 3", (1, 64, 64, 3))
+    described = stills.at(3).episode("describe", 0, 3, 1)
+    assert (described.prompt, described.answer, described.observations[0].shape) == (
+        DESCRIBE,
+        "grey 3",
+        (1, 64, 64, 3),
+    )
     stills.close()
     columns = {"video": "image", "question": "text", "answer": "text"}
     asking = open_source("hub", configured(tmp_path / "stills", columns=columns), MODEL)

@@ -206,10 +206,10 @@ def test_ranks_take_turns_at_streams(
     assert all(part == sorted(part) for part in parts)
     if len(costs) >= dp_size:
         assert all(parts)
-    strangers = [
+    moved = [
         p for r, part in enumerate(parts) for p in part if turns[p] is not None and turns[p] % dp_size != r
     ]
-    assert len(strangers) < dp_size  # taken by ranks that would have nothing
+    assert len(moved) < dp_size  # taken by ranks that would have nothing
     if len({source for _, source in samples}) == 1 and turns[0] is not None:
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

@@ -65,9 +65,10 @@ def test_several_shards_are_one_source(shard: Path, tmp_path: Path, video: bytes
 
 
 def test_json_has_the_actions(tmp_path: Path, video: bytes) -> None:
-    told = {"text": "go", "keys": ["left"], "score": 3, "vector": [[1, 2], [3, 4]], "end": 2.0}
+    record = {"text": "go", "keys": ["left"], "score": 3, "vector": [[1, 2], [3, 4]], "end": 2.0}
     path = write(
-        tmp_path / "a.tar", [("one.mp4", video), ("one.json", json.dumps(told).encode()), ("one.txt", b"txt")]
+        tmp_path / "a.tar",
+        [("one.mp4", video), ("one.json", json.dumps(record).encode()), ("one.txt", b"txt")],
     )
     episode = open_tar(path).at(0).episode("rounds", 0, 0, 2)
     assert episode.actions == (Action("go", ("left",), (1.0, 2.0)),)  # it ends after two seconds
@@ -77,11 +78,11 @@ def test_json_has_the_actions(tmp_path: Path, video: bytes) -> None:
 
 
 def test_json_may_ask(tmp_path: Path, video: bytes) -> None:
-    for told, tasks in (
+    for record, tasks in (
         ({"question": "is it late?", "answer": "no"}, ("rounds", "ask")),
         ({"answer": "no"}, ("rounds",)),
     ):
-        path = write(tmp_path / "a.tar", [("one.mp4", video), ("one.json", json.dumps(told).encode())])
+        path = write(tmp_path / "a.tar", [("one.mp4", video), ("one.json", json.dumps(record).encode())])
         assert open_tar(path).tasks == tasks
     path = write(
         tmp_path / "b.tar", [("one.mp4", video), ("one.json", b'{"question": "late?", "answer": "no"}')]

@@ -84,14 +84,14 @@ def vision(name: str, width: int = WIDTH, image_size: ImageSize = 16, **settings
 
 
 def bytes_of(size: ImageSize, count: int = 1) -> np.ndarray:
-    """Smooth pictures, uint8 `[t, h, w, 3]`."""
+    """Smooth images, uint8 `[t, h, w, 3]`."""
     coarse = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, 3, 5, 5)).astype(np.float32))
     fine = torch.nn.functional.interpolate(coarse, size=height_width(size), mode="bilinear")
     return rearrange(fine, "t c h w -> t h w c").round().to(torch.uint8).numpy()
 
 
-def as_frames(pictures: np.ndarray) -> Tensor:
-    return rearrange(torch.from_numpy(pictures).float() / 127.5 - 1, "t h w c -> 1 t c h w")
+def as_frames(images: np.ndarray) -> Tensor:
+    return rearrange(torch.from_numpy(images).float() / 127.5 - 1, "t h w c -> 1 t c h w")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -129,10 +129,10 @@ def test_preprocessing_equals_the_image_processor(name: str, tmp_path: Path) -> 
     AutoModel.from_config(AutoConfig.for_model(**ARCHITECTURES[name])).save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     for size in (64, 24, 16, 10, (36, 64), (64, 36), (16, 24)):
-        encoder, picture = build_encoder(VisionConfig(encoder=str(tmp_path)), size), bytes_of(size)
-        given = processor(picture[0])
+        encoder, image = build_encoder(VisionConfig(encoder=str(tmp_path)), size), bytes_of(size)
+        given = processor(image[0])
         theirs = torch.as_tensor(np.array(given["pixel_values"]))
-        ours = encoder.preprocess(as_frames(picture))
+        ours = encoder.preprocess(as_frames(image))
         if name == "siglip2":
             ours = rearrange(ours, "n c (h y) (w x) -> n (h w) (y x c)", y=4, x=4)
             assert tuple(np.array(given["spatial_shapes"])[0]) == encoder.grid
@@ -174,12 +174,12 @@ def test_qwen_preprocessing_equals_the_image_processor(name: str, size: ImageSiz
         image_mean=list(encoder.preprocess.mean),
         image_std=list(encoder.preprocess.std),
     )
-    picture = bytes_of(size)
-    given = processor(picture[0], return_tensors="pt")
+    image = bytes_of(size)
+    given = processor(image[0], return_tensors="pt")
     encoder = vision(name, image_size=size).encoder
     with torch.no_grad():
         theirs = encoder.model(given["pixel_values"], grid_thw=given["image_grid_thw"]).pooler_output
-        ours = encoder(as_frames(picture))
+        ours = encoder(as_frames(image))
     assert ours.shape == (1, 1, len(theirs), 40)
     torch.testing.assert_close(ours[0, 0], theirs, atol=1e-4, rtol=1e-4)
 

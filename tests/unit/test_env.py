@@ -99,11 +99,11 @@ def test_samples_of_the_text_space_are_valid_actions(model: WorldModel) -> None:
     model.action.validate(Action(longest), model.backbone)
 
 
-def test_episode_equals_session(model: WorldModel, picture: np.ndarray) -> None:
+def test_episode_equals_session(model: WorldModel, image: np.ndarray) -> None:
     env = WorldEnv(model, obs_type="clip")
-    first, info = env.reset(seed=5, options={"observation": picture})
+    first, info = env.reset(seed=5, options={"observation": image})
     session = model.session(info["world_seed"])
-    assert np.array_equal(first[-1], session.reset(picture)[-1])
+    assert np.array_equal(first[-1], session.reset(image)[-1])
     assert first.shape == (8, 32, 32, 3)
     assert np.array_equal(first[0], first[-1])
     for keys in ([1, 0], [0, 0], [1, 1], [0, 1]):
@@ -133,18 +133,18 @@ def test_episodes_depend_on_the_seed(model: WorldModel) -> None:
 
 
 def test_episode_starts_from_observation_text_or_function(
-    model: WorldModel, picture: np.ndarray, tmp_path: Path
+    model: WorldModel, image: np.ndarray, tmp_path: Path
 ) -> None:
-    env = WorldEnv(model, start={"observation": picture})
-    assert np.array_equal(env.reset()[0], picture)
-    assert np.array_equal(env.reset(seed=3)[0], picture)
+    env = WorldEnv(model, start={"observation": image})
+    assert np.array_equal(env.reset()[0], image)
+    assert np.array_equal(env.reset(seed=3)[0], image)
     imagined, info = env.reset(options={"text": "a red ball at the left"})
     session = model.session(info["world_seed"])
     assert np.array_equal(imagined, session.reset(text="a red ball at the left")[-1])
-    drawn = WorldEnv(model, start=lambda rng: {"observation": picture[:: int(rng.choice([-1, 1]))]})
+    drawn = WorldEnv(model, start=lambda rng: {"observation": image[:: int(rng.choice([-1, 1]))]})
     assert {drawn.reset(seed=seed)[0].tobytes() for seed in range(8)} == {
-        picture.tobytes(),
-        picture[::-1].tobytes(),
+        image.tobytes(),
+        image[::-1].tobytes(),
     }
 
 
@@ -186,7 +186,7 @@ def test_memory_does_not_grow_with_the_episode(model: WorldModel) -> None:
 
 
 @pytest.mark.parametrize("way", ["session", "steps"])
-def test_environment_of_an_open_session(model: WorldModel, picture: np.ndarray, way: str) -> None:
+def test_environment_of_an_open_session(model: WorldModel, image: np.ndarray, way: str) -> None:
     session = model.session(seed=9, num_inference_steps=1)
 
     class Remote:
@@ -203,12 +203,12 @@ def test_environment_of_an_open_session(model: WorldModel, picture: np.ndarray, 
         WorldEnv(Remote())
     known = WorldSpec(32, 8, 8, model.config.action)
     with pytest.raises(ConfigError, match=r"\(64, 64\)"):
-        WorldEnv(Remote(), start={"observation": picture}, world_spec=replace(known, image_size=64)).reset()
+        WorldEnv(Remote(), start={"observation": image}, world_spec=replace(known, image_size=64)).reset()
     env = WorldEnv(session) if way == "session" else WorldEnv(Remote(), world_spec=known)
     assert env.world_spec == known
-    env.reset(seed=1, options={"observation": picture})
+    env.reset(seed=1, options={"observation": image})
     alone = model.session(seed=9, num_inference_steps=1)
-    alone.reset(picture)
+    alone.reset(image)
     for keys in ([1, 0], [0, 1]):
         seen = env.step(keys)[0]
         assert np.array_equal(seen, alone.step({"keys": ["left" if keys[0] else "right"]})[-1])
@@ -427,18 +427,18 @@ def test_invalid_setting(model: WorldModel, settings: dict[str, Any], value: str
         WorldEnv(**{"world": model, **settings})
 
 
-def test_errors_of_a_single_environment(model: WorldModel, picture: np.ndarray) -> None:
+def test_errors_of_a_single_environment(model: WorldModel, image: np.ndarray) -> None:
     env = WorldEnv(model)
     with pytest.raises(InputError, match="start="):
         env.reset()
     with pytest.raises(InputError, match="call reset"):
         env.step([0, 0])
     with pytest.raises(InputError, match="'image'"):
-        env.reset(options={"image": picture})
+        env.reset(options={"image": image})
     with pytest.raises(InputError, match="call reset"):
         WorldEnv(model, render_mode="rgb_array").render()
     with pytest.raises(InputError, match="text"):
-        env.reset(options={"observation": picture, "text": "a ball"})
+        env.reset(options={"observation": image, "text": "a ball"})
     with pytest.raises(ConfigError, match="guidance_scale"):
         WorldEnv(model.session(), guidance_scale=2.0)
     with pytest.raises(ModelError, match="no-such-world"):

@@ -41,8 +41,8 @@ SAMPLES = 16
 class TrueWorlds:
     """Scenes that the simulator itself moves on."""
 
-    def __init__(self, scenes: list[Scene], remember: "TrueSubject") -> None:
-        self.scenes, self.subject = scenes, remember
+    def __init__(self, scenes: list[Scene], subject: "TrueSubject") -> None:
+        self.scenes, self.subject = scenes, subject
 
     def step(self, actions: Sequence[Action]) -> np.ndarray:
         clips = [self.play(*pair) for pair in zip(self.scenes, actions, strict=True)]
@@ -62,7 +62,7 @@ class TrueWorlds:
 
 
 class TrueSubject:
-    """The simulator in a model's place; it knows every scene whose image the evaluation can show."""
+    """The simulator in place of a model, with the scene of every image that the evaluation can show."""
 
     def __init__(self) -> None:
         clips = [
@@ -187,17 +187,17 @@ def test_psnr() -> None:
 
 def test_ssim() -> None:
     rng = np.random.default_rng(0)
-    picture = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    image = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
     other = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
-    grey = np.full_like(picture, 128)
-    assert ssim(picture, picture) == pytest.approx(1)
-    assert abs(ssim(picture, other)) < 0.1
-    assert ssim(picture, other) == pytest.approx(ssim(other, picture))
-    # Between flat pictures only the means differ: (2 a b + c1) / (a^2 + b^2 + c1).
+    grey = np.full_like(image, 128)
+    assert ssim(image, image) == pytest.approx(1)
+    assert abs(ssim(image, other)) < 0.1
+    assert ssim(image, other) == pytest.approx(ssim(other, image))
+    # Between flat images only the means differ: (2 a b + c1) / (a^2 + b^2 + c1).
     expected = (2 * 128 * 100 + 6.5025) / (128**2 + 100**2 + 6.5025)
     assert ssim(grey, np.full_like(grey, 100)) == pytest.approx(expected)
-    clip = np.stack([picture, other])
-    assert ssim(clip, np.stack([picture, grey])) == pytest.approx((1 + ssim(other, grey)) / 2)
+    clip = np.stack([image, other])
+    assert ssim(clip, np.stack([image, grey])) == pytest.approx((1 + ssim(other, grey)) / 2)
 
 
 def test_the_true_simulator_gets_full_marks(truth: dict) -> None:
@@ -209,12 +209,12 @@ def test_the_true_simulator_gets_full_marks(truth: dict) -> None:
         for name in ("named", "others", "strict", "every_frame", "ssim"):
             assert figures["action_following"][split][name]["value"] == pytest.approx(1), (split, name)
         assert figures["action_following"][split]["psnr"]["value"] == MAX_PSNR
-    told = figures["action_following"]["paraphrases"]
+    following = figures["action_following"]["paraphrases"]
     assert all(
-        rates[name]["value"] == 1 for rates in told["by_kind"].values() for name in ("named", "strict")
+        rates[name]["value"] == 1 for rates in following["by_kind"].values() for name in ("named", "strict")
     )
-    assert all(set(shown) == {asked} for asked, shown in told["confusion"].items())
-    assert sum(count for shown in told["confusion"].values() for count in shown.values()) == SAMPLES
+    assert all(set(shown) == {asked} for asked, shown in following["confusion"].items())
+    assert sum(count for shown in following["confusion"].values() for count in shown.values()) == SAMPLES
     assert figures["control"]["own_named"]["value"] == 1
     assert figures["describe"]["exact"]["value"] == figures["questions"]["all"]["value"] == 1
     assert all(figures["inverse"][split]["exact"]["value"] == 1 for split in language.INVERSE_SPLITS)
@@ -224,9 +224,9 @@ def test_the_true_simulator_gets_full_marks(truth: dict) -> None:
 
 def test_a_copying_model_gets_none(true_subject: TrueSubject) -> None:
     figures = evaluate(CopySubject(), EvalSettings(None, SAMPLES, 2, SEED), SUITE)["figures"]
-    told = figures["action_following"]["paraphrases"]
-    assert all(set(shown) == {"nothing"} for shown in told["confusion"].values())
-    assert all(rates["strict"] == rates["copy_strict"] for rates in told["by_kind"].values())
+    following = figures["action_following"]["paraphrases"]
+    assert all(set(shown) == {"nothing"} for shown in following["confusion"].values())
+    assert all(rates["strict"] == rates["copy_strict"] for rates in following["by_kind"].values())
     for split in GRAMMAR_SPLITS:
         rates = figures["action_following"][split]
         assert rates["strict"] == rates["copy_strict"]
@@ -273,9 +273,9 @@ def test_reading_a_batch_is_reading_one(model: WorldModel) -> None:
 
 
 def test_zero_steps_shows_the_forecast(model: WorldModel) -> None:
-    picture = shapes.render(shapes.random_scene(np.random.default_rng(0)))[None]
+    image = shapes.render(shapes.random_scene(np.random.default_rng(0)))[None]
     forecast, again, denoised = (
-        ModelSubject(model, steps).open(picture, [seed]).step([Action("the red ball jumps")])
+        ModelSubject(model, steps).open(image, [seed]).step([Action("the red ball jumps")])
         for steps, seed in ((0, 1), (0, 2), (1, 1))
     )
     assert (forecast == again).all()

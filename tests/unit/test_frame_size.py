@@ -96,7 +96,7 @@ def test_saved_config_of_a_square_model_is_unchanged() -> None:
     )
 
 
-# Pictures
+# Images
 
 
 @given(
@@ -157,13 +157,13 @@ def test_local_mixing_uses_neighbouring_cells() -> None:
 
 def test_vision_features_are_aligned_with_cells() -> None:
     torch.manual_seed(0)
-    sees = LatentVision(VisionConfig(width=16, num_blocks=0, merge=2), 4, (ROWS, COLUMNS), 8)
+    vision = LatentVision(VisionConfig(width=16, num_blocks=0, merge=2), 4, (ROWS, COLUMNS), 8)
     latents = torch.randn(1, 1, 4, ROWS, COLUMNS)
     moved = latents.clone()
     moved[..., 3, 4] += 1
-    before, after = sees(Observation(latents)), sees(Observation(moved))
+    before, after = vision(Observation(latents)), vision(Observation(moved))
     assert before.cells is not None and after.cells is not None
-    assert sees.round_tokens == before.tokens.shape[1] == 2 * 3
+    assert vision.round_tokens == before.tokens.shape[1] == 2 * 3
     assert touched((after.cells - before.cells).view(ROWS, COLUMNS, 8)) == near(3, 4, 1)
     assert touched((after.tokens - before.tokens).view(2, 3, 8)) == {(1, 1), (1, 2)}
 

@@ -33,7 +33,7 @@ def change_json(path: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def test_fp32_comes_back_bit_for_bit(model: WorldModel, model_folder: Path, picture: np.ndarray) -> None:
+def test_fp32_comes_back_bit_for_bit(model: WorldModel, model_folder: Path, image: np.ndarray) -> None:
     loaded = WorldModel.from_pretrained(model_folder)
     assert loaded.config == model.config
     assert not loaded.training
@@ -44,7 +44,7 @@ def test_fp32_comes_back_bit_for_bit(model: WorldModel, model_folder: Path, pict
     played = []
     for each in (model, loaded):
         session = each.session()
-        session.reset(picture)
+        session.reset(image)
         played.append((session.step("the red ball moves left"), session.describe()))
     assert np.array_equal(played[0][0], played[1][0])
     assert played[0][1] == played[1][1]
@@ -109,12 +109,12 @@ def test_a_folder_of_format_1_is_loaded_bit_for_bit(folder: Path, model: WorldMo
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_device_and_dtype_can_be_chosen(folder: Path, picture: np.ndarray) -> None:
+def test_device_and_dtype_can_be_chosen(folder: Path, image: np.ndarray) -> None:
     loaded = WorldModel.from_pretrained(folder, device="cpu", dtype=torch.bfloat16)
     assert {tensor.dtype for tensor in loaded.backbone.model.parameters()} == {torch.bfloat16}
     assert (loaded.device.type, loaded.dtype) == ("cpu", torch.float32)
     session = loaded.session()
-    session.reset(picture)
+    session.reset(image)
     assert session.step("the red ball moves left").shape == (8, 32, 32, 3)
     with pytest.raises(ConfigError, match="float16"):
         WorldModel.from_pretrained(folder, dtype=torch.float16)
@@ -152,7 +152,7 @@ def test_a_model_is_pushed_to_the_hub(model: WorldModel, monkeypatch: pytest.Mon
     assert pushed == [("someone/model", {*PARTS, "README.md", "config.json", "tokens.safetensors"})]
 
 
-# What is refused
+# Invalid folders
 
 
 def truncate(path: Path) -> None:

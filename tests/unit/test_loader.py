@@ -187,7 +187,7 @@ def test_more_ranks_than_samples() -> None:
     assert [sum(len(part[step]) for part in parts) for step in range(5)] == [1] * 5
 
 
-# What can be lost
+# Lost workers and sources
 
 
 def broken_clips(recorded: Path, folder: Path, number: int) -> DataConfig:
@@ -222,7 +222,7 @@ def test_a_bad_clip_is_named_and_replaced(
         assert any(name in message and "cut off" in message for message in caplog.messages)
         assert not any(name in episode for episode in seen)
     assert len(seen) == 60
-    # Who reads it does not change what stands in for it.
+    # The replacement does not depend on the rank that reads the clip.
     with_workers = dataclasses.replace(config, num_workers=2)
     assert [name for step in names(with_workers, EPOCH) for name in step] == seen
     # Nor does where the run goes on, on other processes and workers.
@@ -293,17 +293,17 @@ def test_bad_clips_are_counted_over_all_ranks_and_starts(
         return found[0]
 
     with mock.patch.object(loader, "MIN_CLIPS", 10):
-        straight, state, told = go_on({}, 12, 1), {}, ""
+        straight, state, message = go_on({}, 12, 1), {}, ""
         for dp_size in starts:
-            state, told = go_on(state, 4, dp_size) if not told else (state, told)
-        if not told:
-            state, told = go_on(state, 12, 1)
-    assert bool(told) == bool(straight[1])
-    if not told:
+            state, message = go_on(state, 4, dp_size) if not message else (state, message)
+        if not message:
+            state, message = go_on(state, 12, 1)
+    assert bool(message) == bool(straight[1])
+    if not message:
         assert state == straight[0]
         assert state["bad"].keys() <= {"numbers"}
     if set(starts) == {1}:
-        assert told == straight[1]
+        assert message == straight[1]
 
 
 def endless(num_workers: int = 2, timeout_s: float = 60.0) -> BatchLoader:
@@ -325,9 +325,9 @@ def test_a_killed_worker_is_an_error() -> None:
         next(made)
         os.kill(made.workers[0].process.pid, signal.SIGKILL)
         began = time.monotonic()
-        told = until_error(made)
+        message = until_error(made)
         assert time.monotonic() - began < 30
-    assert all(word in told for word in (str(made.workers[0].process.pid), "SIGKILL", "data.num_workers"))
+    assert all(word in message for word in (str(made.workers[0].process.pid), "SIGKILL", "data.num_workers"))
 
 
 def shorten_timeout(worker: Worker) -> None:
@@ -343,9 +343,9 @@ def test_a_hanging_worker_is_an_error() -> None:
         for _ in range(6):  # results that were awaited with the old timeout
             next(made)
         os.kill(made.workers[0].process.pid, signal.SIGSTOP)
-        told = until_error(made)
-    assert "data.timeout_s" in told
-    assert "train" in told
+        message = until_error(made)
+    assert "data.timeout_s" in message
+    assert "train" in message
 
 
 def test_a_bug_in_a_source_ends_the_run_with_its_traceback() -> None:
@@ -424,7 +424,7 @@ def test_prefetching_is_bounded() -> None:
         while asked != source.asked:
             asked = source.asked
             time.sleep(1.5)
-    # What was taken, what waits, what is being put together; and what torchdata keeps on the way to workers.
+    # Taken, prefetched and incomplete steps, and the samples that torchdata keeps for workers.
     assert asked <= stage.batch_size * (1 + 3 + 1) + 2 * (2 * 2) + 2
 
 

@@ -65,7 +65,7 @@ def is_advice(error: BaseException) -> bool:
     return bool(re.fullmatch(r"[^\n]+[;:,][^\n]+\.", text)) and len(text) < 300
 
 
-# What is written is what is read
+# Writing and reading
 
 
 def test_an_mp4_reads_back_as_it_was_written(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_invalid_bytes_are_input_errors(case: str, read: Callable[[object], obje
         ("file:///etc/hostname", "URL"),
         ("concat:a.mp4|b.mp4", "no file"),
         ("with\0nul.png", "cannot be read|no file"),
-        ("~nobody-by-this-name/video.mp4", "cannot be read"),
+        ("~no-such-user/video.mp4", "cannot be read"),
         ("x" * 5000, "cannot be read|no file"),
         (Path("/dev/zero"), "no file"),
     ],
@@ -277,9 +277,9 @@ def test_invalid_paths_are_input_errors(source: str | Path, words: str) -> None:
 def test_a_socket_is_not_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind("door")
+        server.bind("socket")
         with pytest.raises(InputError, match="no file"):
-            read_image("door", 64)
+            read_image("socket", 64)
 
 
 @pytest.mark.parametrize(

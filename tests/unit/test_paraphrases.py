@@ -150,8 +150,8 @@ def test_cases_are_a_function_of_seed_and_index() -> None:
 def test_relations_single_one_object_out() -> None:
     for index in range(300):
         scene = shapes.random_scene(np.random.default_rng(index))
-        told = [set(relations(scene, obj)) for obj in scene.objects]
-        assert all(not first & second for first, second in combinations(told, 2))
+        names = [set(relations(scene, obj)) for obj in scene.objects]
+        assert all(not first & second for first, second in combinations(names, 2))
     ball = SceneObject("red", "ball", "small", 10, 30)
     box = SceneObject("blue", "box", "large", 30, 32)
     cross = SceneObject("green", "cross", "large", 55, 40)

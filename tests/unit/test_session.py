@@ -24,9 +24,9 @@ ROUND_TOKENS = 4 + 32 + 16
 
 
 @pytest.fixture
-def session(model: WorldModel, picture: np.ndarray) -> Session:
+def session(model: WorldModel, image: np.ndarray) -> Session:
     started = model.session(seed=3)
-    started.reset(picture)
+    started.reset(image)
     return started
 
 
@@ -45,10 +45,10 @@ def test_a_round_makes_one_chunk(session: Session, model: WorldModel) -> None:
     assert session.actions == (Action(LEFT), Action())
 
 
-def test_the_seed_decides(model: WorldModel, picture: np.ndarray) -> None:
+def test_the_seed_decides(model: WorldModel, image: np.ndarray) -> None:
     def played(seed: int) -> np.ndarray:
         session = model.session(seed)
-        session.reset(picture)
+        session.reset(image)
         for action in (LEFT, None, JUMP):
             session.step(action)
         return session.frames
@@ -57,9 +57,9 @@ def test_the_seed_decides(model: WorldModel, picture: np.ndarray) -> None:
     assert not np.array_equal(played(1), played(2))
 
 
-def test_a_session_equals_teacher_forcing_on_what_it_saw(model: WorldModel, picture: np.ndarray) -> None:
+def test_a_session_equals_teacher_forcing_on_what_it_saw(model: WorldModel, image: np.ndarray) -> None:
     session = model.session()
-    session.reset(picture)
+    session.reset(image)
     contexts, actions = [], [Action(LEFT), Action(JUMP), Action()]
     forecasts = []
     for action in actions:
@@ -187,24 +187,24 @@ def test_any_json_is_an_action_or_an_input_error(model: WorldModel, value: objec
     assert model.encode_action([action])[0].isfinite().all()
 
 
-# Where a world starts
+# Starts of a world
 
 
 def test_reset_takes_arrays_images_bytes_and_files(
-    model: WorldModel, picture: np.ndarray, tmp_path: Path
+    model: WorldModel, image: np.ndarray, tmp_path: Path
 ) -> None:
-    image = Image.fromarray(picture)
-    image.save(tmp_path / "frame.png")
+    pillow = Image.fromarray(image)
+    pillow.save(tmp_path / "frame.png")
     data = io.BytesIO()
-    image.save(data, "PNG")
-    given_as = [picture, image, data.getvalue(), tmp_path / "frame.png", str(tmp_path / "frame.png")]
+    pillow.save(data, "PNG")
+    given_as = [image, pillow, data.getvalue(), tmp_path / "frame.png", str(tmp_path / "frame.png")]
     first = [model.session().reset(source) for source in given_as]
-    assert all(np.array_equal(frames, picture[None]) for frames in first)
+    assert all(np.array_equal(frames, image[None]) for frames in first)
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".gif"])
-def test_reset_continues_a_video(model: WorldModel, picture: np.ndarray, tmp_path: Path, suffix: str) -> None:
-    clip = np.stack([np.roll(picture, 2 * index, axis=1) for index in range(8)])
+def test_reset_continues_a_video(model: WorldModel, image: np.ndarray, tmp_path: Path, suffix: str) -> None:
+    clip = np.stack([np.roll(image, 2 * index, axis=1) for index in range(8)])
     media.write_video(clip, tmp_path / f"clip{suffix}", fps=model.config.fps)
     session = model.session()
     seen = session.reset(tmp_path / f"clip{suffix}")
@@ -214,8 +214,8 @@ def test_reset_continues_a_video(model: WorldModel, picture: np.ndarray, tmp_pat
     assert session.step(LEFT).shape == (8, 32, 32, 3)
 
 
-def test_a_long_video_is_cut_to_its_end(model: WorldModel, picture: np.ndarray, tmp_path: Path) -> None:
-    clip = np.stack([np.roll(picture, index, axis=1) for index in range(40)])
+def test_a_long_video_is_cut_to_its_end(model: WorldModel, image: np.ndarray, tmp_path: Path) -> None:
+    clip = np.stack([np.roll(image, index, axis=1) for index in range(40)])
     media.write_video(clip, tmp_path / "clip.mp4", fps=model.config.fps)
     session = model.session()
     seen = session.reset(tmp_path / "clip.mp4")
@@ -238,11 +238,11 @@ def test_reset_imagines_a_text(model: WorldModel) -> None:
     assert session.step(LEFT).shape == (8, 32, 32, 3)
 
 
-def test_reset_begins_anew(session: Session, model: WorldModel, picture: np.ndarray) -> None:
+def test_reset_begins_anew(session: Session, model: WorldModel, image: np.ndarray) -> None:
     session.step(LEFT)
-    session.reset(picture)
+    session.reset(image)
     fresh = model.session(seed=3)
-    fresh.reset(picture)
+    fresh.reset(image)
     assert np.array_equal(session.step(JUMP), fresh.step(JUMP))
     assert session.actions == (Action(JUMP),)
 
@@ -255,7 +255,7 @@ def test_reset_begins_anew(session: Session, model: WorldModel, picture: np.ndar
         {"text": " "},
         {"text": "ball " * 10_000},
         {"observation": "missing.png"},
-        {"observation": b"not a picture"},
+        {"observation": b"not an image"},
         {"observation": np.zeros((0, 32, 3), np.uint8)},
         {"observation": np.zeros((32, 32, 3), np.float32)},
     ],
@@ -311,19 +311,19 @@ def test_describing_leaves_the_world_as_it_is(session: Session) -> None:
     assert np.array_equal(session.step(JUMP), fork.step(JUMP))
 
 
-def test_infer_action_needs_two_observations(session: Session, picture: np.ndarray) -> None:
+def test_infer_action_needs_two_observations(session: Session, image: np.ndarray) -> None:
     with pytest.raises(InputError):
         session.infer_action()
-    session.observe(np.roll(picture, 4, axis=1))
+    session.observe(np.roll(image, 4, axis=1))
     assert isinstance(session.infer_action(), str)
 
 
 def test_observe_replaces_a_generated_observation(
-    session: Session, model: WorldModel, picture: np.ndarray
+    session: Session, model: WorldModel, image: np.ndarray
 ) -> None:
     session.step(LEFT)
-    seen = session.observe(np.roll(picture, 4, axis=1))
-    assert np.array_equal(seen[0], np.roll(picture, 4, axis=1))
+    seen = session.observe(np.roll(image, 4, axis=1))
+    assert np.array_equal(seen[0], np.roll(image, 4, axis=1))
     assert session.actions == (Action(LEFT), Action())
     assert len(session.clips) == 3
     assert session.step(JUMP).shape == (8, 32, 32, 3)

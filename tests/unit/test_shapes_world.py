@@ -215,17 +215,17 @@ def test_every_phrasing_and_the_canonical_one_play_the_same(seed: int, split: st
     rng = np.random.default_rng(seed)
     scene = random_scene(rng)
     plan = sample_plan(rng, scene, split)
-    told = {plan_to_text(plan, scene, rng) for _ in range(8)} | {canonical_text(plan)}
+    texts = {plan_to_text(plan, scene, rng) for _ in range(8)} | {canonical_text(plan)}
     expected = simulate(scene, plan).scenes
-    assert all(simulate(scene, parse(text)).scenes == expected for text in told)
+    assert all(simulate(scene, parse(text)).scenes == expected for text in texts)
     assert canonical_text(parse(canonical_text(plan))) == canonical_text(plan)
 
 
 def test_phrasings_vary() -> None:
     rng = np.random.default_rng(0)
     scene = Scene("night", (SceneObject("red", "ball", "small", 30, 30),))
-    told = {plan_to_text(parse("the red ball moves left"), scene, rng) for _ in range(300)}
-    assert {"the red ball moves left", "the red one moves left"} <= told and len(told) > 15
+    texts = {plan_to_text(parse("the red ball moves left"), scene, rng) for _ in range(300)}
+    assert {"the red ball moves left", "the red one moves left"} <= texts and len(texts) > 15
     assert canonical_text(parse("push the red ball left")) == "the red ball moves left"
     assert canonical_text(STAY) == "nothing happens"
 
@@ -307,8 +307,8 @@ def test_rollouts_chain_and_begin_with_the_sample() -> None:
 def test_documents_are_plain_and_read_back() -> None:
     stream = documents(np.random.default_rng(0))
     for _ in range(40):
-        described, told, asked, paraphrase = (next(stream) for _ in range(4))
-        state, text, after = told.split(" | ")
+        described, texts, asked, paraphrase = (next(stream) for _ in range(4))
+        state, text, after = texts.split(" | ")
         assert state == described == asked.split(" | ")[0] and parse_caption(after)
         assert canonical_text(parse(paraphrase.split(" | ")[1])) and parse(text)
 

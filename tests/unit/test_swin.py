@@ -224,7 +224,7 @@ def test_rounds_are_placed_in_windows_of_two(draws: list[float]) -> None:
     assert bool((places > 0).all()) and bool((places <= 1).all())
 
 
-class Told:
+class Recorder:
     """Stands where a generator does, and notes at which levels a chunk and the one ahead are shown."""
 
     def __init__(self) -> None:
@@ -246,9 +246,9 @@ class Told:
 def test_training_meets_the_levels_of_sampling(generator: DiT) -> None:
     """Every level that a chunk or the one ahead of it has in sampling is met in training, and no other."""
     steps, rounds = 10, 3
-    told, trace = Told(), None
+    recorder, trace = Recorder(), None
     for _ in range(rounds):
-        _, trace = advance(told, EulerSolver.of(steps), [None], noise(1, 1), noise(2), trace=trace)
+        _, trace = advance(recorder, EulerSolver.of(steps), [None], noise(1, 1), noise(2), trace=trace)
     draws = torch.cartesian_prod(*[torch.arange(steps) / steps] * rounds).reshape(-1, rounds)
     places, behind = window_places(draws)
     sigmas = generator.sigma_at(places)
@@ -256,7 +256,7 @@ def test_training_meets_the_levels_of_sampling(generator: DiT) -> None:
     for levels, after in zip(sigmas.tolist(), behind.tolist(), strict=True):
         for index in range(rounds):
             met.add((index > 0, levels[index], levels[index - 1] if after[index] else None))
-    sampled = {(index >= steps, level, ahead) for index, (level, ahead) in enumerate(told.seen)}
+    sampled = {(index >= steps, level, ahead) for index, (level, ahead) in enumerate(recorder.seen)}
 
     def rounded(pairs: set[tuple[bool, float, float | None]]) -> set[tuple[bool, float, float | None]]:
         return {(later, round(a, 4), b if b is None else round(b, 4)) for later, a, b in pairs}
@@ -323,7 +323,7 @@ def test_rounds_without_a_window_are_taught_alone(generator: DiT) -> None:
 def test_a_step_is_learned_from_windows(
     make_model: Callable[..., WorldModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What reaches the generator: levels by windows, and the condition frame at 0.055."""
+    """Inputs of the generator: levels by windows, and the condition frame at 0.055."""
     model = make_model()
     model.config = replace(model.config, sampler="swin", num_inference_steps=4)
     model.generator.requires_grad_(True)
@@ -392,12 +392,12 @@ def sliding(make_model: Callable[..., WorldModel]) -> WorldModel:
     return model
 
 
-PICTURE = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+IMAGE = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
 
 
 def test_a_session_follows_its_trail(sliding: WorldModel) -> None:
     session = sliding.session(seed=5)
-    session.reset(PICTURE)
+    session.reset(IMAGE)
     assert session.state.trace is None
     session.step("the red ball moves left")
     moment = session.snapshot()
@@ -415,7 +415,7 @@ def test_a_session_follows_its_trail(sliding: WorldModel) -> None:
 def test_worlds_played_together_follow_their_own_trails(sliding: WorldModel) -> None:
     def begun(rounds: int) -> Session:
         session = sliding.session(seed=rounds)
-        session.reset(PICTURE)
+        session.reset(IMAGE)
         for _ in range(rounds):
             session.step("it jumps")
         return session

@@ -50,7 +50,7 @@ def test_the_watchdog_ignores_a_process_that_makes_progress() -> None:
 
 
 def test_the_watchdog_beats_while_parts_of_a_model_run() -> None:
-    """Sampling of pictures takes longer than the limit, but each of its passes is shorter."""
+    """Sampling of images takes longer than the limit, but each of its passes is shorter."""
     code = (
         "import time\n"
         "import torch\n"
@@ -58,7 +58,7 @@ def test_the_watchdog_beats_while_parts_of_a_model_run() -> None:
         "from worldmodel.train.watchdog import Watchdog\n"
         "model = nn.Sequential(nn.Sequential(nn.Linear(1, 1)))\n"
         "with Watchdog(1.0) as watchdog:\n"
-        "    with watchdog.during(model, 'sample pictures'):\n"
+        "    with watchdog.during(model, 'sample images'):\n"
         "        for _ in range(8):\n"
         "            time.sleep(0.3)\n"
         "            model[0](torch.zeros(1))\n"
@@ -68,7 +68,7 @@ def test_the_watchdog_beats_while_parts_of_a_model_run() -> None:
     )
     ended = run(code)
     assert (ended.returncode, ended.stdout) == (EXIT_CODE_HUNG, "sampled\n")
-    assert "(sample pictures)" in ended.stderr
+    assert "(sample images)" in ended.stderr
 
 
 def test_the_watchdog_stops_with_its_block() -> None:

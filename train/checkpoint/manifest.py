@@ -37,7 +37,7 @@ class File:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the weights are that a checkpoint does not hold, because its stage does not train them."""
+    """Location of the weights that a checkpoint does not hold, because its stage does not train them."""
 
     base: dict[str, str] = field(default_factory=dict)
     """Name of the checkpoint that the stage started from, in the same folder, and digest of its manifest."""

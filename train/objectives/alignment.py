@@ -82,7 +82,7 @@ class AlignmentObjective(Objective):
         losses: Losses = {}
         for name, truth in self.truths(model, batch).items():
             words = self.word_embeddings(model, name)
-            labelled = (truth.sum(dim=-1) > 0).nonzero()  # on the CPU, which knows how many there are
+            labelled = (truth.sum(dim=-1) > 0).nonzero()  # on the CPU: their number sets a shape
             rows, columns = to_device(labelled, cells.device).unbind(dim=1)
             logits = self.scale * cells[rows, columns] @ upcast(words - words.mean(dim=0)).T.to(cells)
             target = to_device(truth[labelled[:, 0], labelled[:, 1]], cells.device)

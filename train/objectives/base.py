@@ -24,7 +24,7 @@ Losses = dict[str, Tensor]
 """Losses by name, summed over the rows of a microbatch."""
 
 Counts = dict[str, float | Tensor]
-"""Denominators of losses by name; a tensor where only the device knows it, so that nothing waits for that."""
+"""Denominators of losses by name; a tensor where it is computed on the device, to avoid waiting for it."""
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over the processes that see different episodes."""

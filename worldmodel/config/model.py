@@ -102,8 +102,8 @@ class BackboneConfig:
     revision: str | None = None
     """Commit of a repository on the Hub, as 40 hex digits, so that the weights cannot change."""
     num_layers: int = 0
-    """Number of layers of `pretrained` that are used, the first ones; 0 uses all. Lower layers already tell
-    meanings apart, and cost less."""
+    """Number of layers of `pretrained` that are used, the first ones; 0 uses all. Lower layers already
+    distinguish meanings, and cost less."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type of the weights; training all weights (without LoRA) needs fp32."""
     architecture: dict[str, Any] = field(default_factory=dict)

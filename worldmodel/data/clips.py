@@ -174,15 +174,15 @@ class Clip:
             return Episode(self.name, (frames[:0], frames[:chunk]), (Action(actions[0].text),))
         return Episode(self.name, (frames[:1], *clips), tuple(actions))
 
-    def _frames(self, rng: np.random.Generator, rounds: int, told: Track) -> tuple[int, np.ndarray]:
+    def _frames(self, rng: np.random.Generator, rounds: int, sentences: Track) -> tuple[int, np.ndarray]:
         """Return the index in the clip of the first frame, and the frames of up to `rounds` rounds.
 
-        The first frame is where a sentence of `told` begins, if they have times.
+        The first frame is where one of `sentences` begins, if they have times.
         """
         wanted, source = 1 + rounds * self.format.chunk, self.video
 
         def draw_first(length: int) -> int:
-            starts = self._starts(max(0, length - wanted), told)
+            starts = self._starts(max(0, length - wanted), sentences)
             return starts[int(rng.integers(len(starts)))]
 
         if isinstance(source, Stills):
@@ -200,13 +200,13 @@ class Clip:
                 self.format.size, self.format.fps, wanted, self.start + first / self.format.fps
             )
 
-    def _starts(self, last: int, told: Track) -> Sequence[int]:
-        """Return the frames up to `last` at which an episode may begin: where `told` begins, or all."""
+    def _starts(self, last: int, sentences: Track) -> Sequence[int]:
+        """Return the frames up to `last` at which an episode may begin: where a sentence begins, or all."""
         actions = (self.text, self.keys, self.mouse, self.vector, self.camera)
         if any(track.per_round for track in (*actions, self.question, self.answer)):
             return range(0, last + 1, self.format.chunk)
-        if told.times:
-            starts = sorted(round(start * self.format.fps) for start, _ in told.times)
+        if sentences.times:
+            starts = sorted(round(start * self.format.fps) for start, _ in sentences.times)
             return [start for start in starts if start <= last] or starts[:1]
         return range(last + 1)
 

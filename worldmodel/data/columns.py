@@ -116,8 +116,8 @@ class RowReader:
     @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that clips of the table can have, `rounds` first."""
-        told = ("imagine", "describe") if "text" in self.columns else ()
-        return ("rounds", *told, *(("ask",) if ASKED[0] in self.columns else ()))
+        texts = ("imagine", "describe") if "text" in self.columns else ()
+        return ("rounds", *texts, *(("ask",) if ASKED[0] in self.columns else ()))
 
     @property
     def needed(self) -> list[str]:

@@ -110,8 +110,8 @@ class HuggingFaceSource:
         if not self.still:
             return clip
         assert isinstance(video, bytes | Files)
-        told = (track.during(0, 0, 1) for track in (clip.text, clip.question, clip.answer))
-        return Still(clip.name, video, self.format, *told)
+        values = (track.during(0, 0, 1) for track in (clip.text, clip.question, clip.answer))
+        return Still(clip.name, video, self.format, *values)
 
     def cost(self, index: int, rounds: int) -> float:
         """Return a constant: the row may not have been read yet."""

@@ -36,7 +36,7 @@ SumCounts = Callable[[Sequence[int]], list[int]]
 """Sums counts, element by element, over all data-parallel ranks."""
 
 Bookmarks = dict[str, dict[str, Any]]
-"""Where the streams of sources are, by source and stream."""
+"""Positions in the streams of sources, by source and stream."""
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from worldmodel.diffusion.schedule import sampling_sigmas
 
 @runtime_checkable
 class Solver(Protocol):
-    """The steps of one chunk; it may remember earlier steps, so every chunk has its own."""
+    """The steps of one chunk; it may depend on earlier steps, so every chunk has its own."""
 
     @property
     def num_steps(self) -> int:

@@ -75,7 +75,7 @@ class GridAdapter(ConditionAdapter):
     The backbone is causal and has positions in a sequence only; here every cell attends to all others with
     rotary positions in rows and columns, so that objects can move. The forecast is a residual to the last
     context frame. It is trained first, without the generator ("state alignment"); the generator then
-    predicts a correction to it, or (`forecast: none`) never sees it.
+    predicts a correction to it, or (`forecast: none`) is not given it.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class World:
     def label_words(self) -> Mapping[str, Sequence[str]]:
         """Return the words behind the last axis of the label `words`, by kind.
 
-        Episodes carry it as `Episode.labels["words"]`, `[rows, columns, words]`: 1 where a word holds on a
+        Episodes have it as `Episode.labels["words"]`, `[rows, columns, words]`: 1 where a word holds on a
         latent cell of the first frame. `Episode.labels["named"]`, `[rows, columns]`, marks the objects that
         the first action names.
         """

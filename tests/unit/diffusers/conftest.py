@@ -101,8 +101,8 @@ GRID = (4, 8)
 def wider(kind: str) -> dict[str, Any]:
     """Return what makes a transformer wide enough to see through noise."""
     heads = {"num_attention_heads": 4, "attention_head_dim": 16 if family(kind) == "cog" else 24}
-    picture = {"added_kv_proj_dim": 96} if kind == "wan-clip" else {}
-    rest = {"wan": {"ffn_dim": 192} | picture, "ltx": {"cross_attention_dim": 96}, "cog": {}}
+    image = {"added_kv_proj_dim": 96} if kind == "wan-clip" else {}
+    rest = {"wan": {"ffn_dim": 192} | image, "ltx": {"cross_attention_dim": 96}, "cog": {}}
     return heads | rest[family(kind)]
 
 

@@ -25,7 +25,7 @@ FAMILIES = {"wan": "wan", "wan-i2v": "wan", "wan-clip": "wan", "ltx": "ltx", "co
 
 
 def config(tiny, kind: str, condition: str = "stream", text: bool = False, **generator) -> WorldModelConfig:
-    """A world model's config around a tiny transformer with random weights, or what `generator` says."""
+    """A world model's config around a tiny transformer with random weights, or around `generator`."""
     values = generator or {"architecture": dict(tiny.TRANSFORMERS[kind])}
     return WorldModelConfig(
         codec=CodecConfig(
@@ -250,7 +250,7 @@ def halved(tiny, kind: str) -> WorldModelConfig:
 
 @pytest.mark.parametrize("kind", ["wan", "ltx", "cog-i2v"])
 def test_bf16_weights(tiny, tmp_path, kind):
-    """What is loaded is what diffusers loads, bit for bit, and computes nearly what fp32 does."""
+    """Loaded weights equal those that diffusers loads, bit for bit, and outputs are close to fp32."""
     full = build_generator(config(tiny, kind))
     rouse(full)
     full.save_pretrained(tmp_path / "full", torch.float32)

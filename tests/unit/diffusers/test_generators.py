@@ -48,7 +48,7 @@ def condition(tiny, generator, seed: int = 0, text: bool = True) -> Condition:
 
 
 def rouse(generator) -> None:
-    """Let the stream say something."""
+    """Draw the output layers of the stream, which are zero before training."""
     for branch in generator.network.stream.branches:
         nn.init.normal_(branch.out.weight, std=0.5)
 
@@ -333,7 +333,7 @@ def test_branches_are_gathered_and_recomputed_with_their_blocks(tiny, kind):
 
 @pytest.mark.parametrize("shift", [3.0, 5.0])
 def test_training_timesteps_cover_the_sampler(tiny, shift):
-    """A chunk's level at a place of the schedule is what the sampler tells it there, up to one timestep."""
+    """A chunk's level at an index of the schedule is that of the sampler, up to one timestep."""
     values = tiny.WanGenerator.scheduler_default | {"flow_shift": shift}
     generator = tiny.generator("wan", scheduling=values)
     solver = generator.solver(50)

@@ -47,7 +47,7 @@ def config(tiny: SimpleNamespace, folder: Path, kind: str = "stream") -> WorldMo
     )
 
 
-def picture() -> np.ndarray:
+def pixels() -> np.ndarray:
     """Pixels of black and white, which two ways of computing in floats bring to the same bits."""
     return np.random.default_rng(0).integers(0, 2, (32, 64, 3), dtype=np.uint8) * 255
 
@@ -74,7 +74,7 @@ def test_samples_equal_the_pipeline(
     generator.eval().requires_grad_(False)
     noise = tiny.draw(0, 1, 4, 16, 4, 8)
     texts = [tiny.draw(seed, 1, PLACES, tiny.TEXT) for seed in (1, 2)]
-    image = PIL.Image.fromarray(picture())
+    image = PIL.Image.fromarray(pixels())
     made = theirs(
         image=image,
         prompt_embeds=texts[0],
@@ -135,7 +135,7 @@ def test_clip_image_is_required(tiny: SimpleNamespace) -> None:
 
 
 def test_text_and_states_share_the_prompt_tokens(tiny: SimpleNamespace) -> None:
-    """Its attentions take the last 512 embeddings for text and what is before them for a picture."""
+    """Its attentions take the last 512 embeddings for text and what is before them for an image."""
     generator = tiny.generator("wan-clip")
     tokens, text = tiny.draw(0, 1, 7, tiny.TEXT), tiny.draw(1, 1, PLACES, tiny.TEXT)
     both = generator.prompt(Condition(tokens=tokens, text=text))

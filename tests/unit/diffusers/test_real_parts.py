@@ -85,7 +85,7 @@ def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[
         vae = tiny.VAES[tiny.family(generator)]
         channels = vae.get("z_dim") or vae["latent_channels"]
         transformer = dict(tiny.TRANSFORMERS[generator]) | (tiny.wider(generator) if wide else {})
-        # Weights as large as this tell sentences apart, as those of a trained language model do.
+        # Weights as large as this distinguish sentences, as those of a trained language model do.
         decoder = BACKBONES[backbone] | ({"initializer_range": 0.2} if wide else {})
         config = WorldModelConfig(
             codec=CodecConfig(
@@ -196,9 +196,9 @@ def test_train_save_load_and_roll_out(
         loaded.session(seed=3, num_inference_steps=2),
         again.session(seed=3, num_inference_steps=2),
     )
-    picture = batch_of().episodes[0].observations[0]
+    image = batch_of().episodes[0].observations[0]
     for each in (session, twin):
-        each.reset(picture)
+        each.reset(image)
     for _ in range(2):
         frames = session.step(WORDS[0])
         assert frames.shape == (CHUNK, *SIZE, 3)
@@ -260,8 +260,8 @@ def test_every_component_is_read_by_its_library(make: Callable[..., WorldModel],
 
 
 @torch.no_grad()
-def told_apart(model: WorldModel, batch: Batch) -> bool:
-    """Say whether two words make two clips of one noise, far apart and each nearer to its own."""
+def separates(model: WorldModel, batch: Batch) -> bool:
+    """Return whether two words make two clips of one noise, far apart and each nearer to its own."""
     rounds = encode_rounds(model, batch)
     prediction = model(rounds.context, [episode.actions for episode in batch.episodes], rounds.frames)
     noise = torch.randn(1, *model.config.latent_shape, generator=torch.Generator().manual_seed(11))
@@ -286,9 +286,9 @@ def test_overfit_two_clips_that_differ_in_text(
     moving = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(moving, lr=1e-3, weight_decay=0.0)
     before = float(loss_of(model, objective, batch).detach())
-    assert not told_apart(model, batch)
+    assert not separates(model, batch)
     for step in range(600):  # every other step behind noise that is met again, the rest behind new noise
-        if step % 50 == 0 and step >= 100 and told_apart(model, batch):
+        if step % 50 == 0 and step >= 100 and separates(model, batch):
             break
         loss = loss_of(model, objective, batch, step if step % 2 else step % 8)
         optimizer.zero_grad()
@@ -296,7 +296,7 @@ def test_overfit_two_clips_that_differ_in_text(
         torch.nn.utils.clip_grad_norm_(moving, 1.0)
         optimizer.step()
     assert float(loss_of(model, objective, batch).detach()) < before / 10
-    assert told_apart(model, batch)
+    assert separates(model, batch)
 
 
 @pytest.mark.parametrize(("generator", "encoder"), [("wan", "siglip"), ("wan", "latents"), ("ltx", "clip")])
@@ -332,7 +332,7 @@ def test_generator_that_requires_an_image_cannot_start_from_text(
 
 
 def windows_of(batch: Batch) -> Batch:
-    """Let every episode go on for a second round: back to what was seen before, said otherwise."""
+    """Add a second round to every episode: back to its first observation, by another sentence."""
     episodes = []
     for episode in batch.episodes:
         first, clip = episode.observations

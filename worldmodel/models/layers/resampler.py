@@ -54,7 +54,7 @@ class Layer(nn.Module):
 class Resampler(nn.Module):
     """Compresses `m` tokens of one width into `num_queries` tokens of another.
 
-    It has no position embeddings: inputs must carry their own.
+    It has no position embeddings: inputs must contain their own.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Chance acts: sentences with several lawful outcomes, of known probabilities.
 
-An outcome is an ordinary plan, so physics, pictures and judge are those of certain acts. None of the outcomes
+An outcome is an ordinary plan, so physics, images and judge are those of certain acts. None of the outcomes
 is a held-out triple (`sampling.held_out`).
 """
 

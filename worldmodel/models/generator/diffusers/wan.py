@@ -305,8 +305,8 @@ class WanGenerator(DiffusersGenerator):
                 if not most:
                     continue
                 called = rows if len(rows) else rows.new_zeros(1)
-                told = None if states is None else states[called]
-                made = self._call(network, [each[called] for each in inputs], told, attention)
+                given = None if states is None else states[called]
+                made = self._call(network, [each[called] for each in inputs], given, attention)
                 out[rows] = made[: len(rows)]
         return rearrange(out, "b c t h w -> b t c h w")
 
@@ -350,7 +350,7 @@ class WanGenerator(DiffusersGenerator):
         self.network_2.load_stream(source.transformer_2)
 
     def set_second(self, transformer: WanTransformer3DModel, boundary_ratio: float) -> None:
-        """Let another transformer predict below a share of the schedule."""
+        """Use another transformer below a share of the schedule."""
         install(transformer.blocks, self.processor_class)
         stream = None if self.network.stream is None else self.build_stream(transformer)
         self.network_2, self.boundary_ratio = Network(transformer, stream), boundary_ratio

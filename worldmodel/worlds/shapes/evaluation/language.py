@@ -86,9 +86,9 @@ def inverse_dynamics(
         texts = _read(subject, observations, [WHAT_HAPPENED] * len(samples))
         for sample, text in zip(samples, texts, strict=True):
             truth = shapes.canonical_text(sample.clip.plan)
-            plan, told = shapes.parse(truth), _parsed(text)
-            acts = told is not None and _heads(told) == _heads(plan)
-            arguments = told is not None and _whole(told) == _whole(plan)
+            plan, found = shapes.parse(truth), _parsed(text)
+            acts = found is not None and _heads(found) == _heads(plan)
+            arguments = found is not None and _whole(found) == _whole(plan)
             tally.count(acts=acts, arguments=arguments, exact=text.strip() == truth)
             if album is not None:
                 note = f"says: {text}" if acts else f"says: {text} (true: {truth})"
@@ -121,10 +121,10 @@ def _seen(sample: Sample, moving: bool) -> tuple[np.ndarray, Scene]:
 def _count_description(tally: Tally, text: str, scene: Scene, kind: str) -> bool:
     truth = shapes.parse_caption(shapes.caption(scene))
     try:
-        told = shapes.parse_caption(text)
+        found = shapes.parse_caption(text)
     except ValueError:
-        told = Scene("")
-    matches = {obj.colour: told.find(obj.colour) for obj in truth.objects}
+        found = Scene("")
+    matches = {obj.colour: found.find(obj.colour) for obj in truth.objects}
     placed = {
         obj.colour: match is not None and (match.shape, _zone(match)) == (obj.shape, _zone(obj))
         for obj in truth.objects
@@ -133,7 +133,9 @@ def _count_description(tally: Tally, text: str, scene: Scene, kind: str) -> bool
     for obj in truth.objects:
         match = matches[obj.colour]
         tally.count(objects=placed[obj.colour], sizes=match is not None and match.size == obj.size)
-    right = told.background == truth.background and all(placed.values()) and len(told.objects) == len(placed)
+    right = (
+        found.background == truth.background and all(placed.values()) and len(found.objects) == len(placed)
+    )
     tally.count(**{"scene": right, f"scene_{kind}": right, "exact": text.strip() == shapes.caption(scene)})
     return right
 

@@ -17,26 +17,26 @@ def relations(scene: Scene, obj: SceneObject) -> list[str]:
     others = [other for other in scene.objects if other is not obj]
     if not others:
         return []
-    told = [
+    descriptions = [
         f"the {word} one"
         for word, way in _EXTREMES.items()
         if all(_along(other, way) - _along(obj, way) >= CLEAR for other in others)
     ]
     sizes = [SIZES.index(other.size) for other in others]
     if SIZES.index(obj.size) > max(sizes):
-        told.append("the biggest one")
+        descriptions.append("the biggest one")
     if SIZES.index(obj.size) < min(sizes):
-        told.append("the smallest one")
+        descriptions.append("the smallest one")
     for landmark in others:
         rest = [other for other in others if other is not landmark]
         name = _name(scene, landmark)
         for words, way in _SIDES.items():
             border = _along(landmark, way)
             if border - _along(obj, way) >= CLEAR and all(_along(other, way) >= border for other in rest):
-                told.append(f"the one {words} {name}")
+                descriptions.append(f"the one {words} {name}")
         if all(_distance(other, landmark) >= _NEARER * _distance(obj, landmark) for other in rest):
-            told.append(f"the one next to {name}")
-    return told
+            descriptions.append(f"the one next to {name}")
+    return descriptions
 
 
 def _along(obj: SceneObject, way: tuple[int, int]) -> int:

@@ -117,10 +117,10 @@ class ShapesSuite:
         return action_following(subject, cases.cases_of(split, seed, count), self.judge, seed, split, album)
 
     def _paraphrases(self, subject: Subject, count: int, seed: int, album: Album) -> Any:
-        told = paraphrases.paraphrase_cases(seed, count)
-        figures = action_following(subject, told, self.judge, seed, paraphrases.SPLIT, album, recognise)
+        given = paraphrases.paraphrase_cases(seed, count)
+        figures = action_following(subject, given, self.judge, seed, paraphrases.SPLIT, album, recognise)
         by_kind = figures["by_kind"]
-        forecast = action_following(subject.with_steps(0), told, self.judge, seed)["by_kind"]
+        forecast = action_following(subject.with_steps(0), given, self.judge, seed)["by_kind"]
         for kind, rates in by_kind.items():
             rates |= {f"forecast_{name}": forecast[kind][name] for name in ("named", "strict")}
         order = [kind for kind in paraphrases.kinds() if kind in by_kind]
