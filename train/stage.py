@@ -44,7 +44,7 @@ def run_stage(
     for line in summary.describe(trainer.root, stage, mesh):
         log.print(line)
     meter = Meter(mesh.device, mesh.world_size, peak_tflops(config, mesh, log), trainer.phases)
-    stragglers, done, stalled = StragglerDetector(), progress.step, 0.0
+    stragglers, done, stalled = StragglerDetector(mesh), progress.step, 0.0
     batches: list[loader.Batch] = []
     with (
         open_stream(config, name, mesh, progress) as stream,

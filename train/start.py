@@ -14,12 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from worldmodel.config import TrainConfig
 from worldmodel.errors import ModelError
 from worldmodel.models.loading import deferred, model_folder
 from worldmodel.models.world_model import WorldModel
+from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.checkpoint.manifest import THREADS, Manifest
 from worldmodel.train.components import check_component, settings_of
 from worldmodel.train.tokenizer import build_tokenizer
@@ -69,17 +69,12 @@ class Files:
         names |= {name for name in model.state_dict() if settings_of(name, sources)}
         return cls(frozenset(names), paths)
 
-    def digests(self) -> dict[str, str]:
+    def digests(self, mesh: Mesh) -> dict[str, str]:
         """Compute the SHA-256 of every file; processes share the work, so all of them must call this."""
-        size, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-        mine = list(self.paths)[rank::size]
+        mine = list(self.paths)[mesh.rank :: mesh.world_size]
         with ThreadPoolExecutor(THREADS) as threads:  # hashing releases the GIL
             found = dict(zip(mine, threads.map(_digest_of, (self.paths[name] for name in mine)), strict=True))
-        if size == 1:
-            return found
-        shared: list[dict[str, str]] = [{}] * size
-        dist.all_gather_object(shared, found)
-        return {name: digest for each in shared for name, digest in each.items()}
+        return {name: digest for each in mesh.all_gather(found) for name, digest in each.items()}
 
 
 def check_files(checkpoint: Path, digests: Mapping[str, str]) -> None:

@@ -1,6 +1,6 @@
 """The trainer of one stage, and its training step, which gives the same result on any mesh."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -121,7 +121,7 @@ class Trainer:
             root = Root(model, OBJECTIVES[stage.objective](model))
         freeze(model, stage)
         files = start.Files.of(model, config)
-        origin = Origin(files=files.digests())
+        origin = Origin(files=files.digests(mesh))
         if newest:
             start.check_files(newest, origin.files)
             base = Manifest.read(newest).origin.base if resumed else {newest.name: digest_of(newest)}
@@ -313,14 +313,18 @@ class Trainer:
         summed = self.mesh.sum(self._vector([*(sums[name] for name in names), samples, tokens, flops]))
         values = torch.cat([summed, self._vector([*(counts[name] for name in names), norm])]).tolist()
         totals, amounts, divisors = values[: len(names)], values[len(names) :][:3], values[len(names) + 3 :]
-        means = {
-            name: total / max(divisor, 1.0)
-            for name, total, divisor in zip(names, totals, divisors, strict=False)
-        }
+        losses = self.mean_losses(
+            dict(zip(names, totals, strict=True)), dict(zip(names, divisors, strict=False))
+        )
+        losses["gradient_norm"] = values[-1]
+        return losses, {"samples": amounts[0], "tokens": amounts[1]}, amounts[2]
+
+    def mean_losses(self, sums: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
+        """Divide losses by their counts; `loss` is the weighted total."""
+        means = {name: total / max(counts[name], 1.0) for name, total in sums.items()}
         weights = self.root.objective.weights
         total = sum(weights[name] * value for name, value in means.items() if name in weights)
-        losses = {"loss": total, **means, "gradient_norm": values[-1]}
-        return losses, {"samples": amounts[0], "tokens": amounts[1]}, amounts[2]
+        return {"loss": total, **means}
 
     def _without_gradients(self, work: Callable[[], T]) -> T:
         with torch.no_grad(), self._precision():

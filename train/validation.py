@@ -69,10 +69,7 @@ def validate(trainer: Trainer) -> dict[str, float]:
             for total, found in zip((sums, counts), trainer.evaluate(batches), strict=True):
                 for key, value in found.items():
                     total[key] += value
-    weights = trainer.root.objective.weights
-    means = {key: value / max(counts[key], 1.0) for key, value in sums.items()}
-    loss = sum(weights[key] * value for key, value in means.items() if key in weights)
-    return {NAME: loss, **{f"validation/{key}": value for key, value in means.items()}}
+    return {f"validation/{name}": mean for name, mean in trainer.mean_losses(sums, counts).items()}
 
 
 def validation_stage(settings: ValidationConfig, stage: StageConfig, offered: Collection[str]) -> StageConfig:

@@ -129,13 +129,14 @@ class StragglerDetector:
     It is slow if that exceeds a limit for several windows in a row. Source: Minder (arXiv:2411.01791).
 
     Args:
+        mesh: All processes.
         window: Steps in a window.
         limit: Slowdown above which a process counts as slow.
         patience: Number of slow windows in a row before a process is reported.
     """
 
-    def __init__(self, window: int = 20, limit: float = 1.3, patience: int = 3) -> None:
-        self.window, self.limit, self.patience = window, limit, patience
+    def __init__(self, mesh: Mesh, window: int = 20, limit: float = 1.3, patience: int = 3) -> None:
+        self.mesh, self.window, self.limit, self.patience = mesh, window, limit, patience
         self.spans: list[Computation] = []
         self.slow: dict[int, int] = {}
 
@@ -149,7 +150,7 @@ class StragglerDetector:
         if len(self.spans) < self.window:
             return {}
         own, self.spans = statistics.median(span.seconds() for span in self.spans), []
-        scores = slowdowns(_all_gather(own))
+        scores = slowdowns(self.mesh.all_gather(own))
         self.slow = {
             rank: self.slow.get(rank, 0) + 1 for rank, score in enumerate(scores) if score > self.limit
         }
@@ -188,25 +189,13 @@ def check_finite(
         return
     finite = all(bool(torch.isfinite(loss).all()) for loss in losses)
     samples = [index for batch in batches for index in batch.indices]
-    found: list[tuple[bool, list[int]]] = [(finite, samples)]
-    if mesh.world_size > 1:
-        found *= mesh.world_size
-        dist.all_gather_object(found, (finite, samples))
+    found: list[tuple[bool, list[int]]] = mesh.all_gather((finite, samples))
     failed = [rank for rank, (finite, _) in enumerate(found) if not finite] or list(range(len(found)))
     described = "; ".join(f"process {rank}: samples {_shortened(found[rank][1])}" for rank in failed[:4])
     raise ConfigError(
         f"The gradient of stage {stage!r} is not finite at step {step} ({described}); lower "
         f"stages.{stage}.lr or muon_lr and resume from the last checkpoint."
     )
-
-
-def _all_gather(value: float) -> list[float]:
-    """Return the value of every process."""
-    if not dist.is_initialized():
-        return [value]
-    values = torch.empty(dist.get_world_size(), dtype=torch.float64)
-    dist.all_gather_into_tensor(values, torch.tensor([value], dtype=torch.float64))
-    return values.tolist()
 
 
 def _shortened(samples: list[int]) -> str:

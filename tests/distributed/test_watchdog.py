@@ -36,7 +36,7 @@ def refuse() -> None:
 def slow() -> None:
     """Process 2 computes three times as much; it is named in the third window, by all."""
     rank, slowdowns = dist.get_rank(), []
-    stragglers = StragglerDetector(window=4)
+    stragglers = StragglerDetector(Mesh.build(MeshConfig(), torch.device("cpu")), window=4)
     for _ in range(20):
         began = time.process_time()
         with computing(torch.device("cpu")) as computed:

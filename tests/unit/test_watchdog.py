@@ -91,7 +91,7 @@ def test_a_slow_process_has_the_largest_slowdown(seconds: list[float], data: st.
 
 
 def test_a_single_process_is_never_slow() -> None:
-    stragglers = StragglerDetector(window=2, patience=1)
+    stragglers = StragglerDetector(Mesh(), window=2, patience=1)
     for _ in range(4):
         with computing(torch.device("cpu")) as computed:
             pass

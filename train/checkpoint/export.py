@@ -19,6 +19,7 @@ from worldmodel.errors import ModelError, OutputError
 from worldmodel.models import lora
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
+from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import start
 from worldmodel.train.checkpoint.checkpointer import load, module_state
 from worldmodel.train.checkpoint.manifest import Manifest, chain, verify
@@ -95,7 +96,7 @@ def load_model(config: TrainConfig, checkpoint: Path) -> WorldModel:
     """
     model = start.build_model(config)
     files = start.Files.of(model, config)
-    start.check_files(checkpoint, files.digests())
+    start.check_files(checkpoint, files.digests(Mesh()))
     deferred.materialize(model, torch.device("cpu"))
     deferred.load_shards(model)
     load_weights(model, checkpoint, files.names)
