@@ -20,9 +20,10 @@ from contextlib import suppress
 
 import numpy as np
 
-from worldmodel.config import ImageSize, height_width
+from worldmodel.config import ImageSize, WorldModelConfig, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import Frames, MediaLimits, sniff
+from worldmodel.rollout.state import observed_frames
 from worldmodel.serving.errors import RateLimitError, TooLargeError, UnavailableError, UnsupportedFormatError
 from worldmodel.serving.media import decode_child
 from worldmodel.serving.media.limits import UploadLimits
@@ -75,6 +76,24 @@ async def decode_upload(
             with suppress(ProcessLookupError):  # it has already exited
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.close(pidfd)
+
+
+async def decode_observation(data: bytes, config: WorldModelConfig) -> Frames:
+    """Decode an upload to the frames that a world starts from, uint8 `[t, h, w, 3]`.
+
+    Raises:
+        ApiError, InputError: as `decode_upload`.
+    """
+    limits = UploadLimits()
+    frames = await decode_upload(
+        data,
+        size=config.codec.image_size,
+        fps=config.fps,
+        max_frames=min(limits.max_frames, int(limits.media.max_video_s * config.fps)),
+        limits=limits,
+    )
+    # A world continues from the end of a video; the copy frees the rest.
+    return frames[-observed_frames(config) :].copy()
 
 
 def close_decoder() -> None:

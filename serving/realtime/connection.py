@@ -20,8 +20,7 @@ from worldmodel.errors import WorldModelError
 from worldmodel.serving.actions import ActionSchema
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.errors import ApiError, DeadlineExceededError, RateLimitError, TooLargeError
-from worldmodel.serving.media import decoding
-from worldmodel.serving.media.limits import UploadLimits
+from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.rate_limits import TokenBucket
 from worldmodel.serving.realtime import events
 from worldmodel.serving.realtime.events import Reason, SessionStart, error_event
@@ -176,14 +175,7 @@ class Connection:
                 world.close()
 
     async def _start_world(self, event: SessionStart, upload: bytes | None) -> World:
-        config, frames = self._context.model_config, None
-        if upload is not None:
-            frames = await decoding.decode_upload(
-                upload,
-                size=config.codec.image_size,
-                fps=config.fps,
-                max_frames=UploadLimits.max_frames,
-            )
+        frames = None if upload is None else await decode_observation(upload, self._context.model_config)
         try:
             async with asyncio.timeout(self._context.config.step_deadline_s):
                 return await self._service.start(

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request
 from worldmodel.errors import InputError
 from worldmodel.serving import protocol
 from worldmodel.serving.context import Caller, Context
-from worldmodel.serving.routes.parsing import adapter_name, decode, decode_data_url
+from worldmodel.serving.media.decoding import decode_observation
+from worldmodel.serving.routes.parsing import adapter_name, decode_data_url
 from worldmodel.serving.routes.route_class import (
     ERRORS,
     AuthenticatedRoute,
@@ -33,7 +34,7 @@ async def complete(
     part = media[0]
     url = part.video_url.url if isinstance(part, protocol.VideoPart) else part.image_url.url
     settings = context.service.settings(adapter=adapter_name(context, body.model))
-    frames = await decode(context, decode_data_url(url))
+    frames = await decode_observation(decode_data_url(url), context.model_config)
     text = await while_connected(request, context.worlds.describe_frames(caller, frames, settings, *texts))
     return protocol.ChatObject(
         id=f"chatcmpl-{secrets.token_urlsafe(16)}",

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any, TypeVar
 
-import numpy as np
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
@@ -14,11 +13,8 @@ from starlette.datastructures import FormData, UploadFile
 
 from worldmodel.config import height_width
 from worldmodel.errors import InputError
-from worldmodel.rollout.state import observed_frames
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.errors import NotFoundError, UnsupportedFormatError
-from worldmodel.serving.media import decoding
-from worldmodel.serving.media.limits import UploadLimits
 from worldmodel.serving.protocol import Generation
 from worldmodel.serving.settings import MIB
 from worldmodel.serving.worlds.service import WorldSettings
@@ -115,25 +111,6 @@ def referenced_schemas(*models: type[BaseModel]) -> dict[str, Any]:
     for model in models:
         found |= model.model_json_schema(ref_template=REF_TEMPLATE).get("$defs", {})
     return found
-
-
-async def decode(context: ServerContext, data: bytes) -> np.ndarray:
-    """Decode an upload to the frames that a world starts from, uint8 `[t, h, w, 3]`.
-
-    Raises:
-        InputError: the upload is invalid.
-    """
-    config = context.model_config
-    limits = UploadLimits()
-    frames = await decoding.decode_upload(
-        data,
-        size=config.codec.image_size,
-        fps=config.fps,
-        max_frames=min(limits.max_frames, int(limits.media.max_video_s * config.fps)),
-        limits=limits,
-    )
-    # A world continues from the end of a video; the copy frees the rest.
-    return frames[-observed_frames(config) :].copy()
 
 
 def decode_data_url(url: str) -> bytes:

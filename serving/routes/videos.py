@@ -11,7 +11,8 @@ from worldmodel.serving import protocol
 from worldmodel.serving.actions import plain
 from worldmodel.serving.context import Caller, Context, ServerContext
 from worldmodel.serving.errors import ConflictError, NotFoundError
-from worldmodel.serving.routes.parsing import body_schema, check_size, decode, generation_settings, read_body
+from worldmodel.serving.media.decoding import decode_observation
+from worldmodel.serving.routes.parsing import body_schema, check_size, generation_settings, read_body
 from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
 from worldmodel.serving.videos.jobs import (
     VideoJob,
@@ -69,7 +70,7 @@ async def create(
     )
     job = context.jobs.find_duplicate(record)
     if job is None:
-        frames = await decode(context, upload) if upload is not None else None
+        frames = await decode_observation(upload, context.model_config) if upload is not None else None
         text = body.prompt if upload is None else None
         job = await context.jobs.submit(record, VideoPlan(settings, actions, num_frames, frames, text))
     return _with_poll_header(context.jobs, job, response)

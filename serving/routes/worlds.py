@@ -10,10 +10,10 @@ from worldmodel.media.encoding import encode_png
 from worldmodel.serving import protocol
 from worldmodel.serving.actions import ActionSchema, plain
 from worldmodel.serving.context import Caller, Context
+from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.routes.frames import FRAME_RESPONSES, Format, frames_response
 from worldmodel.serving.routes.parsing import (
     body_schema,
-    decode,
     frame_size,
     generation_settings,
     read_body,
@@ -172,5 +172,5 @@ async def _origin(context: Context, text: str | None, upload: bytes | None) -> O
     if text is not None and upload is not None:
         raise InputError("A world starts from a text or from an upload; send one of them.")
     if upload is not None:
-        return Origin(frames=await decode(context, upload))
+        return Origin(frames=await decode_observation(upload, context.model_config))
     return Origin(text=text) if text is not None else None
