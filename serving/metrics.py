@@ -1,6 +1,8 @@
 """Prometheus metrics: latency of chunks, batch occupancy, and outcomes of requests."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,25 +16,26 @@ class Metrics:
         """Create the metrics; a chunk is in time within `chunk_deadline_s`, its playback time."""
         self.registry = CollectorRegistry()
         self.chunk_deadline_s = chunk_deadline_s
-        self.time_to_first_chunk = self._histogram(
+        shared: Any = {"namespace": "worldmodel", "registry": self.registry}
+        histogram = partial(Histogram, buckets=BUCKETS_S, **shared)
+        gauge, counter = partial(Gauge, **shared), partial(Counter, **shared)
+        self.time_to_first_chunk = histogram(
             "time_to_first_chunk_seconds", "Time from requesting a world to its first frames."
         )
-        self.chunk_seconds = self._histogram("chunk_seconds", "Time from an action to its frames.")
-        self.sessions = self._gauge("sessions", "Live worlds.")
-        self.queued_jobs = self._gauge("queued_jobs", "Queued videos.")
-        self.running_jobs = self._gauge("running_jobs", "Videos being generated.")
-        self.batch_occupancy = self._gauge("batch_occupancy", "Mean number of chunks per denoising step.")
-        self.kv_bytes = self._gauge("kv_bytes", "Size of the engine's KV cache.")
-        self.kv_bytes_per_session = self._gauge(
-            "kv_bytes_per_session", "Size of the KV cache per live world."
-        )
-        self.deadline_attainment = self._gauge(
+        self.chunk_seconds = histogram("chunk_seconds", "Time from an action to its frames.")
+        self.sessions = gauge("sessions", "Live worlds.")
+        self.queued_jobs = gauge("queued_jobs", "Queued videos.")
+        self.running_jobs = gauge("running_jobs", "Videos being generated.")
+        self.batch_occupancy = gauge("batch_occupancy", "Mean number of chunks per denoising step.")
+        self.kv_bytes = gauge("kv_bytes", "Size of the engine's KV cache.")
+        self.kv_bytes_per_session = gauge("kv_bytes_per_session", "Size of the KV cache per live world.")
+        self.deadline_attainment = gauge(
             "deadline_attainment", "Share of chunks generated within their playback time."
         )
-        self.chunks = self._counter("chunks", "Chunks by whether they were in time.", "in_time")
-        self.requests = self._counter("requests", "Requests by outcome.", "route", "outcome")
-        self.jobs = self._counter("jobs", "Videos by outcome.", "outcome")
-        self.rejects = self._counter("rejects", "Rejected requests by reason.", "reason")
+        self.chunks = counter("chunks", "Chunks by whether they were in time.", ["in_time"])
+        self.requests = counter("requests", "Requests by outcome.", ["route", "outcome"])
+        self.jobs = counter("jobs", "Videos by outcome.", ["outcome"])
+        self.rejects = counter("rejects", "Rejected requests by reason.", ["reason"])
         self._met = self._missed = 0
 
     def chunk(self, seconds: float) -> None:
@@ -73,12 +76,3 @@ class Metrics:
     def text(self) -> bytes:
         """Return the metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
-
-    def _histogram(self, name: str, description: str) -> Histogram:
-        return Histogram(name, description, namespace="worldmodel", registry=self.registry, buckets=BUCKETS_S)
-
-    def _gauge(self, name: str, description: str) -> Gauge:
-        return Gauge(name, description, namespace="worldmodel", registry=self.registry)
-
-    def _counter(self, name: str, description: str, *labels: str) -> Counter:
-        return Counter(name, description, labels, namespace="worldmodel", registry=self.registry)

@@ -45,9 +45,7 @@ FRAME_RESPONSES: dict[int | str, dict[str, Any]] = {
 """OpenAPI description of a response with frames."""
 
 
-async def frames_response(
-    format: FrameFormat, frames: np.ndarray, fps: float, round_number: int, step_id: int | None = None
-) -> Response:
+async def frames_response(format: FrameFormat, frames: np.ndarray, fps: float, round_number: int) -> Response:
     """Encode frames in a thread and return them with headers for round, step, count and frame rate."""
     encoders: dict[FrameFormat, Callable[[np.ndarray], bytes]] = {
         "mp4": partial(encode_video, fps=fps),
@@ -57,7 +55,7 @@ async def frames_response(
     data = await asyncio.to_thread(encoders[format], frames)
     headers = {
         "x-round": str(round_number),
-        "x-step-id": str(round_number if step_id is None else step_id),
+        "x-step-id": str(round_number),
         "x-num-frames": str(len(frames)),
         "x-fps": f"{fps:g}",
         "cache-control": "no-store",
