@@ -55,7 +55,7 @@ def run(
     with served(model) if model else nullcontext(server or "") as url:
         blocks = build(url, None if model else os.environ.get(KEY_VARIABLE), world)
         try:
-            address = page.launch(blocks, port, block=False)
+            address = page.launch(blocks, port)
         except OSError:
             raise ConfigError(f"Port {port} is in use; choose another with --port.") from None
         print(f"Open {address} in a browser; press Ctrl-C to stop.", flush=True)

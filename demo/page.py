@@ -35,14 +35,14 @@ Updates = dict[Any, Any]
 """New values of components."""
 
 
-def launch(page: gr.Blocks, port: int | None, *, block: bool = True) -> str:
+def launch(page: gr.Blocks, port: int | None) -> str:
     """Serve the page on the local machine and return its address."""
     _, address, _ = page.queue(default_concurrency_limit=8, max_size=64).launch(
         server_name="127.0.0.1",
         server_port=port,
         share=False,
         quiet=True,
-        prevent_thread_lock=not block,
+        prevent_thread_lock=True,
         max_file_size=MAX_UPLOAD,
         allowed_paths=[],
         show_error=False,

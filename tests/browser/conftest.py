@@ -53,5 +53,5 @@ def demo(server: str) -> Iterator[str]:
     from worldmodel.demo import app, page
 
     blocks = app.build(server, world="shapes")
-    yield page.launch(blocks, None, block=False)
+    yield page.launch(blocks, None)
     blocks.close(verbose=False)
