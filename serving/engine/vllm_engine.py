@@ -30,6 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from worldmodel.errors import InputError, ModelError
 from worldmodel.models.backbone.prefix_cache import History
+from worldmodel.models.loading.pretrained import first_line
 from worldmodel.serving.engine.local import known
 from worldmodel.serving.engine.vllm_plugin import SERVER
 from worldmodel.serving.errors import UnavailableError
@@ -141,7 +142,7 @@ class VllmEngine:
             llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**options, **OPTIONS))
         except (OSError, RuntimeError, ValueError) as error:
             raise ModelError(
-                f"vLLM cannot serve the backbone in {str(folder)!r}; see its log: {_line(error)}"
+                f"vLLM cannot serve the backbone in {str(folder)!r}; see its log: {first_line(error)}"
             ) from None
         engine = cls(llm, tokenizer, lora, getattr(torch, dtype), kv_bytes)
         for name, request in lora.items():
@@ -149,7 +150,9 @@ class VllmEngine:
                 await llm.add_lora(request)
             except Exception as error:  # the engine's process can report any type
                 await engine.close()
-                raise ModelError(f"The adapter {name!r} does not fit this backbone: {_line(error)}") from None
+                raise ModelError(
+                    f"The adapter {name!r} does not fit this backbone: {first_line(error)}"
+                ) from None
         return engine
 
     async def predict_states(
@@ -307,7 +310,7 @@ def _rank(name: str, folder: Path) -> int:
         with safe_open(path, framework="pt") as file:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 - no dict
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"The adapter {name!r} cannot be read: {_line(error)}") from None
+        raise ModelError(f"The adapter {name!r} cannot be read: {first_line(error)}") from None
     for key in shapes:
         if not key.endswith(FACTORS):
             raise ModelError(
@@ -318,7 +321,3 @@ def _rank(name: str, folder: Path) -> int:
     if rank > LORA_RANKS[-1]:
         raise ModelError(f"The adapter {name!r} has rank {rank}; vLLM supports ranks up to {LORA_RANKS[-1]}.")
     return rank
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

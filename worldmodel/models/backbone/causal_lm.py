@@ -109,12 +109,11 @@ class Backbone(nn.Module):
         """
         weights_dtype = pretrained.dtype_of(dtype)
         folder = _folder(name, revision)
-        model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
+        config, model_type = _read_config(folder)
         multimodal = model_type in VISION_LANGUAGE
         if not multimodal and not num_layers:
             model = pretrained.load_model(AutoModelForCausalLM, folder, weights_dtype, attention.NAME)
             return cls(model, _tokenizer(folder))
-        config = _language_config(folder) if multimodal else pretrained.read_config(folder)
         renaming: dict[str, str | None] = LANGUAGE_WEIGHTS if multimodal else {"": ""}
         if num_layers:
             prefix = "model.language_model.layers." if multimodal else "model.layers."
@@ -134,9 +133,7 @@ class Backbone(nn.Module):
         """
         if config.pretrained:
             folder = _folder(config.pretrained, config.revision)
-            model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
-            multimodal = model_type in VISION_LANGUAGE
-            architecture = _language_config(folder) if multimodal else pretrained.read_config(folder)
+            architecture, _ = _read_config(folder)
             if config.num_layers:
                 architecture = _first_layers(architecture, config.num_layers)
             tokenizer = _tokenizer(folder)
@@ -306,9 +303,12 @@ def _first_layers(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig
     return type(config).from_dict(values)
 
 
-def _language_config(folder: Path) -> PreTrainedConfig:
-    """Return the configuration of the language model inside a vision-language model."""
+def _read_config(folder: Path) -> tuple[PreTrainedConfig, str]:
+    """Return the config of a language model, or of that in a vision-language model, and the model type."""
+    model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
     whole = pretrained.read_config(folder)
+    if model_type not in VISION_LANGUAGE:
+        return whole, model_type
     text = whole.get_text_config()
     values = text.to_dict()
     for name in ("model_type", "architectures", "dtype"):
@@ -316,7 +316,7 @@ def _language_config(folder: Path) -> PreTrainedConfig:
     rope = text.rope_parameters or {}
     values["rope_parameters"] = {name: x for name, x in rope.items() if not name.startswith("mrope")}
     values["tie_word_embeddings"] = whole.tie_word_embeddings
-    return VISION_LANGUAGE[whole.model_type].config_class(**values)
+    return VISION_LANGUAGE[model_type].config_class(**values), model_type
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:

