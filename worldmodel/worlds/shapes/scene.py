@@ -1,8 +1,10 @@
 """Scenes: objects of eight colours, five shapes and three sizes on one of four dark backgrounds."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -163,20 +165,13 @@ def random_scene(rng: np.random.Generator, num_objects: int | None = None) -> Sc
     Raises:
         ValueError: `num_objects` is not from 0 to 8.
     """
-    count = _draw_count(rng, num_objects)
-    objects: list[SceneObject] = []
-    for colour in rng.permutation(len(COLOURS))[:count].tolist():
-        for attempt in range(24):
-            # Late attempts are small, so a crowded scene loses size before it loses objects.
-            size = SIZES[int(rng.integers(3))] if attempt < 12 else "small"
-            shape = SHAPES[int(rng.integers(len(SHAPES)))]
-            half = half_side(shape, RADII[size])
-            x, y = rng.integers(half, FRAME_SIZE - half, 2).tolist()
-            obj = SceneObject(COLOURS[colour], shape, size, x, y)
-            if all(apart(obj, other, margin=1) for other in objects):
-                objects.append(obj)
-                break
-    return Scene(BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))], tuple(objects))
+
+    def place(colour: str, shape: str, size: str, *_: Any) -> SceneObject:
+        half = half_side(shape, RADII[size])
+        x, y = rng.integers(half, FRAME_SIZE - half, 2).tolist()
+        return SceneObject(colour, shape, size, x, y)
+
+    return _fill(rng, _draw_count(rng, num_objects), place)
 
 
 def zone_scene(rng: np.random.Generator, num_objects: int | None = None) -> Scene:
@@ -190,17 +185,26 @@ def zone_scene(rng: np.random.Generator, num_objects: int | None = None) -> Scen
         ValueError: `num_objects` is not from 0 to 8.
     """
     count = _draw_count(rng, num_objects)
-    zones = rng.permutation(len(ZONES)).tolist()
+    zones = [ZONES[index] for index in rng.permutation(len(ZONES))]
+
+    def place(colour: str, shape: str, size: str, attempt: int, others: Sequence[SceneObject]) -> SceneObject:
+        free = [zone for zone in zones if zone not in {zone_of(other.x, other.y) for other in others}]
+        return place_in_zone(colour, shape, size, free[attempt % len(free)])
+
+    return _fill(rng, count, place)
+
+
+def _fill(rng: np.random.Generator, count: int, place: Callable[..., SceneObject]) -> Scene:
+    """Draw up to `count` objects of different colours, placed so that they do not touch."""
     objects: list[SceneObject] = []
     for colour in rng.permutation(len(COLOURS))[:count].tolist():
         for attempt in range(24):
+            # Late attempts are small, so a crowded scene loses size before it loses objects.
             size = SIZES[int(rng.integers(3))] if attempt < 12 else "small"
             shape = SHAPES[int(rng.integers(len(SHAPES)))]
-            zone = zones[attempt % len(zones)]
-            obj = place_in_zone(COLOURS[colour], shape, size, ZONES[zone])
+            obj = place(COLOURS[colour], shape, size, attempt, objects)
             if all(apart(obj, other, margin=1) for other in objects):
                 objects.append(obj)
-                zones.remove(zone)
                 break
     return Scene(BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))], tuple(objects))
 
