@@ -6,11 +6,12 @@ x 64 pixels. The other loaders are optional: `pip install . litdata webdataset d
 environment; those that are not installed are left out.
 
 Columns:
-    first s    seconds from opening the loader to the first batch clips/s    rate after the first batch
+    first s    seconds from opening the loader to the first batch
+    clips/s    rate after the first batch
     slowdown   time of pure Python work between batches with one worker, relative to the same work without
-    loading resume     the state is saved after a third of the pass with one worker and loaded again: clips of
-    the pass
-               that are lost and clips that are repeated, or `refused` for an error
+               loading
+    resume     the state is saved after a third of the pass with one worker and loaded again: clips of the
+               pass that are lost and clips that are repeated, or `refused` for an error
 """
 
 import argparse

@@ -51,7 +51,6 @@ def documents(total: int, seed: int) -> list[list[Segment]]:
 
 # ---- exactness and bytes -------------------------------------------------------------------------------
 
-MODES = {"ulysses": (1, 0), "kv-gather": (0, 1), "both": (1, 1)}
 HEADS, WIDTH, LENGTH = (8, 4), 16, 512
 
 

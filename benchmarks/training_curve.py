@@ -90,7 +90,7 @@ def main() -> None:
         ]
         print(f"{name:12s}  {100 * goal:4.0f}   " + "   ".join(cells))
     draw(columns, args.out)
-    print(f"\npicture: {args.out}")
+    print(f"\nplot: {args.out}")
 
 
 if __name__ == "__main__":
