@@ -48,7 +48,7 @@ test: .venv/ready-dev ## run the fast tests (`.venv/bin/pytest -k NAME` runs tho
 test-all: .venv/ready-dev ## run all tests, with more examples, and print the coverage
 	$(PYTEST) --hypothesis-profile thorough --cov --cov-report term
 
-check: .venv/ready-dev ## run everything that CI runs: format, lint, spelling, types, import contracts, all tests
+check: .venv/ready-dev ## run what CI runs, without docs and vLLM: format, lint, spelling, types, import contracts, all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
