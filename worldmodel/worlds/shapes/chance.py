@@ -1,4 +1,4 @@
-"""Chance acts: sentences with several lawful outcomes, of known probabilities.
+"""Chance acts: sentences with several possible outcomes of known probabilities.
 
 An outcome is an ordinary plan, so physics, images and judge are those of certain acts. None of the outcomes
 is a held-out triple (`sampling.held_out`).
@@ -33,12 +33,12 @@ _SPLIT_ID = 1000
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """A sentence, and what it can lead to.
+    """A sentence and its possible outcomes.
 
     Attributes:
         kind: One of `CHANCE_KINDS`.
         text: The sentence.
-        plans: The lawful outcomes, 2 to 4, all different in pixels.
+        plans: The outcomes, 2 to 4, all different in pixels.
         probabilities: Probability of each; they sum to 1.
     """
 
@@ -49,7 +49,7 @@ class Chance:
 
 
 def draw_chance(rng: np.random.Generator, scene: Scene, kind: str) -> Chance | None:
-    """Draws a chance act of a kind that is possible in a scene, or returns None.
+    """Draw a chance act of a kind that is possible in a scene; None if there is none.
 
     Raises:
         ValueError: The kind is unknown.
@@ -69,17 +69,17 @@ def draw_chance(rng: np.random.Generator, scene: Scene, kind: str) -> Chance | N
 
 
 def sample_chance(seed: int, index: int) -> tuple[Scene, Chance]:
-    """Returns a scene and a chance act that is possible in it, always the same for the same seed."""
+    """Return a scene and a chance act that is possible in it, the same for the same arguments."""
     return _sample(np.random.default_rng((_SPLIT_ID, seed, index)))
 
 
 def sample_chance_rollout(seed: int, index: int, rounds: int) -> list[Sample]:
-    """Returns samples that follow each other, each one outcome of a chance act, drawn by its probability.
+    """Return consecutive samples, each an outcome of a chance act, drawn by its probability.
 
     Args:
         seed: Seed of the data set.
-        index: Which rollout of the data set.
-        rounds: How many clips; the first round's scene and act are those of `sample_chance`.
+        index: Index of the rollout in the data set.
+        rounds: Number of samples; the first round's scene and act are those of `sample_chance`.
     """
     rng = np.random.default_rng((_SPLIT_ID, seed, index))
     scene, chance = _sample(rng)
@@ -98,7 +98,7 @@ def sample_chance_rollout(seed: int, index: int, rounds: int) -> list[Sample]:
 
 def _sample(rng: np.random.Generator) -> tuple[Scene, Chance]:
     kind = CHANCE_KINDS[int(rng.integers(len(CHANCE_KINDS)))]
-    # The scene is drawn to suit the kind, so that kinds that need much room are not rare.
+    # The scene is drawn to suit the kind, so that kinds that need much space are not rare.
     while True:
         scene = random_scene(rng)
         chance = draw_chance(rng, scene, kind)
@@ -109,7 +109,7 @@ def _sample(rng: np.random.Generator) -> tuple[Scene, Chance]:
 def _outcomes(
     kind: str, scene: Scene, target: SceneObject | None
 ) -> tuple[tuple[Plan, ...], tuple[float, ...]]:
-    """Returns the lawful outcomes and their probabilities; none where the act is impossible."""
+    """Return the outcomes and their probabilities; none where the act is impossible."""
     if kind == "gust":
         stages = [_together(scene, (way,) * len(scene.objects)) for way in _SIDEWAYS]
     elif kind == "scatter":
@@ -141,14 +141,14 @@ def _outcomes(
 
 
 def _together(scene: Scene, ways: tuple[str, ...]) -> tuple[Act, ...]:
-    """Returns one move for every object, at the same time; nothing for more objects than a plan has acts."""
+    """Return one move for every object, at the same time; nothing for more objects than a plan has acts."""
     if not 1 <= len(ways) <= 3:
         return ()
     return tuple(Act(way, obj.colour, obj.shape) for way, obj in zip(ways, scene.objects, strict=True))
 
 
 def _newcomers(scene: Scene) -> list[Act]:
-    """Returns the same medium ball in every corner that is free."""
+    """Return acts in which the same medium ball appears, one for every free corner."""
     if len(scene.objects) >= MAX_OBJECTS:
         return []
     colour = next(colour for colour in COLOURS if scene.find(colour) is None)
