@@ -12,9 +12,9 @@ import numpy as np
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
-from worldmodel.serving.client.payloads import AnyAction
+from worldmodel.serving.client.payloads import AnyAction, Observation
 from worldmodel.types import Action
-from worldmodel.worlds.base import StartImage, Target, World
+from worldmodel.worlds.base import Target, World
 
 MAX_BRANCHES = 4
 MAX_MOMENTS = 200
@@ -70,30 +70,18 @@ class RolloutHistory:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
-    async def from_image(
-        cls, client: AsyncClient, catalog: World, start: StartImage, seed: int
+    async def start(
+        cls,
+        client: AsyncClient,
+        catalog: World,
+        seed: int,
+        observation: Observation | None = None,
+        *,
+        text: str | None = None,
+        targets: tuple[Target, ...] = (),
     ) -> "RolloutHistory":
-        """Start from one of the world's images."""
-        world = await client.worlds.create(start.image, seed=seed)
-        return await cls._begin(client, catalog, world, catalog.targets_in(start.image))
-
-    @classmethod
-    async def from_upload(
-        cls, client: AsyncClient, catalog: World, data: bytes, seed: int
-    ) -> "RolloutHistory":
-        """Start from an uploaded image or video."""
-        return await cls._begin(client, catalog, await client.worlds.create(data, seed=seed))
-
-    @classmethod
-    async def from_text(cls, client: AsyncClient, catalog: World, text: str, seed: int) -> "RolloutHistory":
-        """Start from a description."""
-        world = await client.worlds.create(text=text, seed=seed)
-        return await cls._begin(client, catalog, world, catalog.targets_named(text))
-
-    @classmethod
-    async def _begin(
-        cls, client: AsyncClient, catalog: World, world: AsyncRemoteWorld, targets: tuple[Target, ...] = ()
-    ) -> "RolloutHistory":
+        """Start from an image or a video, or from a description; `targets` are its known objects."""
+        world = await client.worlds.create(observation, text=text, seed=seed)
         first = Moment(None, await world.frames(), await world.snapshot())
         first.targets = await _find_targets(catalog, world, first, targets)
         return cls(client, catalog, [Branch("Main", world, [first])])

@@ -149,26 +149,27 @@ class Page:
             return gr.skip()
 
     async def _start_scene(self, history: RolloutHistory | None, seed: float, event: gr.EventData) -> Updates:
-        start = self.start_images[_index(event, len(self.start_images))]
-        started = await RolloutHistory.from_image(self.client, self.catalog, start, _seed(seed))
-        return await self._start(history, started)
+        image = self.start_images[_index(event, len(self.start_images))].image
+        return await self._start(history, seed, image, targets=self.catalog.targets_in(image))
 
     async def _start_upload(self, history: RolloutHistory | None, data: bytes | None, seed: float) -> Updates:
         if not data:
             raise InputError("The file is empty; use a PNG, JPEG, WebP or MP4.")
-        started = await RolloutHistory.from_upload(self.client, self.catalog, data, _seed(seed))
-        return {**await self._start(history, started), self.at.upload: None}
+        return {**await self._start(history, seed, data), self.at.upload: None}
 
     async def _start_text(self, history: RolloutHistory | None, text: str, seed: float) -> Updates:
         if not text.strip():
             raise InputError("Describe the scene, or pick one of the examples.")
-        started = await RolloutHistory.from_text(self.client, self.catalog, text.strip(), _seed(seed))
-        return await self._start(history, started)
+        text = text.strip()
+        return await self._start(history, seed, text=text, targets=self.catalog.targets_named(text))
 
-    async def _start(self, previous: RolloutHistory | None, history: RolloutHistory) -> Updates:
+    async def _start(
+        self, previous: RolloutHistory | None, seed: float | None, *origin: Any, **more: Any
+    ) -> Updates:
+        started = await RolloutHistory.start(self.client, self.catalog, int(seed or 0), *origin, **more)
         if previous is not None:
             await previous.close()
-        return self._show(history)
+        return self._show(started)
 
     async def _reset(self, history: RolloutHistory | None) -> Updates:
         if history is not None:
@@ -281,10 +282,6 @@ class Page:
             at.answer: "",
             **dict.fromkeys(at.stages, ""),
         }
-
-
-def _seed(number: float | None) -> int:
-    return int(number or 0)
 
 
 def _index(event: gr.EventData, count: int) -> int:
