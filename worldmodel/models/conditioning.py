@@ -60,13 +60,16 @@ class Layer(nn.Module):
 class ConditionAdapter(nn.Module, ABC):
     """Maps states to the generator's condition."""
 
+    null_tokens: nn.Parameter
+    """The tokens of no state; they begin as zeros."""
+
     @abstractmethod
     def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
         """Map states, and the context frames of the chunk, to a condition."""
 
-    @abstractmethod
     def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Return the unconditional condition, for guidance and condition dropout."""
+        """Return the unconditional condition, for guidance and condition dropout: here, learned tokens."""
+        return Condition(tokens=self.null_tokens.expand(len(context), -1, -1))
 
 
 class GridAdapter(ConditionAdapter):
@@ -154,10 +157,6 @@ class PromptAdapter(ConditionAdapter):
         """Return tokens `[b, num_tokens, token_width]`."""
         return Condition(tokens=self.resampler(self.norm(states)))
 
-    def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Return the learned tokens of no state; they begin as zeros."""
-        return Condition(tokens=self.null_tokens.expand(len(context), -1, -1))
-
 
 class StreamAdapter(ConditionAdapter):
     """A linear layer; states enter the generator beside its prompt, through an added cross-attention.
@@ -175,10 +174,6 @@ class StreamAdapter(ConditionAdapter):
     def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
         """Return tokens `[b, n, token_width]`."""
         return Condition(tokens=self.project(self.norm(states)))
-
-    def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Return the learned tokens of no state; they begin as zeros."""
-        return Condition(tokens=self.null_tokens.expand(len(context), -1, -1))
 
 
 def choose(keep: Tensor, first: Condition, second: Condition) -> Condition:
