@@ -125,6 +125,11 @@ def staged_files(path: str | Path) -> Iterator[Path]:
         _remove_empty(created)
 
 
+def user_cache() -> Path:
+    """Return the folder of cached files: `$XDG_CACHE_HOME/worldmodel` or `~/.cache/worldmodel`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worldmodel"
+
+
 def move(source: Path, target: Path, durable: bool = False) -> None:
     """Rename within one file system, replacing a file; with `durable`, wait until the name is on the disk."""
     os.replace(source, target)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from worldmodel.errors import OutputError
-from worldmodel.io import atomic_file
+from worldmodel.io import atomic_file, user_cache
 
 MIN_BYTES = 2**20
 """Smaller files are read faster than their index."""
@@ -55,9 +55,11 @@ def _stamp(path: Path) -> np.ndarray | None:
 
 def _places(path: Path, kind: str) -> list[Path]:
     """Return where the index of a file may be: beside it, or in the cache folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worldmodel" / "indexes"
     digest = hashlib.sha256(os.path.abspath(path).encode()).hexdigest()
-    return [path.with_name(f".{path.name}.{kind}.index"), cache / f"{digest[:32]}.{kind}.index"]
+    return [
+        path.with_name(f".{path.name}.{kind}.index"),
+        user_cache() / "indexes" / f"{digest[:32]}.{kind}.index",
+    ]
 
 
 def _read(place: Path, stamp: np.ndarray) -> np.ndarray | None:

@@ -5,7 +5,6 @@ the weights that were quantised, so adapters trained on them belong to them alon
 """
 
 import hashlib
-import os
 import shutil
 import struct
 import subprocess
@@ -20,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.io import atomic_folder
+from worldmodel.io import atomic_folder, user_cache
 from worldmodel.models.loading import pretrained
 
 
@@ -48,8 +47,8 @@ BASE_MODELS = {
 
 
 def cache_folder() -> Path:
-    """Return the folder of converted models: `$XDG_CACHE_HOME/worldmodel` or `~/.cache/worldmodel`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worldmodel" / "base-models"
+    """Return the folder of converted models."""
+    return user_cache() / "base-models"
 
 
 def find(name: str | Path) -> Path | None:
