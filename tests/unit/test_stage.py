@@ -60,6 +60,27 @@ def test_the_checkpoint_with_the_lowest_validation_loss_is_kept(
         }
 
 
+@pytest.mark.slow
+def test_own_clips_are_validated_on(run_config: TrainConfig, recorded: Path, tmp_path: Path) -> None:
+    """The loss on a table of clips, which a source of weight 0 holds out, and the best checkpoint."""
+    clips = SourceConfig(
+        "clips", str(recorded / "clips.csv"), columns={"video": "path", "text": "text"}, weight=0.0
+    )
+    config = dataclasses.replace(
+        changed(run_config, steps=4),
+        data=DataConfig({"shapes": SourceConfig("shapes"), "held": clips}),
+        validation=ValidationConfig("held", 2, 2),
+    )
+    run = finetune.train(config).parent
+    records = read_metrics(run)["state"]
+    losses = {step: line["validation/loss"] for step, line in records.items() if "validation/loss" in line}
+    assert losses.keys() == {2, 4}
+    assert all(0 < loss < 100 for loss in losses.values())
+    assert losses[2] != losses[4]
+    best = checkpointer.load(run / "checkpoints" / "best", {})
+    assert (best["step"], best["validation_loss"]) == min(losses.items(), key=lambda item: item[1])
+
+
 def test_validation_on_what_is_trained_is_refused(run_config: TrainConfig) -> None:
     settings = ValidationConfig("shapes")
     with pytest.raises(ConfigError, match=r"Stage state .*'shapes'.*weight"):
