@@ -11,15 +11,21 @@ from worldmodel.errors import ModelError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.report import write_report
 from worldmodel.eval.speed import machine
-from worldmodel.eval.suite import EvalSettings, evaluate, suite_of
+from worldmodel.eval.suite import EvalSettings, EvalSuite, evaluate, suite_of
 from worldmodel.models.world_model import WorldModel
 
 LONGEST_STEP_S = 300.0
 """Longer gaps between two lines of metrics.jsonl are interruptions of the run."""
 
 
-def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
+def publish(run: Path, folder: Path, settings: EvalSettings, suite: EvalSuite | None = None) -> None:
     """Evaluate `run/model`, write the report into the run and the model with its card to `folder`.
+
+    Args:
+        run: Folder of the run.
+        folder: Model folder to write.
+        settings: Settings of the evaluation.
+        suite: The suite; by default that of the model's world.
 
     Raises:
         ModelError: the run is not finished.
@@ -28,8 +34,8 @@ def publish(run: Path, folder: Path, num_samples: int, rounds: int) -> None:
         raise ModelError(f"{run} has no finished model; run `worldmodel train` again to resume it.")
     model = WorldModel.from_pretrained(run / "model")
     training = training_record(run)
-    suite = suite_of(model.config)
-    results = evaluate(model, EvalSettings(num_samples=num_samples, rounds=rounds), suite, progress=True)
+    suite = suite or suite_of(model.config)
+    results = evaluate(model, settings, suite, progress=True)
     name = folder.name if folder.parent.name == "pretrained" else str(folder)
     results["model"] = name
     write_report(results, run / "report", suite)

@@ -393,9 +393,26 @@ def test_the_command_line_end_to_end(
     assert (tmp_path / "report" / "horizon-psnr.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
+def test_a_run_is_published_with_figures_on_recorded_episodes(recorded: Path, tmp_path: Path) -> None:
+    run, folder = tmp_path / "run", tmp_path / "published"
+    WorldModel.from_pretrained("shapes-tiny").save_pretrained(run / "model")
+    origin = {"command": "worldmodel train mine.yaml", "commit": "abc", "num_processes": 1}
+    stages = {"joint": {"objective": "joint", "steps": 2}}
+    (run / "config.json").write_text(json.dumps({"stages": stages, "origin": origin}))
+    (run / "metrics.jsonl").write_text('{"stage": "joint", "time": 0}\n')
+    argv = ["publish", str(run), str(folder), "--data", str(recorded), "--num-samples", "2", "--rounds", "1"]
+    assert main(argv) == 0
+    card = (folder / "README.md").read_text()
+    assert "| PSNR of a copy of the first frame, round 1 |" in card
+    assert f"--data {recorded} --num-samples 2 --rounds 1" in card
+    assert (run / "report" / "index.html").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--data", "RECORDED", "--perceptual", "gone.safetensors"], "gone.safetensors"),
         (["--data", "nowhere"], "nowhere"),
         (["--inverse", "red+left=red+right"], "--data"),
         (["--data", "RECORDED", "--split", "held-out"], "--split"),

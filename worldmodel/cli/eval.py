@@ -26,12 +26,12 @@ def main(argv: list[str]) -> None:
     if args.json and Path(args.json).expanduser().is_dir():
         raise InputError(f"--json is {args.json!r}, which is a folder; pass a file name.")
     config = model_folder.read_config(model_folder.resolve(args.model))
-    numbers = (args.num_samples, args.rounds, args.seed, args.num_inference_steps)
+    settings = EvalSettings(args.split, args.num_samples, args.rounds, args.seed, args.num_inference_steps)
     if args.data is None:
         check_options(args)
-        settings, suite = EvalSettings(args.split, *numbers), suite_of(config)
+        suite = suite_of(config)
     else:
-        settings, suite = data_suite(args, config, numbers)
+        settings, suite = data_suite(args, config, settings)
     check_split(suite, settings.split)
     model = load_model(args.model)
     results = evaluate(model, settings, suite, progress=sys.stderr.isatty() or args.progress)

@@ -1,6 +1,7 @@
 """Options of `worldmodel eval` and `worldmodel publish` for recorded episodes."""
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from worldmodel.errors import InputError
@@ -8,8 +9,9 @@ from worldmodel.errors import InputError
 if TYPE_CHECKING:
     from worldmodel.config import WorldModelConfig
     from worldmodel.eval.data.suite import DataSettings, DataSuite
+    from worldmodel.eval.suite import EvalSettings
 
-NEED_DATA = ("train_data", "inverse", "judge")
+NEED_DATA = ("train_data", "inverse", "judge", "perceptual", "features")
 """Options that are only for recorded episodes."""
 
 
@@ -48,6 +50,14 @@ def add_data_options(parser: ArgumentParser) -> None:
         metavar="MODULE:CLASS",
         help="class of a judge (worldmodel.eval.judge.Judge) that compares a frame with the recorded one",
     )
+    group.add_argument(
+        "--perceptual", metavar="FILE", help="safetensors file of LPIPS, for a learned perceptual distance"
+    )
+    group.add_argument(
+        "--features",
+        metavar="FOLDER",
+        help="folder of a vision encoder (DINOv2, CLIP, ...), for a Fréchet distance over its features",
+    )
 
 
 def check_options(args: Namespace) -> None:
@@ -62,7 +72,7 @@ def check_options(args: Namespace) -> None:
 
 
 def data_suite(
-    args: Namespace, config: "WorldModelConfig", numbers: tuple[int, int, int, int | None]
+    args: Namespace, config: "WorldModelConfig", settings: "EvalSettings"
 ) -> "tuple[DataSettings, DataSuite]":
     """Return the settings and the suite of an evaluation on recorded episodes, checked against the model.
 
@@ -74,19 +84,20 @@ def data_suite(
     from worldmodel.eval.data.suite import DataSettings, DataSuite
     from worldmodel.eval.judge import load_judge
 
-    if getattr(args, "split", None):
+    if settings.split is not None:
         raise InputError("--split is for the suite of a world; leave it out with --data.")
     held_out, training = read_held_out(args.data, args.train_data)
     judge = None if args.judge is None else load_judge(args.judge)
-    settings = DataSettings(
-        None,
-        *numbers,
+    own = DataSettings(
+        **asdict(settings),
         data=args.data,
         train_data=args.train_data,
         inverse_dynamics_steps=args.inverse_dynamics_steps,
         inverse=tuple(args.inverse),
         judge=args.judge,
+        perceptual=args.perceptual,
+        features=args.features,
     )
-    suite = DataSuite(held_out, training, config, settings, judge)
+    suite = DataSuite(held_out, training, config, own, judge)
     suite.check(config)
-    return settings, suite
+    return own, suite

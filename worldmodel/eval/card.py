@@ -151,7 +151,7 @@ def _reproduce(results: Mapping[str, Any], name: str) -> str:
 def _data_options(settings: Mapping[str, Any]) -> str:
     """Return the options of an evaluation on recorded episodes; none for a world's own suite."""
     options: list[str] = []
-    for name in ("data", "train_data", "inverse", "judge"):
+    for name in ("data", "train_data", "inverse", "judge", "perceptual", "features"):
         value = settings.get(name) or ()
         for each in (value,) if isinstance(value, str) else value:
             options.append(f"--{name.replace('_', '-')} {shlex.quote(each)} ")

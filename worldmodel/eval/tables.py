@@ -95,7 +95,7 @@ def split_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
 def data_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
     """Yield the tables on recorded episodes, whose rows are the model and simpler predictions."""
     horizon = dict(figures.get("horizon", {}))
-    trend = horizon.pop("trend", None)
+    trend, frechet = horizon.pop("trend", None), horizon.pop("frechet", None)
     for measure, rows in horizon.items():
         title, unit = _MEASURES[measure]
         length = max(map(len, rows.values()))
@@ -114,6 +114,9 @@ def data_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
     if trend:
         about = "Mean slope of the episodes over their rounds; in brackets: 95 % intervals."
         yield _by_measure("Change per round", about, trend)
+    if frechet:
+        about = "Between the features of the last frames of all predicted and all recorded rounds."
+        yield _by_measure("Fréchet distance over the given network", about, frechet)
     for name, (title, about) in _SECTIONS.items():
         if figures.get(name):
             yield _by_measure(title, about, figures[name])
@@ -129,7 +132,6 @@ _SECTIONS = {
         "Action and inverse",
         "PSNR and return are of the worlds whose picture the action changes, against the start.",
     ),
-    "frechet": ("Fréchet distance", "Between the features of predicted and recorded frames of all rounds."),
 }
 
 

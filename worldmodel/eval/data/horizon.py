@@ -9,6 +9,7 @@ from worldmodel.eval.data.episodes import EpisodeReader, Recorded
 from worldmodel.eval.data.measures import Measure, Played
 from worldmodel.eval.data.subjects import play_all
 from worldmodel.eval.examples import Album, Example
+from worldmodel.eval.frechet import FrameFeatures, frechet_figure
 from worldmodel.eval.metrics import Figure, bootstrap_figure, rate_figure
 from worldmodel.eval.runner import Clips, Subject
 
@@ -28,6 +29,7 @@ def horizon(
     measures: Sequence[Measure],
     forecasts: bool,
     album: Album,
+    features: FrameFeatures | None = None,
 ) -> dict[str, Any]:
     """Play episodes and measure every round.
 
@@ -38,6 +40,8 @@ def horizon(
         measures: What is measured.
         forecasts: Whether the model makes a forecast that 0 denoising steps show.
         album: Where examples are kept.
+        features: Features of frames; adds `frechet`, the Fréchet distance between the last frames of all
+            predicted rounds and the recorded ones, by row.
 
     Returns:
         Figures by measure and row, one a round; the first is that of round 1. `trend` has the change per
@@ -45,12 +49,15 @@ def horizon(
         the rounds that they have.
     """
     values: Values = {}
+    found: dict[str, list[np.ndarray]] = {}
     played = 0
     for batch in reader.batches(count):
         seeds = [reader.seed + played + row for row in range(len(batch))]
         rows = play_all(subject, batch, seeds, forecasts)
         for name, clips in rows.items():
             _measure(values, name, batch, clips, rows["truth"], measures)
+            if features is not None:
+                found.setdefault(name, []).extend(features(clip) for clip in clips)
         for index, episode in enumerate(batch):
             rights = values.get(("right", "model"), [])[played:]
             made = [clip[index] for clip in rows["model"]]
@@ -60,8 +67,12 @@ def horizon(
     for (measure, name), episodes in values.items():
         results.setdefault(measure, {})[name] = by_round(episodes)
     for (measure, name), episodes in values.items():
-        if measure in TRENDS and (found := trend(episodes)):
-            results.setdefault("trend", {}).setdefault(measure, {})[name] = found
+        if measure in TRENDS and (slope := trend(episodes)):
+            results.setdefault("trend", {}).setdefault(measure, {})[name] = slope
+    if found:
+        truth = np.concatenate(found.pop("truth"))
+        distances = {name: frechet_figure(np.concatenate(each), truth) for name, each in found.items()}
+        results["frechet"] = {"frechet": distances}
     return results
 
 

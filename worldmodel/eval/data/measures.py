@@ -9,8 +9,10 @@ import numpy as np
 
 from worldmodel.eval.judge import Judge
 from worldmodel.eval.metrics import psnr, ssim
+from worldmodel.eval.perceptual import PerceptualDistance
 from worldmodel.eval.runner import Clips, Images
 from worldmodel.media import Frames
+from worldmodel.media.tensors import to_tensor
 from worldmodel.types import Action
 
 GRADIENT_FLOOR = 1.0
@@ -78,6 +80,19 @@ class Sharpness:
     def __call__(self, played: Played) -> list[float]:
         pairs = zip(played.clips, played.truth, strict=True)
         return [(gradient(made) + GRADIENT_FLOOR) / (gradient(true) + GRADIENT_FLOOR) for made, true in pairs]
+
+
+class Perceptual:
+    """Learned perceptual distance of a round, the mean of its frames: 0 for equal ones."""
+
+    name, of_truth = "perceptual", False
+
+    def __init__(self, distance: PerceptualDistance) -> None:
+        self.distance = distance
+
+    def __call__(self, played: Played) -> list[float]:
+        pairs = zip(to_tensor(list(played.clips)), to_tensor(list(played.truth)), strict=True)
+        return [float(self.distance(made, true).mean()) for made, true in pairs]
 
 
 class Judged:

@@ -14,11 +14,13 @@ from worldmodel.eval.data.counterfactuals import counterfactuals
 from worldmodel.eval.data.episodes import EpisodeReader
 from worldmodel.eval.data.horizon import horizon
 from worldmodel.eval.data.inverse_dynamics import ActionRecognised, train_recogniser
-from worldmodel.eval.data.measures import Judged, Measure, Psnr, Sharpness, Ssim
+from worldmodel.eval.data.measures import Judged, Measure, Perceptual, Psnr, Sharpness, Ssim
 from worldmodel.eval.data.returns import parse_inverse, returns
 from worldmodel.eval.examples import Album
+from worldmodel.eval.frechet import FrameFeatures
 from worldmodel.eval.goals import Goal, Unit
 from worldmodel.eval.judge import Judge
+from worldmodel.eval.perceptual import PerceptualDistance
 from worldmodel.eval.runner import Subject
 from worldmodel.eval.suite import CardText, EvalSettings, Part
 from worldmodel.media import Frame
@@ -38,6 +40,8 @@ class DataSettings(EvalSettings):
         inverse_dynamics_steps: Steps of its training.
         inverse: Pairs of actions that undo each other, such as `left=right`.
         judge: Name of the judge's class, for the report.
+        perceptual: safetensors file of LPIPS; None measures no perceptual distance.
+        features: Folder of the vision encoder over which a Fréchet distance is measured; None measures none.
     """
 
     data: str = ""
@@ -45,6 +49,8 @@ class DataSettings(EvalSettings):
     inverse_dynamics_steps: int = 500
     inverse: tuple[str, ...] = ()
     judge: str | None = None
+    perceptual: str | None = None
+    features: str | None = None
 
     def __post_init__(self) -> None:
         super(DataSettings, self).__post_init__()
@@ -81,6 +87,10 @@ class DataSuite:
         self.forecasts = config.condition_adapter.kind == "grid"
         self.inverses = [parse_inverse(pair, config.action) for pair in settings.inverse]
         self.measures: list[Measure] = [Psnr(), Ssim(), Sharpness()]
+        if settings.perceptual is not None:
+            self.measures.append(Perceptual(PerceptualDistance(settings.perceptual)))
+        size = config.codec.image_size
+        self.features = None if settings.features is None else FrameFeatures(settings.features, size)
         if judge is not None:
             self.measures.append(Judged(judge))
         self.goals: Sequence[Goal] = _goals(settings.rounds)
@@ -104,7 +114,7 @@ class DataSuite:
 
         def played(subject: Subject) -> Any:
             measures = [*self.measures, *recogniser]
-            return horizon(subject, self.reader, count, measures, self.forecasts, album)
+            return horizon(subject, self.reader, count, measures, self.forecasts, album, self.features)
 
         def swapped(subject: Subject) -> Any:
             return counterfactuals(subject, self.reader, quarter, self.forecasts, *recogniser)
@@ -143,6 +153,7 @@ _FIGURES: tuple[tuple[str, str, str, Unit], ...] = (
     ("psnr", "zero_steps", "PSNR of the forecast (0 denoising steps)", "dB"),
     ("psnr", "codec", "PSNR of the codec alone", "dB"),
     ("ssim", "model", "SSIM", ""),
+    ("perceptual", "model", "Perceptual distance", ""),
     ("right", "model", "Right by the judge", "%"),
     ("action", "model", "Action recognised in the frames", "%"),
     ("action", "truth", "Action recognised in the recorded frames", "%"),
