@@ -46,19 +46,10 @@ class CogVideoXProcessor(Processor):
     The rotary table is empty where the transformer has none.
     """
 
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        image_rotary_emb: Any = None,
-    ) -> Any:
-        if not isinstance(image_rotary_emb, Rotary):
-            return self.own(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
-        assert encoder_hidden_states is not None, "the text"
-        parts = self.project(attn, torch.cat([encoder_hidden_states, hidden_states], dim=1), image_rotary_emb)
-        out, words = self.attend(attn, parts, image_rotary_emb), encoder_hidden_states.shape[1]
+    def run(self, attn: Any, x: Tensor, text: Tensor | None, rotary: Rotary) -> Any:
+        """Return the output of the video and that of the text."""
+        assert text is not None, "blocks of CogVideoX pass the text"
+        out, words = super().run(attn, torch.cat([text, x], dim=1), None, rotary), text.shape[1]
         return out[:, words:], out[:, :words]
 
     def project(self, attn: Any, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:

@@ -64,7 +64,11 @@ class Processor(ABC):
     ) -> Any:
         if not isinstance(image_rotary_emb, Rotary):
             return self.own(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
-        return self.attend(attn, self.project(attn, hidden_states, image_rotary_emb), image_rotary_emb)
+        return self.run(attn, hidden_states, encoder_hidden_states, image_rotary_emb)
+
+    def run(self, attn: Any, x: Tensor, text: Tensor | None, rotary: Rotary) -> Any:
+        """Return the output for a pass of ours; `text` is None where only the video attends to itself."""
+        return self.attend(attn, self.project(attn, x, rotary), rotary)
 
     @abstractmethod
     def project(self, attn: Any, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
