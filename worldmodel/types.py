@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from worldmodel.config import ActionConfig
+from worldmodel.config import ActionConfig, ActionSpec
 from worldmodel.errors import InputError
 
 DESCRIBE = "describe"
@@ -163,6 +163,18 @@ class Action:
         }
         camera = None if camera is None else Camera.of(camera)
         return cls((text or "").strip() or None, tuple(keys), camera=camera, **given)
+
+    @classmethod
+    def of_numbers(cls, specs: Sequence[ActionSpec], numbers: Sequence[float]) -> "Action":
+        """Return the action that numbers stand for, one for each spec; a key above 0.5 is held."""
+        parts: dict[str, list[Any]] = {"key": [], "vector": [], "mouse": []}
+        for spec, number in zip(specs, numbers, strict=True):
+            if spec.kind != "key":
+                parts[spec.kind].append(float(number))
+            elif number > 0.5:
+                parts["key"].append(spec.name)
+        vector, mouse = (tuple(parts[kind]) or None for kind in ("vector", "mouse"))
+        return cls(keys=tuple(parts["key"]), vector=vector, mouse=mouse)
 
     def check(self, takes: ActionConfig) -> None:
         """Check an action against the action config of a model, except for the length of its text.

@@ -1,5 +1,6 @@
 """Settings of models and training runs: frozen dataclasses, filled from YAML and `key=value`."""
 
+from worldmodel.config.action_spec import ActionSpec, spec_settings
 from worldmodel.config.files import build, load, to_dict
 from worldmodel.config.model import (
     SMALL_DECODER,
@@ -26,6 +27,7 @@ from worldmodel.config.train import (
 __all__ = [
     "SMALL_DECODER",
     "ActionConfig",
+    "ActionSpec",
     "BackboneConfig",
     "CodecConfig",
     "ConditionAdapterConfig",
@@ -43,5 +45,6 @@ __all__ = [
     "build",
     "height_width",
     "load",
+    "spec_settings",
     "to_dict",
 ]

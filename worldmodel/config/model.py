@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from worldmodel.config.action_spec import ActionSpec
 from worldmodel.config.literals import check_literals
 from worldmodel.errors import ConfigError
 
@@ -189,6 +190,9 @@ class ActionConfig:
     """Whether the model takes poses and motions of the camera (see `worldmodel.types.Camera`)."""
     dropout: float = 0.0
     """Share of actions that are replaced by the null action in training, 0 to below 1."""
+    spec: tuple[ActionSpec, ...] = ()
+    """Name, unit, scale, range, rate and frame of the keys and numbers; taken from the training data that
+    state them, and checked against all that do."""
 
     @property
     def takes(self) -> dict[str, bool]:
