@@ -3,12 +3,14 @@
 import io
 import itertools
 import tempfile
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+from av.video.frame import PictureType
 from PIL import Image
 
 from worldmodel.errors import OutputError
@@ -18,6 +20,8 @@ from worldmodel.media.video import Frames
 
 MIN_SHORT_SIDE = 256
 """Smaller frames are enlarged when they are written: players blur or shrink tiny videos."""
+KEYFRAME_EVERY = 8
+"""Frames of a recording between two that can be decoded alone."""
 
 
 def write_video(frames: Frames, path: str | Path, fps: float, scale: int | None = None) -> None:
@@ -85,18 +89,55 @@ def enlarge(frame: Frame, scale: int, even: bool = False) -> Frame:
     return np.pad(large, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge") if even else large
 
 
+class VideoWriter:
+    """An .mp4 (H.264) to which frames are added as they come; close it, or the file has no index.
+
+    Args:
+        path: the file.
+        fps: frames per second.
+        height: height of a frame in pixels, even.
+        width: width, even.
+        recording: write training data instead of a film to watch: full resolution of colours, which 4:2:0
+            halves, and a frame that can be decoded alone at least every `KEYFRAME_EVERY`.
+    """
+
+    def __init__(self, path: Path, fps: float, height: int, width: int, recording: bool = False) -> None:
+        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+        options = {"crf": "16", "preset": "medium"} if codec == "libx264" else {"qscale": "2"}
+        if recording:
+            options |= {"g": str(KEYFRAME_EVERY), "bf": "0"}  # not reordered: a seek ends at the frame
+        self.container = av.open(path, "w", format="mp4", options={"movflags": "+faststart"})
+        rate = Fraction(fps).limit_denominator(1001)
+        self.stream = self.container.add_stream(codec, rate=rate, options=options)
+        self.stream.width, self.stream.height = width, height
+        self.stream.pix_fmt = "yuv444p" if recording and codec == "libx264" else "yuv420p"
+        self.stream.codec_context.thread_count = 1  # with more, the bytes depend on the machine
+        self.num_frames = 0
+
+    def write(self, frame: Frame, keyframe: bool = False) -> None:
+        """Add a frame, which can be decoded alone if it is a keyframe."""
+        picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+        # One thread: several convert the edges of small frames differently from one time to the next.
+        picture = picture.reformat(format=self.stream.pix_fmt, threads=1)
+        if keyframe:
+            picture.pict_type = PictureType.I
+        self.container.mux(self.stream.encode(picture))
+        self.num_frames += 1
+
+    def close(self) -> None:
+        """Write what is buffered and the index."""
+        try:
+            self.container.mux(self.stream.encode(None))
+        finally:
+            self.container.close()
+
+
 def _write_mp4(frames: Frames, path: Path, fps: float, scale: int) -> None:
     height, width = (side * scale for side in frames.shape[1:3])
-    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-    options = {"crf": "16", "preset": "medium"} if codec == "libx264" else {"qscale": "2"}
-    with av.open(path, "w", format="mp4", options={"movflags": "+faststart"}) as container:
-        stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001), options=options)
-        stream.width, stream.height, stream.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
-        stream.codec_context.thread_count = 1  # with more, the bytes depend on the machine
+    writer = VideoWriter(path, fps, height + height % 2, width + width % 2)
+    with closing(writer):
         for frame in frames:
-            pixels = enlarge(frame, scale, even=True)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        container.mux(stream.encode(None))
+            writer.write(enlarge(frame, scale, even=True))
 
 
 def _write_gif(frames: Frames, path: Path, fps: float, scale: int) -> None:
