@@ -7,10 +7,11 @@ that takes uploads calls these functions in a restricted child process.
 """
 
 from worldmodel.media.contact_sheet import contact_sheet
-from worldmodel.media.encoding import write_video
-from worldmodel.media.image import Frame, read_image, write_image
+from worldmodel.media.encoding import VideoWriter, write_video
+from worldmodel.media.image import Frame, crop_and_resize, read_image, write_image
 from worldmodel.media.limits import MediaLimits
 from worldmodel.media.observation import read_observation
+from worldmodel.media.shared_video import shared_video
 from worldmodel.media.source import Source
 from worldmodel.media.video import Frames, Video, open_video, read_video
 
@@ -20,11 +21,14 @@ __all__ = [
     "MediaLimits",
     "Source",
     "Video",
+    "VideoWriter",
     "contact_sheet",
+    "crop_and_resize",
     "open_video",
     "read_image",
     "read_observation",
     "read_video",
+    "shared_video",
     "write_image",
     "write_video",
 ]

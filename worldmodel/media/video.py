@@ -90,11 +90,11 @@ class Video:
             raise InputError(f"max_frames is {max_frames}; use 1 or more.")
         if not 0 <= start_s < math.inf:
             raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
-        with _decoding_errors(self.name):
+        with decoding_errors(self.name):
             resampled = _resample(self._decode(start_s), fps, start_s)
             converter = VideoReformatter()  # shared by all frames: creating one costs more than a conversion
             frames = [
-                crop_and_resize(_to_image(frame, converter), size)
+                crop_and_resize(to_image(frame, converter), size)
                 for frame in itertools.islice(resampled, max_frames)
             ]
         if not frames:
@@ -177,14 +177,14 @@ def open_video_bytes(name: str, data: bytes, limits: MediaLimits) -> Iterator[Vi
         raise InputError(
             f"{name} is cut off: its header announces more than its {len(data)} bytes; download it again."
         )
-    with _decoding_errors(name):
+    with decoding_errors(name):
         container = av.open(io.BytesIO(data), "r", format=DEMUXERS[kind])
     with container:
         yield Video(name, container, kind in SEEKABLE, limits)
 
 
 @contextmanager
-def _decoding_errors(name: str) -> Iterator[None]:
+def decoding_errors(name: str) -> Iterator[None]:
     """Turn every error of the block into an `InputError` about the file."""
     try:
         yield
@@ -215,7 +215,8 @@ def _resample(
         count += 1
 
 
-def _to_image(frame: av.VideoFrame, converter: VideoReformatter) -> Image.Image:
+def to_image(frame: av.VideoFrame, converter: VideoReformatter) -> Image.Image:
+    """Return a decoded frame as it is shown."""
     # One thread: by default one is started for every core, even for small frames.
     image = Image.fromarray(converter.reformat(frame, format="rgb24", threads=1).to_ndarray())
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image
