@@ -120,7 +120,7 @@ def ours(config: SourceConfig, folder: Path, num_workers: int, state: Any) -> Op
 
 def from_table(folder: Path, num_workers: int, state: Any) -> Opened:
     """Load the files of a table."""
-    source = SourceConfig("clips", str(folder / "clips.csv"), columns={"video": "path", "text": "text"})
+    source = SourceConfig("clips", str(folder / "clips.jsonl"), columns={"video": "path", "text": "text"})
     return ours(source, folder, num_workers, state)
 
 
@@ -291,7 +291,7 @@ def main() -> None:
     print(", ".join(f"{package} {importlib.metadata.version(package)}" for package in sorted(packages)))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        recorder.record(folder, args.num_samples // BATCH * BATCH, rounds=2, seed=args.seed)
+        recorder.record_world("shapes", folder, args.num_samples // BATCH * BATCH, 2, args.seed, size=256)
         for name, (package, write) in FORMATS.items():
             if package in packages:
                 began = time.perf_counter()

@@ -172,7 +172,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         num_steps = args.num_samples // BATCH
         began = time.perf_counter()
-        table = recorder.record(folder, num_steps * BATCH, rounds=2, seed=args.seed)
+        table = recorder.record_world("shapes", folder, num_steps * BATCH, 2, args.seed, size=256)
         print(f"{num_steps * BATCH} clips recorded in {time.perf_counter() - began:.0f} s", flush=True)
         stalls(table, args.step_ms / 1e3 * BATCH, args.num_steps)
         one_pass(table, args.latency_ms / 1e3, args.step_ms / 1e3 * BATCH, num_steps, args.num_workers)

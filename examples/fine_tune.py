@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 OUT = Path("outputs/examples/fine-tune")
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 10
 
-table = recorder.record(OUT / "clips", 12, rounds=2)
+table = recorder.record_world("shapes", OUT / "clips", 12, rounds=2)
 code = main(
     [
         "train",

@@ -38,7 +38,7 @@ STAGE = StageConfig(steps=3, batch_size=12, microbatch_size=4, rounds=1, tasks={
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips with a table, in a tar file and as a dataset of Hugging Face."""
     folder = tmp_path_factory.mktemp("samples")
-    table = recorder.record(folder / "clips", 6, rounds=2)
+    table = recorder.record_world("shapes", folder / "clips", 6, rounds=2)
     (folder / "hub").mkdir()
     rows = []
     with tarfile.open(folder / "shard.tar", "w") as tar:
@@ -65,7 +65,7 @@ def work(folder: Path) -> None:
     columns = {"video": "path", "text": "text", "keys": "keys"}
     sources = {
         "world": SourceConfig("shapes"),
-        "table": SourceConfig("clips", str(here / "clips" / "clips.csv"), columns=columns),
+        "table": SourceConfig("clips", str(here / "clips" / "clips.jsonl"), columns=columns),
         "tar": SourceConfig("webdataset", str(here / "shard.tar")),
         "hub": SourceConfig("huggingface", str(here / "hub")),
     }
@@ -108,7 +108,7 @@ def refuse(mesh: Mesh, folder: Path, columns: dict[str, str]) -> None:
     if mesh.rank == 0:
         for clip in sorted((folder / "clips").glob("*.mp4"))[1:]:
             clip.write_bytes(b"damaged")
-    table = SourceConfig("clips", str(folder / "clips" / "clips.csv"), columns=columns)
+    table = SourceConfig("clips", str(folder / "clips" / "clips.jsonl"), columns=columns)
     data = DataConfig({"mine": table}, max_bad_fraction=0.0)
     with (
         SequenceLoader(lambda: loader.batches(data, MODEL, STAGE, seed=7), mesh) as stream,

@@ -64,7 +64,7 @@ def run(command: str) -> None:
     words = shlex.split(re.sub(r"--num-samples \d+", "--num-samples 4", command))
     words = [re.sub(r"(steps|batch_size|num-clips)=\d+", r"\1=2", word) for word in words]
     words = [
-        re.sub(r"^10$", "2", word) if before == "--rounds" else word
+        "2" if before in ("--rounds", "--episodes") else word
         for before, word in zip(["", *words], words, strict=False)
     ]
     if words[0] == "python":

@@ -20,8 +20,8 @@ NUM_CLIPS = 6
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of clips of the shapes world with its clips.csv; tests must not change it."""
-    return recorder.record(tmp_path_factory.mktemp("recorded"), NUM_CLIPS, rounds=2).parent
+    """A folder of clips of the shapes world with its clips.jsonl; tests must not change it."""
+    return recorder.record_world("shapes", tmp_path_factory.mktemp("recorded"), NUM_CLIPS, rounds=2).parent
 
 
 @pytest.fixture(scope="session")

@@ -152,9 +152,15 @@ def test_publish_names_a_run_without_a_model(run: Callable[..., tuple[int, str, 
 
 
 def test_record_writes_clips_to_train_on(run: Callable[..., tuple[int, str, str]]) -> None:
-    assert run("record", "clips", "--num-clips", "1", "--rounds", "1")[0] == 0
-    assert {path.name for path in Path("clips").iterdir()} == {"clip-00000.mp4", "clips.csv"}
-    assert run("record", "clips", "--num-clips", "0")[0] == 2
+    command = ("record", "shapes", "--out", "clips", "--rounds", "1")
+    assert run(*command, "--episodes", "1")[0] == 0
+    names = {path.name for path in Path("clips").iterdir()}
+    assert names == {"clip-00000.mp4", "clips.jsonl", "recording.json"}
+    assert run(*command, "--episodes", "0")[0] == 2
+    assert run(*command, "--size", "63")[0] == 2
+    assert run("record", "CartPole-v1", "--out", "poles", "--episodes", "1", "--size", "32")[0] == 0
+    assert (Path("poles") / "meta" / "info.json").is_file()
+    assert run("record", "Nothing-v7", "--out", "poles")[0] == 2
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])

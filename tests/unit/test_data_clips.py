@@ -188,14 +188,14 @@ def test_questions_are_about_the_frames_that_they_belong_to(counting: Path, tmp_
 
 
 def test_a_recording_is_the_world_that_was_recorded(tmp_path: Path) -> None:
-    recorder.record(tmp_path, 3, rounds=2, seed=4)
+    recorder.record_world("shapes", tmp_path, 3, rounds=2, seed=4)
     with pytest.raises(OutputError, match="0"):
-        recorder.record(tmp_path, 0)
+        recorder.record_world("shapes", tmp_path, 0)
     model = WorldModelConfig(action=ActionConfig(keys=KEYS))
     world = open_source("world", DataConfig({"world": SourceConfig("shapes")}), model)
     with pytest.raises(ConfigError, match=r"model\.codec\.image_size.*32.*64"):
         open_source("world", DataConfig({"world": SourceConfig("shapes")}), MODEL)
-    source = open_table(tmp_path / "clips.csv", COLUMNS, model)
+    source = open_table(tmp_path / "clips.jsonl", COLUMNS, model)
     assert source.size == 3
     for index in range(3):
         episode, true = (s.at(index).episode("rounds", 4, index, 2) for s in (source, world))

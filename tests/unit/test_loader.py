@@ -60,7 +60,7 @@ SHAPES = {"shapes": SourceConfig("shapes")}
 def mixed(recorded: Path) -> DataConfig:
     """The procedural world, mixed with clips on disk."""
     columns = {"video": "path", "text": "text", "keys": "keys"}
-    clips = SourceConfig(kind="clips", path=str(recorded / "clips.csv"), columns=columns, weight=2.0)
+    clips = SourceConfig(kind="clips", path=str(recorded / "clips.jsonl"), columns=columns, weight=2.0)
     return DataConfig({"world": SourceConfig("shapes"), "clips": clips}, window=4)
 
 
@@ -145,7 +145,7 @@ def test_workers_change_nothing(mixed: DataConfig, num_workers: int) -> None:
     threads, torch_threads = threading.active_count(), torch.get_num_threads()
     alone = names(mixed)
     assert [len(step) for step in alone] == [4] * 5
-    assert {name.split("/")[0].split(" ")[0] for step in alone for name in step} == {"train", "clips.csv"}
+    assert {name.split("/")[0].split(" ")[0] for step in alone for name in step} == {"train", "clips.jsonl"}
     together = dataclasses.replace(mixed, num_workers=num_workers)
     assert names(together) == alone
     assert names(together, first=3) == alone[3:]

@@ -1,27 +1,143 @@
-"""`worldmodel record`: sample clips to train on."""
+"""`worldmodel record`: record an environment, or a world of the library, as training data."""
+
+import json
+from pathlib import Path
+from typing import Any
 
 from worldmodel.cli.parser import Parser
+from worldmodel.errors import InputError
 
 
 def main(argv: list[str]) -> None:
-    """Record clips of the shapes world."""
-    parser = Parser(
-        "worldmodel record",
-        "Record clips of the shapes world: one mp4 per clip, and a table (clips.csv) with the actions and\n"
-        "their times. Your own recordings can have the same layout; see `data.sources` of kind `clips`.",
-        "worldmodel record clips --num-clips 24",
-    )
-    parser.add_argument("folder", metavar="FOLDER", help="folder to write")
-    parser.add_argument(
-        "--num-clips", type=int, default=100, metavar="N", help="number of clips (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=3, metavar="N", help="actions per clip (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the clips (default: %(default)s)")
-    args = parser.parse_args(argv)
-
+    """Record episodes."""
+    args = _parser().parse_args(argv)
     from worldmodel.worlds import recorder
 
-    table = recorder.record(args.folder, args.num_clips, args.rounds, args.seed)
-    print(f"{args.num_clips} clips: {table}")
+    if recorder.is_world(args.env):
+        path = recorder.record_world(
+            args.env,
+            args.out,
+            args.episodes,
+            args.rounds,
+            args.seed,
+            _size(args.size),
+            args.format or "clips",
+            progress=True,
+        )
+    else:
+        from worldmodel.worlds.recorder.settings import EnvironmentSettings
+
+        settings = EnvironmentSettings(
+            args.env,
+            args.policy,
+            args.seed,
+            args.max_steps,
+            _size(args.size),
+            args.frame_skip,
+            args.fps,
+            tuple(args.camera),
+            args.epsilon,
+            tuple(_json_file(args.action_spec) if args.action_spec else ()),
+            dict(map(_env_arg, args.env_arg)),
+        )
+        path = recorder.record_environment(
+            settings, args.out, args.episodes, args.format or "lerobot", args.workers, progress=True
+        )
+    print(f"{args.episodes} episodes: {path}")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "worldmodel record",
+        "Record episodes of a Gymnasium environment, or of a world of the library, as training data.\n"
+        "Run the same command again to go on after an interruption, or with more episodes.",
+        "worldmodel record CartPole-v1 --out cartpole --episodes 200 --size 64\n"
+        "  worldmodel record minigrid:MiniGrid-DoorKey-6x6-v0 --out doorkey --policy sticky --workers 2\n"
+        "  worldmodel record shapes --out clips --episodes 24",
+    )
+    parser.add_argument("env", metavar="ENV_ID", help="id of an environment, module:ID, or name of a world")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument(
+        "--episodes", type=int, default=100, metavar="N", help="number of episodes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("lerobot", "clips"),
+        help="LeRobot v3.0, or a table of clips (default: lerobot; clips for worlds)",
+    )
+    parser.add_argument(
+        "--size", default="", metavar="N|HxW", help="size of the frames (default: that of the environment)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes (default: %(default)s)")
+    environment = parser.add_argument_group("environments")
+    environment.add_argument(
+        "--policy",
+        default="random",
+        help="random, sticky (repeats actions), module:function of (observation, action space, random "
+        "generator), or sb3:ALGORITHM:FILE, whose file can run code (default: %(default)s)",
+    )
+    environment.add_argument(
+        "--epsilon", type=float, default=0.0, help="share of random actions (default: %(default)s)"
+    )
+    environment.add_argument(
+        "--max-steps", type=int, default=1000, metavar="N", help="longest episode (default: %(default)s)"
+    )
+    environment.add_argument(
+        "--frame-skip", type=int, default=1, metavar="N", help="steps per action (default: %(default)s)"
+    )
+    environment.add_argument(
+        "--fps", type=int, default=0, metavar="N", help="actions per second (default: render_fps)"
+    )
+    environment.add_argument(
+        "--camera",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="render, observation or observation.NAME; may be repeated",
+    )
+    environment.add_argument(
+        "--action-spec",
+        metavar="FILE",
+        help="JSON list with name, unit, scale and frame of each number of an action",
+    )
+    environment.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the environment"
+    )
+    environment.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes that play (default: %(default)s)"
+    )
+    world = parser.add_argument_group("worlds")
+    world.add_argument(
+        "--rounds", type=int, default=3, metavar="N", help="actions per episode (default: %(default)s)"
+    )
+    return parser
+
+
+def _size(text: str) -> int | tuple[int, int] | None:
+    try:
+        sides = [int(side) for side in text.split("x")] if text else []
+    except ValueError:
+        sides = [0]
+    if not all(side >= 16 and side % 2 == 0 for side in sides) or len(sides) > 2:
+        raise InputError(f"--size is {text!r}; use an even number from 16 up, or two such as 96x128.")
+    return None if not sides else sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def _json_file(path: str) -> list[Any]:
+    try:
+        value = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"--action-spec {path!r} cannot be read as JSON ({error}).") from None
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise InputError(f"--action-spec {path!r} is not a list of mappings; see docs/how-to/record.md.")
+    return value
+
+
+def _env_arg(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not name or not sign:
+        raise InputError(f"--env-arg is {text!r}; use KEY=VALUE.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -12,7 +12,7 @@ def main(argv: list[str]) -> None:
         "Train a model, stage by stage. Running the same command again resumes from the newest\n"
         "checkpoint, on any number of processes.",
         "worldmodel train shapes_tiny run_dir=runs/mine stages.codec.steps=100\n"
-        "  worldmodel train own_clips data.sources.mine.path=clips/clips.csv    fine-tune the shipped model\n"
+        "  worldmodel train own_clips data.sources.mine.path=clips/clips.jsonl  fine-tune the shipped model\n"
         "  torchrun --nproc-per-node 2 -m worldmodel train shapes_tiny",
     )
     parser.add_argument(

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.config import DataConfig, ImageSize, WorldModelConfig
 from worldmodel.errors import ConfigError
 from worldmodel.media import Frame
 
 if TYPE_CHECKING:
     from worldmodel.data.sources import Source
     from worldmodel.eval.suite import EvalSuite
+    from worldmodel.worlds.recorder.episode import Recordable
 
 RGB = tuple[int, int, int]
 
@@ -63,6 +64,14 @@ class World:
         raise ConfigError(
             f"data.sources.{name}: the world {self.name} generates no episodes; use another kind."
         )
+
+    def recordable(self, seed: int, rounds: int, size: ImageSize | None = None) -> "Recordable":
+        """Return episodes of `rounds` actions for the recorder, with frames of `size`.
+
+        Raises:
+            ConfigError: The world generates no episodes.
+        """
+        raise ConfigError(f"The world {self.name} generates no episodes; record another.")
 
     def documents(self, rng: np.random.Generator) -> Iterator[str]:
         """Yield texts on which a tokenizer is learned."""

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.config import DataConfig, ImageSize, WorldModelConfig
 from worldmodel.errors import ConfigError
 from worldmodel.media import Frame
 from worldmodel.worlds import shapes
 from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
+from worldmodel.worlds.shapes.recording import ShapesEpisodes
 from worldmodel.worlds.shapes.scene import COLOURS, FRAME_SIZE, PALETTE, SHAPES
 from worldmodel.worlds.shapes.source import LABEL_WORDS, ShapesSource
 
 if TYPE_CHECKING:
     from worldmodel.eval.suite import EvalSuite
+    from worldmodel.worlds.recorder.episode import Recordable
 
 MAX_COVER = 0.5
 """Share of coloured pixels above which a frame is not one of this world."""
@@ -63,6 +65,9 @@ class ShapesWorld(World):
                 f"frames; set model.chunk_frames, now {model.chunk_frames}, to {shapes.FRAMES_PER_CLIP}."
             )
         return ShapesSource(config.sources[name].split, model.action.keys)
+
+    def recordable(self, seed: int, rounds: int, size: ImageSize | None = None) -> "Recordable":
+        return ShapesEpisodes(seed, rounds, size)
 
     def documents(self, rng: np.random.Generator) -> Iterator[str]:
         return shapes.documents(rng)

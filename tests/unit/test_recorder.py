@@ -1,0 +1,350 @@
+"""Recording of environments: formats, policies, spaces, going on after an interruption, and bad input."""
+
+import errno
+import hashlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from pyarrow import parquet
+
+from worldmodel import media
+from worldmodel.config import ActionSpec
+from worldmodel.errors import ConfigError, InputError, OutputError
+from worldmodel.types import Action
+from worldmodel.worlds import recorder
+from worldmodel.worlds.recorder import lerobot
+from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
+from worldmodel.worlds.recorder.settings import EnvironmentSettings
+from worldmodel.worlds.recorder.spaces import ActionMapping
+
+
+class Counter(gymnasium.Env):
+    """Shows the number of steps as grey; actions have no effect but on a second camera's image."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        action_space: spaces.Space | None = None,
+        bad_reward: float = 1.0,
+        length: int = 5,
+    ) -> None:
+        image = spaces.Box(0, 255, (32, 32, 3), np.uint8)
+        self.observation_space = spaces.Dict({"top": image, "state": spaces.Box(-1, 1, (2,))})
+        self.action_space = action_space or spaces.Discrete(3)
+        self.render_mode, self.bad_reward, self.length = render_mode, bad_reward, length
+
+    def _state(self) -> tuple[Any, dict[str, Any]]:
+        top = np.full((32, 32, 3), (200 - 10 * self.steps) % 256, np.uint8)
+        return {"top": top, "state": np.zeros(2, np.float32)}, {"steps": self.steps, "array": np.arange(2)}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        self.start = int(self.np_random.integers(40))
+        return self._state()
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        observation, info = self._state()
+        reward = self.bad_reward if self.steps == 3 else 1.0
+        return observation, reward, self.steps == self.length, False, info
+
+    def render(self) -> np.ndarray:
+        return np.full((33, 48, 3), (self.start + 10 * self.steps) % 256, np.uint8)
+
+
+class Blind(Counter):
+    """Renders nothing, and observes no image."""
+
+    metadata = {"render_modes": ["human"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.observation_space = spaces.Box(-1, 1, (4,))
+
+
+for name, kind in {"Counter-v0": Counter, "Blind-v0": Blind}.items():
+    if name not in gymnasium.registry:
+        gymnasium.register(name, kind)
+
+
+def settings(**changes: Any) -> EnvironmentSettings:
+    return EnvironmentSettings(**{"env_id": "Counter-v0", "max_steps": 8, **changes})
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Content of all files, hashed."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    paths = sorted((folder / "data").rglob("*.parquet"))
+    return [row for path in paths for row in parquet.read_table(path).to_pylist()]
+
+
+def greys(folder: Path) -> list[int]:
+    paths = sorted((folder / "videos").rglob("*.mp4"))
+    return [
+        round(float(frame.mean())) for path in paths for frame in media.read_video(path, (34, 48), None, 1000)
+    ]
+
+
+def test_a_dataset_has_the_frames_actions_and_rewards_of_the_environment(tmp_path: Path) -> None:
+    made = settings(seed=3, policy="random")
+    folder = recorder.record_environment(made, tmp_path / "set", 3)
+    info = json.loads((folder / "meta" / "info.json").read_text())
+    assert (info["total_episodes"], info["total_frames"], info["fps"]) == (3, 18, 10)
+    assert info["features"]["observation.images.render"]["shape"] == [34, 48, 3]
+    assert info["features"]["action"]["names"] == ["action_0", "action_1", "action_2"]
+    found, shown = rows(folder), greys(folder)
+    episodes = parquet.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    env = gymnasium.make("Counter-v0", render_mode="rgb_array")
+    for index, episode in enumerate(episodes):  # played again from the seed alone
+        env.reset(seed=episode["seed"])
+        env.action_space.seed(episode["seed"])
+        part = found[episode["dataset_from_index"] : episode["dataset_to_index"]]
+        assert [row["frame_index"] for row in part] == list(range(6))
+        for step, row in enumerate(part):
+            assert row["episode_index"] == index and row["index"] == 6 * index + step
+            assert abs(shown[row["index"]] - env.render().mean()) <= 1
+            assert json.loads(row["info"]) == {"steps": step, "array": [0, 1]}
+            if step < 5:
+                action = env.action_space.sample()
+                assert row["action"] == [float(action == key) for key in range(3)]
+                _, reward, terminated, truncated, _ = env.step(action)
+                assert row["next.reward"] == reward and row["next.truncated"] == truncated
+                assert row["next.terminated"] == row["next.done"] == terminated
+        assert part[-1]["action"] == [0, 0, 0] and part[-1]["next.done"]
+    stats = json.loads((folder / "meta" / "stats.json").read_text())
+    rewards = [row["next.reward"] for row in found]
+    assert stats["next.reward"]["std"][0] == pytest.approx(np.std(rewards))
+    assert stats["action"]["mean"] == pytest.approx(np.mean([row["action"] for row in found], axis=0))
+
+
+def test_workers_and_an_interruption_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lerobot, "EPISODES_PER_FILE", 3)
+    made = EnvironmentSettings("CartPole-v1", policy="sticky", size=32, max_steps=4)
+    whole = recorder.record_environment(made, tmp_path / "whole", 7)
+    in_workers = recorder.record_environment(made, tmp_path / "workers", 7, num_workers=1)
+    assert digests(in_workers) == digests(whole)
+    parts = tmp_path / "parts"
+    for num_episodes in (2, 5, 7):  # each cuts a file short
+        recorder.record_environment(made, parts, num_episodes)
+    assert digests(parts) == digests(whole)
+    recorder.record_environment(made, parts, 7)  # nothing left to do
+    assert digests(parts) == digests(whole)
+    with pytest.raises(OutputError, match=r"policy 'sticky', now 'random'"):
+        recorder.record_environment(EnvironmentSettings("CartPole-v1", size=32, max_steps=4), parts, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["lerobot", "clips"])
+def test_a_killed_recorder_goes_on(tmp_path: Path, form: str) -> None:
+    def command(name: str) -> list[str]:
+        words = f"record CartPole-v1 --out {name} --episodes 120 --size 32 --max-steps 6 --format {form}"
+        return [sys.executable, "-P", "-m", "worldmodel", *words.split()]
+
+    environment = os.environ | {"SDL_VIDEODRIVER": "dummy"}
+    killed = subprocess.Popen(command("killed"), cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    mark = "meta/info.json" if form == "lerobot" else "clip-00010.mp4"
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "killed" / mark).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    if form == "lerobot":
+        assert json.loads((tmp_path / "killed" / mark).read_text())["total_episodes"] in (50, 100)
+    for name in ("killed", "whole"):
+        subprocess.run(command(name), cwd=tmp_path, env=environment, check=True, capture_output=True)
+    left = {key: value for key, value in digests(tmp_path / "killed").items() if ".writing-" not in key}
+    assert left == digests(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("form", ["lerobot", "clips"])
+def test_a_full_disk_leaves_what_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any
+) -> None:
+    monkeypatch.setattr(lerobot, "EPISODES_PER_FILE", 2)
+    calls, write = [0], media.VideoWriter.write
+
+    def full(self: Any, frame: Any, keyframe: bool = False) -> None:
+        calls[0] += 1
+        if calls[0] == 20:  # in the fourth episode
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, frame, keyframe)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(media.VideoWriter, "write", full)
+        with pytest.raises(OutputError, match="No space left on device"):
+            recorder.record_environment(settings(), tmp_path / "set", 6, form)
+    if form == "lerobot":
+        assert {row["episode_index"] for row in rows(tmp_path / "set")} == {0, 1}
+        assert len(greys(tmp_path / "set")) == 12
+    else:
+        table = [json.loads(line) for line in (tmp_path / "set" / "clips.jsonl").read_text().splitlines()]
+        assert [row["path"] for row in table] == ["clip-00000.mp4", "clip-00001.mp4", "clip-00002.mp4"]
+        assert all(len(media.read_video(tmp_path / "set" / row["path"], 32, None, 99)) == 6 for row in table)
+    assert not list((tmp_path / "set").glob(".writing-*"))
+    recorder.record_environment(settings(), tmp_path / "set", 6, form)
+    recorder.record_environment(settings(), tmp_path / "whole", 6, form)
+    assert digests(tmp_path / "set") == digests(tmp_path / "whole")
+
+
+def test_a_clip_table_is_what_a_source_reads(tmp_path: Path) -> None:
+    table = recorder.record_environment(settings(seed=1), tmp_path, 2, "clips")
+    first = json.loads(table.read_text().splitlines()[0])
+    assert first["rewards"] == [1.0] * 5 and first["terminated"] and not first["truncated"]
+    assert [info["steps"] for info in first["infos"]] == list(range(6))
+    held = [(entry["start"], entry["end"], entry["keys"]) for entry in first["keys"]]
+    assert held[0][0] == 0 and held[-1][1] == pytest.approx(0.5)
+    with (tmp_path / "clips.jsonl").open("ab") as file:
+        file.write(b'{"path": "clip-0000')  # a killed run
+    recorder.record_environment(settings(seed=1), tmp_path, 3, "clips")
+    assert len([json.loads(line) for line in table.read_text().splitlines()]) == 3
+
+
+SPACES = {
+    "Discrete": (spaces.Discrete(3, start=5), 6, ["action_0", "action_1", "action_2"], [0, 1, 0]),
+    "MultiBinary": (spaces.MultiBinary(2), np.array([1, 0]), ["action_0", "action_1"], [1, 0]),
+    "MultiDiscrete": (
+        spaces.MultiDiscrete([2, 3]),
+        np.array([1, 0]),
+        ["0_0", "0_1", "1_0", "1_1", "1_2"],
+        [0, 1, 1, 0, 0],
+    ),
+    "Box": (spaces.Box(-2, 4, (2,)), np.array([3.0, -1.0], np.float32), ["action_0", "action_1"], [3, -1]),
+    "Dict": (
+        spaces.Dict({"arm": spaces.Box(-1, 1, (1,)), "grip": spaces.Discrete(2)}),
+        {"arm": np.array([0.5], np.float32), "grip": 1},
+        ["arm_0", "grip_0", "grip_1"],
+        [0.5, 0, 1],
+    ),
+    "Tuple": (spaces.Tuple([spaces.Discrete(2)]), (0,), ["0_0", "0_1"], [1, 0]),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_spaces_have_names_and_numbers(name: str) -> None:
+    space, value, names, numbers = SPACES[name]
+    mapping = ActionMapping(space, 10)
+    assert space.contains(value)
+    assert [spec.name for spec in mapping.specs] == names
+    assert mapping.numbers(value).tolist() == numbers
+    assert {spec.rate for spec in mapping.specs} == {10}
+    if name == "Box":
+        assert [(spec.kind, spec.low, spec.high) for spec in mapping.specs] == [("vector", -2, 4)] * 2
+    if name == "Dict":
+        assert Action.of_numbers(mapping.specs, numbers) == Action(keys=("grip_1",), vector=(0.5,))
+
+
+def test_a_box_without_bounds_has_none_and_details_are_added() -> None:
+    unit = [{"name": "torque", "unit": "N m", "scale": 2.0, "frame": "joint"}]
+    mapping = ActionMapping(spaces.Box(-np.inf, np.inf, (1,)), 10, details=unit)
+    assert mapping.specs == (ActionSpec("torque", "vector", "N m", 2.0, None, None, 10, "joint"),)
+    with pytest.raises(InputError, match=r"1 entries.*2 numbers"):
+        ActionMapping(spaces.MultiBinary(2), 10, details=unit)
+    with pytest.raises(ConfigError, match="colour"):
+        ActionMapping(spaces.Discrete(1), 10, details=[{"colour": "red"}])
+
+
+def repeat_action_one(observation: Any, space: spaces.Space, rng: np.random.Generator) -> int:
+    return 1
+
+
+def test_policies_and_cameras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_policy.py").write_text("def act(observation, space, rng):\n    return 2\n")
+    monkeypatch.chdir(tmp_path)
+    cameras = ("render", "observation.top")
+    always = EnvironmentEpisodes(settings(policy="my_policy:act", cameras=cameras)).episode(0)
+    assert {action.keys for action in always.actions} == {("action_2",)}
+    assert set(always.cameras) == set(cameras)
+    assert always.cameras["observation.top"][:, 0, 0, 0].tolist() == [200, 190, 180, 170, 160, 150]
+    mixed = EnvironmentEpisodes(settings(policy="my_policy:act", epsilon=0.5, env_args={"length": 40}))
+    long = EnvironmentSettings("Counter-v0", "sticky", max_steps=400, env_args={"length": 400})
+    assert len({action.keys for action in mixed.episode(0).actions}) > 1
+    held = [action.keys for action in EnvironmentEpisodes(long).episode(0).actions]
+    repeats = np.mean([first == second for first, second in itertools.pairwise(held)])
+    assert 0.77 < repeats < 0.9  # 0.75 + 0.25 / 3
+    skipped = EnvironmentEpisodes(settings(frame_skip=2)).episode(0)
+    assert skipped.rewards.tolist() == [2, 2, 1] and skipped.terminated
+    assert EnvironmentEpisodes(settings(frame_skip=2)).format.fps == 5
+    short = EnvironmentEpisodes(settings(max_steps=2)).episode(0)
+    assert short.truncated and not short.terminated and len(short.rewards) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env_id": "Blind-v0"}, "Blind-v0 does not render rgb_array.*observations are Box"),
+        ({"env_id": "Blind-v0", "cameras": ("render",)}, "renders human and not rgb_array"),
+        ({"env_id": "No-v0"}, "'No-v0' cannot be opened.*module:ID"),
+        ({"env_id": "nowhere:No-v0"}, "'nowhere:No-v0' cannot be opened"),
+        ({"env_args": {"action_space": spaces.Text(3)}}, r"The action space Text.* has no mapping"),
+        ({"frame_skip": 3}, "10 steps per second, which frame_skip 3 does not divide"),
+        ({"frame_skip": 0}, "frame_skip is 0"),
+        ({"policy": "often"}, "There is no policy 'often'"),
+        ({"policy": "json:nothing"}, "'json:nothing' cannot be imported"),
+        ({"policy": "json:__name__"}, "is no function"),
+        ({"epsilon": 2.0}, "epsilon is 2"),
+    ],
+)
+def test_environments_that_cannot_be_recorded(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        EnvironmentEpisodes(settings(**changes))
+    assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cameras": ("observation.state",)}, "float32 values of shape .*2.*, not an image"),
+        ({"cameras": ("observation.bottom",)}, "'observation.bottom' is not in the observation; it has top"),
+        ({"cameras": ("front",)}, "There is no camera 'front'"),
+    ],
+)
+def test_cameras_that_cannot_be_recorded(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        recorder.record_environment(settings(**changes), tmp_path / "set", 1)
+
+
+def test_a_reward_that_is_no_number_keeps_the_episodes_before(tmp_path: Path) -> None:
+    made = settings(env_args={"length": 2})
+    assert EnvironmentEpisodes(made).episode(0).rewards.tolist() == [1, 1]
+    episodes = EnvironmentEpisodes(settings(env_args={"bad_reward": float("nan")}))
+    with pytest.raises(InputError, match="Counter-v0 gave the reward nan at step 3 of episode 0"):
+        episodes.episode(0)
+
+    class Late(EnvironmentEpisodes):
+        def episode(self, index: int) -> Any:
+            return episodes.episode(index) if index == 2 else super().episode(index)
+
+    with pytest.raises(InputError, match="nan"):
+        recorder._record(Late(made), None, tmp_path / "set", 5, "lerobot", 0, False)
+    assert {row["episode_index"] for row in rows(tmp_path / "set")} == {0, 1}
+
+
+def test_minigrid_has_named_keys_and_its_mission(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid")
+    made = EnvironmentSettings("minigrid:MiniGrid-Empty-5x5-v0", max_steps=3, size=48)
+    folder = recorder.record_environment(made, tmp_path / "set", 1)
+    info = json.loads((folder / "meta" / "info.json").read_text())
+    assert info["features"]["action"]["names"][:3] == ["left", "right", "forward"]
+    tasks = parquet.read_table(folder / "meta" / "tasks.parquet").to_pylist()
+    assert [list(row.values())[1] for row in tasks] == ["get to the green goal square"]

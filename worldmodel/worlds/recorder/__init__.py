@@ -1,0 +1,204 @@
+"""Recording of environments and worlds as training data (`worldmodel record`).
+
+Episode `index` is a pure function of the settings and the index, whichever process plays it. So a recording
+that was interrupted goes on at the first episode that is not on disk, and becomes the same files as one that
+was not. Two formats: LeRobot v3.0 (lerobot.py) and a table of clips (clip_table.py).
+"""
+
+import errno
+import multiprocessing
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
+
+from tqdm import tqdm
+
+from worldmodel.config import ImageSize
+from worldmodel.errors import InputError, OutputError
+from worldmodel.worlds.recorder.episode import Recordable, RecordedEpisode, RecordingFormat
+from worldmodel.worlds.registry import get_world, world_names
+
+if TYPE_CHECKING:
+    from worldmodel.worlds.recorder.environment import EnvironmentSettings
+
+Format = Literal["lerobot", "clips"]
+
+
+class Store(Protocol):
+    """A recording on disk."""
+
+    def start(self, num_episodes: int) -> int:
+        """Return the first episode that is still to be recorded."""
+        ...
+
+    def write(self, episode: RecordedEpisode) -> None:
+        """Add an episode."""
+        ...
+
+    def commit(self) -> None:
+        """Make all episodes that were added readable."""
+        ...
+
+    def discard(self) -> None:
+        """Drop what is not readable yet."""
+        ...
+
+    def finish(self) -> None:
+        """Complete the recording."""
+        ...
+
+
+def record_environment(
+    settings: "EnvironmentSettings",
+    folder: str | Path,
+    num_episodes: int,
+    format: Format = "lerobot",
+    num_workers: int = 0,
+    progress: bool = False,
+) -> Path:
+    """Record episodes of a Gymnasium environment, after those that the folder has.
+
+    Args:
+        settings: What is recorded.
+        folder: Folder of the dataset.
+        num_episodes: Episodes that it shall have.
+        format: `lerobot`, or `clips` for a table.
+        num_workers: Processes that play; 0 plays in this one. The result is the same.
+        progress: Show a progress bar with the remaining time.
+
+    Returns:
+        The folder of a LeRobot dataset, or the path of a table.
+
+    Raises:
+        InputError: The environment cannot be recorded; the episodes before are complete.
+        OutputError: The folder cannot be written or has a recording of other settings.
+    """
+    episodes = _open_environment(settings)
+    return _record(episodes, settings, folder, num_episodes, format, num_workers, progress)
+
+
+def record_world(
+    name: str,
+    folder: str | Path,
+    num_episodes: int,
+    rounds: int = 3,
+    seed: int = 0,
+    size: ImageSize | None = None,
+    format: Format = "clips",
+    progress: bool = False,
+) -> Path:
+    """Record episodes of `rounds` actions of a registered world, as `record_environment` does."""
+    episodes = get_world(name).recordable(seed, rounds, size)
+    return _record(episodes, None, folder, num_episodes, format, 0, progress)
+
+
+def is_world(name: str) -> bool:
+    """Return whether a name is that of a registered world, not of an environment."""
+    return name in world_names()
+
+
+def _record(
+    episodes: Recordable,
+    settings: "EnvironmentSettings | None",
+    folder: str | Path,
+    num_episodes: int,
+    format: Format,
+    num_workers: int,
+    progress: bool,
+) -> Path:
+    if num_episodes < 1 or num_workers < 0:
+        raise OutputError(
+            f"num_episodes is {num_episodes} and num_workers {num_workers}; use 1 or more, and 0 or more."
+        )
+    folder = Path(folder).expanduser()
+    with _disk_errors(folder):
+        store = _open_store(format, folder, episodes.format)
+        first = store.start(num_episodes)
+    played = _play(episodes, settings, first, num_episodes, num_workers)
+    bar = tqdm(total=num_episodes, initial=first, unit="episode", disable=not progress)
+    with _disk_errors(folder), bar:
+        try:
+            for episode in played:
+                store.write(episode)
+                bar.update()
+            store.finish()
+        except (OSError, OutputError):  # the disk: what is on it already is complete
+            raise
+        except BaseException:
+            store.commit()  # also when interrupted: episodes that are complete are kept
+            raise
+        finally:
+            store.discard()
+    return folder / "clips.jsonl" if format == "clips" else folder
+
+
+def _play(
+    episodes: Recordable, settings: "EnvironmentSettings | None", first: int, end: int, num_workers: int
+) -> Iterator[RecordedEpisode]:
+    """Yield the episodes in order."""
+    if not num_workers or settings is None:
+        yield from map(episodes.episode, range(first, end))
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_workers, spawn) as pool:
+        waiting: deque[Future[RecordedEpisode]] = deque()
+        try:
+            for index in range(first, end):
+                waiting.append(pool.submit(_play_one, settings, index))
+                if len(waiting) > 2 * num_workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_opened: dict[str, Recordable] = {}
+"""The environment that a worker process plays, by its settings."""
+
+
+def _play_one(settings: "EnvironmentSettings", index: int) -> RecordedEpisode:
+    if repr(settings) not in _opened:
+        _opened[repr(settings)] = _open_environment(settings)
+    return _opened[repr(settings)].episode(index)
+
+
+def _open_environment(settings: "EnvironmentSettings") -> Recordable:
+    try:
+        import gymnasium  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "Recording an environment requires gymnasium: pip install 'worldmodel[gym]'."
+        ) from None
+    from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
+
+    return EnvironmentEpisodes(settings)
+
+
+def _open_store(format: Format, folder: Path, recording: RecordingFormat) -> Store:
+    if format not in get_args(Format):
+        raise OutputError(f"format is {format!r}; use {' or '.join(get_args(Format))}.")
+    if format == "clips":
+        from worldmodel.worlds.recorder.clip_table import ClipTableStore
+
+        return ClipTableStore(folder, recording)
+    from worldmodel.worlds.recorder.lerobot import LeRobotStore
+
+    return LeRobotStore(folder, recording)
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Turn an error of the disk into one that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space" if full else "check its permissions"
+        raise OutputError(
+            f"{str(folder)!r} cannot be written ({error.strerror or error}); {remedy} and run the same "
+            "command again, which goes on after the episodes that are complete."
+        ) from None

@@ -1,0 +1,33 @@
+"""What is recorded of a Gymnasium environment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from worldmodel.config import ImageSize
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """What is recorded of an environment; episodes depend on nothing else."""
+
+    env_id: str
+    policy: str = "random"
+    seed: int = 0
+    max_steps: int = 1000
+    """Longest episode, in recorded steps."""
+    size: ImageSize | None = None
+    """Size of the frames; None keeps that of the environment."""
+    frame_skip: int = 1
+    """Steps of the environment per recorded step; the action is repeated and the rewards are added."""
+    fps: int = 0
+    """Recorded steps per second; 0: `render_fps` of the environment divided by `frame_skip`."""
+    cameras: tuple[str, ...] = ()
+    """`render`, `observation`, or the path of an image in the observation such as `observation.top`; empty:
+    what is rendered, or the observation if nothing is."""
+    epsilon: float = 0.0
+    """Share of random actions among those of the policy."""
+    action_details: tuple[Mapping[str, Any], ...] = ()
+    """Name, unit, scale and frame of every number of an action."""
+    env_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `gymnasium.make`."""
