@@ -22,6 +22,7 @@ import torch
 from worldmodel import config as configs
 from worldmodel.config import TrainConfig, WorldModelConfig
 from worldmodel.data import loader
+from worldmodel.data.lerobot import with_action_spec
 from worldmodel.errors import ConfigError
 from worldmodel.models.layers import attention
 from worldmodel.models.loading import model_folder
@@ -50,6 +51,7 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
         ConfigError: the mesh does not fit the processes, a stage does not fit the model, or the gradient
             is not finite.
     """
+    config = with_action_spec(config)
     check_stages(config)
     record_collectives()
     mesh, run = distributed.init(config), Path(config.run_dir)

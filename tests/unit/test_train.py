@@ -40,6 +40,8 @@ from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.components import settings_of
 from worldmodel.train.run_log import read_metrics
 from worldmodel.train.trainer import Progress, StepResult, Trainer
+from worldmodel.worlds import recorder
+from worldmodel.worlds.shapes.source import KEYS
 
 
 def components(*names: str, **settings: TrainedConfig) -> dict[str, TrainedConfig]:
@@ -262,6 +264,16 @@ def test_answers_about_own_clips_are_learned(
     for answer, frames in clips.items():
         seen = model.observe(to_tensor([frames[1:]]))
         assert model.generate_text(seen, "is it bright?") == [answer]
+
+
+def test_a_recording_in_the_format_of_lerobot_is_trained_on(run_config: TrainConfig, tmp_path: Path) -> None:
+    dataset = recorder.record_world("shapes", tmp_path / "set", 3, rounds=2, format="lerobot")
+    mine = DataConfig({"mine": SourceConfig("lerobot", str(dataset))})
+    config = changed(run_config, steps=2, tasks={"rounds": 1.0})
+    action = dataclasses.replace(config.model.action, keys=KEYS)
+    model = dataclasses.replace(config.model, action=action)
+    losses, _ = trained(dataclasses.replace(config, model=model, data=mine))
+    assert len(losses) == 2 and all(map(math.isfinite, losses))
 
 
 @pytest.mark.slow

@@ -112,11 +112,11 @@ class SourceConfig:
     """A source of episodes."""
 
     kind: str = ""
-    """clips (video files with a table), webdataset (tar files), huggingface (a streamed dataset), or the name
-    of a world that generates its episodes, such as shapes."""
+    """clips (video files with a table), webdataset (tar files), huggingface (a streamed dataset), lerobot (a
+    LeRobot dataset, v3.0), or the name of a world that generates its episodes, such as shapes."""
     path: str = ""
     """clips: the csv, parquet or jsonl table. webdataset: a tar file or a pattern such as data/*.tar.
-    huggingface: name of the dataset on the Hub, or a local folder."""
+    huggingface, lerobot: name of the dataset on the Hub, or a local folder."""
     root: str = ""
     """clips: the folder to which paths in the table are relative; empty takes the folder of the table."""
     columns: dict[str, str] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class SourceConfig:
     preset: str = ""
     """Instead of `columns`, the name of a published table: webvid, panda70m or openvid."""
     split: str = "train"
-    """huggingface, shapes: name of the split."""
+    """huggingface, shapes: name of the split. lerobot: train, held-out or all."""
     streams: int = 8
     """huggingface: streams into which the files are divided, so that data-parallel processes read different
     ones. As many as those processes is best; the order of samples depends on it, but not on the processes."""

@@ -117,6 +117,34 @@ class Stills:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Frames of a video file that holds several clips; a process opens it once for all of them."""
+
+    path: str
+    start: float
+    """Seconds before its first frame."""
+    num_frames: int
+    fps: float
+
+    def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
+        """Return up to `wanted` frames at the frame rate of a format, beginning with number `first`.
+
+        Raises:
+            InputError: the file is missing, damaged or too short.
+        """
+        count = min(wanted, self.length(format) - first)
+        # The middle of the span that a frame is on screen: times of containers are rounded.
+        middle = self.start + 0.25 / max(self.fps, format.fps)
+        return media.shared_video(self.path).read(
+            format.size, [middle + (first + index) / format.fps for index in range(max(count, 1))]
+        )
+
+    def length(self, format: RoundFormat) -> int:
+        """Return the number of frames at the frame rate of a format, up to the last one's begin."""
+        return int((self.num_frames - 1) / self.fps * format.fps + 1e-3) + 1
+
+
+@dataclass(frozen=True)
 class Clip:
     """Recipe of a clip's episodes.
 
@@ -126,7 +154,7 @@ class Clip:
     """
 
     name: str
-    video: Files | Part | Stills | bytes = field(repr=False)
+    video: Files | Part | Stills | Span | bytes = field(repr=False)
     format: RoundFormat
     text: Track = Track()
     keys: Track = Track()
@@ -189,6 +217,9 @@ class Clip:
             first = draw_first(len(source.frames))
             chosen = source.frames[first : first + wanted]
             return first, np.stack([media.read_image(frame, self.format.size) for frame in chosen])
+        if isinstance(source, Span):
+            first = draw_first(source.length(self.format))
+            return first, source.read(self.format, first, wanted)
         with media.open_video(source if isinstance(source, bytes) else source.read()) as video:
             length = int(
                 ((video.duration_s if self.end is None else self.end) - self.start) * self.format.fps + 1e-3

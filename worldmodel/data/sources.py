@@ -14,6 +14,7 @@ SOURCE_KINDS = {
     "clips": ("worldmodel.data.tables", "TableSource"),
     "webdataset": ("worldmodel.data.tar", "TarSource"),
     "huggingface": ("worldmodel.data.huggingface", "HuggingFaceSource"),
+    "lerobot": ("worldmodel.data.lerobot", "LeRobotSource"),
 }
 """Module and function that open each kind of source; imported on first use. Worlds are kinds, too."""
 

@@ -1,10 +1,11 @@
 """Model cards: metadata for the Hub, and the card of a model without measured figures."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from worldmodel.config import height_width
+from worldmodel.config import ActionSpec, height_width
 
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
@@ -57,6 +58,7 @@ def plain_card(model: "WorldModel", name: str, training: dict[str, Any] | None) 
     lines += [
         f"\nIt generates {config.chunk_frames} frames of {width} x {height} pixels per round at {config.fps} "
         f"frames per second. Actions: {', '.join(actions) or 'none'}.\n",
+        *_action_table(config.action.spec),
         "## Training\n",
     ]
     stages = (training or {}).get("stages") or {}
@@ -70,3 +72,16 @@ def plain_card(model: "WorldModel", name: str, training: dict[str, Any] | None) 
         lines.append("Not recorded.\n")
     lines.append("## Figures\n\nNot measured.\n")
     return card_text(name, "\n".join(lines))
+
+
+def _action_table(specs: Sequence[ActionSpec]) -> list[str]:
+    """Return what the keys and numbers of an action mean, as rows of a table."""
+    if not specs:
+        return []
+    head = "| Action | Kind | Range | Unit | Scale | Per second | Frame |\n|---|---|---|---|---:|---:|---|"
+    rows = [
+        f"| {spec.name} | {spec.kind} | {'–' if spec.low is None else f'{spec.low:g} to {spec.high:g}'} "
+        f"| {spec.unit or '–'} | {spec.scale:g} | {spec.rate:g} | {spec.frame or '–'} |"
+        for spec in specs
+    ]
+    return [head, *rows, ""]

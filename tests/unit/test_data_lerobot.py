@@ -1,0 +1,225 @@
+"""LeRobot datasets as a source: actions belong to their frames, files are opened once, damage is named."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pyarrow as pa
+import pytest
+from gymnasium import spaces
+from pyarrow import parquet
+
+from worldmodel.config import (
+    ActionConfig,
+    CodecConfig,
+    DataConfig,
+    SourceConfig,
+    TrainConfig,
+    WorldModelConfig,
+    build,
+    to_dict,
+)
+from worldmodel.data.lerobot import LeRobotSource, with_action_spec
+from worldmodel.data.sources import open_source
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.media import shared_video
+from worldmodel.models.loading.model_card import _action_table
+from worldmodel.types import Episode
+from worldmodel.worlds import recorder
+from worldmodel.worlds.recorder import lerobot
+from worldmodel.worlds.recorder.settings import EnvironmentSettings
+
+KEYS = ("action_0", "action_1", "action_2")
+STEP = 10
+"""Grey values by which action `i` brightens the picture, times i + 1."""
+
+
+class Brighten(gymnasium.Env):
+    """The picture tells which actions were taken: action i adds (i + 1) * STEP to its grey value."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    action_space = spaces.Discrete(3)
+    observation_space = spaces.Box(0, 1, (1,))
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.grey = int(self.np_random.integers(8, 20))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.grey += (int(action) + 1) * STEP
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((64, 64, 3), self.grey, np.uint8)
+
+
+if "Brighten-v0" not in gymnasium.registry:
+    gymnasium.register("Brighten-v0", Brighten)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six episodes of seven steps in three files; tests must not change it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lerobot, "EPISODES_PER_FILE", 2)
+        made = EnvironmentSettings("Brighten-v0", max_steps=7)
+        return recorder.record_environment(made, tmp_path_factory.mktemp("lerobot") / "set", 6)
+
+
+def model(**changes: Any) -> WorldModelConfig:
+    settings = {"fps": 20, "chunk_frames": 2, "action": ActionConfig(keys=KEYS), **changes}
+    return WorldModelConfig(codec=CodecConfig(image_size=32), **settings)
+
+
+def opened(path: Path, **changes: Any) -> LeRobotSource:
+    data = DataConfig({"mine": SourceConfig("lerobot", str(path))})
+    source = open_source("mine", data, model(**changes))
+    assert isinstance(source, LeRobotSource)
+    return source
+
+
+def greys(episode: Episode) -> list[float]:
+    return [float(clip[-1].mean()) for clip in episode.observations]
+
+
+def test_every_action_leads_from_its_frame_to_the_next(dataset: Path) -> None:
+    source = opened(dataset)
+    assert (source.size, source.tasks) == (6, ("rounds",))
+    seen = set()
+    for index in [*range(6), 3, 0, 5, *range(6, 30)]:
+        episode = source.at(index).episode("rounds", 1, index, 3)
+        assert [len(clip) for clip in episode.observations] == [1, 2, 2, 2]
+        shown = greys(episode)
+        for before, action, after in zip(shown, episode.actions, shown[1:], strict=False):
+            assert after - before == pytest.approx(STEP * (KEYS.index(action.keys[0]) + 1), abs=2)
+        seen.add((index % 6, round(shown[0])))
+    assert len(seen) > 12  # episodes begin at random steps
+    whole = source.at(0).episode("rounds", 0, 0, 99)
+    assert len(whole.actions) == 7
+    assert source.cost(0, 99) == 7 and source.cost(0, 2) == 2
+
+
+def test_a_video_file_is_opened_once(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = shared_video.__globals__
+    shared["_shared"].cache_clear()
+    calls, real = [], shared["SharedVideo"]
+    monkeypatch.setitem(shared, "SharedVideo", lambda path: calls.append(path) or real(path))
+    source = opened(dataset)
+    for index in range(24):
+        source.at(index).episode("rounds", 1, index, 2)
+    assert len(calls) == len(set(calls)) == 3
+
+
+def test_a_recording_of_words_has_them_as_tasks(tmp_path: Path) -> None:
+    recorder.record_world("shapes", tmp_path / "set", 2, rounds=2, format="lerobot")
+    recorder.record_world("shapes", tmp_path / "clips", 2, rounds=2)
+    shapes = dataclasses.replace(model(), fps=8, chunk_frames=8)
+    sources = {
+        "set": SourceConfig("lerobot", str(tmp_path / "set")),
+        "clips": SourceConfig(
+            "clips", str(tmp_path / "clips" / "clips.jsonl"), columns={"video": "path", "text": "text"}
+        ),
+    }
+    takes = dataclasses.replace(shapes, action=ActionConfig())
+    ours, theirs = (open_source(name, DataConfig(sources), takes) for name in sources)
+    for index in range(2):
+        one, other = (each.at(index).episode("rounds", 0, index, 2) for each in (ours, theirs))
+        assert one.actions == other.actions
+        assert np.abs(one.observations[1].astype(int) - other.observations[1]).mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fps": 24}, "10 actions per second, and the model one per round, 12"),
+        ({"action": ActionConfig(), "fps": 24}, r"has 10 frames per second, and the model 24"),
+        ({"action": ActionConfig(keys=("action_0",))}, "the keys action_1, action_2"),
+        ({"chunk_frames": 4}, r"10 actions per second.*set model\.fps to 10 times model\.chunk_frames"),
+    ],
+)
+def test_models_that_do_not_fit(dataset: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        opened(dataset, **changes)
+
+
+def edited(dataset: Path, folder: Path, pattern: str, edit: Callable[[dict[str, Any]], Any]) -> Path:
+    """Copy a dataset and change the rows of one of its tables."""
+    shutil.copytree(dataset, folder)
+    path = next(iter(sorted(folder.glob(pattern))))
+    table = parquet.read_table(path)
+    kept = [row for row in map(lambda row: edit(row) or row, table.to_pylist()) if row]
+    parquet.write_table(pa.Table.from_pylist(kept, table.schema), path)
+    return folder
+
+
+def test_episodes_that_cannot_be_used(dataset: Path, tmp_path: Path) -> None:
+    def shorter(row: dict[str, Any]) -> None:
+        row["length"] -= row["episode_index"] == 0
+
+    def one_frame(row: dict[str, Any]) -> None:
+        if row["episode_index"] == 1:
+            key = "videos/observation.images.render"
+            row[f"{key}/to_timestamp"] = row[f"{key}/from_timestamp"] + 0.1
+            row["length"] = 1
+            row["dataset_to_index"] = row["dataset_from_index"] + 1
+
+    def not_finite(row: dict[str, Any]) -> None:
+        if row["index"] == 2:
+            row["action"][0] = float("nan")
+
+    for name, pattern, edit, index, message in (
+        ("a", "meta/episodes/*/*.parquet", shorter, 0, "7 actions and 8 frames"),
+        ("b", "meta/episodes/*/*.parquet", one_frame, 1, "it has one frame"),
+        ("c", "data/*/*.parquet", not_finite, 0, "not a finite number"),
+    ):
+        source = opened(edited(dataset, tmp_path / name, pattern, edit))
+        with pytest.raises(InputError, match=rf"{name} episode {index}: .*{message}"):
+            source.at(index).episode("rounds", 0, index, 1)
+        assert source.at(3).episode("rounds", 0, 3, 1).actions
+    gone = tmp_path / "d"
+    shutil.copytree(dataset, gone)
+    next(gone.rglob("*.mp4")).unlink()
+    with pytest.raises(InputError, match=r"file-000\.mp4"):
+        opened(gone).at(0).episode("rounds", 0, 0, 1)
+
+
+def test_folders_that_are_no_datasets(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read as a LeRobot dataset"):
+        opened(tmp_path)
+    old = tmp_path / "old"
+    shutil.copytree(dataset, old)
+    info = json.loads((old / "meta/info.json").read_text())
+    (old / "meta/info.json").write_text(json.dumps(info | {"codebase_version": "v2.1"}))
+    with pytest.raises(ConfigError, match=r"version v2\.1"):
+        opened(old)
+    (old / "meta/info.json").write_text(json.dumps(info | {"video_path": "../../{video_key}.mp4"}))
+    with pytest.raises(ConfigError, match="leaves the folder"):
+        opened(old)
+    data = DataConfig({"mine": SourceConfig("lerobot", str(dataset), columns={"video": "left"})})
+    with pytest.raises(
+        ConfigError, match=r"columns\.video is 'left'; use one of observation\.images\.render"
+    ):
+        open_source("mine", data, model())
+
+
+def test_a_model_states_what_the_actions_of_its_data_mean(dataset: Path) -> None:
+    sources = {"mine": SourceConfig("lerobot", str(dataset))}
+    config = with_action_spec(TrainConfig(model=model(), data=DataConfig(sources)))
+    spec = config.model.action.spec
+    assert [(each.name, each.kind, each.rate) for each in spec] == [(key, "key", 10) for key in KEYS]
+    again = build(WorldModelConfig, to_dict(config.model))
+    assert list(again.action.spec) == list(spec)
+    assert with_action_spec(config) is config
+    assert "| action_1 | key | 0 to 1 |" in "\n".join(_action_table(spec))
+    other = dataclasses.replace(spec[0], unit="rad")
+    with pytest.raises(ConfigError, match="action_0 with unit '', and the model with 'rad'"):
+        opened(dataset, action=ActionConfig(keys=KEYS, spec=(other, *spec[1:])))
