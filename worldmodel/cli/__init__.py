@@ -26,7 +26,8 @@ VERBS = {
     "export": "convert a training checkpoint to a model folder",
     "publish": "evaluate a finished run and write its model folder and model card",
     "download": "download a base language model",
-    "record": "record sample clips to train on",
+    "record": "record an environment or a world to train on",
+    "data": "examine a data source, and hold out episodes",
     "config": "print or list configurations",
 }
 """Verbs and their summaries; the verb `first-steps` is the module `worldmodel.cli.first_steps`."""

@@ -1,0 +1,140 @@
+"""Examination of sources: effects, repeated and shifted actions, broken episodes, what a split shares."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from worldmodel.cli import main
+from worldmodel.config import ActionSpec, DataConfig, SourceConfig, WorldModelConfig
+from worldmodel.data import check
+from worldmodel.data.sources import open_source
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.types import Action
+from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
+from worldmodel.worlds.recorder.lerobot import LeRobotStore
+
+SPECS = tuple(ActionSpec(name, "key", low=0, high=1, rate=10) for name in ("left", "right", "jump"))
+
+
+def moving(
+    seed: int, repeat: int = 1, late: int = 0, start: int | None = None, steps: int = 40
+) -> RecordedEpisode:
+    """A bright square that `left` and `right` move by 4 pixels, `late` steps after; `jump` is never held."""
+    rng = np.random.default_rng(seed)
+    chosen = np.repeat(rng.integers(0, 2, steps), repeat)[:steps]
+    acting = np.concatenate([rng.integers(0, 2, late), chosen])[:steps]
+    x, frames = 24 if start is None else start, []
+    for side in [*acting, None]:
+        frame = np.zeros((64, 64, 3), np.uint8)
+        frame[24:40, x : x + 16] = (220, 180, 40)
+        frames.append(frame)
+        x = x if side is None else int(np.clip(x + (4 if side else -4), 0, 48))
+    numbers = np.eye(3, dtype=np.float32)[chosen]
+    actions = tuple(Action.of_numbers(SPECS, row) for row in numbers)
+    return RecordedEpisode(
+        {"render": np.stack(frames)}, actions, numbers, np.zeros(steps, np.float32), truncated=True, seed=seed
+    )
+
+
+def stored(folder: Path, episodes: list[RecordedEpisode]) -> Path:
+    store = LeRobotStore(folder, RecordingFormat(10, SPECS, {}))
+    for episode in episodes:
+        store.write(episode)
+    store.finish()
+    return folder
+
+
+def test_effects_are_counted_and_what_was_never_seen_is_named(tmp_path: Path) -> None:
+    episodes = [moving(seed) for seed in range(4)]
+    found = check.check(check.open_examined(str(stored(tmp_path / "set", episodes))))
+    assert (found.fps, found.lengths, found.broken) == (10, [40] * 4, [])
+    assert (found.repeated, found.shift, found.unseen) == (1, 0, ["jump"])
+    for name in ("left", "right"):
+        true = sum(
+            int((action.keys == (name,)) and (before != after).any())
+            for episode in episodes
+            for action, before, after in zip(
+                episode.actions, episode.cameras["render"], episode.cameras["render"][1:], strict=False
+            )
+        )
+        held = sum(action.keys == (name,) for episode in episodes for action in episode.actions)
+        assert (found.effects[name].count, found.effects[name].changed) == (held, true)
+        assert true < held  # at the edge nothing moves
+
+
+@pytest.mark.parametrize(("repeat", "late"), [(1, 0), (3, 0), (1, 1)])
+def test_repeated_and_shifted_actions_are_found(tmp_path: Path, repeat: int, late: int) -> None:
+    folder = stored(tmp_path / "set", [moving(seed, repeat, late) for seed in range(4)])
+    found = check.check(check.open_examined(str(folder)))
+    assert (found.repeated, found.shift) == (repeat, late)
+
+
+def test_early_actions_are_found() -> None:
+    rng = np.random.default_rng(0)
+    numbers = np.eye(3)[rng.integers(0, 3, 60)]
+    changes = np.roll(numbers, -1, axis=0) @ rng.normal(size=(3, 5))
+    assert check.shift([numbers], [changes]) == -1
+    assert check.shift([numbers], [numbers @ rng.normal(size=(3, 5))]) == 0
+    assert check.shift([numbers[:10]], [changes[:10]]) == 0  # too few to tell
+    assert check.shift([numbers], [np.zeros((60, 5))]) == 0
+
+
+def test_the_command_names_broken_episodes_and_draws_a_sheet(tmp_path: Path, capsys: Any) -> None:
+    folder = stored(tmp_path / "set", [moving(seed) for seed in range(3)])
+    path = folder / "data/chunk-000/file-000.parquet"
+    rows = parquet.read_table(path)
+    listed = rows.to_pylist()
+    listed[3]["action"] = [float("nan")] * 3
+    parquet.write_table(pa.Table.from_pylist(listed, rows.schema), path)
+    sheet = tmp_path / "sheet.png"
+    assert main(["data", "check", str(folder), "--sheet", str(sheet), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["broken"]) == 1 and "not a finite number" in found["broken"][0]
+    assert found["lengths"] == [40, 40] and Image.open(sheet).width > 8 * 128
+    assert main(["data", "check", str(folder), "--sheet", str(sheet)]) == 0
+    assert "never seen, so it cannot be learned: jump" in capsys.readouterr().out
+    assert main(["data", "check", str(tmp_path)]) == 2
+
+
+def test_a_layout_is_held_out_whole(tmp_path: Path) -> None:
+    starts = [4, 24, 44]
+    episodes = [moving(seed, start=starts[seed % 3]) for seed in range(9)]
+    folder = stored(tmp_path / "set", [*episodes, episodes[0]])
+    examined = check.open_examined(str(folder))
+    held, counts = check.split(examined, 0.2, "layout", seed=1)
+    assert {starts[index % 3] for index in held} == {starts[held[0] % 3]} and len(held) >= 3
+    assert counts["pairs"] == 40 * len(held) and counts["near"] >= counts["exact"]
+    twin = next(seed for seed in range(50) if 0 in check.split(examined, 0.05, "episode", seed)[0])
+    held, counts = check.split(examined, 0.05, "episode", twin)
+    assert held == [0] and counts["near"] == counts["pairs"] == 40  # episode 9 is the same
+    for share, by in ((0, "episode"), (0.5, "colour")):
+        with pytest.raises(InputError, match="episode or layout"):
+            check.split(examined, share, by)
+    with pytest.raises(InputError, match="none would be left"):
+        check.split(check.open_examined(str(stored(tmp_path / "one", episodes[:1]))), 0.5)
+
+
+def test_a_source_reads_its_split(tmp_path: Path) -> None:
+    folder = stored(tmp_path / "set", [moving(seed, steps=6) for seed in range(5)])
+    model = WorldModelConfig(fps=20, chunk_frames=2)
+
+    def size(split: str) -> int | None:
+        data = DataConfig({"mine": SourceConfig("lerobot", str(folder), split=split)})
+        return open_source("mine", data, model).size
+
+    with pytest.raises(ConfigError, match="no split"):
+        size("held-out")
+    assert main(["data", "split", str(folder), "--share", "0.4"]) == 0
+    assert [size(split) for split in ("train", "held-out", "all")] == [3, 2, 5]
+    with pytest.raises(ConfigError, match="'test'"):
+        size("test")
+    copied = tmp_path / "copy"
+    shutil.copytree(folder, copied)
+    assert json.loads((copied / "meta" / "split.json").read_text())["by"] == "episode"

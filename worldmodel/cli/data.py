@@ -1,0 +1,65 @@
+"""`worldmodel data`: examine a data source, and divide it into training and held-out episodes."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from worldmodel.cli.parser import Parser
+from worldmodel.errors import InputError
+
+
+def main(argv: list[str]) -> None:
+    """Run one of the two."""
+    args = _parser().parse_args(argv)
+    from worldmodel.data import check
+    from worldmodel.io import atomic_file
+    from worldmodel.media import write_image
+
+    examined = check.open_examined(args.source)
+    if args.what == "check":
+        findings = check.check(examined)
+        print(json.dumps(asdict(findings), indent=2) if args.json else findings.as_text())
+        write_image(check.draw_sheet(examined), args.sheet)
+        if not args.json:
+            print(f"contact sheet: {args.sheet}")
+        return
+    if not Path(args.source).is_dir():
+        raise InputError(
+            f"{args.source!r} is not a local LeRobot dataset, whose split can be stored; record one."
+        )
+    held, counts = check.split(examined, args.share, args.by, args.seed)
+    path = Path(args.source) / "meta" / "split.json"
+    with atomic_file(path) as temporary:
+        temporary.write_text(
+            json.dumps({"by": args.by, "seed": args.seed, "held-out": held}), encoding="utf-8"
+        )
+    print(f"{len(held)} of {examined.size} episodes are held out: {path} (data.sources.NAME.split: held-out)")
+    for name in ("exact", "near"):
+        share = counts[name] / max(counts["pairs"], 1)
+        print(f"(frame, action) pairs of these that are in training, {name}: {counts[name]} ({share:.1%})")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "worldmodel data",
+        "check: read a source whole and say what is in it: lengths, how often each action changed pixels,\n"
+        "broken episodes, actions that are repeated or shifted; and draw some of it.\n"
+        "split: hold out episodes of a LeRobot dataset, and count what they share with training.",
+        "worldmodel data check doorkey\n  worldmodel data split doorkey --by layout",
+    )
+    parser.add_argument("what", choices=("check", "split"), help="what to do")
+    parser.add_argument(
+        "source", metavar="SOURCE", help="LeRobot dataset, or the clips.jsonl of `worldmodel record`"
+    )
+    parser.add_argument("--json", action="store_true", help="check: print JSON")
+    parser.add_argument(
+        "--sheet", default="contact_sheet.png", metavar="FILE", help="check: picture (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--share", type=float, default=0.1, help="split: share of episodes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--by", choices=("episode", "layout"), default="episode", help="split: what is held out"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="split: seed (default: %(default)s)")
+    return parser
