@@ -62,7 +62,7 @@ OWN = next(index for index, command in enumerate(commands()) if " record " in co
 def run(command: str) -> None:
     # Few samples and steps: the command is tested, not its figures.
     words = shlex.split(re.sub(r"--num-samples \d+", "--num-samples 4", command))
-    words = [re.sub(r"(steps|batch_size|num-clips)=\d+", r"\1=2", word) for word in words]
+    words = [re.sub(r"(steps|batch_size)=\d+", r"\1=2", word) for word in words]
     words = [
         "2" if before in ("--rounds", "--episodes") else word
         for before, word in zip(["", *words], words, strict=False)

@@ -309,7 +309,7 @@ def test_clips_are_read_once_each_and_short_ones_skipped(recorded: Path) -> None
 
 
 def test_sources_as_arguments(recorded: Path, tmp_path: Path) -> None:
-    table = recorded / "clips.csv"
+    table = recorded / "clips.jsonl"
     by_folder, by_table = read_source(str(recorded)), read_source(str(table))
     columns = {"video": "path", "text": "text", "keys": "keys"}
     assert by_folder == by_table == DataConfig({"clips": SourceConfig("clips", str(table), columns=columns)})

@@ -64,7 +64,7 @@ def test_the_checkpoint_with_the_lowest_validation_loss_is_kept(
 def test_own_clips_are_validated_on(run_config: TrainConfig, recorded: Path, tmp_path: Path) -> None:
     """The loss on a table of clips, which a source of weight 0 holds out, and the best checkpoint."""
     clips = SourceConfig(
-        "clips", str(recorded / "clips.csv"), columns={"video": "path", "text": "text"}, weight=0.0
+        "clips", str(recorded / "clips.jsonl"), columns={"video": "path", "text": "text"}, weight=0.0
     )
     config = dataclasses.replace(
         changed(run_config, steps=4),

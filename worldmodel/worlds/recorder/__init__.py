@@ -1,12 +1,14 @@
 """Recording of environments and worlds as training data (`worldmodel record`).
 
 Episode `index` is a pure function of the settings and the index, whichever process plays it. So a recording
-that was interrupted goes on at the first episode that is not on disk, and becomes the same files as one that
-was not. Two formats: LeRobot v3.0 (lerobot.py) and a table of clips (clip_table.py).
+that was interrupted goes on at the first episode that is not on disk, and gets the rows and frames of one
+that was not; the encoder may write the same frames in other bytes. There are two formats: LeRobot v3.0
+(lerobot.py) and a table of clips (clip_table.py).
 """
 
 import errno
 import multiprocessing
+import shutil
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -18,6 +20,7 @@ from tqdm import tqdm
 
 from worldmodel.config import ImageSize
 from worldmodel.errors import InputError, OutputError
+from worldmodel.io import TEMPORARY_PREFIX
 from worldmodel.worlds.recorder.episode import Recordable, RecordedEpisode, RecordingFormat
 from worldmodel.worlds.registry import get_world, world_names
 
@@ -117,6 +120,8 @@ def _record(
     with _disk_errors(folder):
         store = _open_store(format, folder, episodes.format)
         first = store.start(num_episodes)
+        for left in folder.glob(f"{TEMPORARY_PREFIX}*"):  # of a recorder that was killed
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
     played = _play(episodes, settings, first, num_episodes, num_workers)
     bar = tqdm(total=num_episodes, initial=first, unit="episode", disable=not progress)
     with _disk_errors(folder), bar:

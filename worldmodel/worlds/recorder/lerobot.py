@@ -81,8 +81,8 @@ class LeRobotStore:
     def start(self, num_episodes: int) -> int:
         """Return the first episode that is still to be recorded, for a dataset of `num_episodes`.
 
-        A file that was cut short is recorded again from its first episode, so that the dataset becomes the
-        one that a run without an interruption writes.
+        A file that was cut short is recorded again from its first episode, so that the dataset has
+        the rows and frames that a run without an interruption writes.
         """
         rest = self.done % EPISODES_PER_FILE
         if self.done < num_episodes and rest:
