@@ -144,6 +144,7 @@ def test_a_dataset_has_the_frames_actions_and_rewards_of_the_environment(tmp_pat
 
 
 def test_workers_and_an_interruption_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")  # comes with minigrid
     monkeypatch.setattr(lerobot, "EPISODES_PER_FILE", 3)
     made = EnvironmentSettings("CartPole-v1", policy="sticky", size=32, max_steps=4)
     whole = recorder.record_environment(made, tmp_path / "whole", 7)
@@ -162,6 +163,8 @@ def test_workers_and_an_interruption_change_nothing(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["lerobot", "clips"])
 def test_a_killed_recorder_goes_on(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("pygame")
+
     def command(name: str) -> list[str]:
         words = f"record CartPole-v1 --out {name} --episodes 120 --size 32 --max-steps 6 --format {form}"
         return [sys.executable, "-P", "-m", "worldmodel", *words.split()]
