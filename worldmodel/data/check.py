@@ -166,7 +166,7 @@ def check(examined: Examined) -> Findings:
         last = np.stack([clip[-1] for clip in episode.observations]).astype(np.int16)
         differences = np.diff(last, axis=0)
         moved = (np.abs(differences) >= CHANGED).any(axis=(1, 2, 3))
-        for action, changed in zip(episode.actions, moved, strict=True):
+        for action, changed in zip(episode.actions, np.atleast_1d(moved), strict=True):
             for name in labels(action, examined.specs):
                 effect = findings.effects.setdefault(name, Effects())
                 effect.count += 1
@@ -262,7 +262,9 @@ def draw_sheet(examined: Examined, episodes: int = 4, frames: int = 8, scale: in
         for number, clip in enumerate(episode.observations[:frames]):
             label = str(episode.actions[number]) if number < len(episode.actions) else "end"
             canvas = Image.new("RGB", (SIZE * scale, SIZE * scale + 18), (24, 26, 32))
-            canvas.paste(Image.fromarray(clip[-1]).resize((SIZE * scale,) * 2, Image.Resampling.NEAREST))
+            canvas.paste(
+                Image.fromarray(clip[-1]).resize((SIZE * scale, SIZE * scale), Image.Resampling.NEAREST)
+            )
             ImageDraw.Draw(canvas).text((2, SIZE * scale + 2), label[:20], fill=(226, 228, 234), font=font)
             pictures.append(np.array(canvas))
         rows.append(np.stack(pictures))

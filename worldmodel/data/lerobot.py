@@ -108,7 +108,7 @@ class LeRobotDataset:
             return open(os.path.join(self.root, path), "rb")
         import fsspec
 
-        return fsspec.open(f"{self.root}/{path}", "rb").open()
+        return fsspec.open(f"{self.root}/{path}", "rb").open()  # type: ignore[attr-defined]
 
     def _table(self, path: str, columns: list[str] | None = None) -> Any:
         from pyarrow import parquet
@@ -210,7 +210,7 @@ class LeRobotDataset:
                 action.check(takes)
         except InputError as error:
             return BrokenClip(name, str(error))
-        tracks = {
+        tracks: dict[str, Any] = {
             field: Track(tuple(getattr(action, field) for action in actions), per_round=True)
             for field in ("keys", "vector", "mouse")
             if takes.takes[field] and any(spec.kind in (field, "key") for spec in self.specs)

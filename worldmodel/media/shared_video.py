@@ -8,6 +8,7 @@ from typing import Any
 
 import av
 import numpy as np
+from av.container import InputContainer
 from av.video.reformatter import VideoReformatter
 
 from worldmodel.config import ImageSize
@@ -42,7 +43,7 @@ class SharedVideo:
         if kind not in limits.video_formats:
             raise InputError(f"{self.name} is no video of a known format.")
         with decoding_errors(self.name):
-            self.container = av.open(self.file, "r", format=DEMUXERS[kind])
+            self.container: InputContainer = av.open(self.file, "r", format=DEMUXERS[kind])
             self.stream = self.container.streams.video[0]
             codec = self.stream.codec_context
             codec.thread_count = 1
@@ -61,6 +62,7 @@ class SharedVideo:
         converter, tolerance = VideoReformatter(), self.step / 4
         shown: av.VideoFrame | None = None
         picture: np.ndarray | None = None
+        end = 0.0
         with self.lock, decoding_errors(self.name):
             for start, frame in self._decode(times[0] + tolerance):
                 while shown is not None and len(frames) < len(times):
@@ -118,4 +120,4 @@ def _open(path: str) -> Any:
         return open(path, "rb")
     import fsspec
 
-    return fsspec.open(path, "rb").open()
+    return fsspec.open(path, "rb").open()  # type: ignore[attr-defined]

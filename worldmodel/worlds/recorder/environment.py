@@ -213,7 +213,7 @@ def _images(camera: str, picture: Any) -> Iterator[tuple[str, Any]]:
 
 def _value_names(env: gymnasium.Env) -> list[str]:
     """Return the names that an environment has for the values of a Discrete action space."""
-    inner = env.unwrapped
+    inner: Any = env.unwrapped
     if callable(meanings := getattr(inner, "get_action_meanings", None)):
         return [str(name) for name in meanings()]
     members = getattr(getattr(inner, "actions", None), "__members__", {})
