@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ from worldmodel.types import Action, Episode
 
 SIZE = 64
 """Side of the frames that are examined, in pixels."""
-CHANGED = 8
-"""Difference of a colour, of 255, from which a pixel counts as changed: more than a codec adds."""
+CHANGED, CHANGED_PIXELS = 24, 4
+"""Difference of a colour, of 255, and number of such pixels from which a picture counts as changed: more than
+an encoder adds."""
 MIN_STEPS = 30
 """Fewer steps do not tell whether actions are repeated or shifted."""
 MIN_GAIN = 0.05
@@ -165,7 +166,7 @@ def check(examined: Examined) -> Findings:
             continue
         last = np.stack([clip[-1] for clip in episode.observations]).astype(np.int16)
         differences = np.diff(last, axis=0)
-        moved = (np.abs(differences) >= CHANGED).any(axis=(1, 2, 3))
+        moved = (np.abs(differences) >= CHANGED).any(-1).sum(axis=(1, 2)) >= CHANGED_PIXELS
         for action, changed in zip(episode.actions, np.atleast_1d(moved), strict=True):
             for name in labels(action, examined.specs):
                 effect = findings.effects.setdefault(name, Effects())
@@ -260,7 +261,7 @@ def draw_sheet(examined: Examined, episodes: int = 4, frames: int = 8, scale: in
             continue
         pictures = []
         for number, clip in enumerate(episode.observations[:frames]):
-            label = str(episode.actions[number]) if number < len(episode.actions) else "end"
+            label = _label(episode.actions[number]) if number < len(episode.actions) else "end"
             canvas = Image.new("RGB", (SIZE * scale, SIZE * scale + 18), (24, 26, 32))
             canvas.paste(
                 Image.fromarray(clip[-1]).resize((SIZE * scale, SIZE * scale), Image.Resampling.NEAREST)
@@ -268,12 +269,18 @@ def draw_sheet(examined: Examined, episodes: int = 4, frames: int = 8, scale: in
             ImageDraw.Draw(canvas).text((2, SIZE * scale + 2), label[:20], fill=(226, 228, 234), font=font)
             pictures.append(np.array(canvas))
         rows.append(np.stack(pictures))
-        captions.append(episode.name)
+        words = episode.actions[0].text or ""
+        captions.append(f"{episode.name}: {words}" if words else episode.name)
         if len(rows) == episodes:
             break
     if not rows:
         raise InputError("No episode of the source can be read; see `broken` in the report.")
     return contact_sheet(rows, captions, scale=1)
+
+
+def _label(action: Action) -> str:
+    """Return an action for a small picture: words only if it has nothing else."""
+    return str(replace(action, text=None)) if len(action.as_dict()) > 1 else str(action)
 
 
 def split(
