@@ -30,11 +30,12 @@ def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.dim() == 2 and ".layers." in name and not excluded
 
 
-def build_optimizers(root: nn.Module, stage: StageConfig) -> Optimizers:
+def build_optimizers(root: nn.Module, stage: StageConfig, device_type: str | None = None) -> Optimizers:
     """Build the optimizers for the parameters of `root` that require gradients.
 
     Parameters are named `model.COMPONENT.…`; `stage.train` may set the learning rates of a component. Each
-    parameter group stores its peak learning rate as `peak`.
+    parameter group stores its peak learning rate as `peak`. On CUDA, AdamW is fused; `device_type` is that of
+    the parameters, unless another is given.
     """
     adamw: dict[tuple[float, float], list[Tensor]] = {}
     muon: dict[float, list[Tensor]] = {}
@@ -55,7 +56,8 @@ def build_optimizers(root: nn.Module, stage: StageConfig) -> Optimizers:
             {"params": params, "lr": lr, "peak": lr, "weight_decay": decay}
             for (lr, decay), params in adamw.items()
         ]
-        fused = all(parameter.is_cuda for params in adamw.values() for parameter in params)
+        types = {device_type or each.device.type for params in adamw.values() for each in params}
+        fused = types == {"cuda"}
         optimizers["adamw"] = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=fused, foreach=not fused)
     if muon:
         optimizers["muon"] = Muon(
