@@ -178,5 +178,4 @@ def _is_local(origin: str) -> bool:
         host = urlsplit(origin).hostname
     except ValueError:
         return False
-    # "testserver" is the host name of Starlette's in-process test client; it does not resolve in DNS.
-    return host is not None and (host == "testserver" or _is_loopback(host))
+    return host is not None and _is_loopback(host)

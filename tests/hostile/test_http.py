@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
+from local_client import LocalClient
 
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
@@ -35,17 +35,17 @@ def png(image: np.ndarray) -> bytes:
 
 
 @pytest.fixture
-def keyed(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
+def keyed(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
     """A server that requires a key; its data folder is in an otherwise empty folder."""
     config = ServerConfig("tiny", tmp_path / "data", keys=Keys(KEYS), max_upload_bytes=LIMIT)
-    with TestClient(create_app(WorldService(model), config), raise_server_exceptions=False) as client:
+    with LocalClient(create_app(WorldService(model), config), raise_server_exceptions=False) as client:
         yield client
 
 
 @pytest.fixture
-def free(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
+def free(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
     """A server without keys."""
-    with TestClient(
+    with LocalClient(
         create_app(WorldService(model), ServerConfig("tiny", tmp_path)), raise_server_exceptions=False
     ) as client:
         yield client
@@ -63,7 +63,7 @@ def port(
         yield int(address.rpartition(":")[2])
 
 
-def operations(client: TestClient) -> list[tuple[str, str]]:
+def operations(client: LocalClient) -> list[tuple[str, str]]:
     paths = client.get("/openapi.json").json()["paths"]
     return [(verb.upper(), path) for path, verbs in paths.items() for verb in verbs]
 
@@ -76,7 +76,7 @@ def error_of(response: httpx.Response, *statuses: int) -> dict[str, str]:
 # ---- keys --------------------------------------------------------------------------------------------------
 
 
-def test_every_route_except_health_requires_a_key(keyed: TestClient) -> None:
+def test_every_route_except_health_requires_a_key(keyed: LocalClient) -> None:
     closed = [each for each in operations(keyed) if each[1] not in OPEN]
     assert len(closed) > 18
     senders: list[Any] = [
@@ -121,14 +121,14 @@ def test_no_spelling_of_path_or_host_bypasses_the_key(port: int) -> None:
             connection.close()
 
 
-def test_server_without_keys_rejects_cross_origin_requests(free: TestClient) -> None:
+def test_server_without_keys_rejects_cross_origin_requests(free: LocalClient) -> None:
     assert free.get("/v1/models").status_code == 200
     for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"host": "evil.example"}):
         assert error_of(free.get("/v1/models", headers=headers), 403)["code"] == "forbidden"
         assert error_of(free.post("/v1/worlds", json={"text": "a ball"}, headers=headers), 403)
 
 
-def test_no_cors_headers(keyed: TestClient) -> None:
+def test_no_cors_headers(keyed: LocalClient) -> None:
     asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     for response in (
         keyed.options("/v1/videos", headers=asked),
@@ -138,7 +138,7 @@ def test_no_cors_headers(keyed: TestClient) -> None:
         assert not [name for name in response.headers if name.startswith("access-control-")]
 
 
-def test_idempotency_keys_are_separate_per_api_key(keyed: TestClient) -> None:
+def test_idempotency_keys_are_separate_per_api_key(keyed: LocalClient) -> None:
     one = {"idempotency-key": "one"}
     body = {"prompt": "a red ball"}
     mine = keyed.post("/v1/videos", json=body, headers={**MINE, **one}).json()
@@ -149,7 +149,7 @@ def test_idempotency_keys_are_separate_per_api_key(keyed: TestClient) -> None:
 # ---- addresses and paths -----------------------------------------------------------------------------------
 
 
-def test_urls_are_never_fetched(keyed: TestClient, png: bytes) -> None:
+def test_urls_are_never_fetched(keyed: LocalClient, png: bytes) -> None:
     """GHSA-3f6c-7fw2-ppm4, CVE-2026-24779, CVE-2026-33626: media URLs reached inner networks."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.3)
@@ -168,7 +168,7 @@ def test_urls_are_never_fetched(keyed: TestClient, png: bytes) -> None:
             listener.accept()
 
 
-def test_server_paths_are_rejected(keyed: TestClient, tmp_path: Path, png: bytes) -> None:
+def test_server_paths_are_rejected(keyed: LocalClient, tmp_path: Path, png: bytes) -> None:
     """FastVideo took output_path, vLLM-Omni lora and model paths, from requests."""
     (tmp_path / "secret.png").write_bytes(png)
     secret = str(tmp_path / "secret.png")
@@ -195,7 +195,7 @@ def test_server_paths_are_rejected(keyed: TestClient, tmp_path: Path, png: bytes
             error_of(keyed.get(f"/v1/videos/{name}{verb}", headers=MINE), 400, 404)
 
 
-def test_upload_file_names_are_ignored(keyed: TestClient, tmp_path: Path, png: bytes) -> None:
+def test_upload_file_names_are_ignored(keyed: LocalClient, tmp_path: Path, png: bytes) -> None:
     """FastVideo joined the upload's file name to a folder."""
     before = set(tmp_path.rglob("*"))
     for name in ("../../escaped.png", "/tmp/escaped.png", "..\\escaped.png", "a\x00b.png", "x" * 1000):
@@ -289,7 +289,7 @@ def test_body_without_a_key_is_not_read(port: int) -> None:
     assert sent == 0
 
 
-def test_large_upload_is_rejected(keyed: TestClient) -> None:
+def test_large_upload_is_rejected(keyed: LocalClient) -> None:
     upload = {"observation": ("x.png", b"\x89PNG\r\n\x1a\n" + bytes(3 * 2**20))}
     assert error_of(keyed.post("/v1/worlds", files=upload, headers=MINE), 413)["code"] == "too_large"
 
@@ -312,7 +312,7 @@ def test_large_upload_is_rejected(keyed: TestClient) -> None:
     ids=range(11),
 )
 @pytest.mark.parametrize("path", ["/v1/videos", "/v1/images/generations"])
-def test_malformed_json_is_rejected(keyed: TestClient, path: str, body: bytes) -> None:
+def test_malformed_json_is_rejected(keyed: LocalClient, path: str, body: bytes) -> None:
     response = keyed.post(path, content=body, headers={**MINE, "content-type": "application/json"})
     message = error_of(response, 400)["message"]
     assert len(message) < 400
@@ -336,14 +336,14 @@ def test_malformed_json_is_rejected(keyed: TestClient, path: str, body: bytes) -
     ],
     ids=range(6),
 )
-def test_malformed_forms_are_rejected(keyed: TestClient, body: bytes) -> None:
+def test_malformed_forms_are_rejected(keyed: LocalClient, body: bytes) -> None:
     headers = {**MINE, "content-type": "multipart/form-data; boundary=x"}
     error_of(keyed.post("/v1/worlds", content=body, headers=headers), 400)
     headers["content-type"] = "multipart/form-data"
     error_of(keyed.post("/v1/worlds", content=body, headers=headers), 400)
 
 
-def test_tensors_and_archives_are_rejected(keyed: TestClient) -> None:
+def test_tensors_and_archives_are_rejected(keyed: LocalClient) -> None:
     """CVE-2025-62164 and its kin: what clients send was unpickled."""
     buffer = io.BytesIO()
     np.save(buffer, np.zeros((1, 32, 32, 3), np.uint8))
@@ -364,7 +364,7 @@ def test_tensors_and_archives_are_rejected(keyed: TestClient) -> None:
 # ---- error messages ----------------------------------------------------------------------------------------
 
 
-def test_internal_errors_reveal_no_details(keyed: TestClient) -> None:
+def test_internal_errors_reveal_no_details(keyed: LocalClient) -> None:
     """FastVideo returned str(error); CVE-2026-22778: an error text gave addresses in memory away."""
     app: Any = keyed.app
     app.state.context.service.compute.close()  # the model's thread is gone: nothing works any more
@@ -375,7 +375,7 @@ def test_internal_errors_reveal_no_details(keyed: TestClient) -> None:
     assert keyed.get("/ready").status_code == 503
 
 
-def test_errors_do_not_echo_input(keyed: TestClient) -> None:
+def test_errors_do_not_echo_input(keyed: LocalClient) -> None:
     marked = "<script>marked</script>"
     for body in ({"text": "x", "seed": marked}, {"text": [marked]}, {"text": {"a": marked}}):
         assert marked not in keyed.post("/v1/worlds", json=body, headers=MINE).text
@@ -384,7 +384,7 @@ def test_errors_do_not_echo_input(keyed: TestClient) -> None:
         assert response.headers["content-type"] == "application/json"
 
 
-def test_malicious_ranges_are_cheap(keyed: TestClient) -> None:
+def test_malicious_ranges_are_cheap(keyed: LocalClient) -> None:
     """CVE-2025-62727."""
     video = keyed.post("/v1/videos", json={"prompt": "a red ball"}, headers=MINE).json()
     until = time.monotonic() + 600
@@ -405,7 +405,7 @@ def test_malicious_ranges_are_cheap(keyed: TestClient) -> None:
 
 def test_rate_limit_per_key(model: WorldModel, tmp_path: Path) -> None:
     config = ServerConfig("tiny", tmp_path, keys=Keys(KEYS), requests_per_minute=6)
-    with TestClient(create_app(WorldService(model), config)) as client:
+    with LocalClient(create_app(WorldService(model), config)) as client:
         answers = [client.get("/v1/models", headers=MINE) for _ in range(5)]
         assert [each.status_code for each in answers][-1] == 429
         assert int(answers[-1].headers["retry-after"]) >= 1

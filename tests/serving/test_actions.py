@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from local_client import LocalClient
 from steering import ALL, FORWARD
 
 from worldmodel.models.world_model import WorldModel
@@ -127,7 +127,7 @@ def test_websocket_session_accepts_every_action(world: WorldModel, tmp_path: Any
     session.reset(text="a red ball")
     app = create_app(WorldService(world), config)
     headers = {"authorization": f"Bearer {KEY}"}
-    with TestClient(app, headers=headers) as http, http.websocket_connect(ROUTE, headers=headers) as socket:
+    with LocalClient(app, headers=headers) as http, http.websocket_connect(ROUTE, headers=headers) as socket:
 
         def until(*kinds: str) -> dict[str, Any]:
             while (event := socket.receive_json())["type"] not in kinds:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fastapi.testclient import TestClient
+from local_client import LocalClient
 
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
@@ -83,7 +83,7 @@ def test_examples_are_valid_events(document: dict[str, Any]) -> None:
 def test_served_document_equals_the_generated_one(
     document: dict[str, Any], model: WorldModel, tmp_path: Path
 ) -> None:
-    with TestClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as client:
+    with LocalClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as client:
         response = client.get("/asyncapi.yaml")
     assert response.headers["content-type"].startswith("application/yaml")
     assert yaml.safe_load(response.text) == json.loads(json.dumps(document))

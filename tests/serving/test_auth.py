@@ -9,7 +9,8 @@ import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse
-from starlette.testclient import TestClient, WebSocketDenialResponse
+from local_client import LocalClient
+from starlette.testclient import WebSocketDenialResponse
 
 from worldmodel.errors import ConfigError
 from worldmodel.serving.auth import (
@@ -67,8 +68,8 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def client() -> TestClient:
-    return TestClient(app_with(Keys([ALICE, BOB])))
+def client() -> LocalClient:
+    return LocalClient(app_with(Keys([ALICE, BOB])))
 
 
 # Keys
@@ -151,7 +152,7 @@ def test_public_addresses_need_a_key(host: str) -> None:
 # Authentication
 
 
-def test_only_health_is_open(client: TestClient) -> None:
+def test_only_health_is_open(client: LocalClient) -> None:
     assert client.get("/health").status_code == 200
     answer = client.get("/v1/whoami")
     assert answer.status_code == 401
@@ -159,7 +160,7 @@ def test_only_health_is_open(client: TestClient) -> None:
     assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_valid_keys_identify_callers(client: TestClient) -> None:
+def test_valid_keys_identify_callers(client: LocalClient) -> None:
     alice = client.get("/v1/whoami", headers=bearer(ALICE)).json()
     assert alice == Keys([ALICE]).caller(ALICE)
     assert alice != client.get("/v1/whoami", headers={"authorization": f"bearer {BOB}"}).json()
@@ -179,12 +180,12 @@ def test_valid_keys_identify_callers(client: TestClient) -> None:
         {"Authorization": b"Bearer \xff\xfe"},
     ],
 )
-def test_only_the_bearer_header_is_accepted(client: TestClient, headers: dict) -> None:
+def test_only_the_bearer_header_is_accepted(client: LocalClient, headers: dict) -> None:
     assert client.get("/v1/whoami", headers=headers).status_code == 401
     assert client.get(f"/v1/whoami?key={ALICE}", headers=headers).status_code == 401
 
 
-def test_two_authorization_headers_are_rejected(client: TestClient) -> None:
+def test_two_authorization_headers_are_rejected(client: LocalClient) -> None:
     twice = [("Authorization", "Bearer wrong-0123456789abcdef"), ("Authorization", f"Bearer {ALICE}")]
     assert client.get("/v1/whoami", headers=twice).status_code == 401
 
@@ -195,7 +196,7 @@ def test_two_authorization_headers_are_rejected(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/whoami", "//v1/whoami", "/health/../v1/whoami", "/%76%31/whoami", "/v1%2ewhoami"]
 )
-def test_no_spelling_of_host_or_path_bypasses_the_key(client: TestClient, host: str, path: str) -> None:
+def test_no_spelling_of_host_or_path_bypasses_the_key(client: LocalClient, host: str, path: str) -> None:
     answer = client.get(path, headers={"Host": host})
     assert answer.status_code in (401, 404)
 
@@ -204,7 +205,7 @@ def test_no_spelling_of_host_or_path_bypasses_the_key(client: TestClient, host: 
     "origin", ["http://evil.example", "https://localhost.evil.example", "null", "http://["]
 )
 def test_without_keys_cross_origin_requests_are_rejected(origin: str) -> None:
-    client = TestClient(app_with(Keys()), base_url="http://127.0.0.1:8000")
+    client = LocalClient(app_with(Keys()), base_url="http://127.0.0.1:8000")
     assert client.post("/v1/whoami").json() == ANONYMOUS
     assert client.post("/v1/whoami", headers={"Origin": "http://localhost:7860"}).json() == ANONYMOUS
     assert client.post("/v1/whoami", headers={"Origin": origin}).status_code == 403
@@ -212,25 +213,27 @@ def test_without_keys_cross_origin_requests_are_rejected(origin: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "192.168.1.5"]
+    "host",
+    ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "testserver", "", "192.168.1.5"],
 )
 def test_without_keys_dns_rebinding_is_rejected(host: str) -> None:
-    client = TestClient(app_with(Keys()))
+    client = LocalClient(app_with(Keys()))
     assert client.get("/v1/whoami", headers={"Host": host}).status_code == 403
+    assert client.get("/v1/whoami", headers={"Origin": f"http://{host}"}).status_code == 403
 
 
-def test_openapi_document_has_the_security_scheme(client: TestClient) -> None:
+def test_openapi_document_has_the_security_scheme(client: LocalClient) -> None:
     document = client.get("/openapi.json").json()
     assert document["paths"]["/v1/whoami"]["get"]["security"] == [{"HTTPBearer": []}]
     assert "security" not in document["paths"]["/health"]["get"]
 
 
-def connected(client: TestClient, **options: object) -> tuple[str, str | None]:
+def connected(client: LocalClient, **options: object) -> tuple[str, str | None]:
     with client.websocket_connect("/v1/live", **options) as session:
         return session.receive_text(), session.accepted_subprotocol
 
 
-def test_websocket_accepts_header_or_subprotocol(client: TestClient) -> None:
+def test_websocket_accepts_header_or_subprotocol(client: LocalClient) -> None:
     alice = Keys([ALICE]).caller(ALICE)
     assert connected(client, headers=bearer(ALICE)) == (alice, None)
     offers = ["worldmodel.v1", f"worldmodel.key.{ALICE}"]
@@ -247,14 +250,14 @@ def test_websocket_accepts_header_or_subprotocol(client: TestClient) -> None:
         {"headers": bearer("wrong"), "subprotocols": [f"worldmodel.key.{ALICE}"]},
     ],
 )
-def test_websocket_rejects_other_credentials(client: TestClient, options: dict) -> None:
+def test_websocket_rejects_other_credentials(client: LocalClient, options: dict) -> None:
     with pytest.raises(WebSocketDenialResponse) as caught:
         connected(client, **options)
     assert caught.value.status_code == 401
 
 
 def test_without_keys_cross_origin_websocket_is_rejected() -> None:
-    client = TestClient(app_with(Keys()))
+    client = LocalClient(app_with(Keys()))
     assert connected(client)[0] == ANONYMOUS
     with pytest.raises(WebSocketDenialResponse) as caught:
         connected(client, headers={"Origin": "http://evil.example"})

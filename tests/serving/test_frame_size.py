@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import av
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
+from local_client import LocalClient
 from PIL import Image
 
 from worldmodel.env.single import WorldSpec
@@ -37,12 +37,12 @@ def scene() -> np.ndarray:
 
 
 @pytest.fixture
-def api(wide: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
-    with TestClient(create_app(WorldService(wide), ServerConfig("wide", tmp_path))) as client:
+def api(wide: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
+    with LocalClient(create_app(WorldService(wide), ServerConfig("wide", tmp_path))) as client:
         yield client
 
 
-def test_live_world_with_rectangular_frames(api: TestClient, wide: WorldModel, scene: np.ndarray) -> None:
+def test_live_world_with_rectangular_frames(api: LocalClient, wide: WorldModel, scene: np.ndarray) -> None:
     session = wide.session(seed=3)
     session.reset(scene)
     above = np.pad(scene, ((16, 16), (0, 0), (0, 0)))  # its centre is what the world begins with
@@ -61,7 +61,7 @@ def test_live_world_with_rectangular_frames(api: TestClient, wide: WorldModel, s
     assert np.abs(frames.astype(int) - session.step(LEFT)).max() <= 1
 
 
-def test_size_is_width_by_height(api: TestClient) -> None:
+def test_size_is_width_by_height(api: LocalClient) -> None:
     for size, status in (("32x48", 400), ("48x32", 200)):
         for route in ("/v1/videos", "/v1/images/generations"):
             body = {"prompt": "a red ball", "size": size}
@@ -82,7 +82,7 @@ def test_size_is_width_by_height(api: TestClient) -> None:
 
 
 @pytest.mark.parametrize("form", ["jpeg", "fmp4"])
-def test_websocket_with_rectangular_frames(api: TestClient, scene: np.ndarray, form: str) -> None:
+def test_websocket_with_rectangular_frames(api: LocalClient, scene: np.ndarray, form: str) -> None:
     with api.websocket_connect("/v1/realtime/video") as socket:
         assert socket.receive_json()["image_size"] == [HEIGHT, WIDTH]
         socket.send_text(json.dumps({"type": "session.start", "upload": True, "format": form}))

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
+from local_client import LocalClient
 from PIL import Image
 
 from worldmodel.media import encoding
@@ -22,8 +22,8 @@ SECRET = "/tmp/secret-place"
 
 
 @pytest.fixture
-def api(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
-    with TestClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as client:
+def api(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
+    with LocalClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as client:
         yield client
 
 
@@ -36,7 +36,7 @@ def image_part(image: np.ndarray) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url("image/png", encoding.encode_png(image))}}
 
 
-def ask(api: TestClient, *parts: dict[str, Any], **fields: Any) -> httpx.Response:
+def ask(api: LocalClient, *parts: dict[str, Any], **fields: Any) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": list(parts)}], **fields}
     return api.post("/v1/chat/completions", json=body)
 
@@ -47,7 +47,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, str]:
 
 
 def test_chat_describes_an_image(
-    api: TestClient, model: WorldModel, image: np.ndarray, image_part: dict[str, Any]
+    api: LocalClient, model: WorldModel, image: np.ndarray, image_part: dict[str, Any]
 ) -> None:
     session = model.session()
     session.reset(image)
@@ -63,7 +63,7 @@ def test_chat_describes_an_image(
     assert len(app.state.context.worlds) == 0
 
 
-def test_chat_describes_a_video(api: TestClient, model: WorldModel, image: np.ndarray) -> None:
+def test_chat_describes_a_video(api: LocalClient, model: WorldModel, image: np.ndarray) -> None:
     video = encoding.encode_video(np.stack([image, image[::-1], image, image[::-1]]), 8)
     part = {"type": "video_url", "video_url": {"url": data_url("video/mp4", video)}}
     session = model.session()
@@ -82,12 +82,12 @@ def test_chat_describes_a_video(api: TestClient, model: WorldModel, image: np.nd
     ],
 )
 def test_chat_rejects_unsupported_options(
-    api: TestClient, image_part: dict[str, Any], fields: dict[str, Any], named: str
+    api: LocalClient, image_part: dict[str, Any], fields: dict[str, Any], named: str
 ) -> None:
     assert named in error_of(ask(api, image_part, **fields), 400)["message"]
 
 
-def test_chat_requires_exactly_one_image_or_video(api: TestClient, image_part: dict[str, Any]) -> None:
+def test_chat_requires_exactly_one_image_or_video(api: LocalClient, image_part: dict[str, Any]) -> None:
     text = {"type": "text", "text": "how many"}
     for parts in ((text,), (image_part, image_part), (text, text, image_part)):
         assert "one image" in error_of(ask(api, *parts), 400)["message"]
@@ -113,14 +113,14 @@ def test_chat_requires_exactly_one_image_or_video(api: TestClient, image_part: d
         "DATA:image/png;base64,AAAA",
     ],
 )
-def test_only_data_urls_are_accepted(api: TestClient, url: str) -> None:
+def test_only_data_urls_are_accepted(api: LocalClient, url: str) -> None:
     response = ask(api, {"type": "image_url", "image_url": {"url": url}})
     assert response.status_code in (400, 415)
     assert SECRET not in response.text
     assert "passwd" not in response.text
 
 
-def test_image_generation_matches_session(api: TestClient, model: WorldModel) -> None:
+def test_image_generation_matches_session(api: LocalClient, model: WorldModel) -> None:
     body = {"prompt": "a red ball", "n": 2, "seed": 5, "size": "32x32", "response_format": "b64_json"}
     answer = api.post("/v1/images/generations", json=body).json()
     assert len(answer["data"]) == 2
@@ -138,7 +138,7 @@ def test_image_generation_matches_session(api: TestClient, model: WorldModel) ->
         assert named in error_of(refused, 400)["message"]
 
 
-def test_models_health_and_openapi(api: TestClient) -> None:
+def test_models_health_and_openapi(api: LocalClient) -> None:
     assert [each["id"] for each in api.get("/v1/models").json()["data"]] == ["tiny"]
     assert api.get("/health").json() == {"status": "ok"}
     assert api.get("/ready").json() == {"status": "ok"}

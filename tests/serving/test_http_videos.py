@@ -11,7 +11,7 @@ import av
 import httpx
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
+from local_client import LocalClient
 from PIL import Image
 
 from worldmodel.media import encoding
@@ -31,7 +31,7 @@ def png(image: np.ndarray) -> bytes:
 
 
 @pytest.fixture
-def api(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
+def api(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
     config = ServerConfig(
         "tiny",
         tmp_path,
@@ -40,7 +40,7 @@ def api(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
         max_jobs_per_key=4,
         requests_per_minute=60_000,
     )
-    with TestClient(create_app(WorldService(model), config)) as client:
+    with LocalClient(create_app(WorldService(model), config)) as client:
         yield client
 
 
@@ -49,13 +49,13 @@ def error_of(response: httpx.Response, status: int) -> dict[str, str]:
     return response.json()["error"]
 
 
-def ask(api: TestClient, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+def ask(api: LocalClient, body: dict[str, Any], **headers: str) -> dict[str, Any]:
     response = api.post("/v1/videos", json=body, headers=headers)
     assert response.status_code == 200, response.text
     return response.json()
 
 
-def finish(api: TestClient, video: dict[str, Any], seconds: float = 600) -> dict[str, Any]:
+def finish(api: LocalClient, video: dict[str, Any], seconds: float = 600) -> dict[str, Any]:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         response = api.get(f"/v1/videos/{video['id']}")
@@ -66,7 +66,7 @@ def finish(api: TestClient, video: dict[str, Any], seconds: float = 600) -> dict
     raise AssertionError("the video was not finished in time")
 
 
-def film_of(api: TestClient, video: dict[str, Any]) -> bytes:
+def film_of(api: LocalClient, video: dict[str, Any]) -> bytes:
     done = finish(api, video)
     assert done["status"] == "completed", done
     assert done["progress"] == 100
@@ -87,7 +87,7 @@ def assert_same_film(film: bytes, frames: np.ndarray) -> None:
 
 
 def test_prompt_is_the_first_action_on_a_reference(
-    api: TestClient, model: WorldModel, image: np.ndarray, png: bytes
+    api: LocalClient, model: WorldModel, image: np.ndarray, png: bytes
 ) -> None:
     fields = {"prompt": "the red ball moves left", "num_frames": "20", "seed": "3", "size": "32x32"}
     fields["actions"] = json.dumps([{"keys": ["left"]}])
@@ -102,7 +102,7 @@ def test_prompt_is_the_first_action_on_a_reference(
     assert_same_film(film_of(api, video), np.concatenate(rounds)[:20])
 
 
-def test_prompt_describes_the_first_frame_without_reference(api: TestClient, model: WorldModel) -> None:
+def test_prompt_describes_the_first_frame_without_reference(api: LocalClient, model: WorldModel) -> None:
     video = ask(api, {"prompt": "a red ball", "actions": ["the red ball moves left", None], "seed": 5})
     session = model.session(seed=5)
     session.reset(text="a red ball")
@@ -110,7 +110,7 @@ def test_prompt_describes_the_first_frame_without_reference(api: TestClient, mod
     assert_same_film(film_of(api, video), np.concatenate(rounds))
 
 
-def test_forms_accept_bracketed_lists(api: TestClient) -> None:
+def test_forms_accept_bracketed_lists(api: LocalClient) -> None:
     fields = [
         ("prompt", (None, "a red ball")),
         ("actions[]", (None, "the red ball moves left")),
@@ -142,13 +142,13 @@ def test_forms_accept_bracketed_lists(api: TestClient) -> None:
     ],
 )
 def test_invalid_requests_are_rejected_before_queueing(
-    api: TestClient, body: dict[str, Any], named: str
+    api: LocalClient, body: dict[str, Any], named: str
 ) -> None:
     assert named in error_of(api.post("/v1/videos", json=body), 400)["message"]
     assert api.get("/v1/videos").json()["data"] == []
 
 
-def test_progress_and_queue_position(api: TestClient) -> None:
+def test_progress_and_queue_position(api: LocalClient) -> None:
     video = ask(api, {"prompt": "a red ball", "num_frames": 32, "num_inference_steps": 32})
     second = ask(api, {"prompt": "a blue box"})
     third = ask(api, {"prompt": "a blue box"})
@@ -167,7 +167,7 @@ def test_progress_and_queue_position(api: TestClient) -> None:
     assert finish(api, third)["queue_position"] is None
 
 
-def test_content_ranges_and_variants(api: TestClient) -> None:
+def test_content_ranges_and_variants(api: LocalClient) -> None:
     video = ask(api, {"prompt": "a red ball", "num_frames": 20})
     film, path = film_of(api, video), f"/v1/videos/{video['id']}/content"
     part = api.get(path, headers={"range": "bytes=4-11"})
@@ -181,7 +181,7 @@ def test_content_ranges_and_variants(api: TestClient) -> None:
     assert error_of(api.get(path, params={"variant": "../../etc/passwd"}), 400)
 
 
-def test_deleting_stops_generation_within_a_step(api: TestClient) -> None:
+def test_deleting_stops_generation_within_a_step(api: LocalClient) -> None:
     app: Any = api.app
     denoiser = app.state.context.service.denoising
     running, queued = ask(api, FOREVER), ask(api, FOREVER)
@@ -199,7 +199,7 @@ def test_deleting_stops_generation_within_a_step(api: TestClient) -> None:
     assert [path for path in app.state.context.jobs.storage.folder.iterdir() if path.name != ".lock"] == []
 
 
-def test_full_queue_is_answered_with_retry_after(api: TestClient) -> None:
+def test_full_queue_is_answered_with_retry_after(api: LocalClient) -> None:
     videos = [ask(api, FOREVER) for _ in range(3)]  # one runs, two wait
     refused = api.post("/v1/videos", json=FOREVER)
     assert error_of(refused, 429)["code"] == "too_many_requests"
@@ -211,7 +211,7 @@ def test_full_queue_is_answered_with_retry_after(api: TestClient) -> None:
     assert api.get("/ready").json() == {"status": "ok"}
 
 
-def test_idempotency_key_returns_the_same_video(api: TestClient, png: bytes) -> None:
+def test_idempotency_key_returns_the_same_video(api: LocalClient, png: bytes) -> None:
     body = {"prompt": "a red ball", "num_frames": 8}
     first = ask(api, body, **{"Idempotency-Key": "one"})
     assert ask(api, body, **{"Idempotency-Key": "one"})["id"] == first["id"]
@@ -228,7 +228,7 @@ def test_idempotency_key_returns_the_same_video(api: TestClient, png: bytes) -> 
 def test_videos_are_paginated_per_key(model: WorldModel, tmp_path: Path) -> None:
     config = ServerConfig("tiny", tmp_path, keys=Keys(KEYS), max_running_jobs=1)
     mine, other = ({"authorization": f"Bearer {key}"} for key in KEYS)
-    with TestClient(create_app(WorldService(model), config)) as api:
+    with LocalClient(create_app(WorldService(model), config)) as api:
         names = [ask(api, {"prompt": "a red ball"}, **mine)["id"] for _ in range(5)]
         newest = api.get("/v1/videos", params={"limit": 2}, headers=mine).json()
         assert [each["id"] for each in newest["data"]] == [names[4], names[3]]
@@ -248,7 +248,7 @@ def test_videos_are_paginated_per_key(model: WorldModel, tmp_path: Path) -> None
 
 def test_job_above_its_deadline_fails(model: WorldModel, tmp_path: Path) -> None:
     config = ServerConfig("tiny", tmp_path, job_deadline_s=0.3, video_lifetime_s=0)
-    with TestClient(create_app(WorldService(model), config)) as api:
+    with LocalClient(create_app(WorldService(model), config)) as api:
         failed = finish(api, ask(api, FOREVER))
         assert failed["error"]["code"] == "deadline_exceeded"
         assert failed["progress"] < 100
@@ -261,7 +261,7 @@ def test_job_above_its_deadline_fails(model: WorldModel, tmp_path: Path) -> None
 
 def test_storage_failure_leaves_no_partial_files(model: WorldModel, tmp_path: Path) -> None:
     """A disk that is full, as a folder that takes no more files, fails the job and not the server."""
-    with TestClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as api:
+    with LocalClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as api:
         app: Any = api.app
         storage = app.state.context.jobs.storage
         video = ask(api, {"prompt": "a red ball", "num_frames": 64})

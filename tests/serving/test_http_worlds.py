@@ -11,7 +11,7 @@ import av
 import httpx
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
+from local_client import LocalClient
 from PIL import Image
 
 from worldmodel.media import encoding
@@ -30,15 +30,15 @@ def headers(key: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def api(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
+def api(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
     app = create_app(WorldService(model), ServerConfig("tiny", tmp_path, max_worlds_per_key=4))
-    with TestClient(app) as client:
+    with LocalClient(app) as client:
         yield client
 
 
 @pytest.fixture
-def keyed(model: WorldModel, tmp_path: Path) -> Iterator[TestClient]:
-    with TestClient(
+def keyed(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
+    with LocalClient(
         create_app(WorldService(model), ServerConfig("tiny", tmp_path, keys=Keys(KEYS)))
     ) as client:
         yield client
@@ -49,7 +49,7 @@ def png(image: np.ndarray) -> bytes:
     return encoding.encode_png(image)
 
 
-def start(api: TestClient, png: bytes, **fields: Any) -> dict[str, Any]:
+def start(api: LocalClient, png: bytes, **fields: Any) -> dict[str, Any]:
     response = api.post("/v1/worlds", files={"observation": ("x.png", png)}, data=fields)
     assert response.status_code == 200, response.text
     return response.json()
@@ -67,7 +67,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, str]:
     return response.json()["error"]
 
 
-def test_world_matches_session(api: TestClient, model: WorldModel, image: np.ndarray, png: bytes) -> None:
+def test_world_matches_session(api: LocalClient, model: WorldModel, image: np.ndarray, png: bytes) -> None:
     world = start(api, png, seed="3", num_inference_steps="2")
     assert world["object"] == "world"
     assert (world["round"], world["fps"], world["size"], world["chunk_frames"]) == (0, 8, "32x32", 8)
@@ -96,7 +96,7 @@ def test_world_matches_session(api: TestClient, model: WorldModel, image: np.nda
     assert [each["id"] for each in api.get("/v1/worlds").json()["data"]] == [world["id"]]
 
 
-def test_frame_formats(api: TestClient, png: bytes) -> None:
+def test_frame_formats(api: LocalClient, png: bytes) -> None:
     path = f"/v1/worlds/{start(api, png)['id']}/step"
     expected = frames_of(api.post(path, json={"step_id": 1}, params=NPY))
     for params in ({}, {"format": "mp4"}):
@@ -118,7 +118,7 @@ def test_frame_formats(api: TestClient, png: bytes) -> None:
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(last.content))), expected[-1])
 
 
-def test_retried_step_is_not_played_twice(api: TestClient, png: bytes) -> None:
+def test_retried_step_is_not_played_twice(api: LocalClient, png: bytes) -> None:
     path = f"/v1/worlds/{start(api, png)['id']}/step"
     body = {"step_id": 1, "action": "the red ball moves left"}
     first = frames_of(api.post(path, json=body, params=NPY))
@@ -133,7 +133,7 @@ def test_retried_step_is_not_played_twice(api: TestClient, png: bytes) -> None:
     assert error_of(api.post(path, json=body), 409)["code"] == "step_out_of_order"
 
 
-def test_restore_fork_reset_delete(api: TestClient, png: bytes) -> None:
+def test_restore_fork_reset_delete(api: LocalClient, png: bytes) -> None:
     world = start(api, png)["id"]
     path = f"/v1/worlds/{world}"
 
@@ -174,7 +174,7 @@ def test_restore_fork_reset_delete(api: TestClient, png: bytes) -> None:
 
 
 def test_describe_and_infer_action_match_session(
-    api: TestClient, model: WorldModel, image: np.ndarray, png: bytes
+    api: LocalClient, model: WorldModel, image: np.ndarray, png: bytes
 ) -> None:
     path = f"/v1/worlds/{start(api, png)['id']}"
     session = model.session()
@@ -188,7 +188,7 @@ def test_describe_and_infer_action_match_session(
     assert api.post(f"{path}/infer_action").json()["text"] == session.infer_action()
 
 
-def test_world_from_text_matches_session(api: TestClient, model: WorldModel) -> None:
+def test_world_from_text_matches_session(api: LocalClient, model: WorldModel) -> None:
     world = api.post("/v1/worlds", json={"text": "a red ball", "seed": 5}).json()
     seen = frames_of(api.get(f"/v1/worlds/{world['id']}/frames", params=NPY))
     expected = model.session(seed=5).reset(text="a red ball")
@@ -208,11 +208,11 @@ def test_world_from_text_matches_session(api: TestClient, model: WorldModel) -> 
         (["text"], "invalid"),
     ],
 )
-def test_invalid_requests_have_the_error_format(api: TestClient, body: Any, named: str) -> None:
+def test_invalid_requests_have_the_error_format(api: LocalClient, body: Any, named: str) -> None:
     assert named in error_of(api.post("/v1/worlds", json=body), 400)["message"]
 
 
-def test_unknown_routes_and_models_have_the_error_format(api: TestClient, png: bytes) -> None:
+def test_unknown_routes_and_models_have_the_error_format(api: LocalClient, png: bytes) -> None:
     assert error_of(api.get("/v1/nothing"), 404)["code"] == "not_found"
     assert error_of(api.put("/v1/worlds"), 405)["code"] == "method_not_allowed"
     assert error_of(api.post("/v1/worlds", content=b"{"), 415)["code"] == "unsupported_format"
@@ -226,7 +226,7 @@ def test_unknown_routes_and_models_have_the_error_format(api: TestClient, png: b
     assert api.get(path.replace("/step", "")).json()["round"] == 0
 
 
-def test_world_limit_and_idle_timeout(api: TestClient, png: bytes) -> None:
+def test_world_limit_and_idle_timeout(api: LocalClient, png: bytes) -> None:
     worlds = [start(api, png)["id"] for _ in range(4)]
     refused = api.post("/v1/worlds", json={"text": "a ball"})
     assert error_of(refused, 429)["code"] == "too_many_requests"
@@ -241,7 +241,7 @@ def test_world_limit_and_idle_timeout(api: TestClient, png: bytes) -> None:
     start(api, png)
 
 
-def test_worlds_are_visible_only_to_their_owner(keyed: TestClient, png: bytes) -> None:
+def test_worlds_are_visible_only_to_their_owner(keyed: LocalClient, png: bytes) -> None:
     mine, other = headers(KEYS[0]), headers(KEYS[1])
     assert error_of(keyed.get("/v1/worlds"), 401)["code"] == "invalid_api_key"
     made = keyed.post("/v1/worlds", files={"observation": ("x", png)}, headers=mine).json()
@@ -256,7 +256,7 @@ def test_worlds_are_visible_only_to_their_owner(keyed: TestClient, png: bytes) -
     assert keyed.get(path, headers=mine).json()["id"] == made["id"]
 
 
-def test_metrics_count_outcomes(api: TestClient, png: bytes) -> None:
+def test_metrics_count_outcomes(api: LocalClient, png: bytes) -> None:
     path = f"/v1/worlds/{start(api, png)['id']}/step"
     api.post(path, json={"step_id": 1})
     api.post(path, json={"step_id": 9})
@@ -272,7 +272,7 @@ def test_metrics_count_outcomes(api: TestClient, png: bytes) -> None:
     assert "worldmodel_kv_bytes_per_session" in text
 
 
-def test_chat_route_exists(api: TestClient, png: bytes) -> None:
+def test_chat_route_exists(api: LocalClient, png: bytes) -> None:
     url = "data:image/png;base64," + base64.b64encode(png).decode()
     part = {"type": "image_url", "image_url": {"url": url}}
     body = {"messages": [{"role": "user", "content": [part]}]}

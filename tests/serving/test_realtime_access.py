@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
+from local_client import LocalClient
 from starlette.testclient import WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 
@@ -22,10 +22,10 @@ KEY = "a-key-for-these-tests"
 
 
 @pytest.fixture
-def make_client(model: WorldModel, tmp_path: Path) -> Iterator[Callable[..., TestClient]]:
+def make_client(model: WorldModel, tmp_path: Path) -> Iterator[Callable[..., LocalClient]]:
     contexts = []
 
-    def make(*keys: str, max_upload_bytes: int = 1000, **config: Any) -> TestClient:
+    def make(*keys: str, max_upload_bytes: int = 1000, **config: Any) -> LocalClient:
         app = create_app(
             WorldService(model),
             ServerConfig(
@@ -37,7 +37,7 @@ def make_client(model: WorldModel, tmp_path: Path) -> Iterator[Callable[..., Tes
             ),
         )
         contexts.append(app.state.context)
-        return TestClient(app)
+        return LocalClient(app)
 
     yield make
     for context in contexts:
@@ -46,7 +46,7 @@ def make_client(model: WorldModel, tmp_path: Path) -> Iterator[Callable[..., Tes
 
 
 @contextmanager
-def rejected(client: TestClient, status: int, code: str, **options: Any) -> Iterator[None]:
+def rejected(client: LocalClient, status: int, code: str, **options: Any) -> Iterator[None]:
     with pytest.raises(WebSocketDenialResponse) as denial:
         client.websocket_connect(ROUTE, **options).__enter__()
     assert denial.value.status_code == status
@@ -54,7 +54,7 @@ def rejected(client: TestClient, status: int, code: str, **options: Any) -> Iter
     yield
 
 
-def test_websocket_requires_a_key(make_client: Callable[..., TestClient]) -> None:
+def test_websocket_requires_a_key(make_client: Callable[..., LocalClient]) -> None:
     client = make_client(KEY)
     for options in (
         {},
@@ -73,7 +73,7 @@ def test_websocket_requires_a_key(make_client: Callable[..., TestClient]) -> Non
 
 
 def test_websocket_rejects_cross_origin_requests_and_shutdown(
-    make_client: Callable[..., TestClient],
+    make_client: Callable[..., LocalClient],
 ) -> None:
     client = make_client()
     with rejected(client, 403, "forbidden", headers={"Origin": "https://elsewhere.example"}):
@@ -84,7 +84,7 @@ def test_websocket_rejects_cross_origin_requests_and_shutdown(
 
 
 def test_sockets_and_handshakes_are_limited(
-    make_client: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+    make_client: Callable[..., LocalClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worldmodel.serving.routes.realtime.MAX_SOCKETS_PER_CALLER", 2)
     client = make_client()
@@ -111,7 +111,7 @@ def test_sockets_and_handshakes_are_limited(
     assert 'rejects_total{reason="too_many_requests"} 1.0' in text
 
 
-def test_the_number_of_live_worlds_is_limited(make_client: Callable[..., TestClient]) -> None:
+def test_the_number_of_live_worlds_is_limited(make_client: Callable[..., LocalClient]) -> None:
     client = make_client(max_worlds=1)
     with client.websocket_connect(ROUTE) as one, client.websocket_connect(ROUTE) as two:
         for socket in (one, two):
@@ -128,7 +128,7 @@ def test_the_number_of_live_worlds_is_limited(make_client: Callable[..., TestCli
         assert closed.value.code == 1013
 
 
-def test_worlds_of_sockets_and_of_http_share_one_limit(make_client: Callable[..., TestClient]) -> None:
+def test_worlds_of_sockets_and_of_http_share_one_limit(make_client: Callable[..., LocalClient]) -> None:
     client = make_client(max_worlds=1)
     with client.websocket_connect(ROUTE) as socket:
         assert socket.receive_json()["type"] == "session.created"
@@ -140,7 +140,7 @@ def test_worlds_of_sockets_and_of_http_share_one_limit(make_client: Callable[...
 
 @pytest.mark.parametrize("message", ["x" * 2**17, "é" * 2**15, b"x" * 2000])
 def test_message_above_the_limit_closes_the_socket(
-    make_client: Callable[..., TestClient], message: str | bytes
+    make_client: Callable[..., LocalClient], message: str | bytes
 ) -> None:
     with make_client().websocket_connect(ROUTE) as socket:
         assert socket.receive_json()["type"] == "session.created"
@@ -151,7 +151,7 @@ def test_message_above_the_limit_closes_the_socket(
         assert closed.value.code == 1009
 
 
-def test_play_page_loads_nothing_from_other_origins(make_client: Callable[..., TestClient]) -> None:
+def test_play_page_loads_nothing_from_other_origins(make_client: Callable[..., LocalClient]) -> None:
     client = make_client(KEY)  # the page needs no key
     page = client.get("/play")
     assert page.status_code == 200
