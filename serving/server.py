@@ -20,6 +20,7 @@ from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys, check_bind
+from worldmodel.serving.connections import IdleConnections
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import Engine, InProcessEngine
 from worldmodel.serving.settings import ServerConfig
@@ -144,6 +145,7 @@ class Server(uvicorn.Server):
         self._stop_requested = False
         self._draining: asyncio.Task[None] | None = None
         self._drain_deadline = math.inf
+        self._idle = IdleConnections()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening and print the address."""
@@ -157,7 +159,8 @@ class Server(uvicorn.Server):
         self._stop_requested = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Drain and exit after a request to stop; called ten times per second."""
+        """Close idle connections, and drain and exit after a request to stop; called ten times per second."""
+        self._idle.close_expired(self.server_state.connections)
         if self._stop_requested and self._draining is None:
             print(
                 "stopping: waiting for unfinished work; a second signal stops immediately",

@@ -2,11 +2,14 @@
 
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import httpx
 import pytest
 
 from worldmodel.cli import main
+from worldmodel.serving.connections import HEAD_TIMEOUT_S
 from worldmodel.serving.videos.storage import Storage, new_id
 
 # Long enough to be under way when it is looked at, short enough to show progress at once.
@@ -203,3 +207,46 @@ def test_data_folder_is_locked_by_one_server(
     assert main(["serve", str(model_folder), "--port", "0", "--data-dir", str(tmp_path)]) == 2
     assert repr(str(tmp_path)) in capsys.readouterr().err
     storage.close()
+
+
+@pytest.mark.slow
+def test_silent_connections_do_not_keep_others_out(start: Start) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    _, client = start()
+    host, port = client.base_url.host, client.base_url.port
+    silent: list[socket.socket] = []
+    try:
+        for index in range(1050):
+            silent.append(socket.create_connection((host, port)))
+            if index % 2:
+                silent[-1].sendall(b"GET /health HT")
+        time.sleep(0.5)
+        for _ in range(5):
+            began = time.monotonic()
+            assert httpx.get(f"{client.base_url}/health", timeout=5).status_code == 200
+            assert time.monotonic() - began < 2
+        assert client.post("/v1/worlds", json={"text": "a red ball"}).status_code == 200
+        time.sleep(HEAD_TIMEOUT_S + 1)
+        for each in silent:
+            each.settimeout(2)
+            with suppress(ConnectionResetError):  # closed with data that nobody read
+                assert each.recv(1) == b""
+    finally:
+        for each in silent:
+            each.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.slow
+def test_connections_in_use_are_not_closed(start: Start) -> None:
+    _, client = start()
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        until = time.monotonic() + HEAD_TIMEOUT_S + 3
+        while time.monotonic() < until:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            received = b""
+            while not received.endswith(b'{"status":"ok"}'):
+                received += (more := connection.recv(4096))
+                assert more, "the connection was closed"
+            time.sleep(0.3)

@@ -1,0 +1,54 @@
+"""Idle connections of the server, which are closed so that they cannot keep others out."""
+
+import time
+from typing import Any
+
+HEAD_TIMEOUT_S = 10.0
+"""Longest time that a connection may take to send the head of a request."""
+MAX_IDLE = 256
+"""Connections that may be without a request in progress; above it, the oldest are closed."""
+
+
+class IdleConnections:
+    """Finds connections without a request in progress among those of a uvicorn server.
+
+    uvicorn itself closes a connection that is silent after a response, but waits forever for the first
+    request and for the rest of an incomplete one. WebSockets have limits of their own (`SessionLimits`).
+    """
+
+    def __init__(self, timeout_s: float = HEAD_TIMEOUT_S, max_idle: int = MAX_IDLE) -> None:
+        self.timeout_s, self.max_idle = timeout_s, max_idle
+        self._idle: dict[Any, tuple[Any, float]] = {}
+        """The last request of each idle connection, and since when it is idle."""
+
+    def close_expired(self, protocols: set[Any]) -> int:
+        """Close connections that were idle too long, or are too many; returns how many.
+
+        Args:
+            protocols: uvicorn's `server_state.connections`.
+        """
+        now, before = time.monotonic(), self._idle
+        idle = {protocol: protocol.cycle for protocol in protocols if _is_idle(protocol)}
+        # Those that became idle first come first. A request in between makes a new cycle.
+        self._idle = {
+            protocol: (cycle, since)
+            for protocol, (cycle, since) in before.items()
+            if idle.get(protocol, self) is cycle
+        }
+        self._idle |= {protocol: (idle[protocol], now) for protocol in idle.keys() - self._idle.keys()}
+        too_many = len(self._idle) - self.max_idle
+        expired = [
+            protocol
+            for index, (protocol, (_, since)) in enumerate(self._idle.items())
+            if index < too_many or now - since > self.timeout_s
+        ]
+        for protocol in expired:
+            del self._idle[protocol]
+            protocol.transport.close()
+        return len(expired)
+
+
+def _is_idle(protocol: Any) -> bool:
+    if not hasattr(protocol, "cycle"):  # a WebSocket
+        return False
+    return protocol.cycle is None or protocol.cycle.response_complete
