@@ -342,7 +342,7 @@ class ModelList(ResponseBody):
 class Health(ResponseBody):
     """State of the server."""
 
-    status: Literal["ok", "starting", "stopping", "full"]
+    status: Literal["ok", "starting", "stopping", "full", "failed"]
 
 
 class ErrorBody(ResponseBody):

@@ -55,6 +55,7 @@ async def serve(
         ConfigError: other machines could reach the address and there is no API key.
         ModelError: the model or an adapter cannot be loaded.
         OutputError: the address or the data folder cannot be used.
+        SystemExit: the engine has failed; the exit code is 1, so that a supervisor starts the server again.
     """
     keys = config.keys or Keys()
     check_bind(host, keys)
@@ -80,6 +81,8 @@ async def serve(
             f"play: {address}/play   schema: {address}/openapi.json   stop: Ctrl-C"
         )
         await server.serve(sockets=[listener])
+        if server.engine_failed:
+            sys.exit(f"The {runner.name} engine has failed; see the log above, and start the server again.")
 
 
 async def _start_engine(
@@ -146,6 +149,9 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._drain_deadline = math.inf
         self._idle = IdleConnections()
+        self._engine = app.state.context.service.engine
+        self.engine_failed = False
+        """Whether the server stopped because its engine had failed."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening and print the address."""
@@ -159,8 +165,13 @@ class Server(uvicorn.Server):
         self._stop_requested = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Close idle connections, and drain and exit after a request to stop; called ten times per second."""
+        """Close idle connections, and exit after a request to stop or without an engine.
+
+        It is called ten times per second.
+        """
         self._idle.close_expired(self.server_state.connections)
+        if not self._engine.alive and not self._stop_requested:
+            self._stop_requested = self.engine_failed = True
         if self._stop_requested and self._draining is None:
             print(
                 "stopping: waiting for unfinished work; a second signal stops immediately",

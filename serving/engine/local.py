@@ -25,6 +25,11 @@ class Engine(Protocol):
     adapters: tuple[str, ...]
     """LoRA adapters that requests can select by name."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can still compute; a failed engine never recovers."""
+        ...
+
     async def predict_states(
         self, history: History, num_queries: int, adapter: str | None = None
     ) -> Float[Tensor, "n d"]:
@@ -50,6 +55,7 @@ class InProcessEngine:
     """The backbone in this process; pending requests are batched."""
 
     name = "in-process"
+    alive = True
 
     def __init__(
         self,

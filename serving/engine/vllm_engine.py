@@ -155,6 +155,11 @@ class VllmEngine:
                 ) from None
         return engine
 
+    @property
+    def alive(self) -> bool:
+        """Whether vLLM's processes run."""
+        return not self._closed and not self._llm.errored
+
     async def predict_states(
         self, history: History, num_queries: int, adapter: str | None = None
     ) -> Float[Tensor, "n d"]:

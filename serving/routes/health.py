@@ -24,9 +24,11 @@ async def health() -> Health:
 
 @router.get("/ready", responses={503: {"model": Health, "description": "Accepts no work."}})
 async def ready(context: Context, response: Response) -> Health:
-    """Report whether the server accepts work: the model responds, the queue has room, no shutdown."""
+    """Report whether the server accepts work: engine and model respond, the queue has room, no shutdown."""
     if context.jobs.draining:
         status = "stopping"
+    elif not context.service.engine.alive:
+        status = "failed"
     elif not await _model_responds(context):
         status = "starting"
     elif context.jobs.full:

@@ -284,7 +284,9 @@ def test_engine_crash_fails_all_requests(engine: VllmEngine, run: Run) -> None:
         with pytest.raises(UnavailableError, match="vLLM engine"):
             await engine.predict_states(parts(1), NUM_QUERIES)
 
+    assert engine.alive
     run(die())
+    assert not engine.alive
     run(engine.close())
     with pytest.raises(UnavailableError, match="closed"):
         run(engine.predict_states(parts(1), NUM_QUERIES))
