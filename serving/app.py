@@ -31,7 +31,7 @@ from worldmodel.serving.worlds.service import WorldService
 
 LOG = logging.getLogger(__name__)
 
-CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+CODES = {404: "not_found", 408: "timeout", 405: "method_not_allowed", 413: "too_large"}
 INTERNAL_ERROR = "Internal server error; try again, and report it if it persists."
 MAX_MESSAGE_CHARACTERS = 300
 

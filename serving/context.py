@@ -1,5 +1,6 @@
 """Shared objects of one server, and the FastAPI dependencies that give routes access to them."""
 
+import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from worldmodel.serving.videos.jobs import VideoJobs
 from worldmodel.serving.worlds.registry import WorldRegistry
 from worldmodel.serving.worlds.service import WorldService
 
+MAX_LARGE_BODIES = 4
+"""Requests with a large body that are served at the same time; others wait before theirs is read."""
+
 
 @dataclass(frozen=True)
 class ServerContext:
@@ -36,6 +40,8 @@ class ServerContext:
     """Limits of WebSocket sessions."""
     num_sockets: Counter[str] = field(default_factory=Counter)
     """Open WebSockets of each caller."""
+    large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE_BODIES))
+    """Held by requests with large bodies, which are in memory."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
 

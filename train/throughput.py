@@ -139,7 +139,7 @@ class Meter:
 
 
 @cache
-def measured_tflops(device: torch.device, dtype: torch.dtype, seconds: float = 0.05) -> float:
+def measured_tflops(device: torch.device, dtype: torch.dtype, seconds: float = 0.25) -> float:
     """Return the TFLOP/s of a matrix product of random numbers: the best of several in `seconds`.
 
     Random, because products of zeros draw less power and run faster.

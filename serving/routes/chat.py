@@ -34,7 +34,7 @@ async def complete(
     part = media[0]
     url = part.video_url.url if isinstance(part, protocol.VideoPart) else part.image_url.url
     settings = context.service.settings(adapter=adapter_name(context, body.model))
-    frames = await decode_observation(decode_data_url(url), context.model_config)
+    frames = await decode_observation(await decode_data_url(url), context.model_config)
     text = await while_connected(request, context.worlds.describe_frames(caller, frames, settings, *texts))
     return protocol.ChatObject(
         id=f"chatcmpl-{secrets.token_urlsafe(16)}",

@@ -1,12 +1,15 @@
 """Route classes that authenticate, limit and count every request before its body is read."""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
@@ -18,6 +21,8 @@ from worldmodel.serving.settings import MIB, ServerConfig
 
 Result = TypeVar("Result")
 
+BODY_TIMEOUT_S = 60.0
+"""Longest time in which the body of a request must arrive."""
 CLIENT_CLOSED_REQUEST = 499
 """Status for the log when the client has disconnected, as in nginx."""
 
@@ -44,8 +49,9 @@ class AuthenticatedRoute(APIRoute):
                 if request.method == "POST":
                     context.require_running()
                 with context.limiter.request(caller):
-                    limit = self._max_body_bytes(request, context.config)
-                    response = await handler(_limit_body(request, limit))
+                    limited = _limit_body(request, self._max_body_bytes(request, context.config))
+                    async with context.large_bodies if _is_large(request) else nullcontext():
+                        response = await handler(limited)
                 outcome = "ok"
                 return response
             except ClientDisconnectedError:
@@ -78,12 +84,35 @@ class MediaInJsonRoute(AuthenticatedRoute):
         return MIB + config.max_upload_bytes * 4 // 3
 
 
+def _is_large(request: Request) -> bool:
+    """Return whether a body has more than a MiB, or a length that is not known."""
+    length = request.headers.get("content-length", "" if "transfer-encoding" in request.headers else "0")
+    return not length.isdecimal() or len(length) > 18 or int(length) > MIB
+
+
 def _limit_body(request: Request, limit: int) -> Request:
     """Reject a body above the limit, by its content length or as soon as more bytes have arrived."""
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > limit:
         raise _body_too_large(limit)
-    return Request(request.scope, _count_bytes(request.receive, limit))
+    return LimitedRequest(request.scope, _count_bytes(request.receive, limit))
+
+
+class LimitedRequest(Request):
+    """A request whose body must arrive in time, and is parsed several times as fast as by `json`."""
+
+    async def body(self) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await super().body()
+        except TimeoutError:
+            raise HTTPException(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.") from None
+
+    async def json(self) -> Any:
+        try:
+            return from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from None
 
 
 def _count_bytes(receive: Receive, limit: int) -> Receive:
@@ -137,6 +166,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         401: "The API key is missing or unknown.",
         403: "Cross-origin request to a server without keys.",
         404: "The object does not exist, or belongs to another key.",
+        408: "The body did not arrive in time.",
         409: "The request does not fit the state of the object.",
         413: "The body or an upload is too large.",
         415: "The content type of the body or the format of an upload is not supported.",

@@ -1,8 +1,13 @@
 """Chat completions, image generation and the list of models."""
 
+import asyncio
 import base64
 import io
-from collections.abc import Iterator
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ from PIL import Image
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
+from worldmodel.serving.server import Server
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -158,3 +164,46 @@ def test_models_health_and_openapi(api: LocalClient) -> None:
     assert set(content) == {"application/json", "multipart/form-data"}
     assert content["multipart/form-data"]["schema"]["properties"]["input_reference"]["format"] == "binary"
     assert "ActionBody" in schema["components"]["schemas"]
+
+
+@pytest.mark.slow
+def test_large_bodies_do_not_stop_the_server(
+    model: WorldModel, tmp_path: Path, listening: Callable[[Any], AbstractContextManager[str]]
+) -> None:
+    """Bodies near the limit, several at once: other requests wait for parsing and decoding a little only."""
+    content = base64.b64encode(bytes(56 * 2**20)).decode()
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}]}]}
+    body["messages"][0]["content"][0]["image_url"]["url"] = f"data:image/png;base64,{content}"
+    data = json.dumps(body).encode()
+    headers = {"content-type": "application/json"}
+    delays: list[float] = []
+    with listening(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as url:
+
+        def send() -> int:
+            return httpx.post(
+                f"{url}/v1/chat/completions", content=data, headers=headers, timeout=120
+            ).status_code
+
+        with ThreadPoolExecutor(6) as threads, httpx.Client(base_url=url) as client:
+            sent = [threads.submit(send) for _ in range(6)]
+            while not all(each.done() for each in sent):
+                began = time.monotonic()
+                assert client.get("/health").status_code == 200
+                delays.append(time.monotonic() - began)
+            assert {each.result() for each in sent} == {415}  # zeros are not an image
+    assert max(delays) < 2
+
+
+def test_server_without_an_engine_is_not_ready_and_exits(model: WorldModel, tmp_path: Path) -> None:
+    service = WorldService(model)
+    app = create_app(service, ServerConfig("tiny", tmp_path))
+    with LocalClient(app) as api:
+        assert api.get("/ready").status_code == 200
+        service.engine.alive = (
+            False  # as after a crash of vLLM's processes: tests/serving/test_vllm_engine.py
+        )
+        assert (api.get("/ready").status_code, api.get("/ready").json()) == (503, {"status": "failed"})
+        assert api.get("/health").status_code == 200
+        server = Server(app, drain_timeout_s=0)
+        assert not asyncio.run(server.on_tick(1))
+        assert server.engine_failed
