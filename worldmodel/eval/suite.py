@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from tqdm import tqdm
@@ -85,6 +85,7 @@ class CardText:
     license_name: str | None = None
 
 
+@runtime_checkable
 class EvalSuite(Protocol):
     """The measurements of models of a world; returned by `World.eval_suite`."""
 

@@ -53,7 +53,7 @@ def recorded_rounds(reader: EpisodeReader, count: int) -> list[RecordedRound]:
     """Return the rounds of up to `count` episodes, at most `MAX_ROUNDS`."""
     rounds: list[RecordedRound] = []
     for episode in reader.read(count):
-        rounds += map(RecordedRound, episode.befores, episode.actions, episode.clips)
+        rounds += map(RecordedRound, episode.starts, episode.actions, episode.clips)
         if len(rounds) >= MAX_ROUNDS:
             break
     return rounds[:MAX_ROUNDS]
@@ -99,8 +99,8 @@ def counterfactuals(
                 nearer = _distance(made, true.clip) < _distance(other, true.clip)
                 tally.count(differ=differ(made, other), own_nearer=nearer)
             if recogniser is not None:
-                befores = np.stack([true.before for true in rounds])
-                played = Played(befores, others, others, [other for _, other in batch])
+                starts = np.stack([true.before for true in rounds])
+                played = Played(starts, others, others, [other for _, other in batch])
                 for recognised in recogniser(played):
                     tally.count(recognised=bool(recognised))
         for batch in _batches(pairs):

@@ -32,7 +32,7 @@ class Recorded:
     clips: tuple[Frames, ...]
 
     @property
-    def befores(self) -> list[Frame]:
+    def starts(self) -> list[Frame]:
         """The frame before every round."""
         return [self.start, *(clip[-1] for clip in self.clips[:-1])]
 

@@ -86,11 +86,11 @@ def _measure(
 ) -> None:
     """Add the values of every measure on a batch that one row has played."""
     chosen = [each for each in measures if name != "truth" or each.of_truth]
-    befores = [np.stack([each.start for each in batch]), *(clip[:, -1] for clip in clips)]
+    starts = [np.stack([each.start for each in batch]), *(clip[:, -1] for clip in clips)]
     for measure in chosen:
         columns = [
             measure(Played(before, clip, true, [each.actions[number] for each in batch]))
-            for number, (before, clip, true) in enumerate(zip(befores, clips, truth, strict=False))
+            for number, (before, clip, true) in enumerate(zip(starts, clips, truth, strict=False))
         ]
         values.setdefault((measure.name, name), []).extend(list(row) for row in zip(*columns, strict=True))
 

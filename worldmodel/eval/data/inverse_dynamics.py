@@ -139,7 +139,7 @@ class ActionRecognised:
 
     @torch.no_grad()
     def __call__(self, played: Played) -> list[bool]:
-        frames = np.concatenate([played.befores[:, None], _spread(played.clips)], axis=1)
+        frames = np.concatenate([played.starts[:, None], _spread(played.clips)], axis=1)
         predicted = self.network(_pixels(frames))
         found: list[bool] = []
         for row, action in zip(predicted, played.actions, strict=True):
@@ -186,7 +186,7 @@ def _recorded(reader: EpisodeReader, count: int) -> tuple[Rounds, list[Action]]:
     rounds: list[np.ndarray] = []
     actions: list[Action] = []
     for episode in reader.read():
-        for before, action, clip in zip(episode.befores, episode.actions, episode.clips, strict=True):
+        for before, action, clip in zip(episode.starts, episode.actions, episode.clips, strict=True):
             rounds.append(np.concatenate([before[None], _spread(clip[None])[0]]))
             actions.append(action)
         if len(rounds) >= count or len(rounds) * rounds[0].nbytes >= MAX_BYTES:

@@ -24,13 +24,13 @@ class Played:
     """One round of a batch of worlds.
 
     Attributes:
-        befores: The frame before the round of every world, as it was played.
+        starts: The frame before the round of every world, as it was played.
         clips: The frames of the round.
         truth: The recorded frames of the round.
         actions: The action of every world.
     """
 
-    befores: Images
+    starts: Images
     clips: Clips
     truth: Clips
     actions: Sequence[Action]
