@@ -3,7 +3,6 @@
 import functools
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,17 +53,9 @@ class Offload:
     weights, which FSDP frees and gathers again, and an input as often as layers save it.
 
     Weights stay on the device, and so do inputs that all layers share: all but the first tensor.
-
-    Args:
-        device: Where layers compute.
-        host: Entered while memory of the host is allocated, where a CPU plays the part of a device (estimates
-            of memory); what it loads again is a copy then, too.
     """
 
-    def __init__(
-        self, device: torch.device, host: Callable[[], AbstractContextManager[None]] | None = None
-    ) -> None:
-        self.host = host
+    def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.newest: Callable[[], _SavedLayer | None] = lambda: None
 
@@ -74,9 +65,7 @@ class Offload:
             return forward(*args, **kwargs)
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         stay = {_place(tensor) for tensor in (*inputs[1:], *layer.parameters())}
-        saved = _SavedLayer(
-            self.stream, self.host, stay - {_place(tensor) for tensor in inputs[:1]}, self.newest
-        )
+        saved = _SavedLayer(self.stream, stay - {_place(tensor) for tensor in inputs[:1]}, self.newest)
         self.newest = weakref.ref(saved)
         try:
             with saved_tensors_hooks(saved.pack, saved.unpack):
@@ -101,7 +90,6 @@ class _SavedLayer:
     """The tensors that one call of a layer saved."""
 
     stream: Any
-    host: Callable[[], AbstractContextManager[None]] | None
     stay: set[int]
     """Memory that stays on the device."""
     previous: "Callable[[], _SavedLayer | None]"
@@ -119,14 +107,7 @@ class _SavedLayer:
             return tensor
         if self.stream is not None and tensor.is_cpu:  # such as the seeds of fused attention
             return tensor
-        key = (
-            _place(tensor),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-            tensor._version,
-        )
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
         if key not in self.copied:
             saved = _Saved(self, tensor.device, self._to_host(tensor.detach()))
             self.tensors.append(weakref.ref(saved))
@@ -152,7 +133,7 @@ class _SavedLayer:
         tensors, self.tensors = [each for ref in self.tensors if (each := ref()) is not None], []
         if self.stream is None:
             for saved in tensors:
-                saved.loaded = saved.host.clone() if self.host else saved.host
+                saved.loaded = saved.host
         elif tensors:
             with torch.cuda.stream(self.stream):
                 for saved in tensors:
@@ -161,8 +142,7 @@ class _SavedLayer:
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         if self.stream is None:
-            with self.host() if self.host else nullcontext():
-                return tensor.clone()
+            return tensor.clone()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
@@ -172,4 +152,4 @@ class _SavedLayer:
 
 
 def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return tensor.untyped_storage().data_ptr()

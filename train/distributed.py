@@ -79,11 +79,11 @@ class Root(nn.Module):
         return work()
 
 
-def parallelize(root: Root, config: TrainConfig, mesh: Mesh, offload: Offload | None = None) -> None:
+def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
     """Apply sequence parallelism, compilation, activation checkpointing and FSDP, in place.
 
     Parameters on the meta device (see `models.loading.deferred`) are allocated, each process its own shard,
-    but not loaded. `offload` keeps the activations of `activations: offload`.
+    but not loaded.
 
     Raises:
         ConfigError: weights that are trained in full are in bf16.
@@ -97,7 +97,7 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh, offload: Offload | 
     for part in (root.model.backbone, root.model.vision, root.model.generator):
         part.sequence = mesh.sequence
     root.model.agreement = root.model.generator.agreement = Agreement(mesh.world_size)
-    stacks, offload = layer_stacks(root.model), offload or Offload(mesh.device)
+    stacks, offload = layer_stacks(root.model), Offload(mesh.device)
     for layer, *_ in (group for stack in stacks for group in stack):
         if config.compile:  # `forward` alone: FSDP's hooks and checkpointing cannot be traced
             layer.forward = torch.compile(layer.forward)

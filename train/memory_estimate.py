@@ -1,230 +1,262 @@
-"""Estimates of the memory of one GPU, in a training step and in a rollout.
+"""Estimates of the GPU memory of a training step, without allocating weights.
 
-The step of the trainer itself is played on tensors without memory (`train.allocations`), on a process group
-without other processes, so that all that a run allocates is counted: shards, gathered weights, gradients,
-optimizer states, averages, text encoders, codecs and activations.
+Weights, gradients and optimizer states are counted on the meta device. Activations are measured with fake
+tensors (shapes without memory) on one and on two layers, whose difference is that of one layer.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import json
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
-import torch.distributed as dist
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_leaves
+from torch._subclasses import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from worldmodel.config import StageConfig, TrainConfig, WorldModelConfig
+from worldmodel import config as configs
 from worldmodel.errors import ConfigError
-from worldmodel.models.layers import attention
-from worldmodel.models.loading import deferred
+from worldmodel.models import lora
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.loading import pretrained
 from worldmodel.models.world_model import WorldModel
-from worldmodel.parallel.mesh import Mesh
-from worldmodel.rollout.round import SamplingParams, prepare, start_chunks
-from worldmodel.rollout.state import WorldState, observed_frames
-from worldmodel.train import distributed, optim, start, synthetic
-from worldmodel.train.activations import Offload
-from worldmodel.train.allocations import Allocations, peak
-from worldmodel.train.trainer import Trainer, build_root
-from worldmodel.types import Action
+from worldmodel.train.distributed import STACKS, layers
+from worldmodel.train.trainer import freeze
 
-SHARDED = ("weights", "gradients", "optimizer", "ema")
-"""What FSDP divides over processes."""
-DeviceType = Literal["cpu", "cuda"]
+GIB = 2**30
+Method = Literal["lora", "full"]
+NUM_GPUS = (1, 8, 64)
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Memory of one GPU at the time of its peak, in bytes."""
+    """Memory of one GPU in a step, in bytes."""
 
-    weights: float = 0.0
-    """Shards of all weights and buffers, in the data type in which they are stored."""
-    gradients: float = 0.0
-    optimizer: float = 0.0
-    ema: float = 0.0
-    gathered: float = 0.0
-    """Weights that FSDP has gathered, and their gradients before they are reduced, in the precision of the
-    computation."""
-    activations: float = 0.0
-    """All else: saved activations, temporary tensors, latents, caches of keys and values."""
+    weights: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    """Gathered layers while they compute, and weights that stay gathered between uses."""
+    activations: float
 
     @property
     def total(self) -> float:
         """The sum, without libraries and fragmentation."""
-        return sum(vars(self).values())
+        return self.weights + self.gradients + self.optimizer + self.gathered + self.activations
 
 
-class Step:
-    """A training step of a stage that was played once; `estimate` returns its memory for any `dp_shard`.
+def report(name: str, overrides: list[str], as_json: bool) -> None:
+    """Print the memory of a step of a config, by LoRA and in full, on 1, 8 and 64 GPUs."""
+    config = configs.load(name, overrides)
+    model = build_on_meta(config.model)
+    sizes: Counter[str] = Counter()
+    for parameter_name, parameter in model.named_parameters():
+        sizes[parameter_name.split(".")[0]] += parameter.numel()
+    saved = activation_bytes(config)
+    estimates = {
+        (method, number): estimate(config, method, number, saved)
+        for method in get_args(Method)
+        for number in NUM_GPUS
+    }
+    if as_json:
+        rows = [
+            {"method": method, "gpus": number, **asdict(each)} for (method, number), each in estimates.items()
+        ]
+        print(json.dumps({"parameters": dict(sizes), "memory_bytes": rows}, indent=2))
+        return
+    for part, size in sizes.items():
+        print(f"  {part:10s} {size / 1e9:8.3f} B parameters")
+    columns = ("weights", "gradients", "optimizer", "gathered", "activations", "total")
+    print(f"\nGiB per GPU{'':8}" + "".join(f"{column:>13}" for column in columns))
+    for (method, number), each in estimates.items():
+        values = "".join(f"{getattr(each, column) / GIB:13.2f}" for column in columns)
+        print(f"  {method:5s} {number:4d} GPU{'s' if number > 1 else ' '}   {values}")
+    rounds = _last_stage(config).rounds
+    print(
+        f"\nOne sample of {rounds} round{'s' if rounds > 1 else ''} per GPU, weights sharded over all GPUs, "
+        f"activations: {config.activations}. Estimated with fake tensors, without the memory of libraries."
+    )
+
+
+def estimate(
+    config: configs.TrainConfig, method: Method, num_gpus: int, activations: float, lora_rank: int = 16
+) -> MemoryEstimate:
+    """Estimate a step of a joint stage with one sample per GPU and weights sharded over all GPUs.
 
     Args:
-        config: The run; settings that read weights are replaced (`without_weights`).
-        name: The stage.
-        num_processes: Processes of the run.
-        device_type: cuda, or cpu, whose attention and AdamW need other temporary memory.
+        config: The run; its last stage sets the rounds of a sample.
+        method: `lora` (backbone and generator by LoRA, adapters in full) or `full` (all in full).
+        num_gpus: GPUs over which FSDP shards.
+        activations: The result of `activation_bytes` for the config.
+        lora_rank: Rank of LoRA.
 
     Raises:
-        ConfigError: the stage, the model or the mesh do not fit each other.
+        ConfigError: the model of the config cannot be built.
     """
-
-    def __init__(
-        self, config: TrainConfig, name: str, num_processes: int = 1, device_type: DeviceType = "cuda"
-    ) -> None:
-        config = replace(config, model=without_weights(config.model), init_from=None, compile=False)
-        stage, self.config = config.stages[name], config
-        kernel = "unmasked" if device_type == "cuda" else config.attention
-        with fake_processes(num_processes), attention.using(kernel), deferred.empty_parameters():
-            mesh = Mesh.build(config.mesh, torch.device("cpu"))
-            self.shards = mesh.fsdp.size(-1)
-            root = build_root(config, name)
-            self.allocations = Allocations()
-            with self.allocations:
-                self.allocations.hold(root.buffers())
-                on_host = self.allocations.uncounted if device_type == "cuda" else None
-                offload = Offload(mesh.device, on_host)
-                distributed.parallelize(root, config, mesh, offload)
-                trained = root.model.named_parameters()
-                ema = optim.EMA(trained, stage.ema_decay) if stage.ema_decay else None
-                optimizers = optim.build_optimizers(root, stage, device_type)
-                trainer = Trainer(config, name, mesh, root, optimizers, ema)
-                self._play(trainer)
-
-    def _play(self, trainer: Trainer) -> None:
-        """Play one microbatch of every task, with what earlier steps and microbatches have left."""
-        allocations, stage, root = self.allocations, trainer.stage, trainer.root
-        rows, microbatches = microbatch(stage, trainer.mesh.dp_size)
-        for parameter in root.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-        states = trainer.optimizers.values()
-        for optimizer in states:
-            optimizer.step()
-            if microbatches == 1:
-                optimizer.zero_grad(set_to_none=True)
-        gradients = set[int]()
-
-        def before_update() -> None:
-            gradients.update(allocations.mark(p.grad for p in root.parameters() if p.grad is not None))
-
-        trainer.before_update = before_update
-        self.kinds = {"weights": allocations.mark((*root.parameters(), *root.buffers()))}
-        self.kinds["optimizer"] = allocations.mark(tensors(each.state for each in states))
-        self.kinds["ema"] = allocations.mark(trainer.ema.weights.values() if trainer.ema else ())
-        self.kinds["gradients"] = gradients
-        self.since, self.waiting = allocations.time, 0.0
-        for task, weight in stage.tasks.items():
-            if weight:
-                batch = synthetic.batch(trainer.config, trainer.name, task, rows)
-                # Microbatches are prepared together and wait for their forward pass.
-                others = [trainer.prepare([batch])[0].content for _ in range(microbatches > 1)]
-                waiting = sum(
-                    each.nbytes for each in tensors(vars(x) for x in others if hasattr(x, "__dict__"))
-                )
-                self.waiting = max(self.waiting, (microbatches - 1) * waiting)
-                del others
-                trainer.step([batch], False)
-
-    def estimate(self, shards: int | None = None) -> MemoryEstimate:
-        """Return the memory of the step, its weights divided over `shards` processes instead of its own."""
-        factor = self.shards / (shards or self.shards)
-        held = peak(self.allocations, self.kinds, self.since, dict.fromkeys(SHARDED, factor))
-        held["activations"] += self.waiting
-        return MemoryEstimate(**held)
+    model = build_on_meta(config.model)
+    large = configs.TrainedConfig(lora_rank=lora_rank if method == "lora" else 0)
+    adapter = configs.TrainedConfig()
+    train = {"action": adapter, "queries": adapter, "condition_adapter": adapter}
+    train |= {"backbone": large, generator_part(model): large}
+    stage = replace(_last_stage(config), train=train)
+    with torch.device("meta"):
+        lora.add(model, train)
+    freeze(model, stage)
+    weights = sum(_bytes(parameter) for parameter in model.parameters())
+    trained = sum(_bytes(parameter) for parameter in model.parameters() if parameter.requires_grad)
+    stack = layers(model)
+    inside = {id(parameter) for layer in stack for parameter in layer.parameters()}
+    outside = sum(_bytes(parameter) for parameter in model.parameters() if id(parameter) not in inside)
+    largest = max(sum(_bytes(parameter) for parameter in layer.parameters()) for layer in stack)
+    return MemoryEstimate(
+        weights=weights / num_gpus,
+        gradients=trained / num_gpus,
+        optimizer=2 * trained / num_gpus,
+        gathered=outside + 2 * largest if num_gpus > 1 else 0,  # the next layer is prefetched
+        activations=activations,
+    )
 
 
-def rollout(config: TrainConfig, worlds: int = 1) -> MemoryEstimate:
-    """Estimate a round of live worlds at the end of their history: its prefill, and two denoising steps.
-
-    Weights have the data types of the config; keys and values are counted twice, in use and in the cache of
-    prefixes.
-
-    Raises:
-        ConfigError: the model cannot be built.
-    """
-    config = replace(config, model=without_weights(config.model), init_from=None)
-    allocations = Allocations()
-    with attention.using("unmasked"), deferred.empty_parameters(), torch.no_grad():
-        built = start.build_model(config).requires_grad_(False).eval()
-    with attention.using("unmasked"), allocations, torch.no_grad():
-        materialize(built)
-        allocations.hold(built.buffers())
-        kinds = {"weights": allocations.mark((*built.parameters(), *built.buffers()))}
-        play_round(built, worlds)
-    return MemoryEstimate(**peak(allocations, kinds, 0, {}))
+def build_on_meta(config: configs.WorldModelConfig) -> WorldModel:
+    """Build a model without memory for its weights; components with an `architecture` are not read."""
+    parts = config.codec, config.vision, config.generator
+    codec, vision, generator = (replace(part, **_without_weights(part)) for part in parts)
+    text = replace(config.condition_adapter, text=False)  # the text encoder runs before the step
+    config = replace(config, codec=codec, vision=vision, generator=generator, condition_adapter=text)
+    backbone = _language_model(config.backbone)
+    with torch.device("meta"):
+        return WorldModel(config, backbone)
 
 
-def play_round(model: WorldModel, worlds: int) -> None:
-    """Compute the longest round of worlds, verb by verb."""
-    config, seeds = model.config, tuple(range(worlds))
-    episode = synthetic.synthetic_episode(config, "rounds", 1)
-    frames = torch.from_numpy(episode.observations[0]).expand(worlds, -1, -1, -1, -1).numpy()
-    state = WorldState.from_frames(model, frames[:, -observed_frames(config) :], seeds)
-    actions = [Action(text=each.text) for each in episode.actions * worlds]
-    inputs = prepare(model, [state], actions)
-    embeds = torch.stack([torch.cat(history * config.history_rounds) for history in inputs.histories])
-    ends, cache = torch.full((worlds, 1), embeds.shape[1]), model.backbone.new_cache()
-    states = model.backbone.predict_states(embeds, ends, config.num_queries, cache)[:, 0]
-    layers: list[Any] = cache.layers
-    kept = [(layer.keys.clone(), layer.values.clone()) for layer in layers]
-    condition = model.condition(states, inputs.context, inputs.actions)
-    params = SamplingParams(2, config.guidance_scale)
-    chunks = start_chunks(model, inputs, condition, params)
-    model.decode(torch.cat(list(model.denoise(chunks))), inputs.context)
-    del kept
+def _without_weights(part: Any) -> dict[str, None]:
+    name = "encoder" if hasattr(part, "encoder") else "pretrained"
+    return {name: None} if part.architecture else {}
 
 
-def microbatch(stage: StageConfig, dp_size: int) -> tuple[int, int]:
-    """Return the episodes of a microbatch, and the number of microbatches of a process in a step.
-
-    Raises:
-        ConfigError: there are more processes than episodes.
-    """
-    if stage.batch_size < dp_size:
-        raise ConfigError(
-            f"batch_size is {stage.batch_size}, but mesh.dp_replicate x mesh.dp_shard is {dp_size}; use a "
-            "batch_size of at least that."
+def _language_model(config: configs.BackboneConfig) -> Backbone:
+    """Build the backbone from its `architecture` if that has a vocab_size, else from its folder."""
+    if config.pretrained and "vocab_size" not in config.architecture:
+        return Backbone.on_meta(config)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"": 0}, unk_token="")))
+    size = config.architecture.get("vocab_size", config.vocab_size)
+    with torch.device("meta"):
+        chosen = config.architecture or configs.SMALL_DECODER
+        architecture = pretrained.build_config({**chosen, "vocab_size": size}, "backbone")
+        model = AutoModelForCausalLM.from_config(
+            architecture, attn_implementation="sdpa", dtype=pretrained.dtype_of(config.dtype)
         )
-    episodes = -(-stage.batch_size // dp_size)
-    rows = min(stage.microbatch_size or episodes, episodes)
-    return rows, -(-episodes // rows)
+        return Backbone(model, tokenizer)
 
 
-def without_weights(model: WorldModelConfig) -> WorldModelConfig:
-    """Return the config with random weights in place of files, for the components that it describes."""
-    changed: dict[str, Any] = {}
-    for part in ("codec", "vision", "generator", "backbone"):
-        settings: Any = getattr(model, part)
-        described = "vocab_size" in settings.architecture if part == "backbone" else settings.architecture
-        if described:
-            changed[part] = replace(settings, **{"encoder" if part == "vision" else "pretrained": None})
-    return replace(model, **changed)
+def generator_part(model: WorldModel) -> str:
+    """Return the name of the part of the generator that is trained: without pretrained encoders."""
+    return "generator" if model.config.generator.is_ours else "generator.network"
 
 
-@contextmanager
-def fake_processes(count: int) -> Iterator[None]:
-    """Initialise a process group of `count` processes, of which only this one exists."""
-    dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+def activation_bytes(config: configs.TrainConfig) -> float:
+    """Estimate the bytes that one sample saves for the backward pass, in bf16 autocast."""
+    rounds = _last_stage(config).rounds
+    model = config.model
+    shallow, deep = (_saved_bytes(_backbone(model, rounds, count)) for count in (1, 2))
+    first, second = (_saved_bytes(_generator(model, rounds, count)) for count in (1, 2))
+    whole = build_on_meta(model)
+    depths = len(layers(whole.backbone.model)), len(layers(whole.get_submodule(generator_part(whole))))
+    token_bytes = rounds * whole.round_tokens * whole.backbone.width * 2
+    cells = (model.context_latents + model.chunk_latents) * model.codec.cells
+    latent_bytes = rounds * cells // whole.generator.cells_per_token * whole.generator.width * 2
+    total = 0.0
+    for depth, base, layer, hidden in (
+        (depths[0], shallow, deep - shallow, token_bytes),
+        (depths[1], first, second - first, latent_bytes),
+    ):
+        rest = base - layer
+        # A recomputed layer saves its input; the current one saves everything.
+        total += rest + (depth * layer if config.activations == "keep" else depth * hidden + layer)
+    return total
 
 
-def materialize(model: nn.Module) -> None:
-    """Replace parameters on the meta device by fake ones; tied weights stay tied."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                if parameter not in made:
-                    empty = torch.empty(parameter.shape, dtype=parameter.dtype)
-                    made[parameter] = nn.Parameter(empty, requires_grad=False)
-                module._parameters[name] = made[parameter]
+def _backbone(config: configs.WorldModelConfig, rounds: int, count: int) -> Callable[[], Tensor]:
+    backbone = _truncated(lambda: _language_model(config.backbone), count)
+    model = build_on_meta(config)
+    tokens = rounds * model.round_tokens
+
+    def run() -> Tensor:
+        fake = _to_fake(backbone.model)
+        embeds = torch.randn(1, tokens, backbone.width, requires_grad=True)
+        return fake.base_model(inputs_embeds=embeds, use_cache=False).last_hidden_state.float().sum()
+
+    return run
 
 
-def tensors(values: Any) -> list[Tensor]:
-    """Return the tensors in a structure."""
-    plain = [dict(value) if isinstance(value, Mapping) else value for value in values]
-    return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, Tensor)]
+def _generator(config: configs.WorldModelConfig, rounds: int, count: int) -> Callable[[], Tensor]:
+    model = build_on_meta(config)
+    _truncated(lambda: model.get_submodule(generator_part(model)), count)
+
+    def run() -> Tensor:
+        fake = _to_fake(model.generator)
+        _to_fake(model.codec)  # with which some generators encode their context
+        shape = (config.codec.latent_channels, *config.codec.grid)
+        clean = torch.randn(rounds, config.chunk_latents, *shape)
+        context = torch.randn(rounds, config.context_latents, *shape)
+        width, ours = fake.token_width, config.generator.is_ours
+        tokens = torch.randn(rounds, config.num_queries, width, requires_grad=True)
+        condition = Condition(
+            tokens=tokens,
+            pooled=torch.randn(rounds, width) if ours else None,
+            cells=torch.randn(rounds, config.codec.cells, width) if ours else None,
+            forecast=clean if ours else None,
+            text=None,
+        )
+        level = torch.ones(rounds, config.chunk_latents)
+        return fake(clean, level, condition, fake.prefill(context, condition)).float().sum()
+
+    return run
+
+
+def _saved_bytes(run: Callable[[], Tensor]) -> float:
+    """Return the bytes that a forward pass saves for the backward pass."""
+    seen: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            storage = tensor.untyped_storage()
+            seen[storage._cdata] = storage.nbytes()
+        return tensor
+
+    hooks: AbstractContextManager[Any] = saved_tensors_hooks(count, lambda tensor: tensor)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu", torch.bfloat16), hooks:
+        result = run()
+    assert result.requires_grad, "nothing was saved"
+    return float(sum(seen.values()))
+
+
+def _to_fake(module: Any) -> Any:
+    """Allocate fake weights for a module of the meta device, in the current fake mode."""
+    return module.to_empty(device="cpu")
+
+
+def _truncated(build: Callable[[], Any], count: int) -> Any:
+    """Keep only the first `count` layers of every stack."""
+    root = build()
+    for module in list(root.modules()):
+        for name in STACKS:
+            stack = module._modules.get(name)
+            if isinstance(stack, nn.ModuleList):
+                module._modules[name] = stack[:count]
+    return root
+
+
+def _last_stage(config: configs.TrainConfig) -> configs.StageConfig:
+    if not config.stages:
+        raise ConfigError("The config has no stages; the last one sets the rounds of a sample.")
+    return list(config.stages.values())[-1]
+
+
+def _bytes(parameter: nn.Parameter) -> int:
+    return parameter.numel() * parameter.element_size()

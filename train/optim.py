@@ -30,12 +30,11 @@ def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.dim() == 2 and ".layers." in name and not excluded
 
 
-def build_optimizers(root: nn.Module, stage: StageConfig, device_type: str | None = None) -> Optimizers:
+def build_optimizers(root: nn.Module, stage: StageConfig) -> Optimizers:
     """Build the optimizers for the parameters of `root` that require gradients.
 
     Parameters are named `model.COMPONENT.…`; `stage.train` may set the learning rates of a component. Each
-    parameter group stores its peak learning rate as `peak`. On CUDA, AdamW is fused; `device_type` is that of
-    the parameters, unless another is given.
+    parameter group stores its peak learning rate as `peak`.
     """
     adamw: dict[tuple[float, float], list[Tensor]] = {}
     muon: dict[float, list[Tensor]] = {}
@@ -56,8 +55,7 @@ def build_optimizers(root: nn.Module, stage: StageConfig, device_type: str | Non
             {"params": params, "lr": lr, "peak": lr, "weight_decay": decay}
             for (lr, decay), params in adamw.items()
         ]
-        types = {device_type or each.device.type for params in adamw.values() for each in params}
-        fused = types == {"cuda"}
+        fused = all(parameter.is_cuda for params in adamw.values() for parameter in params)
         optimizers["adamw"] = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=fused, foreach=not fused)
     if muon:
         optimizers["muon"] = Muon(

@@ -113,8 +113,13 @@ class Trainer:
         """Begin a stage, or resume it from its newest checkpoint; returns the progress in it, too."""
         progress, stage = Progress.of(newest), config.stages[name]
         resumed = progress is not None and progress.stage == name
-        root = build_root(config, name)
-        model = root.model
+        model = start.build_model(config)
+        check_components(model, stage.train)
+        lora.add(model, stage.train)
+        torch.manual_seed(config.seed)
+        with deferred.loading():
+            root = Root(model, OBJECTIVES[stage.objective](model))
+        freeze(model, stage)
         files = start.Files.of(model, config)
         origin = Origin(files=files.digests(mesh))
         if newest:
@@ -329,22 +334,6 @@ class Trainer:
 
     def _precision(self) -> torch.autocast:
         return distributed.compute_precision(self.config.precision, self.mesh.device)
-
-
-def build_root(config: TrainConfig, name: str) -> Root:
-    """Build the model of a stage with LoRA and the heads of its objective, frozen where it is not trained.
-
-    Raises:
-        ConfigError: the stage does not fit the model.
-    """
-    stage, model = config.stages[name], start.build_model(config)
-    check_components(model, stage.train)
-    lora.add(model, stage.train)
-    torch.manual_seed(config.seed)
-    with deferred.loading():
-        root = Root(model, OBJECTIVES[stage.objective](model))
-    freeze(model, stage)
-    return root
 
 
 def freeze(model: WorldModel, stage: StageConfig) -> None:

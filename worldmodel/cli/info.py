@@ -17,9 +17,9 @@ def main(argv: list[str]) -> None:
     parser = Parser(
         "worldmodel info",
         "Show the components of a model and their sizes, the actions it takes, the frames it generates and\n"
-        "the figures of its model card. With --plan, estimate the memory that a config needs instead.",
+        "the figures of its model card. With --plan, estimate the memory that training needs instead.",
         "worldmodel info shapes-tiny\n  worldmodel info runs/shapes-tiny/model --json\n"
-        "  worldmodel info --plan pan --gpus 64 --memory 80 model.codec.image_size=[240,416]",
+        "  worldmodel info --plan pan model.codec.image_size=[240,416]",
     )
     parser.add_argument(
         "model",
@@ -32,39 +32,16 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="estimate the memory of one GPU in a step of every stage of a config, and in a rollout; takes "
-        "minutes for a config of the size of pan",
-    )
-    parser.add_argument(
-        "--gpus", type=int, default=8, metavar="N", help="with --plan: GPUs of the run (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--memory",
-        type=float,
-        default=0.0,
-        metavar="GIB",
-        help="with --plan: memory of a GPU; says what does not fit, and what would",
-    )
-    parser.add_argument(
-        "--worlds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with --plan: live worlds of the rollout (default: %(default)s)",
+        help="estimate the memory of a training step of a config on 1, 8 and 64 GPUs",
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="with --plan: settings that override the config"
     )
     args = parser.parse_args(argv)
     if args.plan:
-        from worldmodel.train.memory_report import report
+        from worldmodel.train.memory_estimate import report
 
-        if args.gpus < 1 or args.worlds < 1 or args.memory < 0:
-            raise InputError(
-                f"--gpus is {args.gpus}, --worlds {args.worlds} and --memory {args.memory:g}; use 1 or more "
-                "GPUs and worlds, and a memory of 0 (not checked) or more GiB."
-            )
-        report(args.model, args.overrides, args.json, args.gpus, args.memory, args.worlds)
+        report(args.model, args.overrides, args.json)
         return
     if args.overrides:
         raise InputError(f"{args.overrides[0]!r} is a setting, which needs --plan; leave it out.")
