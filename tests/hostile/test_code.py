@@ -100,6 +100,8 @@ ALLOWED = {
     "serving/engine/vllm_plugin.py": {"multiprocessing"},
     # Only between the trainer and its data workers, over a private socket pair.
     "worldmodel/data/worker.py": {"pickle", "pickle.loads"},
+    # Only for the processes that play environments, which it starts itself.
+    "worldmodel/worlds/recorder/__init__.py": {"multiprocessing"},
 }
 
 

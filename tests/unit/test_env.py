@@ -368,9 +368,10 @@ def run(code: str) -> str:
     return subprocess.check_output([sys.executable, "-c", code], text=True, timeout=120).strip()
 
 
-def test_gymnasium_is_imported_only_by_worldmodel_env() -> None:
+def test_gymnasium_is_imported_only_by_worldmodel_env_and_the_recorder() -> None:
     library = Path(worldmodel.__file__).parent
-    others = [path for path in library.rglob("*.py") if library / "env" not in path.parents]
+    needing = {library / "env", library / "worlds" / "recorder"}
+    others = [path for path in library.rglob("*.py") if not needing & {*path.parents}]
     assert len(others) > 20
     needs = re.compile(
         r"^\s*(import|from) (gymnasium|worldmodel\.env|worldmodel import .*\benv\b)", re.MULTILINE
@@ -381,6 +382,8 @@ def test_gymnasium_is_imported_only_by_worldmodel_env() -> None:
         "try:\n    import worldmodel.env\nexcept ImportError as error:\n    print(error)"
     )
     assert "pip install 'worldmodel[gym]'" in message
+    # Recording a world of the library does not need it.
+    run("import sys; sys.modules['gymnasium'] = None\nimport worldmodel.worlds.recorder")
 
 
 # ---- errors --------------------------------------------------------------------------------------------

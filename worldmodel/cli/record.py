@@ -69,6 +69,15 @@ def _parser() -> Parser:
         "--size", default="", metavar="N|HxW", help="size of the frames (default: that of the environment)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the episodes (default: %(default)s)")
+    _add_environment_options(parser)
+    world = parser.add_argument_group("worlds")
+    world.add_argument(
+        "--rounds", type=int, default=3, metavar="N", help="actions per episode (default: %(default)s)"
+    )
+    return parser
+
+
+def _add_environment_options(parser: Parser) -> None:
     environment = parser.add_argument_group("environments")
     environment.add_argument(
         "--policy",
@@ -106,11 +115,6 @@ def _parser() -> Parser:
     environment.add_argument(
         "--workers", type=int, default=0, metavar="N", help="processes that play (default: %(default)s)"
     )
-    world = parser.add_argument_group("worlds")
-    world.add_argument(
-        "--rounds", type=int, default=3, metavar="N", help="actions per episode (default: %(default)s)"
-    )
-    return parser
 
 
 def _size(text: str) -> int | tuple[int, int] | None:

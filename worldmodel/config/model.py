@@ -206,6 +206,9 @@ class ActionConfig:
         }
 
     def __post_init__(self) -> None:
+        # OmegaConf leaves mappings inside of tuples as they are.
+        specs = (each if isinstance(each, ActionSpec) else ActionSpec.of(dict(each)) for each in self.spec)
+        object.__setattr__(self, "spec", tuple(specs))
         if self.max_text_tokens < 1 or self.vector_size < 0 or not 0 <= self.dropout < 1:
             raise ConfigError(
                 f"action has max_text_tokens {self.max_text_tokens}, vector_size {self.vector_size} and "

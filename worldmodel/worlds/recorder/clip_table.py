@@ -1,7 +1,7 @@
 """Writing of clip tables: one mp4 per episode and camera, and a row of `clips.jsonl` for each episode.
 
-The columns `path`, `text`, `keys`, `vector` and `mouse` are those of a data source of kind `clips`;
-`rewards`, `terminated`, `truncated`, `seed` and `infos` are kept beside them.
+The columns `path`, `text`, `keys`, and `vector` and `mouse` where the actions have them, are those of a data
+source of kind `clips`; `rewards`, `terminated`, `truncated`, `seed` and `infos` are kept beside them.
 """
 
 import json
@@ -85,7 +85,8 @@ class ClipTableStore:
         first, *others = names.values()
         columns: dict[str, Any] = {"path": first}
         columns |= {f"path.{camera}": name for camera, name in list(names.items())[1:] if others}
-        for field in ("text", "keys", "vector", "mouse"):
+        kinds = {spec.kind for spec in self.format.specs}
+        for field in ("text", "keys", *(each for each in ("vector", "mouse") if each in kinds)):
             columns[field] = list(_intervals([getattr(action, field) for action in actions], field, seconds))
         columns["text"] = columns["text"] or episode.text
         return columns | {
