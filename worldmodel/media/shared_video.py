@@ -43,7 +43,8 @@ class SharedVideo:
         if kind not in limits.video_formats:
             raise InputError(f"{self.name} is no video of a known format.")
         with decoding_errors(self.name):
-            self.container: InputContainer = av.open(self.file, "r", format=DEMUXERS[kind])
+            container: Any = av.open(self.file, "r", format=DEMUXERS[kind])
+            self.container: InputContainer = container
             self.stream = self.container.streams.video[0]
             codec = self.stream.codec_context
             codec.thread_count = 1

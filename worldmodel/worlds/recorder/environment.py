@@ -214,8 +214,10 @@ def _images(camera: str, picture: Any) -> Iterator[tuple[str, Any]]:
 def _value_names(env: gymnasium.Env) -> list[str]:
     """Return the names that an environment has for the values of a Discrete action space."""
     inner: Any = env.unwrapped
-    if callable(meanings := getattr(inner, "get_action_meanings", None)):
-        return [str(name) for name in meanings()]
+    meanings: Any = getattr(inner, "get_action_meanings", None)
+    if callable(meanings):
+        names: Any = meanings()
+        return [str(name) for name in names]
     members = getattr(getattr(inner, "actions", None), "__members__", {})
     return [name for name, _ in sorted(members.items(), key=lambda item: int(item[1]))] if members else []
 
