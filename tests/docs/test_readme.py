@@ -22,7 +22,7 @@ def blocks(language: str, page: Path) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every distinct command, those that train on own clips last."""
+    """Every distinct command, those that record and read own clips last."""
     lines = [
         line.split("#")[0].strip()
         for page in PAGES
@@ -30,7 +30,7 @@ def commands() -> list[str]:
         for line in block.splitlines()
     ]
     found = dict.fromkeys(line for line in lines if line.startswith(("worldmodel ", "python -m ")))
-    return sorted(found, key=lambda line: line in blocks_of_own_clips())
+    return sorted(found, key=lambda line: line in blocks_of_own_clips() or " clips" in line)
 
 
 def blocks_of_own_clips() -> list[str]:
