@@ -46,8 +46,7 @@ class WorldModel(nn.Module, PretrainedMixin):
         """Build the parts around a backbone; those of other libraries are read from `folder`, if given."""
         super().__init__()
         self.config = config
-        width = backbone.width
-        scale = width**-0.5
+        width, scale = backbone.width, backbone.width**-0.5
         self.codec = factory.codec(config, folder)
         self.backbone = backbone
         self.vision = factory.vision(config, width, folder)
@@ -147,11 +146,9 @@ class WorldModel(nn.Module, PretrainedMixin):
 
         Its latents are learned; a causal codec has none, and the generator makes the beginning of a clip.
         """
-        latents = self._blank_context(batch)
+        latents = self._blank_context(batch)[:, : 0 if self.codec.causal else None]
         frames = latents.new_zeros(batch, 0, 3, *height_width(self.config.codec.image_size))
-        return Observation(
-            latents[:, :0] if self.codec.causal else latents, self.vision.select_frames(frames)
-        )
+        return Observation(latents, self.vision.select_frames(frames))
 
     def null_condition(self, context: Float[Tensor, "b s c h w"]) -> Condition:
         """Return the unconditional condition, which guidance extrapolates away from."""
