@@ -42,6 +42,7 @@ def test_objectives_run_on_one_device(
     condition: Any,
     text: bool,
 ) -> None:
+    torch.manual_seed(0)
     folder, _ = pipeline("wan")
     config = WorldModelConfig(
         codec=CodecConfig(image_size=32, temporal_factor=4, latent_channels=16, pretrained=str(folder)),
