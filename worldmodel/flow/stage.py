@@ -1,0 +1,163 @@
+"""Stages: pure functions from an Arrow batch to an Arrow batch, with a version.
+
+A stage reads columns of clips and adds columns; executors decide where it runs. The result of a stage for a
+clip is identified by (clip, stage, key): the key covers the stage's version, those of its settings that
+change results, and the keys of the stages whose columns it reads. So a changed stage is computed again, with
+what reads its columns, and nothing else.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from worldmodel.errors import ConfigError
+from worldmodel.flow.errors import StageError
+
+CLIP, PARENT, DROP, RETRY = "clip", "parent", "drop", "retry"
+"""Columns with a meaning of their own: the clip's id, the clip that a new one is a part of, and verdicts."""
+
+Function = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one worker of a stage needs."""
+
+    cpu: float = 1.0
+    """CPU cores."""
+    gpu: float = 0.0
+    """GPUs; a fraction shares one."""
+    memory_gb: float = 1.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: what it reads, what it adds, and how its function is made.
+
+    Args:
+        name: name in configs and in the catalog.
+        version: changed by its author whenever its results change.
+        inputs: columns that it reads, of clips or of earlier stages.
+        outputs: columns that it adds; binary ones are stored in the buffer, others in the catalog.
+        make: returns the function; called once in each worker with the settings.
+        settings: keyword arguments of `make`.
+        uncounted: settings that do not change results, such as timeouts.
+        batch_size: clips per call.
+        timeout_s: how long a call may take.
+        expands: whether it divides a clip into new ones: its rows then have the columns `parent`, `start_s`
+            and `end_s`, and are as many as there are new clips.
+    """
+
+    name: str
+    version: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    make: Callable[..., Function] = field(repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    uncounted: tuple[str, ...] = ()
+    resources: Resources = Resources()
+    batch_size: int = 16
+    timeout_s: float = 300.0
+    expands: bool = False
+
+    def key(self, parents: Sequence[str] = ()) -> str:
+        """Return the identity of its results, given the keys of the stages whose columns it reads."""
+        counted = {name: value for name, value in self.settings.items() if name not in self.uncounted}
+        text = json.dumps([self.name, self.version, counted, sorted(parents)], sort_keys=True, default=str)
+        return f"{self.version}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    def function(self) -> Function:
+        """Return the function, whose results are checked.
+
+        Raises:
+            ConfigError: a setting is unknown or wrong.
+        """
+        accepted = inspect.signature(self.make).parameters
+        for name in self.settings:
+            if name not in accepted:
+                known = ", ".join(accepted) or "none"
+                raise ConfigError(f"The stage {self.name} has no setting {name!r}; its settings are {known}.")
+        function = self.make(**self.settings)
+        return lambda batch: self.checked(batch, function(batch))
+
+    def checked(self, batch: pa.RecordBatch, result: object) -> pa.RecordBatch:
+        """Return the result of a call in the order of its input.
+
+        Raises:
+            StageError: it is not a batch of the rows that went in, or lacks a column.
+        """
+        if not isinstance(result, pa.RecordBatch):
+            raise StageError(f"The stage {self.name} returned a {type(result).__name__}, not a RecordBatch.")
+        link = PARENT if self.expands else CLIP
+        got, given = batch.column(CLIP).to_pylist(), _column(result, link)
+        missing = [name for name in (link, *self.outputs) if name not in result.schema.names]
+        if missing:
+            raise StageError(f"The stage {self.name} returned no column {missing[0]!r}.")
+        if self.expands:
+            if strange := sorted(set(given) - set(got)):
+                raise StageError(
+                    f"The stage {self.name} returned parts of {strange[0]!r}, a clip that it did not get."
+                )
+            return result
+        if sorted(given) != sorted(got):
+            raise StageError(
+                f"The stage {self.name} got {len(got)} clips and returned {len(given)} rows, not one for each."
+            )
+        places = {clip: place for place, clip in enumerate(given)}
+        return result.take(pa.array([places[clip] for clip in got]))
+
+
+def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
+    return batch.column(name).to_pylist() if name in batch.schema.names else []
+
+
+def stage(
+    version: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    uncounted: Sequence[str] = (),
+    resources: Resources = Resources(),
+    batch_size: int = 16,
+    timeout_s: float = 300.0,
+    expands: bool = False,
+    name: str = "",
+) -> Callable[[Callable[..., Any]], Stage]:
+    """Make a stage of a function or a class.
+
+    A function takes the batch first and its settings as keyword arguments. A class takes the settings when
+    it is constructed, once in each worker, and the batch in `__call__`.
+
+    Example:
+        >>> @stage(version="1", inputs=["text"], outputs=["words"])
+        ... def count_words(batch: pa.RecordBatch) -> pa.RecordBatch:
+        ...     counts = [len(text.split()) for text in batch.column("text").to_pylist()]
+        ...     return pa.record_batch({"clip": batch.column("clip"), "words": counts})
+    """
+
+    def decorate(made: Callable[..., Any]) -> Stage:
+        make = made if inspect.isclass(made) else Bound(made)
+        return Stage(
+            name or made.__name__.lower(), version, tuple(inputs), tuple(outputs), make,
+            uncounted=tuple(uncounted), resources=resources, batch_size=batch_size, timeout_s=timeout_s,
+            expands=expands,
+        )  # fmt: skip
+
+    return decorate
+
+
+class Bound:
+    """Binds the settings of a function that takes a batch first."""
+
+    def __init__(self, function: Callable[..., pa.RecordBatch]) -> None:
+        self.function = function
+        settings = list(inspect.signature(function).parameters.values())[1:]
+        self.__signature__ = inspect.Signature(settings)
+
+    def __call__(self, **settings: Any) -> Function:
+        """Return the function of a batch alone."""
+        return lambda batch: self.function(batch, **settings)

@@ -1,0 +1,1 @@
+"""Topics: queues of clip ids between stages."""
