@@ -106,7 +106,7 @@ class Stage:
             return result
         if sorted(given) != sorted(got):
             raise StageError(
-                f"The stage {self.name} got {len(got)} clips and returned {len(given)} rows, not one for each."
+                f"The stage {self.name} got {len(got)} clips and returned {len(given)} rows, not one each."
             )
         places = {clip: place for place, clip in enumerate(given)}
         return result.take(pa.array([places[clip] for clip in got]))
