@@ -173,6 +173,8 @@ class EmulatedDevice:
             self.wait(WAITS[name])
         # A number on the CPU may meet any device, and indices may come from it.
         plain = [each for each in tensors if not isinstance(each, DeviceTensor) and each.dim()]
+        if any(each.device == DEVICE for each in plain):
+            raise DeviceError(f"{name} reads a tensor without data at {_place()}")
         if name.startswith(INDEXING):
             indices = [each for each in tree_leaves(args[1]) if isinstance(each, Tensor)]
             if any(each.dtype in (torch.bool, torch.uint8) for each in indices):
@@ -207,6 +209,8 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        if name in ("__getitem__", "__setitem__") and isinstance(args[0], DeviceTensor):
+            args = (args[0], _index(args[1]), *args[2:])
         if name in CONVERSIONS and args and isinstance(args[0], Tensor):
             return self._converted(name, args[0], args[1:], kwargs)
         target = kwargs.get("device")
@@ -259,6 +263,13 @@ class _ToHost(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
         return DeviceTensor(gradient)
+
+
+def _index(index: Any) -> Any:
+    """Make tensors of the lists of an index: torch would make them on `meta`, where they have no data."""
+    if isinstance(index, tuple):
+        return tuple(_index(each) for each in index)
+    return _real_tensor(index) if isinstance(index, list) else index
 
 
 def _held(value: Any) -> Any:

@@ -70,3 +70,13 @@ def test_mixed_devices_raise_and_waits_are_counted() -> None:
         assert out.detach().cpu().device.type == "cpu"
         assert out[out[:, 0] > 0].shape[1] == 2
         assert device.waits == {"item": 1, "copy to the host": 1, "index by a mask": 1}
+
+
+def test_a_list_as_index_reads_the_rows_it_names() -> None:
+    rows, without_data = torch.arange(6.0).reshape(3, 2), torch.empty(3, 2, device="meta")
+    with EmulatedDevice() as device:
+        chosen = rows.to(DEVICE)[[2, 0, 2]]
+        assert (chosen.device, device.waits["index from the host"]) == (DEVICE, 1)
+        assert chosen.cpu().tolist() == [[4, 5], [0, 1], [4, 5]]
+        with pytest.raises(DeviceError, match="without data"):
+            rows.to(DEVICE).add(without_data)
