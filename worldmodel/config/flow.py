@@ -1,0 +1,113 @@
+"""Settings of a data flow."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from worldmodel.config.literals import check_literals
+from worldmodel.errors import ConfigError
+
+PACKED = ("video", "text", "caption", "events", "actions", "latents", "text_states")
+
+
+@dataclass(frozen=True)
+class FlowSourceConfig:
+    """A list of clips to fetch."""
+
+    kind: str = "table"
+    """table (csv, jsonl or parquet with addresses), webdataset (tar shards), huggingface, or folder."""
+    path: str = ""
+    """The table, shards, dataset or folder; may be an address such as https:// or s3://."""
+    root: str = ""
+    """table: the folder or address to which its relative addresses belong; empty takes that of the table."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """table: its columns by content: address, text, licence, start, end, name and the fields of an action."""
+    preset: str = ""
+    """table: instead of `columns`, the name of a published one: webvid, panda70m or openvid."""
+    split: str = "train"
+    """huggingface: name of the split."""
+    licence: str = ""
+    """Licence of clips that name none themselves."""
+    limit: int = 0
+    """Number of clips to take; 0 takes all."""
+
+
+@dataclass(frozen=True)
+class FlowStageConfig:
+    """One stage of a flow; its name is the key in `stages`."""
+
+    function: str = ""
+    """Your own stage as `module:name`; empty takes the built-in one of this name."""
+    workers: int = 1
+    """Workers that run it."""
+    batch_size: int = 0
+    """Clips per call; 0 takes the stage's own."""
+    timeout_s: float = 0.0
+    """How long a call may take before its worker is killed; 0 takes the stage's own."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the stage."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "batch_size", "timeout_s"):
+            if getattr(self, name) < (name == "workers"):
+                least = int(name == "workers")
+                raise ConfigError(f"{name} of a stage is {getattr(self, name)}; use {least} or more.")
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """A data flow: sources, stages in their order, and where its parts are kept."""
+
+    folder: str = "runs/flow"
+    """Folder of the parts that have no address of their own."""
+    catalog: str = ""
+    """Database of the catalog: sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME; empty takes
+    `catalog.db` in `folder`."""
+    topics: str = ""
+    """Queues between stages: memory: (threads of one process), pulsar://HOST:PORT, or a database as in
+    `catalog`; empty takes the catalog's."""
+    buffer: str = ""
+    """Where results of stages are kept: a folder, s3://BUCKET/PATH, or lance:FOLDER; empty takes `buffer` in
+    `folder`."""
+    log: str = ""
+    """Where sealed segments are kept, which training reads: a folder or s3://BUCKET/PATH; empty takes `log`
+    in `folder`."""
+    executor: Literal["local", "ray", "spark"] = "local"
+    """What runs the stages: processes of this machine, Ray Data, or Spark."""
+    sources: dict[str, FlowSourceConfig] = field(default_factory=dict)
+    """Lists of clips by name."""
+    stages: dict[str, FlowStageConfig] = field(default_factory=dict)
+    """Stages by name, in the order in which clips pass them."""
+    pack: list[str] = field(default_factory=lambda: list(PACKED))
+    """Columns that are stored in segments, where a clip has them."""
+    segment_size: int = 64
+    """Clips in a segment: training can begin when the first is full, and shuffles within a segment."""
+    max_in_flight: int = 1024
+    """Clips that are listed and not yet packed or dropped, at most: it bounds all queues, disk and memory."""
+    max_lead: int = 0
+    """Segments that may be sealed ahead of the trainers that read; 0 does not wait for them."""
+    max_attempts: int = 3
+    """Attempts at a clip in a stage before it is a dead letter."""
+    retry_delay_s: float = 2.0
+    """Time before the second attempt; it doubles with every further one."""
+    lease_s: float = 30.0
+    """Time after which the work of a worker that has died is given to another."""
+
+    def __post_init__(self) -> None:
+        check_literals(self)
+        for name in ("segment_size", "max_attempts"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; use 1 or more.")
+        if self.max_in_flight < 2 * self.segment_size:
+            raise ConfigError(
+                f"max_in_flight is {self.max_in_flight}; use at least two segments, {2 * self.segment_size}."
+            )
+        if self.lease_s <= 0 or self.retry_delay_s < 0 or self.max_lead < 0:
+            raise ConfigError("lease_s must be above 0, and retry_delay_s and max_lead 0 or more.")
+
+    def place(self, name: str) -> str:
+        """Return where a part is: the address of the setting `catalog`, `buffer` or `log`."""
+        if address := getattr(self, name):
+            return address
+        folder = Path(self.folder).expanduser().absolute()
+        return f"sqlite:///{folder / 'catalog.db'}" if name == "catalog" else str(folder / name)

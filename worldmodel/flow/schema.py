@@ -1,0 +1,103 @@
+"""Tables of the catalog."""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData()
+
+clip = Table(
+    "clip",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("source", String(128), nullable=False),
+    Column("ordinal", BigInteger, nullable=False),  # position in the order of listing, over all sources
+    Column("sub", Integer, nullable=False, default=0),  # position among the clips made of the same one
+    Column("parent", String(64)),
+    Column("address", Text, nullable=False),
+    Column("licence", Text, nullable=False, default=""),
+    Column("start_s", Float),
+    Column("end_s", Float),
+    Column("row", JSON, nullable=False, default=dict),  # what its source says: text, actions, provenance
+    # The stage that it waits for, or `packed`, `dropped`, `dead` or `split`.
+    Column("state", String(64), nullable=False),
+    Column("listed_at", Float, nullable=False),
+    Index("clip_order", "ordinal", "sub"),
+    Index("clip_state", "state", "ordinal", "sub"),
+    Index("clip_parent", "parent"),
+)
+
+outcome = Table(
+    "outcome",
+    metadata,
+    Column("clip", String(64), primary_key=True),
+    Column("stage", String(64), primary_key=True),
+    Column("key", String(64), primary_key=True),
+    Column("state", String(16), nullable=False),  # done, dropped or dead
+    Column("reason", Text),
+    Column("values", JSON, nullable=False, default=dict),  # columns that are not binary
+    Column("place", Text),  # of the binary columns in the buffer
+    Column("seconds", Float, nullable=False, default=0.0),
+    Column("finished_at", Float, nullable=False),
+    Index("outcome_state", "stage", "key", "state"),
+)
+
+tally = Table(  # sums of outcomes, one row per worker: counting ten million rows takes seconds
+    "tally",
+    metadata,
+    Column("stage", String(64), primary_key=True),
+    Column("key", String(64), primary_key=True),
+    Column("owner", String(128), primary_key=True),
+    Column("done", BigInteger, nullable=False, default=0),
+    Column("dropped", BigInteger, nullable=False, default=0),
+    Column("dead", BigInteger, nullable=False, default=0),
+    Column("retried", BigInteger, nullable=False, default=0),
+    Column("added", BigInteger, nullable=False, default=0),  # clips that it made (split) or listed
+    Column("seconds", Float, nullable=False, default=0.0),
+    Column("updated_at", Float, nullable=False),
+)
+
+segment = Table(
+    "segment",
+    metadata,
+    Column("key", String(64), primary_key=True),  # of the chain of stages
+    Column("number", Integer, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("num_clips", Integer, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("last_ordinal", BigInteger, nullable=False),
+    Column("last_sub", Integer, nullable=False),
+    Column("index", JSON, nullable=False),  # what the segment's .json file holds
+    Column("sealed_at", Float, nullable=False),
+)
+
+listing = Table(
+    "listing",
+    metadata,
+    Column("source", String(128), primary_key=True),
+    Column("position", Integer, nullable=False),  # its place in the config
+    Column("rows", BigInteger, nullable=False, default=0),  # rows of the source that are listed
+    Column("finished", Integer, nullable=False, default=0),
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("key", String(64), nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("stages", JSON, nullable=False),  # names and keys, in order
+    Column("started_at", Float, nullable=False),
+    Column("seen_at", Float, nullable=False),
+    Column("error", Text),
+)
