@@ -1,4 +1,7 @@
-"""Tables of the catalog."""
+"""Tables of the flow's database, for SQLite and PostgreSQL: the catalog, and the messages of SQL topics.
+
+A change of a released table needs a revision in `migrations/versions`.
+"""
 
 from sqlalchemy import (
     JSON,
@@ -101,3 +104,28 @@ run = Table(
     Column("seen_at", Float, nullable=False),
     Column("error", Text),
 )
+
+message = Table(
+    "message",
+    metadata,
+    Column("topic", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("ordinal", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False, default=0),
+    # Set while it is claimed or delayed, in seconds since 1970 of the database's clock; null while it waits.
+    Column("hidden_since", Float),
+    Column("hidden_until", Float),
+    Column("owner", Text),
+    # Rows are deleted as fast as they come; the default waits until a fifth of the table is dead.
+    postgresql_with={"autovacuum_vacuum_scale_factor": 0.02},
+)
+_waits = message.c.hidden_until.is_(None)
+for name, condition, columns in (
+    ("message_waiting", _waits, ("ordinal", "key")),
+    ("message_hidden_until", ~_waits, ("hidden_until",)),
+    ("message_hidden_since", ~_waits, ("hidden_since",)),
+):
+    Index(
+        name, message.c.topic, *(message.c[column] for column in columns),
+        sqlite_where=condition, postgresql_where=condition,
+    )  # fmt: skip

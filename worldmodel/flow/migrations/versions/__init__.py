@@ -1,0 +1,1 @@
+"""Revisions of the schema, each of which changes the one before it."""
