@@ -81,9 +81,11 @@ async def compare(args: argparse.Namespace) -> dict[str, Way]:
 
     engines: list[Engine] = [InProcessEngine(backbone, compute)]
     if importlib.util.find_spec("vllm"):
+        from worldmodel.serving.engine.limits import EngineLimits
         from worldmodel.serving.engine.vllm_engine import VllmEngine
 
-        engines.append(await VllmEngine.start(folder))
+        limits = EngineLimits(torch.float32, 4096, kv_bytes=2**30, max_sessions=16)
+        engines.append(await VllmEngine.start(folder, limits=limits))
     ways = {engine.name: Way(engine.predict_states, engine.name == "vllm") for engine in engines}
     ways["no cache, batch 1"] = Way(uncached)
     for repeat in range(args.num_samples + 1):

@@ -62,7 +62,7 @@ class Metrics:
         """Read statistics of the service and the number of live worlds at every scrape."""
 
         def kv_per_session() -> float:
-            return stats().get("kv_bytes", 0.0) / max(1, num_worlds())
+            return stats().get("kv_bytes", 0.0) / num_worlds() if num_worlds() else 0.0
 
         def occupancy() -> float:
             now = stats()

@@ -21,9 +21,11 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys, check_bind
 from worldmodel.serving.connections import IdleConnections
+from worldmodel.serving.engine import limits as engine_limits
 from worldmodel.serving.engine.batching import Compute
+from worldmodel.serving.engine.limits import EngineLimits
 from worldmodel.serving.engine.local import Engine, InProcessEngine
-from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.settings import EngineOptions, ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
 MAX_CONNECTIONS = 1024
@@ -39,6 +41,7 @@ async def serve(
     engine: str = "auto",
     device: str | None = None,
     adapters: Mapping[str, Path] | None = None,
+    options: EngineOptions | None = None,
 ) -> None:
     """Load a model and serve it until a signal stops the server.
 
@@ -50,9 +53,11 @@ async def serve(
         engine: auto, vllm or in-process.
         device: Device of the model; None takes CUDA where it is available.
         adapters: Folders of LoRA adapters by the name under which requests select them.
+        options: Settings of the engine.
 
     Raises:
-        ConfigError: other machines could reach the address and there is no API key.
+        ConfigError: other machines could reach the address and there is no API key, or the engine cannot
+            hold the sessions of the model.
         ModelError: the model or an adapter cannot be loaded.
         OutputError: the address or the data folder cannot be used.
         SystemExit: the engine has failed; the exit code is 1, so that a supervisor starts the server again.
@@ -64,8 +69,12 @@ async def serve(
     with _bind(host, port) as listener:
         model = WorldModel.from_pretrained(name_or_path, device=_resolve_device(device))
         compute = Compute()
-        runner = await _start_engine(engine, folder, model, compute, adapters or {})
-        service = WorldService(model, runner, compute=compute)
+        options = options or EngineOptions()
+        if engine == "auto":
+            engine = "vllm" if importlib.util.find_spec("vllm") is not None else "in-process"
+        limits = engine_limits.resolve(options, model, engine)
+        runner = await _start_engine(engine, folder, model, compute, adapters or {}, options, limits)
+        service = WorldService(model, runner, compute=compute, max_batch=limits.max_sessions)
         try:
             app = create_app(service, config)
         except OutputError:
@@ -78,6 +87,7 @@ async def serve(
             f"serving {config.model_name} on {address} "
             f"(engine: {runner.name}, device: {model.device.type}, "
             f"{f'keys: {len(keys)}' if len(keys) else 'no key: local requests only'})\n"
+            f"engine: {limits}\n"
             f"play: {address}/play   schema: {address}/openapi.json   stop: Ctrl-C"
         )
         await server.serve(sockets=[listener])
@@ -86,13 +96,27 @@ async def serve(
 
 
 async def _start_engine(
-    name: str, folder: Path, model: WorldModel, compute: Compute, adapters: Mapping[str, Path]
+    name: str,
+    folder: Path,
+    model: WorldModel,
+    compute: Compute,
+    adapters: Mapping[str, Path],
+    options: EngineOptions,
+    limits: EngineLimits,
 ) -> Engine:
-    if name == "vllm" or (name == "auto" and importlib.util.find_spec("vllm") is not None):
+    if name == "vllm":
         from worldmodel.serving.engine.vllm_engine import VllmEngine
 
-        return await VllmEngine.start(folder / "backbone", adapters=adapters)
-    return InProcessEngine(model.backbone, compute, adapters)
+        return await VllmEngine.start(
+            folder / "backbone",
+            adapters=adapters,
+            limits=limits,
+            tensor_parallel_size=options.tensor_parallel_size,
+            quantization=options.quantization,
+            enforce_eager=options.enforce_eager,
+        )
+    model.backbone.model.to(limits.dtype)  # type: ignore[arg-type]
+    return InProcessEngine(model.backbone, compute, adapters, limits.kv_bytes, limits.max_model_len)
 
 
 def _resolve_device(name: str | None) -> torch.device:

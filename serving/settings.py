@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from worldmodel.serving.auth import Keys
@@ -55,3 +55,23 @@ class ServerConfig:
     """Concurrent requests of one key."""
     drain_timeout_s: float = 30.0
     """Time for unfinished work when the server is stopped."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Settings of the engine that runs the backbone; `engine.limits` derives those that are None."""
+
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Data type of the backbone's weights, keys and values; by default that of the model."""
+    max_model_len: int | None = None
+    """Longest history of a session, in positions; by default the longest that the model can have."""
+    kv_cache_memory: int | None = None
+    """Memory for keys and values, as 8GiB or 512MiB; by default what `max_sessions` histories need."""
+    max_sessions: int | None = None
+    """Sessions whose keys and values are kept, and the largest batch; by default 16, or as many as fit."""
+    tensor_parallel_size: int = 1
+    """GPUs among which vLLM divides the backbone."""
+    quantization: str | None = None
+    """Quantization of the backbone by vLLM, such as fp8."""
+    enforce_eager: bool = True
+    """Whether vLLM runs without CUDA graphs."""

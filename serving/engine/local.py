@@ -15,6 +15,7 @@ from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.rollout import LocalEngine
 from worldmodel.serving.engine.batching import Batcher, Compute
+from worldmodel.serving.engine.limits import check_length
 
 
 class Engine(Protocol):
@@ -63,8 +64,9 @@ class InProcessEngine:
         compute: Compute,
         adapters: Mapping[str, Path] | None = None,
         max_cache_bytes: int = 2**29,
+        max_model_len: int | None = None,
     ) -> None:
-        self.backbone, self._compute = backbone, compute
+        self.backbone, self._compute, self._max_model_len = backbone, compute, max_model_len
         self.adapters = tuple(adapters or ())
         self._lora = lora.attach(backbone.model, adapters).eval() if adapters else None
         # Keys and values depend on the weights, so every adapter has its own cache.
@@ -75,7 +77,13 @@ class InProcessEngine:
     async def predict_states(
         self, history: History, num_queries: int, adapter: str | None = None
     ) -> Float[Tensor, "n d"]:
-        """Return the hidden states at the query positions of a history's newest round."""
+        """Return the hidden states at the query positions of a history's newest round.
+
+        Raises:
+            InputError: there is no such adapter.
+            UnavailableError: the history is longer than `max_model_len`.
+        """
+        check_length(sum(map(len, history)), self._max_model_len)
         return await self._states((history, num_queries, known(adapter, self.adapters)))
 
     async def generate_text(

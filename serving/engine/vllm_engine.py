@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -28,17 +28,16 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from worldmodel.errors import InputError, ModelError
+from worldmodel.errors import ModelError
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.models.loading.pretrained import first_line
+from worldmodel.serving.engine.limits import BLOCK, EngineLimits, check_length
 from worldmodel.serving.engine.local import known
 from worldmodel.serving.engine.vllm_plugin import SERVER
 from worldmodel.serving.errors import UnavailableError
 
 VERSION = "0.32."
 """vLLM release that `vllm_worker` supports."""
-BLOCK = 32
-"""Block size of the KV cache, in positions; attention on CPUs requires multiples of 32."""
 MAX_BATCHED_POSITIONS = 2048
 """New positions per step; adapter weights are gathered per position, so memory grows with it."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -59,7 +58,6 @@ OPTIONS: dict[str, Any] = {
     "generation_config": "vllm",  # ignore the defaults in the folder
     "enable_prompt_embeds": True,
     "enable_prefix_caching": True,
-    "enforce_eager": True,
     "async_scheduling": False,  # `vllm_worker` reads the state of a step before the next one starts
     "disable_log_stats": True,
 }
@@ -94,20 +92,21 @@ class VllmEngine:
         backbone_folder: str | Path,
         *,
         adapters: Mapping[str, Path] | None = None,
-        dtype: Literal["float32", "bfloat16"] = "float32",
-        max_model_len: int = 4096,
-        kv_cache_gib: float = 1,
-        max_sessions: int = 16,
+        limits: EngineLimits,
+        tensor_parallel_size: int = 1,
+        quantization: str | None = None,
+        enforce_eager: bool = True,
     ) -> "VllmEngine":
         """Load a backbone into vLLM; takes half a minute, during which the event loop is blocked.
 
         Args:
             backbone_folder: The `backbone` folder of a saved model, as transformers wrote it.
             adapters: Folders of LoRA adapters written by peft, by name.
-            dtype: In float32, states agree with the in-process engine to 1e-4.
-            max_model_len: Maximum length of a history, or of prefix and text, in positions.
-            kv_cache_gib: Size of the KV cache, allocated at the start.
-            max_sessions: Maximum number of requests in a batch.
+            limits: Size of the KV cache, which is allocated at the start, and of batches and histories. In
+                float32, states agree with the in-process engine to 1e-4.
+            tensor_parallel_size: GPUs among which the backbone is divided.
+            quantization: One of vLLM's methods, such as fp8.
+            enforce_eager: Whether to run without CUDA graphs.
 
         Raises:
             ModelError: the backbone or an adapter cannot be loaded, or the version of vLLM is not supported.
@@ -126,14 +125,16 @@ class VllmEngine:
             name: LoRARequest(name, number, str(path))
             for number, (name, path) in enumerate((adapters or {}).items(), 1)
         }
-        kv_bytes = int(kv_cache_gib * 2**30)
         _prepare_environment()
         options = dict(
             model=str(folder),
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_sessions,
-            kv_cache_memory_bytes=kv_bytes,
+            dtype=str(limits.dtype).removeprefix("torch."),
+            max_model_len=limits.max_model_len,
+            max_num_seqs=limits.max_sessions,
+            kv_cache_memory_bytes=limits.kv_bytes,
+            tensor_parallel_size=tensor_parallel_size,
+            quantization=quantization,
+            enforce_eager=enforce_eager,
             worker_cls=_worker(),
             **_adapter_options(lora),
         )
@@ -144,7 +145,7 @@ class VllmEngine:
             raise ModelError(
                 f"vLLM cannot serve the backbone in {str(folder)!r}; see its log: {first_line(error)}"
             ) from None
-        engine = cls(llm, tokenizer, lora, getattr(torch, dtype), kv_bytes)
+        engine = cls(llm, tokenizer, lora, limits.dtype, limits.kv_bytes)
         for name, request in lora.items():
             try:
                 await llm.add_lora(request)
@@ -166,8 +167,8 @@ class VllmEngine:
         """Return the hidden states at the last `num_queries` positions of a history.
 
         Raises:
-            InputError: the history is longer than the engine allows, or there is no such adapter.
-            UnavailableError: the engine stopped.
+            InputError: there is no such adapter.
+            UnavailableError: the history is longer than the engine allows, or the engine stopped.
         """
         embeds = self._embeds(torch.cat(history))
         states: list[Tensor] = []
@@ -197,8 +198,8 @@ class VllmEngine:
         """Greedily continue a prefix with text, as `Backbone.decode_text` does.
 
         Raises:
-            InputError: the prefix is longer than the engine allows, or there is no such adapter.
-            UnavailableError: the engine stopped.
+            InputError: there is no such adapter.
+            UnavailableError: the prefix is longer than the engine allows, or the engine stopped.
         """
         params = SamplingParams(
             max_tokens=max_tokens,
@@ -233,11 +234,7 @@ class VllmEngine:
             self._llm.shutdown = lambda timeout=None: None  # type: ignore[method-assign]
 
     def _embeds(self, embeds: Tensor) -> Tensor:
-        if len(embeds) >= self._max_model_len:
-            raise InputError(
-                f"A sequence of {len(embeds)} positions is too long for this engine; "
-                f"raise max_model_len (it is {self._max_model_len})."
-            )
+        check_length(len(embeds) + 1, self._max_model_len)  # a token follows every sequence
         return embeds.detach().to("cpu", self._dtype)
 
     async def _request(

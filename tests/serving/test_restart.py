@@ -182,6 +182,15 @@ def number(client: httpx.Client, name: str) -> float:
         (["--keys-file", "nowhere.txt"], "cannot be read"),
         (["--port", "99999"], "--port"),
         (["--device", "nowhere"], "nowhere"),
+        (["--kv-cache-memory", "4 litres"], "4 litres"),
+        (["--max-model-len", "0"], "--max-model-len"),
+        (["--max-model-len", "100"], "157 positions (3 rounds of 52"),
+        (["--kv-cache-memory", "64KiB", "--dtype", "bfloat16"], "one session of 530 positions"),
+        (["--tensor-parallel-size", "2", "--engine", "in-process"], "--engine vllm"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--config", "unknown.yaml"], "'colour'"),
+        (["--config", "options.yaml"], "nowhere"),
+        (["--config", "options.yaml", "--device", "cpu"], "but the longest that fit are 99"),
     ],
 )
 def test_command_line_errors(
@@ -194,6 +203,8 @@ def test_command_line_errors(
 ) -> None:
     monkeypatch.delenv("WORLDMODEL_API_KEYS", raising=False)
     monkeypatch.chdir(tmp_path)
+    Path("options.yaml").write_text("device: nowhere\nmax_model_len: 99\nenforce-eager: true\n", "utf-8")
+    Path("unknown.yaml").write_text("colour: blue\n", "utf-8")
     assert main(["serve", str(model_folder), "--port", "0", *options]) == 2
     error = capsys.readouterr().err
     assert named in error

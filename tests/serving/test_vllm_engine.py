@@ -25,6 +25,7 @@ from worldmodel.errors import InputError, ModelError
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.rollout import LocalEngine
+from worldmodel.serving.engine.limits import EngineLimits
 from worldmodel.serving.errors import UnavailableError
 
 pytest.importorskip("vllm")
@@ -34,6 +35,7 @@ from worldmodel.serving.engine.vllm_engine import BLOCK, VllmEngine
 WIDTH, NUM_QUERIES, ROUND, MAX_LENGTH = 64, 40, 90, 1024
 """Queries span more than a block, and rounds end anywhere within one."""
 ADAPTERS = ("calm", "storm")
+LIMITS = EngineLimits(torch.float32, MAX_LENGTH, kv_bytes=2**28, max_sessions=16)
 TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
 
 SERVER = """
@@ -121,9 +123,7 @@ def run() -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path, adapted: SimpleNamespace, run: Run) -> Iterator[VllmEngine]:
-    started = run(
-        VllmEngine.start(folder, adapters=adapted.folders, max_model_len=MAX_LENGTH, kv_cache_gib=0.25)
-    )
+    started = run(VllmEngine.start(folder, adapters=adapted.folders, limits=LIMITS))
     yield started
     run(started.close())
 
@@ -248,19 +248,19 @@ def test_cancelled_request_is_aborted(engine: VllmEngine, backbone: Backbone, ru
 def test_unsupported_requests_and_adapters_are_rejected(
     engine: VllmEngine, folder: Path, run: Run, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="max_model_len"):
+    with pytest.raises(UnavailableError, match="max_model_len 1024"):
         run(engine.predict_states(parts(12), NUM_QUERIES))
     with pytest.raises(InputError, match="angry"):
         run(engine.generate_text(parts(1)[0], 4, "angry"))
     with pytest.raises(ModelError, match="backbone"):
-        run(VllmEngine.start(tmp_path / "nowhere"))
+        run(VllmEngine.start(tmp_path / "nowhere", limits=LIMITS))
     with pytest.raises(ModelError, match="adapter_model"):
-        run(VllmEngine.start(folder, adapters={"calm": tmp_path}))
+        run(VllmEngine.start(folder, adapters={"calm": tmp_path}, limits=LIMITS))
     save_file(
         {"base_model.lm_head.lora_A.weight": torch.zeros(4, WIDTH)}, tmp_path / "adapter_model.safetensors"
     )
     with pytest.raises(ModelError, match="lm_head"):
-        run(VllmEngine.start(folder, adapters={"calm": tmp_path}))
+        run(VllmEngine.start(folder, adapters={"calm": tmp_path}, limits=LIMITS))
 
 
 def test_engine_exits_with_a_killed_server() -> None:

@@ -12,6 +12,7 @@ from worldmodel.models.backbone.causal_lm import Backbone
 
 pytest.importorskip("vllm")
 
+from worldmodel.serving.engine.limits import EngineLimits
 from worldmodel.serving.engine.vllm_engine import VllmEngine
 
 WIDTH, NUM_QUERIES, ROUND = 64, 20, 60
@@ -41,8 +42,10 @@ def test_states_and_text_match_transformers(
         expected = backbone(torch.cat(history)[None])[0, -NUM_QUERIES:]
     said = backbone.decode_text(history[0][None], backbone.new_cache(), 12)[0]
 
+    limits = EngineLimits(torch.float32, 512, kv_bytes=10**8, max_sessions=16)
+
     async def compare() -> None:
-        engine = await VllmEngine.start(tmp_path, max_model_len=512, kv_cache_gib=0.1)
+        engine = await VllmEngine.start(tmp_path, limits=limits)
         try:
             for rounds in (2, 3):  # the second time on top of what is cached
                 states = await engine.predict_states(history[:rounds], NUM_QUERIES)

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import importlib.util
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from worldmodel.cli.config import field_docs
 from worldmodel.cli.parser import MODEL_HELP, Parser
 from worldmodel.errors import ConfigError, InputError, ModelError
-from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.settings import EngineOptions, ServerConfig
 
 LIMITS = {
     field.name: field.default for field in fields(ServerConfig) if isinstance(field.default, int | float)
@@ -21,7 +22,7 @@ LIMITS = {
 
 def main(argv: list[str]) -> None:
     """Serve a model until SIGTERM or SIGINT."""
-    args = _parser().parse_args(argv)
+    args = _parse(argv)
     if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
         raise ConfigError("`worldmodel serve` needs extra packages; run pip install 'worldmodel[serve]'.")
     if not 0 <= args.port <= 65535:
@@ -39,7 +40,46 @@ def main(argv: list[str]) -> None:
 
     quiet_transformers()
     config = ServerConfig(args.name or "", Path(args.data_dir), Keys.load(args.keys_file), **limits)
-    asyncio.run(serve(args.model, config, args.host, args.port, args.engine, args.device, adapters))
+    options = _engine_options(args)
+    asyncio.run(serve(args.model, config, args.host, args.port, args.engine, args.device, adapters, options))
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    """Parse the command line; what it does not set is taken from `--config`."""
+    parser = _parser()
+    path = parser.parse_args(argv).config
+    if path is None:
+        return parser.parse_args(argv)
+    values = _read_config(path)
+    known = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
+    lines: list[str] = []
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{path} sets {name!r}, which is not an option of `worldmodel serve`.")
+        option = known[name].option_strings
+        if isinstance(value, bool):
+            lines.append(option[0] if value else f"--no-{option[0].removeprefix('--')}")
+        elif option:
+            for each in value if isinstance(value, list) else [value]:
+                lines += [option[0], str(each)]
+        else:
+            parser.set_defaults(**{name: value})
+    return parser.parse_args([*lines, *argv])
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    """Read a YAML file whose keys are the options, written with underscores."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text("utf-8")) or {}
+    except (OSError, ValueError, yaml.YAMLError):
+        raise ConfigError(
+            f"The config file {path!r} cannot be read; write YAML, such as port: 8000."
+        ) from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"The config file {path!r} is not a mapping; write YAML, such as port: 8000.")
+    return {str(name).replace("-", "_"): value for name, value in values.items() if value is not None}
 
 
 def _parser() -> Parser:
@@ -78,6 +118,8 @@ def _parser() -> Parser:
         help="folder for generated videos (default: %(default)s)",
     )
     parser.add_argument("--keys-file", metavar="FILE", help="file with one API key per line")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of these options; the command line wins")
+    _add_engine_options(parser)
     limits = parser.add_argument_group("limits")
     descriptions = field_docs(ServerConfig)
     for name, default in LIMITS.items():
@@ -89,6 +131,43 @@ def _parser() -> Parser:
             help=f"{descriptions[name].rstrip('.')} (default: %(default)s)",
         )
     return parser
+
+
+def _add_engine_options(parser: Parser) -> None:
+    group, docs = parser.add_argument_group("engine"), field_docs(EngineOptions)
+    options: dict[str, dict[str, Any]] = {
+        "dtype": {"choices": ("float32", "bfloat16")},
+        "max_model_len": {"type": int, "metavar": "N"},
+        "kv_cache_memory": {"type": num_bytes, "metavar": "SIZE"},
+        "max_sessions": {"type": int, "metavar": "N"},
+        "tensor_parallel_size": {"type": int, "metavar": "N", "default": 1},
+        "quantization": {"metavar": "METHOD"},
+        "enforce_eager": {"action": argparse.BooleanOptionalAction, "default": True},
+    }
+    for name, values in options.items():
+        group.add_argument(f"--{name.replace('_', '-')}", help=docs[name].rstrip("."), **values)
+
+
+def _engine_options(args: argparse.Namespace) -> EngineOptions:
+    for name in ("max_model_len", "kv_cache_memory", "max_sessions", "tensor_parallel_size"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; use 1 or more.")
+    return EngineOptions(**{field.name: getattr(args, field.name) for field in fields(EngineOptions)})
+
+
+def num_bytes(size: str) -> int:
+    """Return a size such as 8GiB, 512MiB or 1073741824 in bytes.
+
+    Raises:
+        InputError: it is not a size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]i?B)?", size.strip(), re.IGNORECASE)
+    if found is None:
+        raise InputError(f"{size!r} is not a size; write it as 8GiB or 512MiB.")
+    unit = (found[2] or "").upper()
+    power = "KMGT".index(unit[0]) + 1 if unit else 0
+    return int(float(found[1]) * (1024 if "I" in unit else 1000) ** power)
 
 
 def _adapters(given: Sequence[str]) -> dict[str, Path]:
