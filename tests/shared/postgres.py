@@ -1,8 +1,6 @@
 """A PostgreSQL server of a test's own, from a wheel that carries one."""
 
-import os
 import shutil
-import signal
 import tempfile
 import uuid
 import warnings
@@ -29,7 +27,11 @@ class PostgresServer:
 
     def kill(self) -> None:
         """Kill the server without warning, as a machine that runs out of memory does."""
-        os.kill(self.server.get_pid(), signal.SIGKILL)
+        psutil = pytest.importorskip("psutil")
+        postmaster = psutil.Process(self.server.get_pid())
+        sessions = postmaster.children()
+        postmaster.kill()
+        psutil.wait_procs([postmaster, *sessions], timeout=30)  # its memory is in use until they notice
         self.wheel.PostgresServer._instances.clear()
 
     def stop(self) -> None:
