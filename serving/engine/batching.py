@@ -1,8 +1,13 @@
 """The thread that runs the model, and dynamic batching of requests that arrive while it is busy."""
 
 import asyncio
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -11,39 +16,65 @@ import torch
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+PREPARE, PREDICT, CONDITION, DENOISE = range(4)
+"""Stages of a round. Earlier ones go first, so that worlds which are behind join the batches of others."""
+HEAD_START_S = 0.25
+"""Time by which a stage may overtake the next one; beyond it, calls run in order of arrival."""
+
 
 class Compute:
-    """Runs functions in one thread in order of arrival, so that one call at a time uses the device."""
+    """Runs calls in one thread, so that one at a time uses the device: earlier stages first, then by age."""
 
-    def __init__(self) -> None:
+    def __init__(self, head_start_s: float = HEAD_START_S) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._head_start_s, self._order, self._lock = head_start_s, itertools.count(), threading.Lock()
+        self._calls: list[tuple[float, int, Future[Any], Callable[[], Any]]] = []
 
-    async def run(self, function: Callable[..., Result], *args: Any) -> Result:
+    async def run(self, function: Callable[..., Result], *args: Any, stage: int = PREPARE) -> Result:
         """Run `function(*args)` without gradients and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, partial(_no_grad, function, *args)
-        )
+        future: Future[Result] = Future()
+        due = time.monotonic() + stage * self._head_start_s
+        with self._lock:
+            heapq.heappush(self._calls, (due, next(self._order), future, partial(function, *args)))
+        self._pool.submit(self._run_next)
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Wait for the running call and cancel the queued ones."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for _, _, future, _ in self._calls:
+            future.cancel()
 
-
-def _no_grad(function: Callable[..., Result], *args: Any) -> Result:
-    with torch.no_grad():
-        return function(*args)
+    def _run_next(self) -> None:
+        with self._lock:
+            _, _, future, call = heapq.heappop(self._calls)
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            with torch.no_grad():
+                result = call()
+        except BaseException as error:  # raised for the caller
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
 
 class Batcher(Generic[Item, Result]):
-    """Collects items while the model is busy and runs all waiting ones as one batch.
+    """Collects items and runs those that wait when the thread gets to them as one batch.
 
-    Items whose caller is cancelled before the batch starts are dropped. An error is raised for every caller
-    of the batch.
+    Items whose caller is cancelled before that are dropped. An error is raised for every caller of the batch;
+    one that is returned as a result, for the caller of its item.
     """
 
-    def __init__(self, compute: Compute, run: Callable[[Sequence[Item]], Sequence[Result]]) -> None:
-        self._compute, self._run = compute, run
-        self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+    def __init__(
+        self,
+        compute: Compute,
+        run: Callable[[Sequence[Item]], Sequence[Result | Exception]],
+        stage: int,
+        max_batch: int = 64,
+    ) -> None:
+        self._compute, self._function, self._stage, self._max_batch = compute, run, stage, max_batch
+        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()  # shared with the thread
         self._worker: asyncio.Task[None] | None = None
 
     async def __call__(self, item: Item) -> Result:
@@ -58,17 +89,26 @@ class Batcher(Generic[Item, Result]):
         # Callers that are ready in this iteration of the event loop join the first batch.
         await asyncio.sleep(0)
         while self._waiting:
-            batch = [pair for pair in self._waiting if not pair[1].done()]
-            self._waiting.clear()
-            if not batch:
-                continue
+            futures: list[asyncio.Future[Result]] = []
+            results: Sequence[Result | Exception]
             try:
-                results = await self._compute.run(self._run, [item for item, _ in batch])
+                results = await self._compute.run(self._run, futures, stage=self._stage)
             except Exception as error:  # raised for every caller of the batch
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            for (_, future), result in zip(batch, results, strict=True):
-                if not future.done():
+                results = [error] * len(futures)
+            for future, result in zip(futures, results, strict=True):
+                if future.done():
+                    continue
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
                     future.set_result(result)
+
+    def _run(self, futures: list[asyncio.Future[Result]]) -> Sequence[Result | Exception]:
+        """Run the waiting items, in the thread; their futures are added to `futures`."""
+        items: list[Item] = []
+        while self._waiting and len(items) < self._max_batch:
+            item, future = self._waiting.popleft()
+            if not future.done():
+                items.append(item)
+                futures.append(future)
+        return self._function(items) if items else []

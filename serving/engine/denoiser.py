@@ -1,13 +1,14 @@
 """The denoising loop of a server: chunks of all worlds join and leave between steps."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import VideoGenerator
-from worldmodel.serving.engine.batching import Compute
+from worldmodel.serving.engine.batching import DENOISE, Compute
 
 Progress = Callable[[int, int], None]
 """Called with (finished steps, all steps) after every step."""
@@ -44,7 +45,8 @@ class DenoisingLoop:
         self._denoiser: Denoiser[Condition] = Denoiser(generator)
         self._compute, self.max_batch = compute, max_batch
         self.occupancy = Occupancy()
-        self._jobs: list[Job] = []
+        self._jobs: list[Job] = []  # shared with the thread
+        self._lock = threading.Lock()
         self._loop: asyncio.Task[None] | None = None
 
     async def run(self, chunk: Chunk[Condition], on_progress: Progress | None = None) -> None:
@@ -52,16 +54,17 @@ class DenoisingLoop:
         if chunk.finished:
             return
         job = Job(chunk, asyncio.get_running_loop().create_future(), on_progress)
-        self._jobs.append(job)
+        with self._lock:
+            self._jobs.append(job)
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run())
         await job.done
 
     async def _run(self) -> None:
-        while self._drop_finished():
-            jobs = self._next_batch()
+        while self._jobs:
+            jobs: list[Job] = []
             try:
-                await self._compute.run(self._step, jobs)
+                await self._compute.run(self._step, jobs, stage=DENOISE)
             except Exception as error:  # raised for the callers of these chunks
                 for job in jobs:
                     if not job.done.done():
@@ -75,23 +78,25 @@ class DenoisingLoop:
                 if job.chunk.finished:
                     job.done.set_result(None)
 
-    def _drop_finished(self) -> bool:
-        """Drop finished and cancelled jobs; return whether any are left."""
-        self.occupancy.cancelled += sum(job.done.cancelled() for job in self._jobs)
-        self._jobs = [job for job in self._jobs if not job.done.done()]
-        return bool(self._jobs)
+    def _step(self, jobs: list[Job]) -> None:
+        """Choose a batch and denoise it by one step, in the thread; its jobs are added to `jobs`."""
+        with self._lock:
+            self.occupancy.cancelled += sum(job.done.cancelled() for job in self._jobs)
+            self._jobs = [job for job in self._jobs if not (job.done.done() or job.chunk.finished)]
+            jobs += self._next_batch()
+        if jobs:
+            self._denoiser.step([job.chunk for job in jobs])
+            self.occupancy.steps += 1
+            self.occupancy.rows += len(jobs)
+            self.occupancy.last_rows = len(jobs)
 
     def _next_batch(self) -> list[Job]:
         """Take jobs of the same shape as the oldest, and move them to the end of the queue."""
+        if not self._jobs:
+            return []
         shape = self._jobs[0].chunk.shape
         jobs = [job for job in self._jobs if job.chunk.shape == shape][: self.max_batch]
         if len(jobs) < len(self._jobs):
             chosen = {job.chunk.serial for job in jobs}
             self._jobs = [job for job in self._jobs if job.chunk.serial not in chosen] + jobs
         return jobs
-
-    def _step(self, jobs: Sequence[Job]) -> None:
-        self._denoiser.step([job.chunk for job in jobs])
-        self.occupancy.steps += 1
-        self.occupancy.rows += len(jobs)
-        self.occupancy.last_rows = len(jobs)

@@ -14,7 +14,7 @@ from worldmodel.models import lora
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.rollout import LocalEngine
-from worldmodel.serving.engine.batching import Batcher, Compute
+from worldmodel.serving.engine.batching import DENOISE, PREDICT, Batcher, Compute
 from worldmodel.serving.engine.limits import check_length
 
 
@@ -72,7 +72,7 @@ class InProcessEngine:
         # Keys and values depend on the weights, so every adapter has its own cache.
         share = max_cache_bytes // (1 + len(self.adapters))
         self._engines = {name: LocalEngine(backbone, share) for name in (None, *self.adapters)}
-        self._states = Batcher(compute, self._predict)
+        self._states = Batcher(compute, self._predict, PREDICT)
 
     async def predict_states(
         self, history: History, num_queries: int, adapter: str | None = None
@@ -94,7 +94,7 @@ class InProcessEngine:
         tokens: list[int] = []
         cache, embeds = self.backbone.new_cache(), prefix[None]
         while len(tokens) < max_tokens:
-            token = await self._compute.run(self._next_token, embeds, cache, adapter)
+            token = await self._compute.run(self._next_token, embeds, cache, adapter, stage=DENOISE)
             if token == self.backbone.end:
                 break
             tokens.append(token)

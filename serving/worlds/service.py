@@ -27,7 +27,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.round import RoundInputs, SamplingParams, finish, prepare, start_chunks
 from worldmodel.rollout.session import read_question, transition
 from worldmodel.rollout.state import WorldState, newest_observation
-from worldmodel.serving.engine.batching import Batcher, Compute
+from worldmodel.serving.engine.batching import CONDITION, DENOISE, PREPARE, Batcher, Compute
 from worldmodel.serving.engine.denoiser import DenoisingLoop, Progress
 from worldmodel.serving.engine.local import Engine, InProcessEngine, known
 from worldmodel.types import WHAT_HAPPENED, Action
@@ -69,8 +69,9 @@ class WorldService:
         self.engine: Engine = engine or InProcessEngine(model.backbone, self.compute)
         self.denoising = DenoisingLoop(model.generator, self.compute, max_batch)
         self.max_rounds, self.max_snapshots = max_rounds, max_snapshots
-        self._condition = Batcher(self.compute, self._conditions)
-        self._finish = Batcher(self.compute, self._finished)
+        self._prepare = Batcher(self.compute, self._prepared, PREPARE, max_batch)
+        self._start = Batcher(self.compute, self._started, CONDITION, max_batch)
+        self._finish = Batcher(self.compute, self._finished, DENOISE, max_batch)
 
     async def start(
         self,
@@ -139,11 +140,10 @@ class WorldService:
         Raises:
             InputError: the model does not take such an action.
         """
-        inputs = await self.compute.run(prepare, self.model, [state], [action])
+        inputs = await self._prepare((state, action))
         num_queries = self.model.config.num_queries
         states = await self.engine.predict_states(inputs.histories[0], num_queries, settings.adapter)
-        condition = await self._condition((states[None].to(state.context), state.context, action))
-        (chunk,) = await self.compute.run(start_chunks, self.model, inputs, condition, settings.params)
+        chunk = await self._start((inputs, states[None].to(state.context), settings.params))
         await self.denoising.run(chunk, on_progress)
         return await self._finish((inputs, chunk))
 
@@ -168,10 +168,22 @@ class WorldService:
         blank = WorldState.blank(self.model, seeds)
         return await self.play(settings, blank, Action.of(description))
 
-    def _conditions(self, rows: Sequence[tuple[Tensor, Tensor, Action]]) -> list[Condition]:
-        states, contexts, actions = zip(*rows, strict=True)
-        condition = self.model.condition(torch.cat(states), torch.cat(contexts), actions)
-        return batch.split(condition, [1] * len(rows))
+    def _prepared(self, rows: Sequence[tuple[WorldState, Action]]) -> Sequence[RoundInputs | Exception]:
+        try:
+            return prepare(self.model, *zip(*rows, strict=True)).split()
+        except InputError as error:
+            if len(rows) == 1:
+                return [error]
+            return [result for row in rows for result in self._prepared([row])]  # the others are valid
+
+    def _started(self, rows: Sequence[tuple[RoundInputs, Tensor, SamplingParams]]) -> list[Chunk[Condition]]:
+        inputs = RoundInputs.join([row for row, _, _ in rows])
+        states = torch.cat([states for _, states, _ in rows])
+        conditions = batch.split(self.model.condition(states, inputs.context, inputs.actions), inputs.sizes)
+        return [
+            start_chunks(self.model, row, condition, params)[0]
+            for (row, _, params), condition in zip(rows, conditions, strict=True)
+        ]
 
     def _finished(self, rows: Sequence[tuple[RoundInputs, Chunk[Condition]]]) -> list[WorldState]:
         """Finish rounds as batches: one of worlds that start from a description, one of all others."""

@@ -1,7 +1,8 @@
 """Live worlds: batched results match single sessions; failed calls keep the state."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import InputError
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.engine.batching import Compute
+from worldmodel.serving.engine.batching import CONDITION, Batcher, Compute
 from worldmodel.serving.engine.denoiser import DenoisingLoop
 from worldmodel.serving.worlds.service import WorldService
 
@@ -114,7 +115,86 @@ def test_overlapping_chunks_share_batches_and_equal_a_session(
         assert all(close(clip, session.step(action)) for clip, action in zip(clips, ACTIONS, strict=True))
 
 
-def test_cancellation_within_one_step_keeps_the_state(model: WorldModel, image: np.ndarray) -> None:
+def test_a_batch_is_taken_when_the_thread_reaches_it() -> None:
+    batches: list[list[int]] = []
+
+    def double(items: Sequence[int]) -> list[int]:
+        batches.append(list(items))
+        return [2 * item for item in items]
+
+    async def body() -> list[int]:
+        compute, busy = Compute(), threading.Event()
+        batcher = Batcher(compute, double, CONDITION, max_batch=3)
+        blocked = asyncio.create_task(compute.run(busy.wait))
+        calls = []
+        for item in range(5):
+            calls.append(asyncio.create_task(batcher(item)))
+            await asyncio.sleep(0.01)  # long enough to queue the batch before the next item comes
+        calls[1].cancel()
+        await asyncio.sleep(0)
+        busy.set()
+        await blocked
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        compute.close()
+        return [result for result in results if isinstance(result, int)]
+
+    assert asyncio.run(body()) == [0, 4, 6, 8]
+    assert batches == [[0, 2, 3], [4]]
+
+
+@pytest.mark.parametrize(("head_start_s", "order"), [(60.0, [0, 1, 2, 3]), (0.0, [3, 1, 0, 2])])
+def test_earlier_stages_go_first_within_their_head_start(head_start_s: float, order: list[int]) -> None:
+    async def body() -> list[int]:
+        compute, busy, done = Compute(head_start_s), threading.Event(), []
+        calls = [asyncio.create_task(compute.run(busy.wait))]
+        await asyncio.sleep(0)
+        for stage in (3, 1, 0, 2):
+            calls.append(asyncio.create_task(compute.run(done.append, stage, stage=stage)))
+            await asyncio.sleep(0.001)
+        busy.set()
+        await asyncio.gather(*calls)
+        compute.close()
+        return done
+
+    assert asyncio.run(body()) == order
+
+
+def test_worlds_that_start_apart_share_batches(model: WorldModel, image: np.ndarray) -> None:
+    async def body(service: WorldService) -> float:
+        worlds = [await service.start(image[None], seed=seed) for seed in range(8)]
+
+        async def play(index: int, world: Any) -> None:
+            await asyncio.sleep(0.002 * index)
+            for _ in range(6):
+                await world.step(ACTIONS[0])
+
+        await asyncio.gather(*(play(*each) for each in enumerate(worlds)))
+        return service.denoising.occupancy.rows / service.denoising.occupancy.steps
+
+    assert run(body, model) >= 4
+
+
+def test_an_invalid_action_fails_alone(model: WorldModel, image: np.ndarray) -> None:
+    async def body(service: WorldService) -> None:
+        worlds = [await service.start(image[None], seed=seed) for seed in range(3)]
+        actions = (None, {"vector": [1.0]}, ACTIONS[0])
+        results = await asyncio.gather(
+            *(world.step(action) for world, action in zip(worlds, actions, strict=True)),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results] == [np.ndarray, InputError, np.ndarray]
+        assert [world.round for world in worlds] == [1, 0, 1]
+
+    run(body, model)
+
+
+@pytest.mark.parametrize("sampler", ["chunk", "swin"])
+def test_cancellation_within_one_step_keeps_the_state(
+    make_model: Callable[..., WorldModel], image: np.ndarray, sampler: Any
+) -> None:
+    model = make_model()
+    model.config = replace(model.config, sampler=sampler, num_inference_steps=2)
+
     async def body(service: WorldService) -> None:
         world = await service.start(image[None], num_inference_steps=50)
         other = await service.start(image[None], seed=1)

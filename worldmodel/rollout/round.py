@@ -21,6 +21,7 @@ from worldmodel.media.tensors import to_frames
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History, PrefixCache
 from worldmodel.models.conditioning import Condition
+from worldmodel.models.vision.adapter import EncodedObservation, Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.state import Clips, WorldState, encode_context, observe
 from worldmodel.types import Action
@@ -81,6 +82,11 @@ class RoundInputs:
         )
         return cls(worlds, actions, histories)
 
+    def split(self) -> "list[RoundInputs]":
+        """Return the rounds of states of one world each apart."""
+        rows = zip(self.worlds, self.actions, self.histories, strict=True)
+        return [RoundInputs((world,), (action,), (history,)) for world, action, history in rows]
+
     @property
     def context(self) -> Float[Tensor, "b s c h w"]:
         """Latent frames that the round continues."""
@@ -122,12 +128,13 @@ def prepare(model: WorldModel, worlds: Sequence[WorldState], actions: Sequence[A
         InputError: the model does not take one of the actions.
     """
     histories: list[History] = []
-    remaining = iter(actions)
-    for world in worlds:
-        resolved = [next(remaining).relative_to(camera) for camera in world.cameras]
-        seen = model.encode_observation(observe(model, world.context, world.frames))
-        taken = model.encode_action(resolved)
-        for history, *parts in zip(world.histories, seen.tokens, taken, seen.queries, strict=True):
+    cameras = (camera for world in worlds for camera in world.cameras)
+    resolved = [action.relative_to(camera) for action, camera in zip(actions, cameras, strict=True)]
+    taken = iter(model.encode_action(resolved))
+    observed = _encode(model, [observe(model, world.context, world.frames) for world in worlds])
+    for world, seen in zip(worlds, observed, strict=True):
+        for history, tokens, queries in zip(world.histories, seen.tokens, seen.queries, strict=True):
+            parts = tokens, next(taken), queries
             kept = history if len(history) < model.config.history_rounds else ()
             histories.append((*kept, torch.cat(parts)))
     return RoundInputs(tuple(worlds), tuple(actions), tuple(histories))
@@ -206,6 +213,17 @@ def draw_noise(draws: Sequence[tuple[int, int]], shape: Sequence[int]) -> Float[
         generator = torch.Generator().manual_seed((seed * 1_000_003 + index + 1) % 2**63)
         rows.append(torch.randn(tuple(shape), generator=generator))
     return torch.stack(rows)
+
+
+def _encode(model: WorldModel, observations: Sequence[Observation]) -> list[EncodedObservation]:
+    """Encode the observations of several states, those of equal shape as one batch."""
+    encoded: dict[int, EncodedObservation] = {}
+    for shape in {each.shape for each in observations}:
+        rows = [row for row, each in enumerate(observations) if each.shape == shape]
+        together = model.encode_observation(Observation.stack([observations[row] for row in rows]))
+        parts = batch.split(together, [len(observations[row].latents) for row in rows])
+        encoded |= dict(zip(rows, parts, strict=True))
+    return [encoded[row] for row in range(len(observations))]
 
 
 def _clips(pixels: Float[Tensor, "b t 3 h w"], sizes: Sequence[int]) -> list[Clips]:
