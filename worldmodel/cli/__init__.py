@@ -28,6 +28,7 @@ VERBS = {
     "download": "download a base language model",
     "record": "record an environment or a world to train on",
     "data": "examine a data source, and hold out episodes",
+    "flow": "fetch, filter, caption and encode clips while a model trains on them",
     "config": "print or list configurations",
 }
 """Verbs and their summaries; the verb `first-steps` is the module `worldmodel.cli.first_steps`."""

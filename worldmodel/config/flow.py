@@ -90,6 +90,8 @@ class FlowConfig:
     """Attempts at a clip in a stage before it is a dead letter."""
     retry_delay_s: float = 2.0
     """Time before the second attempt; it doubles with every further one."""
+    feed_timeout_s: float = 300.0
+    """How long listing some clips, or packing a segment, may take."""
     lease_s: float = 30.0
     """Time after which the work of a worker that has died is given to another."""
 

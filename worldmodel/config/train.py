@@ -113,10 +113,12 @@ class SourceConfig:
 
     kind: str = ""
     """clips (video files with a table), webdataset (tar files), huggingface (a streamed dataset), lerobot (a
-    LeRobot dataset, v3.0), or the name of a world that generates its episodes, such as shapes."""
+    LeRobot dataset, v3.0), flow (the log of a data flow), or the name of a world that generates its episodes,
+    such as shapes."""
     path: str = ""
     """clips: the csv, parquet or jsonl table. webdataset: a tar file or a pattern such as data/*.tar.
-    huggingface, lerobot: name of the dataset on the Hub, or a local folder."""
+    huggingface, lerobot: name of the dataset on the Hub, or a local folder. flow: folder or address of its
+    log."""
     root: str = ""
     """clips: the folder to which paths in the table are relative; empty takes the folder of the table."""
     columns: dict[str, str] = field(default_factory=dict)

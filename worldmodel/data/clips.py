@@ -87,7 +87,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Part:
-    """A byte range of a larger file."""
+    """A byte range of a larger file, or of one at an address of fsspec such as `s3://bucket/file`."""
 
     path: str
     offset: int
@@ -100,10 +100,16 @@ class Part:
             InputError: the file is gone or has become shorter.
         """
         try:
-            with open(self.path, "rb") as file:
-                data = os.pread(file.fileno(), self.size, self.offset)
+            if "://" in self.path:
+                import fsspec
+
+                store, path = fsspec.core.url_to_fs(self.path)
+                data = store.cat_file(path, start=self.offset, end=self.offset + self.size)
+            else:
+                with open(self.path, "rb") as file:
+                    data = os.pread(file.fileno(), self.size, self.offset)
         except OSError as error:
-            raise InputError(f"{self.path!r} cannot be read ({error.strerror})") from None
+            raise InputError(f"{self.path!r} cannot be read ({error.strerror or error})") from None
         if len(data) < self.size:
             raise InputError(f"{self.path!r} is cut off")
         return data

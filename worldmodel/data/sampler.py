@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from worldmodel.config import StageConfig
-from worldmodel.data.sources import Source
+from worldmodel.data.sources import Source, StreamedSource
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.planner import assign
 
@@ -77,8 +77,8 @@ class EpisodeSampler:
         self.streams = source.streams
         self.size = source.size if not self.streams and source.size else sys.maxsize
         self.window = min(window, self.size)
-        if self.streams:  # equally many rows of each
-            self.window = -(-window // self.streams) * self.streams
+        if isinstance(source, StreamedSource) and source.streams:
+            self.window = source.window * source.streams
         self.key = (seed, zlib.crc32(name.encode()))
         self.windows = lru_cache(maxsize=2)(self._windows)
         self.rows = lru_cache(maxsize=4)(self._rows)

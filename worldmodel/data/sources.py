@@ -15,6 +15,7 @@ SOURCE_KINDS = {
     "webdataset": ("worldmodel.data.tar", "TarSource"),
     "huggingface": ("worldmodel.data.huggingface", "HuggingFaceSource"),
     "lerobot": ("worldmodel.data.lerobot", "LeRobotSource"),
+    "flow": ("worldmodel.flow.source", "FlowSource"),
 }
 """Module and function that open each kind of source; imported on first use. Worlds are kinds, too."""
 
@@ -73,6 +74,11 @@ class Source(Protocol):
 @runtime_checkable
 class StreamedSource(Source, Protocol):
     """A source that is read front to back."""
+
+    @property
+    def window(self) -> int:
+        """Number of rows of each stream that are shuffled together."""
+        ...
 
     def marks(self, window: int) -> dict[str, Any]:
         """Return bookmarks of the streams that this process reads, at or before a window; JSON."""

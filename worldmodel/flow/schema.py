@@ -47,11 +47,21 @@ outcome = Table(
     Column("key", String(64), primary_key=True),
     Column("state", String(16), nullable=False),  # done, dropped or dead
     Column("reason", Text),
-    Column("values", JSON, nullable=False, default=dict),  # columns that are not binary
+    Column("fields", JSON, nullable=False, default=dict),  # columns that are not binary
     Column("place", Text),  # of the binary columns in the buffer
     Column("seconds", Float, nullable=False, default=0.0),
     Column("finished_at", Float, nullable=False),
     Index("outcome_state", "stage", "key", "state"),
+)
+
+attempt = Table(  # further attempts at clips, each alone: the first one was made in a batch
+    "attempt",
+    metadata,
+    Column("clip", String(64), primary_key=True),
+    Column("stage", String(64), primary_key=True),
+    Column("key", String(64), primary_key=True),
+    Column("number", Integer, nullable=False),
+    Column("reason", Text),  # of the last failure
 )
 
 tally = Table(  # sums of outcomes, one row per worker: counting ten million rows takes seconds

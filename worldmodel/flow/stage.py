@@ -71,21 +71,31 @@ class Stage:
         text = json.dumps([self.name, self.version, counted, sorted(parents)], sort_keys=True, default=str)
         return f"{self.version}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
+    def check_settings(self) -> None:
+        """Check the names of the settings.
+
+        Raises:
+            ConfigError: one is unknown or missing.
+        """
+        accepted = inspect.signature(self.make).parameters
+        known = ", ".join(accepted) or "none"
+        for name in self.settings:
+            if name not in accepted:
+                raise ConfigError(f"The stage {self.name} has no setting {name!r}; its settings are {known}.")
+        for name, parameter in accepted.items():
+            if parameter.default is parameter.empty and name not in self.settings:
+                raise ConfigError(f"The stage {self.name} needs the setting {name!r}.")
+
     def function(self) -> Function:
         """Return the function, whose results are checked.
 
         Raises:
-            ConfigError: a setting is unknown or wrong.
+            ConfigError: a setting is wrong.
         """
-        accepted = inspect.signature(self.make).parameters
-        for name in self.settings:
-            if name not in accepted:
-                known = ", ".join(accepted) or "none"
-                raise ConfigError(f"The stage {self.name} has no setting {name!r}; its settings are {known}.")
         function = self.make(**self.settings)
         return lambda batch: self.checked(batch, function(batch))
 
-    def checked(self, batch: pa.RecordBatch, result: object) -> pa.RecordBatch:
+    def checked(self, batch: pa.RecordBatch, result: Any) -> pa.RecordBatch:
         """Return the result of a call in the order of its input.
 
         Raises:
@@ -140,7 +150,7 @@ def stage(
     """
 
     def decorate(made: Callable[..., Any]) -> Stage:
-        make = made if inspect.isclass(made) else Bound(made)
+        make: Callable[..., Function] = made if inspect.isclass(made) else Bound(made)
         return Stage(
             name or made.__name__.lower(), version, tuple(inputs), tuple(outputs), make,
             uncounted=tuple(uncounted), resources=resources, batch_size=batch_size, timeout_s=timeout_s,

@@ -1,0 +1,34 @@
+"""The interface of buffers."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+
+class Buffer(Protocol):
+    """Binary columns of clips, by place.
+
+    A result counts once its place is recorded in the catalog. What is written and never recorded, because a
+    worker ended in between or another one was first, is unused and removed by `compact`.
+    """
+
+    def write(self, stage: str, key: str, batch: pa.RecordBatch) -> list[str]:
+        """Store the binary columns of a stage's result and return the place of each row.
+
+        Raises:
+            OutputError: it cannot be written, or the disk is full.
+        """
+        ...
+
+    def read(self, places: Sequence[str], column: str) -> list[bytes | None]:
+        """Return one column of the rows at some places; None where a row has no value.
+
+        Raises:
+            FlowError: a place does not exist.
+        """
+        ...
+
+    def compact(self, used: Sequence[str]) -> int:
+        """Remove what none of the places in `used` needs, and return how many bytes that were."""
+        ...

@@ -1,0 +1,78 @@
+"""A buffer of tar files: one for every batch that a worker finishes, and none is ever changed."""
+
+import io
+import json
+import tarfile
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+
+from worldmodel.flow.stage import CLIP
+from worldmodel.flow.storage import Storage
+
+
+class TarBuffer:
+    """Results in tar files `STAGE/KEY/ID.tar`, whose members are `CLIP.COLUMN`.
+
+    The place of a row is JSON: the file, and offset and size of each of its columns.
+
+    Args:
+        address: a folder, or an address such as `s3://bucket/path`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.storage = Storage(address)
+
+    def write(self, stage: str, key: str, batch: pa.RecordBatch) -> list[str]:
+        """Store the binary columns of a stage's result and return the place of each row."""
+        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != CLIP}
+        name = f"{stage}/{key}/{uuid.uuid4().hex}.tar"
+        parts = {
+            (row, column): (f"{clip}.{column}", values[row])
+            for row, clip in enumerate(batch.column(CLIP).to_pylist())
+            for column, values in columns.items()
+            if values[row] is not None
+        }
+        data, offsets = tar_bytes(parts.values())
+        self.storage.write(name, data)
+        places: list[dict[str, list[int]]] = [{} for _ in range(batch.num_rows)]
+        for (row, column), (_, content), offset in zip(parts, parts.values(), offsets, strict=True):
+            places[row][column] = [offset, len(content)]
+        return [json.dumps({"file": name, "columns": columns}) for columns in places]
+
+    def read(self, places: Sequence[str], column: str) -> list[bytes | None]:
+        """Return one column of the rows at some places; None where a row has no value."""
+        found: list[bytes | None] = []
+        for place in map(json.loads, places):
+            range_ = place["columns"].get(column)
+            found.append(range_ and self.storage.read(place["file"], range_[0], sum(range_)))
+        return found
+
+    def compact(self, used: Sequence[str]) -> int:
+        """Remove the files that none of the places needs, and return how many bytes that were."""
+        needed = {json.loads(place)["file"] for place in used}
+        freed = 0
+        for name in self.storage.names():
+            if name not in needed:
+                freed += len(self.storage.read(name))
+                self.storage.delete(name)
+        return freed
+
+
+def tar_bytes(members: Iterable[tuple[str, bytes]]) -> tuple[bytes, list[int]]:
+    """Return a tar file of named contents, the same for the same contents, and the offset of each."""
+    offsets, stream = [], io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in members:
+            header = tarfile.TarInfo(name)
+            header.size = len(content)
+            offsets.append(stream.tell() + tarfile.BLOCKSIZE)
+            tar.addfile(header, io.BytesIO(content))
+    return stream.getvalue(), offsets
+
+
+def ranges(members: Mapping[str, bytes], offsets: Sequence[int]) -> dict[str, list[int]]:
+    """Return offset and size of each member."""
+    pairs = zip(members.items(), offsets, strict=True)
+    return {name: [offset, len(content)] for (name, content), offset in pairs}

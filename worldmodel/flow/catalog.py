@@ -1,0 +1,454 @@
+"""The catalog: which clips there are, and what each stage made of them.
+
+It alone decides what is done: the first record of (clip, stage, key) counts, later ones change nothing. All
+other parts may fail, repeat work or deliver twice.
+"""
+
+import heapq
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from worldmodel.flow.chain import DEAD, DROPPED, PACK, PACKED, REPLACED, SPLIT, Chain
+from worldmodel.flow.database import connect
+from worldmodel.flow.errors import FlowError
+from worldmodel.flow.migrations import migrate
+from worldmodel.flow.records import BEGINNING, NewClip, Place, Result, Waiting, part_id
+from worldmodel.flow.schema import attempt, clip, listing, outcome, run, segment, tally
+from worldmodel.flow.transactional import insert, reads, writes
+
+RUN_LIVES_S = 30.0
+"""A run that was not seen for so long has ended."""
+ROWS = 500
+"""Rows per statement: databases limit the number of values."""
+
+
+class Catalog:
+    """Operations on the tables of `worldmodel.flow.schema`. Thread-safe; each process opens its own.
+
+    Args:
+        url: database, as `FlowConfig.catalog`.
+        chain: the stages.
+
+    Raises:
+        ConfigError: the address is wrong, or a package is missing.
+        FlowError: the database cannot be reached, or was written by a newer version.
+    """
+
+    def __init__(self, url: str, chain: Chain) -> None:
+        self.chain = chain
+        self.engine = connect(url)
+        migrate(self.engine)
+        self.owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.engine.dispose()
+
+    # ---- runs ---------------------------------------------------------------------------------------
+
+    def begin(self) -> str:
+        """Register a run and return its id; states of clips follow the chain afterwards.
+
+        Raises:
+            FlowError: a run with other stages uses the catalog.
+        """
+        if self._last_chain() != self.chain.key:
+            place: Place | None = BEGINNING
+            while place is not None:
+                place = self._restate(place)
+        return self._register(uuid.uuid4().hex)
+
+    @reads
+    def _last_chain(self, db: Connection) -> str | None:
+        """Return the key of the newest run's chain."""
+        others = db.execute(sa.select(run).order_by(run.c.started_at.desc())).mappings().all()
+        for other in others:
+            if other["key"] != self.chain.key and time.time() - other["seen_at"] < RUN_LIVES_S:
+                raise FlowError(
+                    f"Process {other['pid']} on {other['host']} runs other stages with this catalog; stop it "
+                    "first, or set another folder."
+                )
+        return others[0]["key"] if others else None
+
+    @writes
+    def _register(self, db: Connection, name: str) -> str:
+        now, stages = time.time(), [[link.name, link.key] for link in self.chain.links]
+        row = {
+            "id": name, "key": self.chain.key, "host": socket.gethostname(), "pid": os.getpid(),
+            "stages": stages, "started_at": now, "seen_at": now,
+        }  # fmt: skip
+        db.execute(insert(db, run).values(row).on_conflict_do_nothing())
+        return name
+
+    @writes
+    def beat(self, db: Connection, name: str) -> None:
+        """Say that a run goes on."""
+        db.execute(sa.update(run).where(run.c.id == name).values(seen_at=time.time()))
+
+    @writes
+    def end(self, db: Connection, name: str, error: str | None = None) -> None:
+        """Say that a run has ended, and why if it failed."""
+        db.execute(sa.update(run).where(run.c.id == name).values(seen_at=0.0, error=error))
+
+    @writes
+    def _restate(self, db: Connection, place: Place) -> Place | None:
+        """Set the states of the next clips to their first stage without a result; return the last place."""
+        query = (
+            sa.select(clip.c.id, clip.c.ordinal, clip.c.sub, clip.c.parent)
+            .where(_after(place))
+            .order_by(clip.c.ordinal, clip.c.sub)
+            .limit(ROWS)
+        )
+        rows = db.execute(query).all()
+        known = self._results(db, [*(row.id for row in rows), *(row.parent for row in rows if row.parent)])
+        states: dict[str, list[str]] = {}
+        for row in rows:
+            states.setdefault(self._state(row.id, row.parent, known), []).append(row.id)
+        for state, ids in states.items():
+            db.execute(sa.update(clip).where(clip.c.id.in_(ids)).values(state=state))
+        return (rows[-1].ordinal, rows[-1].sub) if rows else None
+
+    def _results(self, db: Connection, ids: Sequence[str]) -> dict[tuple[str, str, str], Any]:
+        query = sa.select(outcome).where(outcome.c.clip.in_(list(set(ids))))
+        return {(row.clip, row.stage, row.key): row for row in db.execute(query)}
+
+    def _state(self, name: str, parent: str | None, known: Mapping[tuple[str, str, str], Any]) -> str:
+        """Return the state of a clip whose results are known; one that was packed is packed again."""
+        if parent is not None:
+            split = self.chain.links[self.chain.split_at]
+            divided = known.get((parent, split.name, split.key))
+            if divided is None or name not in divided.fields["parts"]:
+                return REPLACED
+        for link in self.chain.own(parent is not None):
+            row = known.get((name, link.name, link.key))
+            if row is None:
+                return link.name
+            if row.state != "done":
+                return row.state
+            if link.stage.expands:
+                return SPLIT
+        return PACK
+
+    # ---- listing and order --------------------------------------------------------------------------
+
+    @reads
+    def listed(self, db: Connection, source: str) -> tuple[int, bool]:
+        """Return how many rows of a source are listed, and whether these are all."""
+        row = db.execute(sa.select(listing).where(listing.c.source == source)).first()
+        return (0, False) if row is None else (row.rows, bool(row.finished))
+
+    @writes
+    def add(self, db: Connection, source: str, clips: Sequence[NewClip], rows: int, finished: bool) -> int:
+        """Add the clips of further rows of a source, all or none; return how many were new.
+
+        `rows` rows of the source are listed then; `finished` says whether these are all.
+        """
+        first = db.execute(sa.select(sa.func.coalesce(sa.func.max(clip.c.ordinal), -1))).scalar_one() + 1
+        now, state, added = time.time(), self.chain.names[0], 0
+        values = [
+            {
+                "id": each.id, "source": source, "ordinal": first + index, "sub": 0, "parent": None,
+                "address": each.address, "licence": each.licence, "start_s": each.start_s,
+                "end_s": each.end_s, "row": dict(each.row), "state": state, "listed_at": now,
+            }
+            for index, each in enumerate(clips)
+        ]  # fmt: skip
+        for part in _parts(values):
+            statement = insert(db, clip).values(part).on_conflict_do_nothing().returning(clip.c.id)
+            added += len(db.execute(statement).all())
+        position = db.execute(sa.select(sa.func.count()).select_from(listing)).scalar_one()
+        row = {"source": source, "position": position, "rows": rows, "finished": int(finished)}
+        db.execute(
+            insert(db, listing)
+            .values(row)
+            .on_conflict_do_update(
+                index_elements=[listing.c.source], set_={"rows": rows, "finished": int(finished)}
+            )
+        )
+        return added
+
+    def waiting(self, after: Place, count: int) -> list[Waiting]:
+        """Return the next clips that wait for a stage or a segment, in the order of the catalog."""
+        found = [self.waiting_for(state, after, count) for state in self.chain.names]
+        return list(heapq.merge(*found, key=lambda each: each.place))[:count]
+
+    @reads
+    def waiting_for(
+        self, db: Connection, state: str, after: Place, count: int, up_to: Place | None = None
+    ) -> list[Waiting]:
+        """Return the next clips in one state, in the order of the catalog."""
+        query = sa.select(clip.c.id, clip.c.ordinal, clip.c.sub).where(clip.c.state == state, _after(after))
+        if up_to is not None:
+            query = query.where(sa.not_(_after(up_to)))
+        rows = db.execute(query.order_by(clip.c.ordinal, clip.c.sub).limit(count))
+        return [Waiting(row.id, (row.ordinal, row.sub), state) for row in rows]
+
+    @reads
+    def in_flight(self, db: Connection, up_to: Place | None = None) -> int:
+        """Count the clips that wait for a stage or for a segment, up to a place or all."""
+        query = sa.select(sa.func.count()).where(clip.c.state.in_(self.chain.names))
+        if up_to is not None:
+            query = query.where(sa.not_(_after(up_to)))
+        return db.execute(query).scalar_one()
+
+    @reads
+    def after(self, db: Connection, place: Place, count: int) -> list[Waiting]:
+        """Return the next clips in the order of the catalog, whatever their state."""
+        query = (
+            sa.select(clip.c.id, clip.c.ordinal, clip.c.sub, clip.c.state)
+            .where(_after(place))
+            .order_by(clip.c.ordinal, clip.c.sub)
+            .limit(count)
+        )
+        return [Waiting(row.id, (row.ordinal, row.sub), row.state) for row in db.execute(query)]
+
+    # ---- results ------------------------------------------------------------------------------------
+
+    @reads
+    def done(self, db: Connection, stage: str, clips: Sequence[str]) -> dict[str, str]:
+        """Return the state of the result of each clip that has one."""
+        query = sa.select(outcome.c.clip, outcome.c.state).where(
+            outcome.c.clip.in_(clips), outcome.c.stage == stage, outcome.c.key == self.chain.link(stage).key
+        )
+        return {row.clip: row.state for row in db.execute(query)}
+
+    @writes
+    def attempt(self, db: Connection, stage: str, name: str) -> tuple[int, str | None]:
+        """Count a further attempt at a clip; return its number, from 2, and why the last one failed."""
+        row = {"clip": name, "stage": stage, "key": self.chain.link(stage).key, "number": 2}
+        keys = [attempt.c.clip, attempt.c.stage, attempt.c.key]
+        statement = insert(db, attempt).values(row)
+        counted = statement.on_conflict_do_update(
+            index_elements=keys, set_={"number": attempt.c.number + 1}
+        ).returning(attempt.c.number, attempt.c.reason)
+        found = db.execute(counted).one()
+        return found.number, found.reason
+
+    @writes
+    def record(
+        self,
+        db: Connection,
+        stage: str,
+        results: Sequence[Result],
+        seconds: float = 0.0,
+        retry: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Record what a stage made of clips, in one transaction; results that exist stay as they are.
+
+        `retry` has the clips to try again, and why.
+        """
+        key, now = self.chain.link(stage).key, time.time()
+        each_s = seconds / max(len(results), 1)
+        rows = [
+            {
+                "clip": result.clip, "stage": stage, "key": key, "state": result.state,
+                "reason": result.reason, "fields": self._fields(result), "place": result.place,
+                "seconds": each_s, "finished_at": now,
+            }
+            for result in results
+        ]  # fmt: skip
+        new: set[str] = set()
+        for part in _parts(rows):
+            statement = insert(db, outcome).values(part).on_conflict_do_nothing()
+            new |= {row.clip for row in db.execute(statement.returning(outcome.c.clip))}
+        fresh = [result for result in results if result.clip in new]
+        added = sum(self._divide(db, stage, result) for result in fresh if result.state == "done")
+        after = SPLIT if self.chain.link(stage).stage.expands else self.chain.after(stage)
+        for kind, state in (("done", after), ("dropped", DROPPED), ("dead", DEAD)):
+            ids = [result.clip for result in fresh if result.state == kind]
+            changed = sa.update(clip).where(clip.c.id.in_(ids), clip.c.state == stage)
+            db.execute(changed.values(state=state))
+        for name, reason in retry.items():
+            row = {"clip": name, "stage": stage, "key": key, "number": 1, "reason": reason}
+            keys = [attempt.c.clip, attempt.c.stage, attempt.c.key]
+            statement = insert(db, attempt).values(row)
+            db.execute(statement.on_conflict_do_update(index_elements=keys, set_={"reason": reason}))
+        counts = {kind: sum(each.state == kind for each in fresh) for kind in ("done", "dropped", "dead")}
+        self._count(db, stage, key, {**counts, "retried": len(retry), "added": added}, seconds)
+
+    @staticmethod
+    def _fields(result: Result) -> dict[str, Any]:
+        parts = {"parts": [part_id(result.clip, *part) for part in result.parts]} if result.parts else {}
+        return {**result.values, **parts}
+
+    def _divide(self, db: Connection, stage: str, result: Result) -> int:
+        """Add the parts of a clip; those that an earlier version of the stage made keep their results."""
+        if not self.chain.link(stage).stage.expands:
+            return 0
+        whole = db.execute(sa.select(clip).where(clip.c.id == result.clip)).mappings().one()
+        ids = [part_id(result.clip, *part) for part in result.parts]
+        old = sa.update(clip).where(clip.c.parent == result.clip, clip.c.id.not_in(ids))
+        db.execute(old.values(state=REPLACED))
+        known = self._results(db, [*ids, result.clip])
+        for index, (name, (start_s, end_s)) in enumerate(zip(ids, result.parts, strict=True)):
+            state = self._state(name, result.clip, known)
+            row = {
+                **whole, "id": name, "parent": result.clip, "sub": index + 1, "start_s": start_s,
+                "end_s": end_s, "state": state,
+            }  # fmt: skip
+            changed = {"sub": index + 1, "state": state}
+            statement = insert(db, clip).values(row)
+            db.execute(statement.on_conflict_do_update(index_elements=[clip.c.id], set_=changed))
+        return len(ids)
+
+    def _count(self, db: Connection, stage: str, key: str, counts: Mapping[str, int], seconds: float) -> None:
+        row = {"stage": stage, "key": key, "owner": self.owner, "seconds": seconds, "updated_at": time.time()}
+        statement = insert(db, tally).values({**row, **counts})
+        sums: dict[str, Any] = {name: tally.c[name] + value for name, value in counts.items()}
+        sums |= {"seconds": tally.c.seconds + seconds, "updated_at": row["updated_at"]}
+        keys = [tally.c.stage, tally.c.key, tally.c.owner]
+        db.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums))
+
+    @reads
+    def parts(self, db: Connection, clips: Sequence[str]) -> list[Waiting]:
+        """Return the parts of divided clips that wait for a stage."""
+        query = sa.select(clip.c.id, clip.c.ordinal, clip.c.sub, clip.c.state).where(
+            clip.c.parent.in_(clips), clip.c.state.in_(self.chain.names)
+        )
+        return [Waiting(row.id, (row.ordinal, row.sub), row.state) for row in db.execute(query)]
+
+    # ---- reading columns ----------------------------------------------------------------------------
+
+    def columns(
+        self, clips: Sequence[str], columns: Sequence[str], before: str
+    ) -> tuple[dict[str, list[Any]], dict[str, list[str | None]]]:
+        """Return columns of clips as a stage sees them.
+
+        Args:
+            clips: their ids.
+            columns: names of columns.
+            before: the stage that reads.
+
+        Returns:
+            Values by column, and for the columns of the buffer the places of each clip's.
+        """
+        values: dict[str, list[Any]] = {}
+        places: dict[str, list[str | None]] = {}
+        rows, known = self._rows(clips)
+        for column in columns:
+            link = self.chain.producer(column, before)
+            if link is None:
+                values[column] = [_own(rows[name], column) for name in clips]
+                continue
+            shared = self.chain.names.index(link.name) <= self.chain.split_at
+            owners = [(rows[name]["parent"] if shared else None) or name for name in clips]
+            made = [known.get((owner, link.name, link.key)) for owner in owners]
+            values[column] = [each and each.fields.get(column) for each in made]
+            if any(each is not None and each.place for each in made):
+                places[column] = [each and each.place for each in made]
+        return values, places
+
+    @reads
+    def _rows(
+        self, db: Connection, clips: Sequence[str]
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[tuple[str, str, str], Any]]:
+        """Return the rows of clips, and the results for them and for those that they are parts of."""
+        found = db.execute(sa.select(clip).where(clip.c.id.in_(clips))).mappings()
+        rows: dict[str, Mapping[str, Any]] = {row["id"]: dict(row) for row in found}
+        wholes = [row["parent"] for row in rows.values() if row["parent"]]
+        return rows, self._results(db, [*clips, *wholes])
+
+    # ---- the log ------------------------------------------------------------------------------------
+
+    @reads
+    def segments(self, db: Connection) -> list[Mapping[str, Any]]:
+        """Return the segments of the chain's log, in order."""
+        query = sa.select(segment).where(segment.c.key == self.chain.key).order_by(segment.c.number)
+        return [{**row} for row in db.execute(query).mappings()]
+
+    @reads
+    def last_segment(self, db: Connection) -> Mapping[str, Any] | None:
+        """Return the newest segment, or None."""
+        query = sa.select(segment).where(segment.c.key == self.chain.key)
+        row = db.execute(query.order_by(segment.c.number.desc()).limit(1)).mappings().first()
+        return None if row is None else {**row}
+
+    @writes
+    def seal(
+        self,
+        db: Connection,
+        number: int,
+        name: str,
+        clips: Sequence[Waiting],
+        up_to: Place,
+        index: Mapping[str, Any],
+    ) -> bool:
+        """Record a segment, and that its clips are packed; return whether it is the one of its number.
+
+        Up to the place `up_to` no clip is left for a later segment; `index` is the content of its .json file.
+        """
+        row = {
+            "key": self.chain.key, "number": number, "name": name, "num_clips": len(clips),
+            "num_bytes": index["num_bytes"], "last_ordinal": up_to[0], "last_sub": up_to[1],
+            "index": dict(index), "sealed_at": time.time(),
+        }  # fmt: skip
+        statement = insert(db, segment).values(row).on_conflict_do_nothing()
+        if not db.execute(statement.returning(segment.c.number)).all():
+            which = (segment.c.key == self.chain.key, segment.c.number == number, segment.c.name == name)
+            return bool(db.execute(sa.select(segment.c.number).where(*which)).all())
+        for part in _parts([each.id for each in clips]):
+            db.execute(sa.update(clip).where(clip.c.id.in_(part)).values(state=PACKED))
+        counts = {"done": len(clips), "dropped": 0, "dead": 0, "retried": 0, "added": 0}
+        self._count(db, PACK, self.chain.key, counts, 0.0)
+        return True
+
+    # ---- dead letters and unused results ------------------------------------------------------------
+
+    @writes
+    def retry(self, db: Connection, stages: Sequence[str] = ()) -> int:
+        """Forget that clips are dead in some stages (none: in all), so that they are tried again."""
+        retried = 0
+        for link in self.chain.links:
+            if stages and link.name not in stages:
+                continue
+            which = (outcome.c.stage == link.name, outcome.c.key == link.key, outcome.c.state == DEAD)
+            ids = [row.clip for row in db.execute(sa.select(outcome.c.clip).where(*which))]
+            db.execute(sa.delete(outcome).where(*which))
+            db.execute(sa.delete(attempt).where(attempt.c.stage == link.name, attempt.c.key == link.key))
+            for part in _parts(ids):
+                changed = sa.update(clip).where(clip.c.id.in_(part), clip.c.state == DEAD)
+                db.execute(changed.values(state=link.name))
+            self._count(db, link.name, link.key, {"dead": -len(ids)}, 0.0)
+            retried += len(ids)
+        return retried
+
+    def places(self) -> Iterator[str]:
+        """Yield the places in the buffer of all recorded results."""
+        last: tuple[str, str, str] | None = ("", "", "")
+        while last is not None:
+            found, last = self._places(last)
+            yield from found
+
+    @reads
+    def _places(
+        self, db: Connection, last: tuple[str, str, str]
+    ) -> tuple[list[str], tuple[str, str, str] | None]:
+        keys = (outcome.c.clip, outcome.c.stage, outcome.c.key)
+        query = sa.select(*keys, outcome.c.place).where(sa.tuple_(*keys) > sa.tuple_(*map(sa.literal, last)))
+        rows = db.execute(query.order_by(*keys).limit(20 * ROWS)).all()
+        following = (rows[-1].clip, rows[-1].stage, rows[-1].key) if rows else None
+        return [row.place for row in rows if row.place], following
+
+
+def _after(place: Place) -> sa.ColumnElement[bool]:
+    return sa.tuple_(clip.c.ordinal, clip.c.sub) > sa.tuple_(*map(sa.literal, place))
+
+
+def _own(row: Mapping[str, Any], column: str) -> Any:
+    """Return a column of a clip itself: of its table, or one that its source has."""
+    if column in ("address", "licence", "start_s", "end_s", "source", "parent", "row", "ordinal"):
+        return row[column]
+    return row["row"].get(column)
+
+
+def _parts(rows: Sequence[Any]) -> Iterator[list[Any]]:
+    for first in range(0, len(rows), ROWS):
+        yield list(rows[first : first + ROWS])

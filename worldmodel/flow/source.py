@@ -1,0 +1,150 @@
+"""The log of a flow as a source of episodes: training reads segments while stages make further ones.
+
+Rows are in the order of the log, shuffled within each segment; after the last, segments come in another
+order in every epoch. So the order is a function of the finished log and the seed alone, whether a run read
+it while it grew, was resumed, or reads it later.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.data.clips import BrokenClip, Clip, Part, RoundFormat
+from worldmodel.data.columns import ASKED, FIELDS, RowReader
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.flow.errors import FlowError
+from worldmodel.flow.log import READER, ClipFiles, Log
+
+ORDER = 7
+"""Purpose of the random numbers that order the segments of an epoch."""
+
+
+class FlowSource:
+    """Episodes of a log; see the module.
+
+    Raises:
+        ConfigError: there is no log, or its clips do not suit the model.
+    """
+
+    size = None
+    streams = 1  # read front to back
+
+    def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
+        self.name, self.key, self.config = name, f"data.sources.{name}", data.sources[name]
+        self.timeout_s, self.model, self.format = data.timeout_s, model, RoundFormat.of(model)
+        self.log = Log(self.config.path)
+        self.window = self.log.segment_size
+        self.readers: dict[tuple[str, ...], RowReader] = {}
+        self.begun = -1
+        """The newest segment that was begun."""
+        self.tasks = self._tasks()
+
+    def at(self, index: int) -> Clip | BrokenClip:
+        """Return a row of the endless log; waits for its segment.
+
+        Raises:
+            ConfigError: the segment was not sealed in time.
+        """
+        segment, row = self._place(index)
+        if segment > self.begun and int(os.environ.get("RANK", 0)) == 0:
+            self.begun = segment
+            self.log.storage.write(READER, str(segment).encode())
+        found = self.log.segment(segment)[row]
+        try:
+            return self._clip(found)
+        except InputError as error:
+            return BrokenClip(found.id, str(error))
+
+    def _clip(self, found: ClipFiles) -> Clip:
+        """Return the recipe of a clip; the columns of its source may be named in `data.sources.NAME.columns`.
+
+        Its text is the caption, if there is one, and else the text of its source.
+        """
+        parts = {name: Part(found.file, *part) for name, part in found.parts.items()}
+        columns = json.loads(parts["json"].read())
+        row = {
+            **columns.pop("row", {}),
+            **{name: columns[name] for name in columns if columns[name] is not None},
+        }
+        row["text"] = row.get("caption") or row.get("text")
+        start, end = (row.pop(f"{name}_s", None) for name in ("start", "end"))
+        reader = self._reader(tuple(sorted(name for name, value in row.items() if value is not None)))
+        clip = reader.clip(row, found.id, video=parts.get("video", Part(found.file, 0, 0)))
+        return replace(clip, start=start or 0.0, end=end)
+
+    def _reader(self, offered: tuple[str, ...]) -> RowReader:
+        """Return the reader of rows with some columns."""
+        if offered not in self.readers:
+            taken = self.model.action.takes
+            own = {field: field for field in FIELDS if field in offered and taken.get(field, True)}
+            if not own.keys() >= {*ASKED}:
+                own = {field: column for field, column in own.items() if field not in ASKED}
+            columns = {field: column for field, column in self.config.columns.items() if column in offered}
+            own.pop("video", None)
+            config = dataclasses.replace(self.config, columns={**own, **columns})
+            self.readers[offered] = RowReader(self.name, config, offered, self.format, self.model.action)
+        return self.readers[offered]
+
+    def _tasks(self) -> tuple[str, ...]:
+        """Return the tasks that clips with the columns of the first one are good for."""
+        segment, row = self._place(0)
+        first = self.log.segment(segment)[row]
+        try:
+            self._clip(first)
+        except InputError as error:
+            raise ConfigError(f"{self.key}: clip {first.id}: {error}.") from None
+        return next(iter(self.readers.values())).tasks
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the segment and the row in it of an index."""
+        segment, row = divmod(index, self.window)
+        try:
+            if self.log.wait(segment, self.timeout_s):
+                clips = self.log.segment(segment)
+                if row < len(clips):
+                    return segment, row
+                if not self.log.wait(segment + 1, self.timeout_s):
+                    return self._later(index)
+                raise ConfigError(
+                    f"{self.key}: the log was extended after it had ended, and segment {segment} is short; "
+                    "run the flow with another log folder."
+                )
+        except FlowError as error:
+            raise ConfigError(f"{self.key}: {error}") from None
+        return self._later(index)
+
+    def _later(self, index: int) -> tuple[int, int]:
+        """Return the segment and row of an index after the first epoch."""
+        end = self.log.end()
+        assert end is not None
+        segments, clips = end
+        if not clips:
+            raise ConfigError(f"{self.key}: the flow has ended without a clip; see `worldmodel flow status`.")
+        epoch, row = divmod(index, clips)
+        order = np.random.default_rng((epoch, ORDER)).permutation(segments)
+        sizes = [
+            clips - self.window * (segments - 1) if each == segments - 1 else self.window for each in order
+        ]
+        ends = np.cumsum(sizes)
+        place = int(np.searchsorted(ends, row, side="right"))
+        return int(order[place]), row - int(ends[place] - sizes[place])
+
+    def cost(self, index: int, rounds: int) -> float:
+        """Return a constant: the row may not be there yet."""
+        return rounds
+
+    def marks(self, window: int) -> dict[str, Any]:
+        """Return nothing: any row can be found without those before it."""
+        return {}
+
+    def resume(self, bookmarks: Mapping[str, Any]) -> None:
+        """Do nothing, see `marks`."""
+
+    def close(self) -> None:
+        """Do nothing: files are only open while they are read."""

@@ -1,0 +1,39 @@
+"""The stages that come with the package, found by name."""
+
+from importlib import import_module
+
+from worldmodel.errors import ConfigError
+from worldmodel.flow.stage import Stage
+
+STAGES: dict[str, str] = {}
+"""Module and name of each stage; imported on first use."""
+
+
+def find_stage(name: str) -> Stage:
+    """Return a stage by its name, or a stage of one's own as `module:function`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in STAGES and ":" not in name:
+        known = ", ".join(STAGES)
+        raise ConfigError(f"There is no stage {name!r}; use {known}, or module:function for your own.")
+    found = load_attribute(STAGES.get(name, name))
+    if not isinstance(found, Stage):
+        raise ConfigError(f"{name!r} is not a stage; decorate it with worldmodel.flow.stage.stage.")
+    return found
+
+
+def load_attribute(path: str) -> object:
+    """Import `module:attribute`.
+
+    Raises:
+        ConfigError: the module or the attribute does not exist.
+    """
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(f"The module of {path!r} cannot be imported: {error}.") from None
+    except (AttributeError, ValueError):
+        raise ConfigError(f"{path!r} does not exist; write module:function.") from None

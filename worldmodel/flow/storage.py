@@ -1,0 +1,97 @@
+"""Files by name under a folder or an object store's address: the one place that tells them apart."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from worldmodel.errors import ConfigError, OutputError
+from worldmodel.flow.errors import FlowError
+from worldmodel.io import atomic_file
+
+
+class Storage:
+    """A flat store of immutable files.
+
+    Args:
+        address: a folder, or an address of fsspec such as `s3://bucket/path`.
+
+    Raises:
+        ConfigError: the package of such an address is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
+        self.remote: Any = None
+        if "://" not in address:
+            self.folder = Path(address).expanduser().absolute()
+            return
+        try:
+            import fsspec
+
+            self.remote, self.root = fsspec.core.url_to_fs(self.address)
+        except ImportError as error:
+            scheme = address.split("://")[0]
+            raise ConfigError(
+                f"{address!r} requires another package ({error}); for s3:// pip install 'worldmodel[s3]'."
+                if scheme == "s3"
+                else f"{address!r} requires another package: {error}."
+            ) from None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, which appears whole and is on the disk when this returns.
+
+        Raises:
+            OutputError: it cannot be written, or the disk is full.
+        """
+        if self.remote is None:
+            with atomic_file(self.folder / name, durable=True) as temporary:
+                temporary.write_bytes(data)
+            return
+        try:
+            self.remote.pipe_file(f"{self.root}/{name}", data)
+        except OSError as error:
+            raise OutputError(
+                f"{self.address}/{name} cannot be written ({error}); check the store."
+            ) from None
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return the bytes of a file from `start` up to `stop`.
+
+        Raises:
+            FlowError: there is no such file, or it is shorter.
+        """
+        try:
+            if self.remote is not None:
+                data = self.remote.cat_file(f"{self.root}/{name}", start=start, end=stop)
+            else:
+                with open(self.folder / name, "rb") as file:
+                    data = os.pread(file.fileno(), 2**62 if stop is None else stop - start, start)
+        except (OSError, OverflowError) as error:
+            raise FlowError(f"{self.address}/{name} cannot be read ({error}).") from None
+        if stop is not None and len(data) < stop - start:
+            raise FlowError(f"{self.address}/{name} is cut off at byte {start + len(data)}.")
+        return data
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is such a file."""
+        if self.remote is None:
+            return (self.folder / name).is_file()
+        self.remote.invalidate_cache()
+        return bool(self.remote.isfile(f"{self.root}/{name}"))
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of all files in a sub-folder, sorted."""
+        if self.remote is None:
+            folder = self.folder / prefix
+            found = (path.relative_to(self.folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            return sorted(name for name in found if not name.split("/")[-1].startswith("."))
+        self.remote.invalidate_cache()
+        found = self.remote.find(f"{self.root}/{prefix}".rstrip("/"))
+        return sorted(path[len(self.root.rstrip("/")) + 1 :] for path in found)
+
+    def delete(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        if self.remote is None:
+            (self.folder / name).unlink(missing_ok=True)
+        elif self.exists(name):
+            self.remote.rm_file(f"{self.root}/{name}")
