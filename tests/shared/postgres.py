@@ -32,7 +32,7 @@ class PostgresServer:
         sessions = postmaster.children()
         postmaster.kill()
         psutil.wait_procs([postmaster, *sessions], timeout=30)  # its memory is in use until they notice
-        self.wheel.PostgresServer._instances.clear()
+        self.wheel.PostgresServer._instances.pop(self.server.pgdata)
 
     def stop(self) -> None:
         self.server.cleanup_mode = "stop"

@@ -11,7 +11,7 @@ def work(url: str, name: str, output: Path, lease_s: float, count: int = 8, work
     """Write one line per delivered message: its key and the number of the attempt."""
     topic = open_topic(url, name)
     with output.open("a", buffering=1) as file:
-        while claims := topic.claim(count, lease_s, wait_s=1.5 * lease_s):
+        while (claims := topic.claim(count, lease_s, wait_s=0.2)) or topic.depth():
             file.writelines(f"{claim.message.key} {claim.attempt}\n" for claim in claims)
             time.sleep(work_s)
             topic.ack(claims)

@@ -229,7 +229,7 @@ def test_threads_share_the_work_without_loss_or_double_delivery(
     keys = publish(opened(), 200)
     outputs = [tmp_path / f"{index}.txt" for index in range(4)]
     threads = [
-        threading.Thread(target=topic_worker.work, args=(topic_url, name, output, 0.4)) for output in outputs
+        threading.Thread(target=topic_worker.work, args=(topic_url, name, output, LONG_S)) for output in outputs
     ]
     for thread in threads:
         thread.start()
@@ -276,7 +276,7 @@ def test_a_database_that_is_killed_under_load_loses_nothing(name: str, tmp_path:
         topic = open_topic(url, name)
         keys = publish(topic, 3000)
         outputs = [tmp_path / f"{index}.txt" for index in range(3)]
-        workers = [start(url, name, output, 6.0, 8, 0.0) for output in outputs]
+        workers = [start(url, name, output, 20.0, 8, 0.0) for output in outputs]
         for kill_at in (500, 1500):
             while len(deliveries(outputs)) < kill_at:
                 assert all(worker.poll() is None for worker in workers)
