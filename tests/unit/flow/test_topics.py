@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from topic_worker import deliveries
 
 from worldmodel.errors import ConfigError
 from worldmodel.flow.database import connect, transaction
+from worldmodel.flow.errors import FlowError
 from worldmodel.flow.schema import message
 from worldmodel.flow.topics import Claim, Message, Topic, open_topic
 
@@ -229,7 +231,8 @@ def test_threads_share_the_work_without_loss_or_double_delivery(
     keys = publish(opened(), 200)
     outputs = [tmp_path / f"{index}.txt" for index in range(4)]
     threads = [
-        threading.Thread(target=topic_worker.work, args=(topic_url, name, output, LONG_S)) for output in outputs
+        threading.Thread(target=topic_worker.work, args=(topic_url, name, output, LONG_S))
+        for output in outputs
     ]
     for thread in threads:
         thread.start()
@@ -304,4 +307,48 @@ def test_a_lease_from_a_clock_that_was_set_back_does_not_strand_its_message(data
 @pytest.mark.parametrize("url", ["redis://127.0.0.1", "encode", ""])
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="memory:"):
+        open_topic(url, "encode")
+
+
+class Administration(BaseHTTPRequestHandler):
+    """Answers as that of Pulsar does when a topic is made."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.mark.slow
+def test_a_broker_of_pulsar_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = pytest.importorskip("worldmodel.flow.topics.pulsar", exc_type=ConfigError)
+    monkeypatch.setattr(kind, "TIMEOUT_S", 1)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Administration)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    topic = open_topic(f"pulsar://127.0.0.1:1?admin=http://127.0.0.1:{server.server_port}", "encode")
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    with pytest.raises(FlowError, match=r"127\.0\.0\.1:1"):
+        topic.claim(1, LONG_S)
+    with pytest.raises(FlowError, match=r"127\.0\.0\.1:1"):
+        topic.publish([Message("clip")])
+    with pytest.raises(FlowError, match=str(server.server_port)):
+        topic.depth()
+    topic.close()
+
+
+@pytest.mark.parametrize(
+    ("package", "url", "extra"),
+    [("pulsar", "pulsar://127.0.0.1", "pulsar"), ("psycopg", "postgresql://127.0.0.1/flow", "pg")],
+)
+def test_a_missing_package_is_named(
+    package: str, url: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "worldmodel.flow.topics.pulsar", raising=False)
+    with pytest.raises(ConfigError, match=rf"worldmodel\[{extra}\]"):
         open_topic(url, "encode")

@@ -27,4 +27,10 @@ def open_topic(url: str, name: str) -> Topic:
             from worldmodel.flow.topics.sql import SqlTopic
 
             return SqlTopic(url, name)
-    raise ConfigError(f"{url!r} is not the URL of topics; use memory:, sqlite:///FILE or postgresql://….")
+        case "pulsar":
+            from worldmodel.flow.topics.pulsar import PulsarTopic
+
+            return PulsarTopic(url, name)
+    raise ConfigError(
+        f"{url!r} is not the URL of topics; use memory:, sqlite:///FILE, postgresql://… or pulsar://…."
+    )
