@@ -9,6 +9,7 @@ that takes uploads calls these functions in a restricted child process.
 from worldmodel.media.contact_sheet import contact_sheet
 from worldmodel.media.encoding import VideoWriter, write_video
 from worldmodel.media.image import Frame, crop_and_resize, read_image, write_image
+from worldmodel.media.info import MediaInfo, probe, sample_frames
 from worldmodel.media.limits import MediaLimits
 from worldmodel.media.observation import read_observation
 from worldmodel.media.shared_video import shared_video
@@ -18,6 +19,7 @@ from worldmodel.media.video import Frames, Video, open_video, read_video
 __all__ = [
     "Frame",
     "Frames",
+    "MediaInfo",
     "MediaLimits",
     "Source",
     "Video",
@@ -25,9 +27,11 @@ __all__ = [
     "contact_sheet",
     "crop_and_resize",
     "open_video",
+    "probe",
     "read_image",
     "read_observation",
     "read_video",
+    "sample_frames",
     "shared_video",
     "write_image",
     "write_video",

@@ -45,6 +45,15 @@ def read_image(
 
 
 def decode_image(name: str, data: bytes, size: ImageSize, limits: MediaLimits) -> Frame:
+    """Decode the bytes of an image file and crop them; `name` is used in messages.
+
+    Raises:
+        InputError: as `read_image`.
+    """
+    return crop_and_resize(load_image(name, data, limits), size)
+
+
+def load_image(name: str, data: bytes, limits: MediaLimits) -> Image.Image:
     """Decode the bytes of an image file; `name` is used in messages.
 
     Raises:
@@ -62,7 +71,7 @@ def decode_image(name: str, data: bytes, size: ImageSize, limits: MediaLimits) -
         raise InputError(f"{name} has too many pixels; shrink it below {limit} million pixels.") from None
     except Exception:  # as in _load
         raise InputError(f"{name} is damaged or cut off; export or download it again.") from None
-    return crop_and_resize(_load(name, image, limits), size)
+    return _load(name, image, limits)
 
 
 def check_sides(name: str, width: int, height: int, max_pixels: int) -> None:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import av
 import numpy as np
 from av.container import InputContainer
-from av.video.reformatter import VideoReformatter
+from av.video.reformatter import Interpolation, VideoReformatter
 from jaxtyping import UInt8
 from PIL import Image
 
 from worldmodel.config import ImageSize
 from worldmodel.errors import InputError
 from worldmodel.media import sniff
-from worldmodel.media.image import check_sides, crop_and_resize
+from worldmodel.media.image import Frame, check_sides, crop_and_resize
 from worldmodel.media.limits import DEMUXERS, MediaLimits, list_formats
 from worldmodel.media.source import Source, read_bytes
 
@@ -91,18 +91,39 @@ class Video:
         if not 0 <= start_s < math.inf:
             raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
         with decoding_errors(self.name):
-            resampled = _resample(self._decode(start_s), fps, start_s)
+            resampled = _resample(self.decode(start_s), fps, start_s)
             converter = VideoReformatter()  # shared by all frames: creating one costs more than a conversion
             frames = [
                 crop_and_resize(to_image(frame, converter), size)
-                for frame in itertools.islice(resampled, max_frames)
+                for _, frame in itertools.islice(resampled, max_frames)
             ]
         if not frames:
             part = f" from {start_s:g} s on" if start_s else ""
             raise InputError(f"{self.name} has no decodable frame{part}; export it again as MP4 (H.264).")
         return np.stack(frames)
 
-    def _decode(self, start_s: float) -> Iterator[tuple[float, float, av.VideoFrame]]:
+    def sample(
+        self, fps: float | None, max_side: int, start_s: float = 0.0, end_s: float | None = None
+    ) -> Iterator[tuple[float, Frame]]:
+        """Yield times in seconds and whole frames, shrunk until their longer side has `max_side` pixels.
+
+        Args:
+            fps: as in `read_video`.
+            max_side: frames that are smaller keep their size.
+            start_s: seconds after the start of the file at which reading starts.
+            end_s: seconds after the start of the file before which it ends; None: at the file's end.
+
+        Raises:
+            InputError: as `read_video`.
+        """
+        converter = VideoReformatter()
+        with decoding_errors(self.name):
+            for time, frame in _resample(self.decode(start_s), fps, start_s):
+                if end_s is not None and time >= end_s - 1e-3:
+                    return
+                yield time, _shrink(frame, max_side, converter)
+
+    def decode(self, start_s: float) -> Iterator[tuple[float, float, av.VideoFrame]]:
         """Yield (start, end, frame), in seconds after the start of the file, from before `start_s` on.
 
         A file that is read from its start is checked for frames missing at its end.
@@ -197,21 +218,21 @@ def decoding_errors(name: str) -> Iterator[None]:
 
 def _resample(
     frames: Iterator[tuple[float, float, av.VideoFrame]], fps: float | None, start_s: float
-) -> Iterator[av.VideoFrame]:
-    """Yield the frames from `start_s` on; with `fps`, those on screen then, 1 / fps seconds later, ..."""
+) -> Iterator[tuple[float, av.VideoFrame]]:
+    """Yield times and frames from `start_s` on; with `fps`, those on screen 0, 1, 2, ... / fps later."""
     # 1 ms of tolerance: containers round times to milliseconds.
     if fps is None:
-        yield from (frame for _, end, frame in frames if end > start_s + 1e-3)
+        yield from ((start, frame) for start, end, frame in frames if end > start_s + 1e-3)
         return
     count, end = 0, 0.0
     shown: av.VideoFrame | None = None
     for start, stop, frame in frames:
         while shown is not None and start_s + count / fps < start - 1e-3:
-            yield shown
+            yield start_s + count / fps, shown
             count += 1
         shown, end = frame, stop
     while shown is not None and start_s + count / fps < end - 1e-3:
-        yield shown
+        yield start_s + count / fps, shown
         count += 1
 
 
@@ -220,3 +241,13 @@ def to_image(frame: av.VideoFrame, converter: VideoReformatter) -> Image.Image:
     # One thread: by default one is started for every core, even for small frames.
     image = Image.fromarray(converter.reformat(frame, format="rgb24", threads=1).to_ndarray())
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image
+
+
+def _shrink(frame: av.VideoFrame, max_side: int, converter: VideoReformatter) -> Frame:
+    """Return a whole frame as it is shown, with at most `max_side` pixels along a side."""
+    scale = min(1.0, max_side / max(frame.width, frame.height))
+    width, height = (max(1, round(side * scale)) for side in (frame.width, frame.height))
+    small = converter.reformat(
+        frame, width=width, height=height, format="rgb24", interpolation=Interpolation.AREA, threads=1
+    )
+    return np.rot90(small.to_ndarray(), frame.rotation // 90) if frame.rotation else small.to_ndarray()

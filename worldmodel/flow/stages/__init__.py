@@ -5,7 +5,11 @@ from importlib import import_module
 from worldmodel.errors import ConfigError
 from worldmodel.flow.stage import Stage
 
-STAGES: dict[str, str] = {}
+STAGES = {
+    "fetch": "worldmodel.flow.stages.fetch:Fetch",
+    "probe": "worldmodel.flow.stages.probe:probe",
+    "filter": "worldmodel.flow.stages.filter:Filter",
+}
 """Module and name of each stage; imported on first use."""
 
 
