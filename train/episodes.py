@@ -1,38 +1,40 @@
-"""Encoding of episodes with the frozen codec, and pixels for vision encoders that read pixels."""
+"""Inputs of objectives from episodes: latents, encoded here or before training, pixels, text states."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from worldmodel.batch import from_array, to_device
 from worldmodel.data.loader import Batch
+from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_tensor
-from worldmodel.models.codec.autoencoder import newest
+from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.parallel.layout import Layout
 from worldmodel.train.objectives.base import Rounds
+from worldmodel.types import Episode
+
+REMEDY = "run the stage encode with this model, or set precomputed: false for the source"
 
 
 def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
-    """Encode the observations of a batch whose episodes have actions."""
+    """Encode the observations of a batch whose episodes have actions, or take their latents.
+
+    Raises:
+        ConfigError: the latents are not those of this model.
+    """
     columns = zip(*(episode.observations for episode in batch.episodes), strict=True)
-    first, *clips = [to_tensor(list(column), model.device).to(model.dtype) for column in columns]
-    contexts, targets, pixels = [], [], []
-    latents = encode(model, first) if first.shape[1] else model.blank_observation(len(first)).latents
-    if model.codec.causal and not first.shape[1]:  # the first chunk has fewer frames in as many latents
-        clips[0] = clips[0][:, : model.codec.frames_before(model.config.chunk_latents)]
-    for before, clip in zip([first, *clips[:-1]], clips, strict=True):
-        contexts.append(
-            model.codec.context(latents, before, model.config.context_latents) if before.shape[1] else latents
-        )
-        latents = encode(model, clip, before)
-        targets.append(latents)
-        pixels.append(model.vision.select_frames(before))
-    context, target = torch.stack(contexts, dim=1), torch.stack(targets, dim=1)
+    clips = [to_tensor(list(column), model.device).to(model.dtype) for column in columns]
+    blank = model.blank_observation(len(batch.episodes)).latents
+    if batch.episodes[0].encoded is None:
+        first, *following = clips
+        context, target = RoundEncoder.of(model).rounds(first, following, blank)
+    else:
+        context, target = stored_rounds(model, batch.episodes, blank)
+    pixels = [model.vision.select_frames(before) for before in clips[:-1]]
     changed = (
         (target - context[:, :, -1:]).pow(2).mean(dim=3) > 0.1
         if context.shape[2]
@@ -42,21 +44,82 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
     return Rounds(context, target, changed, torch.stack(frames, dim=1) if frames else None)
 
 
+def stored_rounds(
+    model: WorldModel, episodes: Sequence[Episode], blank: Float[Tensor, "b _ c h w"]
+) -> tuple[Float[Tensor, "b r s c h w"], Float[Tensor, "b r t c h w"]]:
+    """Return the latents that episodes were encoded to before training.
+
+    Raises:
+        ConfigError: they are not those of this model.
+    """
+    config, given = model.config, [episode.encoded for episode in episodes]
+    rounds, context = len(episodes[0].actions), blank[:, None]
+    if given[0] is not None and given[0].context is not None:
+        shape = (rounds, config.context_latents, *config.latent_shape[1:])
+        context = stored(model, episodes, [each and each.context for each in given], shape)
+    shape = (rounds, *config.latent_shape)
+    return context, stored(model, episodes, [each and each.target for each in given], shape)
+
+
+def stored(
+    model: WorldModel, episodes: Sequence[Episode], arrays: Sequence[np.ndarray | None], shape: Sequence[int]
+) -> Float[Tensor, "b ..."]:
+    """Stack stored latents of episodes on the model's device; -1 in `shape` is any number.
+
+    Raises:
+        ConfigError: an array is missing or has another shape.
+    """
+    found = []
+    for episode, array in zip(episodes, arrays, strict=True):
+        expected = array is not None and tuple(
+            given if size < 0 else size for given, size in zip(array.shape, shape, strict=False)
+        )
+        if array is None or array.shape != expected:
+            raise ConfigError(
+                f"The latents of {episode.name} have shape {None if array is None else list(array.shape)}, "
+                f"and this model needs {list(shape)}; {REMEDY}."
+            )
+        found.append(array)
+    return to_device(from_array(np.stack(found)), model.device).to(model.dtype)
+
+
 def encode_observations(model: WorldModel, batch: Batch) -> list[Observation]:
-    """Encode the concatenated clips of each episode, as batches of one."""
+    """Encode the concatenated clips of each episode, or take their latents, as batches of one.
+
+    Raises:
+        ConfigError: the latents are not those of this model.
+    """
+    episodes = batch.episodes
+    if episodes[0].encoded is None:
+        columns = zip(*(episode.observations for episode in episodes), strict=True)
+        encoded = zip(*(encode_clips(model, list(column)) for column in columns), strict=True)
+        rows = [torch.cat(each)[None] for each in encoded]
+    else:
+        shape = (-1, *model.config.latent_shape[1:])
+        rows = [stored(model, [each], [each.encoded and each.encoded.observed], shape) for each in episodes]
     observations = []
-    columns = [
-        encode_clips(model, list(column))
-        for column in zip(*(episode.observations for episode in batch.episodes), strict=True)
-    ]
-    for episode, latents in zip(batch.episodes, zip(*columns, strict=True), strict=True):
+    for episode, latents in zip(episodes, rows, strict=True):
         pixels = None
         if model.vision.needs_frames:
             pixels = model.vision.select_frames(
                 to_tensor([np.concatenate(episode.observations)], model.device).to(model.dtype)
             )
-        observations.append(Observation(torch.cat(latents)[None], pixels))
+        observations.append(Observation(latents, pixels))
     return observations
+
+
+def encode_first_frames(model: WorldModel, batch: Batch) -> Float[Tensor, "b 1 c h w"]:
+    """Encode the first observation of every episode, one frame, or take its latents.
+
+    Raises:
+        ConfigError: the latents are not those of this model.
+    """
+    if batch.episodes[0].encoded is not None:
+        blank = model.blank_observation(len(batch.episodes)).latents
+        context, _ = stored_rounds(model, batch.episodes, blank)
+        return context[:, 0, :1]  # of an image: the first latent of a codec has seen one frame
+    frames = to_tensor([episode.observations[0] for episode in batch.episodes], model.device)
+    return RoundEncoder.of(model).encode(frames.to(model.dtype))
 
 
 def encode_clips(model: WorldModel, clips: Sequence[np.ndarray]) -> list[Float[Tensor, "_ c h w"]]:
@@ -64,25 +127,13 @@ def encode_clips(model: WorldModel, clips: Sequence[np.ndarray]) -> list[Float[T
     rows: dict[int, Tensor] = {}
     for length in sorted({len(clip) for clip in clips}):
         chosen = [index for index, clip in enumerate(clips) if len(clip) == length]
-        rows |= dict(
-            zip(chosen, encode(model, to_tensor([clips[i] for i in chosen], model.device)), strict=True)
-        )
+        frames = to_tensor([clips[i] for i in chosen], model.device).to(model.dtype)
+        rows |= dict(zip(chosen, RoundEncoder.of(model).encode(frames), strict=True))
     return [rows[index] for index in range(len(clips))]
 
 
-def encode(
-    model: WorldModel, frames: Float[Tensor, "b t 3 h w"], before: Float[Tensor, "b u 3 h w"] | None = None
-) -> Float[Tensor, "b t2 c h2 w2"]:
-    """Encode with the frozen codec, divided over the processes that share a sequence."""
-    codec, frames = model.codec, frames.to(model.device, model.dtype)
-    if codec.causal:
-        if before is None or not before.shape[1]:
-            return model.observe(frames).latents
-        return codec.encode(frames, newest(before, codec.frames_before(model.config.context_latents)))
-    group, batch = codec.temporal_factor, len(frames)
-    if frames.shape[1] % group:
-        return codec.encode(frames)
-    pieces = rearrange(frames, "b (t g) c h w -> (b t) g c h w", g=group)
-    layout = Layout.items(len(pieces), model.backbone.sequence)
-    latents = layout.gather(codec.encode(layout.take(pieces, dim=0)), dim=0)
-    return rearrange(latents, "(b t) 1 c h w -> b t c h w", b=batch)
+def text_states(batches: Iterable[Batch]) -> dict[str, Float[Tensor, "_ e"]]:
+    """Return the text states that episodes have, by text, on the CPU."""
+    episodes = [episode for batch in batches for episode in batch.episodes]
+    found = {text: state for episode in episodes for text, state in (episode.text_states or {}).items()}
+    return {text: from_array(np.ascontiguousarray(state)) for text, state in found.items()}

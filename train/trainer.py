@@ -32,6 +32,7 @@ from worldmodel.train.checkpoint.manifest import Manifest, Origin, digest_of
 from worldmodel.train.checkpoint.storage import State
 from worldmodel.train.components import check_components, is_trained
 from worldmodel.train.distributed import Root
+from worldmodel.train.episodes import text_states
 from worldmodel.train.objectives.base import Losses, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.throughput import Work
@@ -232,6 +233,7 @@ class Trainer:
         """Run the frozen parts over microbatches."""
         seed, device = self.config.seed, self.mesh.device
         objective, model = self.root.objective, self.root.model
+        model.generator.text_states = text_states(batches)
 
         def work() -> list[StageBatch]:
             keys = [[(seed, index) for index in batch.indices] for batch in batches]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -35,6 +36,12 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def from_array(array: np.ndarray) -> Tensor:
+    """Return an array as a tensor on the CPU; uint16 has the bits of bfloat16, which NumPy lacks."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
 
 def stack(items: Sequence[Tree]) -> Tree:

@@ -298,12 +298,37 @@ def _check_fields(subject: str, value: Mapping[str, Any], fields: Sequence[str])
 
 
 @dataclass(frozen=True)
+class EncodedObservations:
+    """Latents of an episode's observations, computed before training.
+
+    Arrays are float32, float16, or uint16 with the bits of bfloat16.
+    """
+
+    context: np.ndarray | None = None
+    """Context latents of every round, `[r, s, c, h, w]`; None: nothing was observed before."""
+    target: np.ndarray | None = None
+    """Latents that every round leads to, `[r, t, c, h, w]`."""
+    observed: np.ndarray | None = None
+    """Latents of the observation that a text is about, `[t, c, h, w]`."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...] | None, ...]:
+        """Shapes of the arrays; episodes can be stacked if they are equal."""
+        arrays = (self.context, self.target, self.observed)
+        return tuple(None if array is None else array.shape for array in arrays)
+
+
+@dataclass(frozen=True)
 class Episode:
     """One training sample: observations with the actions between them, and optionally a text about them.
 
     `observations` are uint8 clips `[t, h, w, 3]`; `actions[i]` leads from observation i to i + 1. An empty
     first clip (t = 0) means that nothing was observed before. `prompt` and `answer` are text about the
     observations. `labels` are labels of latent cells that a source provides (`World.label_words`).
+
+    With `encoded`, the codec does not run in the training step, and there are only those `observations` that
+    a vision encoder reads. `text_states` are outputs of the generator's text encoder by text, `[l, e]` each,
+    without zeros at the end; the encoder runs for all other texts.
     """
 
     name: str
@@ -312,3 +337,5 @@ class Episode:
     prompt: str | None = None
     answer: str | None = None
     labels: Mapping[str, np.ndarray] | None = None
+    encoded: EncodedObservations | None = None
+    text_states: Mapping[str, np.ndarray] | None = None

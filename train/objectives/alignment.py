@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from worldmodel.batch import to_device
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
-from worldmodel.media.tensors import to_tensor
 from worldmodel.models.layers.norm import upcast
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train.episodes import encode
+from worldmodel.train.episodes import encode_first_frames
 from worldmodel.train.objectives.base import Counts, Losses, Objective, SampleRng, StageBatch, label
 from worldmodel.worlds import get_world
 
@@ -49,10 +48,7 @@ class AlignmentObjective(Objective):
                 f"model.world is {model.config.world}, which has no words for cells; set it to one that has "
                 "(shapes), or leave out the objective alignment."
             )
-        latents = encode(
-            model, to_tensor([episode.observations[0] for episode in batch.episodes], model.device)
-        )
-        return StageBatch(batch, rng, self.counts(model, batch), latents)
+        return StageBatch(batch, rng, self.counts(model, batch), encode_first_frames(model, batch))
 
     def counts(self, model: WorldModel, batch: Batch) -> Counts:
         """Count the labelled cells of every kind."""

@@ -57,6 +57,11 @@ class CodecObjective(Objective):
         """Take two groups of `size` frames of every episode, some of them a repeated still image."""
         clips = []
         for index, episode in zip(batch.indices, batch.episodes, strict=True):
+            if not episode.observations:
+                raise ConfigError(
+                    f"{episode.name} has latents instead of frames, on which the objective codec trains; set "
+                    "precomputed: false for its source."
+                )
             clip = episode.observations[-1]
             rng = np.random.default_rng((index, 11))
             for start in rng.choice(len(clip) // size, size=2, replace=False) * size:

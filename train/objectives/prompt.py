@@ -50,7 +50,7 @@ class PromptObjective(StateObjective):
             return super().forward(model, inputs)
         texts = [action.text or "" for episode in inputs.batch.episodes for action in episode.actions]
         with torch.no_grad():
-            truth = model.generator.encode_text(texts)
+            truth = model.generator.encode_distinct(texts)
         assert truth is not None, "checked at the start"
         predicted = upcast(self.predict(model, inputs).condition.tokens)
         truth = upcast(truth[:, : predicted.shape[1]])

@@ -131,6 +131,9 @@ class SourceConfig:
     streams: int = 8
     """huggingface: streams into which the files are divided, so that data-parallel processes read different
     ones. As many as those processes is best; the order of samples depends on it, but not on the processes."""
+    precomputed: bool = True
+    """flow: use the latents and text states that its stage `encode` computed; false decodes and encodes the
+    videos in the training step."""
     weight: float = 1.0
     """Weight of the source in the mixture of all sources; 0 leaves it out."""
 

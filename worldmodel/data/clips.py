@@ -1,7 +1,7 @@
 """Clips: a video with its text and actions, divided into rounds."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,9 +9,12 @@ import numpy as np
 
 from worldmodel import media
 from worldmodel.config import ImageSize, WorldModelConfig
-from worldmodel.errors import InputError
-from worldmodel.types import DESCRIBE, Action, Camera, Episode, Pose
+from worldmodel.data.latents import StoredLatents, StoredTexts
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.types import DESCRIBE, Action, Camera, EncodedObservations, Episode, Pose
 
+_Part = tuple[int, int, np.ndarray | None, EncodedObservations | None]
+"""Part of a clip: its first frame, number of rounds, frames where they are needed, and latents."""
 EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
 
 
@@ -157,6 +160,9 @@ class Clip:
     The task `rounds` has one observation and up to the requested number of rounds, from a random offset in
     the clip; `imagine` leads from no observation to a round of the clip, starting where its text does,
     `describe` leads from a round to its text, and `ask` from a round with its question to the answer.
+
+    With `latents`, episodes begin at a whole number of rounds after the clip's start, and the video is only
+    read if the model's vision encoder reads pixels.
     """
 
     name: str
@@ -172,53 +178,86 @@ class Clip:
     start: float = 0.0
     end: float | None = None
     """Seconds in the file between which the clip lies; None: up to the file's end."""
+    latents: StoredLatents | None = None
+    text_states: StoredTexts | None = None
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
         """Return one episode; `index` seeds its offset in the clip.
 
         Raises:
             InputError: the video is missing, damaged or shorter than a round, or has no text for the task.
+            ConfigError: the latents are those of another model.
         """
-        chunk = self.format.chunk
+        rng, count = np.random.default_rng((seed, index)), rounds if task == "rounds" else 1
         try:
-            first, frames = self._frames(
-                np.random.default_rng((seed, index)),
-                rounds if task == "rounds" else 1,
-                self.question if task == "ask" else self.text,
+            first, found, frames, encoded = (self._decoded if self.latents is None else self._stored)(
+                rng, task, count
             )
-            if len(frames) <= chunk:
-                raise InputError(
-                    f"it has {len(frames)} frames at {self.format.fps} fps, and a round needs 1 + {chunk}"
-                )
-            actions = [self._action(first, index) for index in range((len(frames) - 1) // chunk)]
+            actions = [self._action(first, index) for index in range(found)]
+            states = None if self.text_states is None else self._states(actions)
             when = self._when(first)
             question, answer = self.question.during(*when), self.answer.during(*when)
             if task == "ask" and not (question and answer):
                 raise InputError("it has no question with an answer, which the task 'ask' needs")
             if task in ("imagine", "describe") and not actions[0].text:
                 raise InputError(f"it has no text, which the task {task!r} needs")
-        except InputError as error:
-            raise InputError(f"{self.name}: {error}") from None
-        clips = [frames[1 + index * chunk :][:chunk] for index in range(len(actions))]
+        except (InputError, ConfigError) as error:
+            raise type(error)(f"{self.name}: {error}") from None
+        seen, led_to = _observations(frames, found, self.format.chunk, task, encoded is not None)
         if task == "ask":
-            return Episode(self.name, (clips[0],), prompt=question, answer=answer)
+            return Episode(self.name, led_to, prompt=question, answer=answer, encoded=encoded)
         if task == "describe":
-            return Episode(self.name, (clips[0],), prompt=DESCRIBE, answer=actions[0].text)
+            return Episode(self.name, led_to, prompt=DESCRIBE, answer=actions[0].text, encoded=encoded)
         if task == "imagine":
-            return Episode(self.name, (frames[:0], frames[:chunk]), (Action(actions[0].text),))
-        return Episode(self.name, (frames[:1], *clips), tuple(actions))
+            actions = [Action(actions[0].text)]
+        return Episode(self.name, (*seen, *led_to), tuple(actions), encoded=encoded, text_states=states)
 
-    def _frames(self, rng: np.random.Generator, rounds: int, sentences: Track) -> tuple[int, np.ndarray]:
-        """Return the index in the clip of the first frame, and the frames of up to `rounds` rounds.
-
-        The first frame is where one of `sentences` begins, if they have times.
-        """
-        wanted, source = 1 + rounds * self.format.chunk, self.video
+    def _decoded(self, rng: np.random.Generator, task: str, rounds: int) -> _Part:
+        """Read up to `rounds` rounds from where a sentence begins, if sentences have times."""
+        chunk = self.format.chunk
 
         def draw_first(length: int) -> int:
-            starts = self._starts(max(0, length - wanted), sentences)
+            starts = self._starts(max(0, length - 1 - rounds * chunk), self._sentences(task))
             return starts[int(rng.integers(len(starts)))]
 
+        first, frames = self._frames(draw_first, 1 + rounds * chunk)
+        if len(frames) <= chunk:
+            raise InputError(
+                f"it has {len(frames)} frames at {self.format.fps} fps, and a round needs 1 + {chunk}"
+            )
+        return first, (len(frames) - 1) // chunk, frames, None
+
+    def _stored(self, rng: np.random.Generator, task: str, rounds: int) -> _Part:
+        """Read the latents of up to `rounds` rounds, and their frames only where they are needed."""
+        assert self.latents is not None
+        latents, chunk = self.latents.read(), self.format.chunk
+        if not latents.num_chunks:
+            raise InputError(f"it has no latents of a round of {chunk} frames at {self.format.fps} fps")
+        starts = self._starts(max(0, latents.num_chunks - rounds) * chunk, self._sentences(task))
+        index = min(round(starts[int(rng.integers(len(starts)))] / chunk), latents.num_chunks - 1)
+        count, first = min(rounds, latents.num_chunks - index), index * chunk
+        frames = None
+        if latents.format.needs_frames:
+            _, frames = self._frames(lambda length: first, 1 + count * chunk)
+            if len(frames) != 1 + count * chunk:
+                raise InputError(
+                    f"its video is shorter than its latents, {latents.num_chunks} rounds of {chunk} frames"
+                )
+        return first, count, frames, latents.observations(task, index, count)
+
+    def _sentences(self, task: str) -> Track:
+        return self.question if task == "ask" else self.text
+
+    def _states(self, actions: Sequence[Action]) -> dict[str, np.ndarray]:
+        """Return the stored text states of actions, and that of no text."""
+        assert self.text_states is not None
+        states = self.text_states.read()
+        texts = {"", *(action.text or "" for action in actions)}
+        return {text: state for text, state in states.items() if text in texts}
+
+    def _frames(self, draw_first: Callable[[int], int], wanted: int) -> tuple[int, np.ndarray]:
+        """Return the index in the clip of the first frame, chosen by the clip's length, and the frames."""
+        source = self.video
         if isinstance(source, Stills):
             first = draw_first(len(source.frames))
             chosen = source.frames[first : first + wanted]
@@ -238,9 +277,13 @@ class Clip:
             )
 
     def _starts(self, last: int, sentences: Track) -> Sequence[int]:
-        """Return the frames up to `last` at which an episode may begin: where a sentence begins, or all."""
+        """Return the frames up to `last` at which an episode may begin: where a sentence begins, or all.
+
+        With latents, where a round begins.
+        """
         actions = (self.text, self.keys, self.mouse, self.vector, self.camera)
-        if any(track.per_round for track in (*actions, self.question, self.answer)):
+        per_round = any(track.per_round for track in (*actions, self.question, self.answer))
+        if per_round or (self.latents is not None and not sentences.times):
             return range(0, last + 1, self.format.chunk)
         if sentences.times:
             starts = sorted(round(start * self.format.fps) for start, _ in sentences.times)
@@ -267,6 +310,18 @@ class Clip:
             self.mouse.during(*when),
             camera,
         )
+
+
+def _observations(
+    frames: np.ndarray | None, rounds: int, chunk: int, task: str, encoded: bool
+) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Return the observation before the first round, and the clip of every round."""
+    if frames is None:
+        return (), ()
+    clips = tuple(frames[1 + index * chunk :][:chunk] for index in range(rounds))
+    if task == "imagine":  # its frames are those that the latents are of
+        return (frames[:0],), clips if encoded else (frames[:chunk],)
+    return (frames[:1],), clips
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class RowReader:
         label = self._cell(row, "name") or self._cell(row, "video")
         name = f"{name} ({label})" if isinstance(label, str | int) else name
         start, end = _seconds(self._cell(row, "start")), _seconds(self._cell(row, "end"))
-        tracks = self.tracks(row)
+        tracks: dict[str, Any] = {**self.tracks(row)}
         if self.preset and self.preset.segments:
             (start, end), text = _segment(row[self.preset.segments], self._cell(row, "text"), part)
             name, tracks["text"] = f"{name}, clip {part + 1}", Track((text,))

@@ -280,9 +280,14 @@ class BatchLoader:
         by_shape: dict[tuple, list[tuple[int, Episode]]] = {}
         for pending in samples:
             if pending.sample is not None and isinstance(episode := pending.result, Episode):
-                shape: tuple = (len(episode.actions), *(clip.shape for clip in episode.observations))
+                encoded = episode.encoded.shapes if episode.encoded else ()
+                shape: tuple = (
+                    len(episode.actions),
+                    *(clip.shape for clip in episode.observations),
+                    *encoded,
+                )
                 if episode.prompt is not None:
-                    shape = (len(episode.observations),)
+                    shape = (len(episode.observations), bool(encoded))
                 by_shape.setdefault(shape, []).append((pending.sample.index, episode))
         step = samples[0].step
         task, self_rollout = self.sampler.task(step), self.sampler.self_rollout(step)

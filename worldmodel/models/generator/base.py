@@ -1,8 +1,9 @@
 """The interface of a video generator, the same for our transformer and for those of diffusers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Bool, Float
@@ -73,6 +74,8 @@ class VideoGenerator(nn.Module, ABC):
     """Processes that share a clip in training."""
     agreement: Agreement = Agreement()
     """The processes that train it."""
+    text_states: Mapping[str, Float[Tensor, "_ e"]] = MappingProxyType({})
+    """Texts that need no encoding: their embeddings, without zeros at the end, on the CPU."""
 
     @abstractmethod
     def prefill(self, context: Context, condition: Condition) -> KVCache:
@@ -147,7 +150,34 @@ class VideoGenerator(nn.Module, ABC):
 
     @torch.no_grad()
     def encode_distinct(self, texts: Sequence[str]) -> Float[Tensor, "b m e"] | None:
-        """Embed texts, equal ones once: a text encoder can be larger than all other parts."""
-        distinct = list(dict.fromkeys(texts))
-        embeds = self.encode_text(distinct)
-        return None if embeds is None else embeds[[distinct.index(text) for text in texts]]
+        """Embed texts, equal ones once and those in `text_states` not at all.
+
+        A text encoder can be larger than all other parts.
+        """
+        unknown = [text for text in dict.fromkeys(texts) if text not in self.text_states]
+        (most,) = self.agreement.most(len(unknown))
+        encoded = self.encode_text(unknown or texts[:1]) if most else None
+        if not self.text_states:
+            return None if encoded is None else encoded[[unknown.index(text) for text in texts]]
+        rows = {text: self.pad_text(self.text_states[text]) for text in set(texts).difference(unknown)}
+        if encoded is not None:
+            rows |= dict(zip(unknown, encoded, strict=False))
+        return torch.stack([rows[text] for text in texts])
+
+    @torch.no_grad()
+    def compute_text_states(self, texts: Sequence[str]) -> dict[str, Float[Tensor, "_ e"]]:
+        """Embed texts for `text_states`; there are none if the generator takes no text."""
+        embeds = self.encode_text(texts)
+        states: dict[str, Tensor] = {}
+        for text, state in zip(texts, () if embeds is None else embeds, strict=embeds is not None):
+            used = (state != 0).any(dim=1).nonzero()
+            states[text] = state[: int(used.max()) + 1 if len(used) else 0]
+        return states
+
+    def pad_text(self, state: Float[Tensor, "n e"]) -> Float[Tensor, "m e"]:
+        """Return one of `text_states` as `encode_text` does.
+
+        Raises:
+            ConfigError: it is not of this generator's text encoder.
+        """
+        raise ConfigError("This generator takes no text; set precomputed: false for the source.")

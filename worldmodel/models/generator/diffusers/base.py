@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from worldmodel.batch import to_device
 from worldmodel.config import WorldModelConfig
 from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models.codec.autoencoder import VideoCodec
@@ -86,6 +87,8 @@ class DiffusersGenerator(VideoGenerator):
     """Whether each frame may have its own noise level; otherwise that of the first frame is used for all."""
     text_length: int | None = None
     """Length of the text input in tokens; None if it is not fixed."""
+    max_text_tokens: int
+    """Tokens to which texts are cut or padded."""
 
     def __init__(
         self,
@@ -292,6 +295,22 @@ class DiffusersGenerator(VideoGenerator):
         """Embed texts exactly as the family's pipeline does."""
         assert self.text_encoder is not None, "condition_adapter.text and add_text_encoder load it"
         return self.embed_text(list(texts)).float()
+
+    def pad_text(self, state: Float[Tensor, "n e"]) -> Float[Tensor, "m e"]:
+        """Return one of `text_states` as `encode_text` does.
+
+        Raises:
+            ConfigError: it is not of this generator's text encoder.
+        """
+        length, width = state.shape
+        if length > self.max_text_tokens or width != self.text_width:
+            raise ConfigError(
+                f"A stored text state has {length} tokens of width {width}, and this generator's text "
+                f"encoder gives up to {self.max_text_tokens} of width {self.text_width}; run the stage "
+                "encode with this model, or set precomputed: false for the source."
+            )
+        device = next(self.transformer.parameters()).device
+        return F.pad(to_device(state, device).float(), (0, 0, 0, self.max_text_tokens - length))
 
     @abstractmethod
     def embed_text(self, texts: list[str]) -> Float[Tensor, "b m e"]:

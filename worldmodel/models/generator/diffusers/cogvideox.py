@@ -103,7 +103,7 @@ class CogVideoXGenerator(DiffusersGenerator):
         self.cells_per_token = config.patch_size**2 * (config.patch_size_t or 1)
         assert isinstance(scheduler, CogVideoXDDIMScheduler | CogVideoXDPMScheduler)
         self.path = VariancePath(scheduler)
-        self.text_length = config.max_text_seq_length
+        self.text_length = self.max_text_tokens = config.max_text_seq_length
         (codec,) = self._codec
         self.context_scale = 1.0
         """Factor from context latents to the scale that the transformer was trained with."""
@@ -207,7 +207,7 @@ class CogVideoXGenerator(DiffusersGenerator):
         return pipeline.encode_prompt(
             texts,
             do_classifier_free_guidance=False,
-            max_sequence_length=self.transformer.config.max_text_seq_length,
+            max_sequence_length=self.max_text_tokens,
             device=self.text_encoder.device,  # type: ignore[union-attr]
         )[0]
 

@@ -32,9 +32,6 @@ from worldmodel.models.generator.diffusers.self_attention import (
 from worldmodel.models.generator.diffusers.state_cross_attention import CopiedStream, StateStream
 from worldmodel.parallel.layout import Layout
 
-TEXT_LENGTH = 128
-"""Length of the text input in the pipeline, in tokens."""
-
 
 class LTXProcessor(Processor):
     """Self-attention of LTX's blocks: norms and rotary tables `[b, n, k * d]` over all heads."""
@@ -69,6 +66,7 @@ class LTXGenerator(DiffusersGenerator):
         "shift_terminal": 0.1,
     }
     timestep_per_frame = True
+    max_text_tokens = 128
 
     def __init__(
         self,
@@ -161,7 +159,7 @@ class LTXGenerator(DiffusersGenerator):
         encoded: Any = pipeline.encode_prompt(
             texts,
             do_classifier_free_guidance=False,
-            max_sequence_length=TEXT_LENGTH,
+            max_sequence_length=self.max_text_tokens,
             device=self.text_encoder.device,  # type: ignore[union-attr]
         )
         embeds, mask, *_ = encoded

@@ -42,9 +42,6 @@ from worldmodel.models.layers.attention import KeyValue
 from worldmodel.models.loading import pipeline_folder
 from worldmodel.parallel.layout import Layout
 
-TEXT_LENGTH = 512
-"""Length of the text input in the pipeline, in tokens."""
-
 
 class WanProcessor(Processor):
     """Self-attention of Wan's blocks: norms over all heads, rotary tables `[1, n, 1, d]`."""
@@ -103,6 +100,7 @@ class WanGenerator(DiffusersGenerator):
         "use_flow_sigmas": True,
         "flow_shift": 3.0,
     }
+    max_text_tokens = 512
 
     def __init__(
         self, transformer: WanTransformer3DModel, scheduler: Scheduler, clip: Clip, *args: Any, **kwargs: Any
@@ -127,7 +125,9 @@ class WanGenerator(DiffusersGenerator):
         """Whether context enters as channels."""
         self.timestep_per_frame = not self.concatenates
         if self.image_encoder is not None:
-            self.text_length = TEXT_LENGTH  # its attentions separate image features from text by length
+            self.text_length = (
+                self.max_text_tokens
+            )  # its attentions separate image features from text by length
             if not self.concatenates:
                 raise ConfigError(
                     "This Wan transformer reads image features (image_dim) and has no channels for the image "
@@ -331,7 +331,7 @@ class WanGenerator(DiffusersGenerator):
         return pipeline.encode_prompt(
             texts,
             do_classifier_free_guidance=False,
-            max_sequence_length=TEXT_LENGTH,
+            max_sequence_length=self.max_text_tokens,
             device=self.text_encoder.device,  # type: ignore[union-attr]
         )[0]
 
