@@ -99,8 +99,11 @@ class Chain:
         return self.links[self.split_at + 1 :] if is_part else self.links[: self.split_at + 1]
 
     def producer(self, column: str, before: str) -> Link | None:
-        """Return the last stage ahead of the one named `before` that adds a column, or None."""
-        earlier = self.links[: self.names.index(before)]
+        """Return the last stage ahead of the one named `before` that adds a column, or None.
+
+        What a stage says of the parts that it makes, such as `start_s`, belongs to the clips themselves.
+        """
+        earlier = [link for link in self.links[: self.names.index(before)] if not link.stage.expands]
         return next((link for link in reversed(earlier) if column in link.stage.outputs), None)
 
 

@@ -37,7 +37,8 @@ class Feeder:
         self.place: Place = BEGINNING
         self.began = time.monotonic()
         self.open: dict[str, Iterator[list[NewClip]]] = {}
-        self.listed = {name: catalog.listed(name) for name in config.sources}
+        self.listed = {name: (catalog.listed(name)[0], False) for name in config.sources}
+        """Rows of each source that are listed, and whether these are all; a source may have grown since."""
 
     @property
     def all_listed(self) -> bool:

@@ -1,6 +1,5 @@
 """Files by name under a folder or an object store's address: the one place that tells them apart."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,9 @@ class Storage:
                 data = self.remote.cat_file(f"{self.root}/{name}", start=start, end=stop)
             else:
                 with open(self.folder / name, "rb") as file:
-                    data = os.pread(file.fileno(), 2**62 if stop is None else stop - start, start)
-        except (OSError, OverflowError) as error:
+                    file.seek(start)
+                    data = file.read(-1 if stop is None else stop - start)
+        except OSError as error:
             raise FlowError(f"{self.address}/{name} cannot be read ({error}).") from None
         if stop is not None and len(data) < stop - start:
             raise FlowError(f"{self.address}/{name} is cut off at byte {start + len(data)}.")
