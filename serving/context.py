@@ -42,6 +42,8 @@ class ServerContext:
     """Open WebSockets of each caller."""
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE_BODIES))
     """Held by requests with large bodies, which are in memory."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server is asked to stop; ends the WebSocket sessions."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
 

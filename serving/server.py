@@ -168,6 +168,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         )
         super().__init__(config)
+        self._stopping: asyncio.Event = app.state.context.stopping
         self._jobs, self._drain_timeout_s = app.state.context.jobs, drain_timeout_s
         self._stop_requested = False
         self._draining: asyncio.Task[None] | None = None
@@ -203,6 +204,7 @@ class Server(uvicorn.Server):
                 flush=True,
             )
             self._drain_deadline = time.monotonic() + self._drain_timeout_s
+            self._stopping.set()
             self._draining = asyncio.create_task(self._jobs.drain(self._drain_timeout_s))
         if self._draining is not None and self._draining.done():
             remaining = self._drain_deadline - time.monotonic()

@@ -25,11 +25,12 @@ announced one. The server replies with `video.start` and then sends chunks: each
 Actions are sent as `session.interaction` at any time. Each is acknowledged at once \
 (`session.interaction.queued`) and takes effect with the next chunk; `session.interaction.applied` names \
 its first frame. With pace `realtime` the world keeps running, at most one chunk ahead of a client that \
-plays at `fps`; with `on_action` it waits for actions.
+plays at `fps`, and an action replaces a chunk without one that is being generated; with `on_action` it \
+waits for actions; with `asap` too, and plays them as fast as it can.
 
 Times are in seconds. A rejected event is answered with `error`; only fatal errors close the socket. Close \
-codes: 1000 after `session.done`, 1008 client error, 1009 message too large, 1011 internal error, 1012 \
-server stopping, 1013 server full. A handshake without a valid key is answered with 401.
+codes: 1000 after `session.done`, 1001 after that of a server that stops, 1008 client error, 1009 message \
+too large, 1011 internal error, 1013 server full. A handshake without a valid key is answered with 401.
 """
 UPLOAD = (
     "Image (PNG, JPEG, WebP) or video (MP4, H.264) to start from; follows a session.start with upload true."

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import WebSocket, WebSocketDisconnect
 
@@ -36,7 +36,14 @@ MAX_REJECTED_EVENTS = 32
 MESSAGE_BURST_S = 4.0
 """Burst of messages that a client may send, in seconds of its rate limit."""
 
-CLOSE_NORMAL, CLOSE_POLICY, CLOSE_TOO_LARGE, CLOSE_INTERNAL, CLOSE_TRY_LATER = 1000, 1008, 1009, 1011, 1013
+CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_TOO_LARGE, CLOSE_INTERNAL, CLOSE_TRY_LATER = (
+    1000,
+    1001,
+    1008,
+    1009,
+    1011,
+    1013,
+)
 """WebSocket close codes (RFC 6455 §7.4 and the IANA registry)."""
 
 
@@ -88,7 +95,7 @@ class Connection:
         outcome, code = "failed", CLOSE_INTERNAL
         try:
             reason = await self._serve()
-            outcome, code = "ok", CLOSE_NORMAL
+            outcome, code = "ok", CLOSE_GOING_AWAY if reason == "server_stopping" else CLOSE_NORMAL
             rounds, frames = (self._player.rounds, self._player.frames) if self._player else (0, 0)
             await self._send(events.SessionDone(rounds=rounds, frames=frames, reason=reason))
         except (WebSocketDisconnect, SlowClientError):
@@ -109,7 +116,8 @@ class Connection:
 
     async def _serve(self) -> Reason:
         """Run both tasks and return why the session ended; afterwards its world and tasks are closed."""
-        tasks: set[asyncio.Task[Any]] = {asyncio.create_task(self._read()), asyncio.create_task(self._play())}
+        calls = self._read(), self._play(), self._server_stops()
+        tasks: set[asyncio.Task[Any]] = set(map(asyncio.create_task, calls))
         try:
             await self._send(self._session_created())
             done, _ = await asyncio.wait(
@@ -126,6 +134,10 @@ class Connection:
                 if not task.cancelled():
                     task.exception()
 
+    async def _server_stops(self) -> Reason:
+        await self._context.stopping.wait()
+        return "server_stopping"
+
     def _session_created(self) -> events.SessionCreated:
         config = self._context.model_config
         return events.SessionCreated(
@@ -139,7 +151,7 @@ class Connection:
             num_inference_steps=config.num_inference_steps,
             guidance_scale=config.guidance_scale,
             formats=["jpeg", "fmp4"],
-            paces=["realtime", "on_action"],
+            paces=list(get_args(events.Pace)),
             limits=self._limits,
         )
 

@@ -16,8 +16,10 @@ PROTOCOL = 1
 """Protocol version; incremented by changes that break existing clients."""
 
 Format = Literal["jpeg", "fmp4"]
-Pace = Literal["realtime", "on_action"]
-Reason = Literal["stopped", "idle", "start_timeout", "session_limit", "round_limit"]
+Pace = Literal["realtime", "on_action", "asap"]
+"""realtime: the world keeps running; on_action: it waits for actions, and plays no faster than in real time;
+asap: it waits for actions, and plays each at once."""
+Reason = Literal["stopped", "idle", "start_timeout", "session_limit", "round_limit", "server_stopping"]
 """Reason for the end of a session without an error."""
 EventId = Annotated[str, Field(min_length=1, max_length=64)]
 """Chosen by the client and repeated in the reply."""
@@ -74,7 +76,10 @@ class Interaction(Event):
 
 
 class SessionInteraction(Event):
-    """Queues an action for the next chunk; `replace` first drops the queued ones."""
+    """Queues an action for the next chunk; `replace` first drops the queued ones.
+
+    A chunk without an action that is being generated is given up, and the action takes its place.
+    """
 
     type: Literal["session.interaction"]
     interaction: Interaction
@@ -82,7 +87,7 @@ class SessionInteraction(Event):
 
 
 class SessionUpdate(ClientEvent):
-    """Changes the pace: `on_action` pauses a running world, `realtime` resumes it."""
+    """Changes the pace: `on_action` and `asap` pause a running world, `realtime` resumes it."""
 
     type: Literal["session.update"]
     pace: Pace

@@ -74,8 +74,11 @@ class PlaybackClock:
         """Return when to start the next chunk.
 
         Not before the client starts to show the newest one, so it buffers one chunk at most. In real time, as
-        late as the duration of recent chunks permits, to minimize the latency of actions.
+        late as the duration of recent chunks permits, to minimize the latency of actions. As soon as possible
+        for agents, which need not look at frames one by one.
         """
+        if pace == "asap":
+            return 0.0
         if pace == "on_action":
             return self.started_at
         lead = SAFETY_FACTOR * max(self.durations) + NETWORK_MARGIN_S if self.durations else self.chunk_s
@@ -107,7 +110,7 @@ class WorldPlayer:
         self._max_queued, self._step_deadline_s = max_queued, step_deadline_s
         self._queue: deque[tuple[events.Interaction, Action]] = deque()
         self._commands: deque[events.Command] = deque()
-        self._changed = asyncio.Event()
+        self._changed, self._acted = asyncio.Event(), asyncio.Event()
         self._clock = PlaybackClock(config.fps, config.chunk_frames / config.fps)
         self._started_at = started_at
         """Start of the time to the first chunk."""
@@ -135,6 +138,7 @@ class WorldPlayer:
             events.InteractionQueued(event_id=interaction.event_id, position=len(self._queue) - 1)
         )
         self._changed.set()
+        self._acted.set()
 
     def command(self, command: events.Command) -> None:
         """Queue a command to run after the chunk that is being generated.
@@ -161,7 +165,7 @@ class WorldPlayer:
     async def _wait_until_due(self) -> bool:
         """Wait until the next chunk is due (true), or until the queues or the pace change (false)."""
         self._changed.clear()
-        idle = self.pace == "on_action" and not self._queue
+        idle = self.pace != "realtime" and not self._queue
         delay = None if idle else self._clock.next_start(self.pace) - time.monotonic()
         if delay is not None and delay <= 0:
             return True
@@ -174,15 +178,30 @@ class WorldPlayer:
     async def _play_round(self) -> None:
         interaction, action = self._queue.popleft() if self._queue else (None, Action())
         start = time.monotonic()
-        if self.pace == "on_action" and not self.rounds:
+        if self.pace != "realtime" and not self.rounds:
             self._started_at = start
         try:
             async with asyncio.timeout(self._step_deadline_s):
-                frames = await self.world.step(action)
+                frames = await (self._step_until_action() if interaction is None else self.world.step(action))
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
+        if frames is None:
+            return
         self.rounds += 1
         await self._send_chunk(frames, "round", interaction, action, start)
+
+    async def _step_until_action(self) -> np.ndarray | None:
+        """Play a round without an action; None if an action came first, which leaves the world unchanged."""
+        self._acted.clear()
+        step = asyncio.ensure_future(self.world.step())
+        acted = asyncio.ensure_future(self._acted.wait())
+        try:
+            await asyncio.wait((step, acted), return_when=asyncio.FIRST_COMPLETED)
+            return await step if step.done() else None
+        finally:
+            acted.cancel()
+            step.cancel()
+            await asyncio.wait((step,))
 
     async def _send_chunk(
         self,

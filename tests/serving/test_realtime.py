@@ -275,6 +275,51 @@ def test_action_takes_effect_with_the_next_chunk(make_model: Callable[..., World
     serve(fast(make_model(), 20), body)
 
 
+def test_an_action_replaces_the_chunk_that_is_generated_without_one(
+    make_model: Callable[..., WorldModel],
+) -> None:
+    async def body(server: Server) -> None:
+        occupancy = server.service.denoising.occupancy
+        async with server.client() as client:
+            await client.start(pace="realtime", num_inference_steps=64)
+            while occupancy.steps < 64 + 3:  # the first chunk shows the text
+                await asyncio.sleep(0.001)
+            await client.act("e", "the red ball jumps")
+            await client.until("session.interaction.applied")
+            chunk = await client.event()
+            assert (chunk["round"], chunk["action"]["text"]) == (1, "the red ball jumps")
+            assert occupancy.cancelled == 1
+
+    serve(make_model(), body)
+
+
+def test_asap_plays_actions_without_waiting_for_playback(make_model: Callable[..., WorldModel]) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.start(pace="asap")
+            await client.until("video.chunk_metadata")
+            began = time.monotonic()
+            for index in range(3):
+                await client.act(f"e{index}", None)
+                assert (await client.until("video.chunk_metadata"))["round"] == index + 1
+            assert time.monotonic() - began < 10  # 3 chunks last 24 s
+            await client.send("session.update", pace="on_action")
+
+    serve(fast(make_model(), 1), body)
+
+
+def test_sessions_learn_that_the_server_stops(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as idle, server.client() as client:
+            await client.start(pace="realtime")
+            server.context.stopping.set()
+            for each in (client, idle):
+                assert (await each.until("session.done"))["reason"] == "server_stopping"
+                assert await each.closed() == 1001
+
+    serve(model, body)
+
+
 def test_snapshot_and_restore(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
