@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from worldmodel.cli import main
+from worldmodel.media import open_video
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -87,13 +88,22 @@ def test_training_on_own_clips(clone: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_client_of_a_running_server(clone: Path) -> None:
+def test_the_clients_of_a_running_server(clone: Path) -> None:
     pytest.importorskip("fastapi")
     from worldmodel.demo.app import served
+    from worldmodel.serving.client import Client
 
-    (code,) = blocks("py", ROOT / "docs" / "tutorial" / "serve.md")
+    page = ROOT / "docs" / "tutorial" / "serve.md"
+    (code,), (script,) = blocks("py", page), blocks("sh", page)
     with served("shapes-tiny") as url:
         exec(compile(code.replace("http://127.0.0.1:8000", url), "serve.md", "exec"), {})
+        with Client(url) as client:
+            assert client.worlds.list() == []  # the example leaves none behind
+        if shutil.which("curl") is None:
+            pytest.skip("curl is not installed")
+        subprocess.run(["bash", "-euc", script.replace("localhost:8000", url)], check=True)
+    with open_video("video.mp4") as video:
+        assert len(video.read(64, None, 100)) == 8
 
 
 def test_pages_have_code_blocks() -> None:
