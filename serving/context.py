@@ -42,8 +42,8 @@ class ServerContext:
     """Open WebSockets of each caller."""
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE_BODIES))
     """Held by requests with large bodies, which are in memory."""
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server is asked to stop; ends the WebSocket sessions."""
+    sessions: set[asyncio.Event] = field(default_factory=set)
+    """One event for each WebSocket session, which ends the session."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
 
@@ -51,6 +51,11 @@ class ServerContext:
     def model_config(self) -> WorldModelConfig:
         """Config of the served model."""
         return self.service.model.config
+
+    def stop_sessions(self) -> None:
+        """End all WebSocket sessions, because the server was asked to stop."""
+        for event in self.sessions:
+            event.set()
 
     def require_running(self) -> None:
         """Refuse new work while the server shuts down.

@@ -21,6 +21,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys, check_bind
 from worldmodel.serving.connections import IdleConnections
+from worldmodel.serving.context import ServerContext
 from worldmodel.serving.engine import limits as engine_limits
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.limits import EngineLimits
@@ -168,13 +169,13 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         )
         super().__init__(config)
-        self._stopping: asyncio.Event = app.state.context.stopping
-        self._jobs, self._drain_timeout_s = app.state.context.jobs, drain_timeout_s
+        self._context: ServerContext = app.state.context
+        self._jobs, self._drain_timeout_s = self._context.jobs, drain_timeout_s
         self._stop_requested = False
         self._draining: asyncio.Task[None] | None = None
         self._drain_deadline = math.inf
         self._idle = IdleConnections()
-        self._engine = app.state.context.service.engine
+        self._engine = self._context.service.engine
         self.engine_failed = False
         """Whether the server stopped because its engine had failed."""
 
@@ -204,7 +205,7 @@ class Server(uvicorn.Server):
                 flush=True,
             )
             self._drain_deadline = time.monotonic() + self._drain_timeout_s
-            self._stopping.set()
+            self._context.stop_sessions()
             self._draining = asyncio.create_task(self._jobs.drain(self._drain_timeout_s))
         if self._draining is not None and self._draining.done():
             remaining = self._drain_deadline - time.monotonic()

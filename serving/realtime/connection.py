@@ -135,8 +135,13 @@ class Connection:
                     task.exception()
 
     async def _server_stops(self) -> Reason:
-        await self._context.stopping.wait()
-        return "server_stopping"
+        stop = asyncio.Event()
+        self._context.sessions.add(stop)
+        try:
+            await stop.wait()
+            return "server_stopping"
+        finally:
+            self._context.sessions.discard(stop)
 
     def _session_created(self) -> events.SessionCreated:
         config = self._context.model_config
