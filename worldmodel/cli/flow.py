@@ -1,6 +1,7 @@
 """`worldmodel flow`: fetch, filter, caption and encode clips while a model trains on them."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
@@ -12,48 +13,71 @@ from worldmodel.cli.parser import OVERRIDES_HELP, Parser
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import InputError
 
+COMMANDS = ("run", "status", "retry", "export", "compact")
+
 
 def main(argv: list[str]) -> None:
-    """Run one of the four."""
+    """Run one of the commands."""
     args, train_overrides = _split(argv)
     parsed = _parser().parse_args(args)
+    if parsed.what == "export":
+        if not parsed.overrides or "=" in parsed.overrides[0]:
+            raise InputError("Name a folder to export to: worldmodel flow export CONFIG OUT.")
+        parsed.out = parsed.overrides.pop(0)
     config = configs.load(parsed.config, parsed.overrides, FlowConfig)
     if parsed.what == "run":
         _run(config, parsed, train_overrides)
     elif parsed.what == "status":
-        _status(config, parsed.json, parsed.stage)
+        _status(config, parsed)
     elif parsed.what == "retry":
         _retry(config, parsed.stage)
+    elif parsed.what == "export":
+        _export(config, parsed.out)
     else:
         _compact(config)
 
 
 def _run(config: FlowConfig, parsed: argparse.Namespace, train_overrides: list[str]) -> None:
+    from worldmodel.cli.flow_table import progress
     from worldmodel.flow import run
+    from worldmodel.flow.status import StatusReader
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     train = run.train_command(config, parsed.train, parsed.processes, train_overrides) if parsed.train else []
     stop = threading.Event()
-    with run.stopped_by_signals(stop):
-        code = run.run_flow(config, train=train, stop=stop)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(run.stopped_by_signals(stop))
+        reader = stack.enter_context(contextlib.closing(StatusReader(config)))
+        if parsed.metrics_port is not None:
+            from worldmodel.flow.metrics import metrics_server
+
+            server = metrics_server(reader.read, parsed.metrics_host, parsed.metrics_port)
+            print(f"metrics: http://{parsed.metrics_host}:{stack.enter_context(server)}/metrics", flush=True)
+        watch = stack.enter_context(progress(reader.read))
+        code = run.run_flow(config, watch, train, stop)
     print(f"log: {config.place('log')}")
     if code:
         sys.exit(code)
 
 
-def _status(config: FlowConfig, as_json: bool, stage: str) -> None:
+def _status(config: FlowConfig, parsed: argparse.Namespace) -> None:
+    from worldmodel.cli import flow_table
     from worldmodel.flow.status import StatusReader
 
-    status = StatusReader(config).read()
-    if as_json:
-        print(json.dumps(dataclasses.asdict(status), indent=2))
-        return
-    print(f"listed {status.listed}{'' if status.all_listed else ' (more to list)'}")
-    for each in status.stages:
-        print(
-            f"{each.name:12s} done {each.done} dropped {each.dropped} dead {each.dead} waiting {each.waiting}"
-        )
-    print(f"packed {status.packed} in {status.segments} segments")
+    with contextlib.closing(StatusReader(config)) as reader:
+        if parsed.stage:
+            verdicts, retried = reader.verdicts(parsed.stage), reader.retried(parsed.stage)
+            if parsed.json:
+                print(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
+            else:
+                flow_table.print_verdicts(parsed.stage, verdicts, retried)
+        elif parsed.json:
+            status = reader.read()
+            print(json.dumps({**dataclasses.asdict(status), "end_s": status.end_s}, indent=2))
+        elif parsed.watch:
+            flow_table.watch(reader.read)
+        else:
+            flow_table.print_status(reader.read())
 
 
 def _retry(config: FlowConfig, stage: str) -> None:
@@ -63,10 +87,16 @@ def _retry(config: FlowConfig, stage: str) -> None:
     chain = Chain.of(config)
     if stage and stage not in chain.names:
         raise InputError(f"There is no stage {stage!r}; use one of {', '.join(chain.names[:-1])}.")
-    catalog = Catalog(config.place("catalog"), chain)
-    print(
-        f"{catalog.retry([stage] if stage else [])} clips are tried again by the next `worldmodel flow run`"
-    )
+    with contextlib.closing(Catalog(config.place("catalog"), chain)) as catalog:
+        count = catalog.retry([stage] if stage else [])
+    print(f"{count} clips are tried again by the next `worldmodel flow run`")
+
+
+def _export(config: FlowConfig, out: str) -> None:
+    from worldmodel.flow.export import TABLE, export_log
+
+    shards, clips = export_log(config.place("log"), out)
+    print(f"{clips} clips in {shards} shards: {out}/*.tar, {out}/{TABLE}")
 
 
 def _compact(config: FlowConfig) -> None:
@@ -74,8 +104,8 @@ def _compact(config: FlowConfig) -> None:
     from worldmodel.flow.catalog import Catalog
     from worldmodel.flow.chain import Chain
 
-    catalog = Catalog(config.place("catalog"), Chain.of(config))
-    freed = open_buffer(config.place("buffer")).compact(list(catalog.places()))
+    with contextlib.closing(Catalog(config.place("catalog"), Chain.of(config))) as catalog:
+        freed = open_buffer(config.place("buffer")).compact(list(catalog.places()))
     print(f"{freed / 2**20:.1f} MiB of unused results removed")
 
 
@@ -88,22 +118,38 @@ def _parser() -> Parser:
     parser = Parser(
         "worldmodel flow",
         "run: list, fetch, filter, caption, encode and pack clips; with --train, train on them meanwhile.\n"
-        "status: say where every stage stands.\n"
+        "status: show where every stage stands, and why clips were dropped.\n"
         "retry: try dead letters again.\n"
+        "export: write the packed clips to the folder OUT, as tar shards and a table.\n"
         "compact: remove results in the buffer that nothing needs.",
         "worldmodel flow run web.yaml\n"
         "  worldmodel flow run web.yaml --train train.yaml -- stages.joint.steps=1000\n"
-        "  worldmodel flow status web.yaml",
+        "  worldmodel flow status web.yaml --stage filter\n"
+        "  worldmodel flow export web.yaml OUT",
     )
-    parser.add_argument("what", choices=("run", "status", "retry", "compact"), help="what to do")
+    parser.add_argument("what", choices=COMMANDS, help="what to do")
     parser.add_argument("config", metavar="CONFIG", help="a YAML file that describes the flow")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help=f"{OVERRIDES_HELP}; export: first the folder OUT"
+    )
     parser.add_argument(
         "--train", metavar="CONFIG", help="run: train with this config beside it; its settings follow --"
     )
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="run: training processes (default: %(default)s)"
     )
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="run: serve Prometheus metrics at /metrics"
+    )
+    parser.add_argument(
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="run: their address (default: %(default)s)",
+    )
+    parser.add_argument("--watch", action="store_true", help="status: show it until interrupted")
     parser.add_argument("--json", action="store_true", help="status: print JSON")
-    parser.add_argument("--stage", default="", metavar="NAME", help="status, retry: one stage")
+    parser.add_argument(
+        "--stage", default="", metavar="NAME", help="status: why it dropped clips; retry: only this stage"
+    )
     return parser

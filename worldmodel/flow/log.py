@@ -68,6 +68,10 @@ class Log:
             self._end = end["segments"], end["clips"]
         return self._end
 
+    def sealed(self, number: int) -> bool:
+        """Return whether a segment is there."""
+        return self.storage.exists(segment_name(number))
+
     def wait(self, number: int, timeout_s: float) -> bool:
         """Wait for a segment; return whether it is there, or the log ended before it.
 
@@ -75,7 +79,7 @@ class Log:
             FlowError: neither happened in time.
         """
         deadline, pause_s = time.monotonic() + timeout_s, POLL_S
-        while not self.storage.exists(segment_name(number)):
+        while not self.sealed(number):
             end = self.end()
             if end is not None and number >= end[0]:
                 return False
@@ -104,3 +108,15 @@ class Log:
 def segment_name(number: int) -> str:
     """Return the name of the file that says that a segment is sealed."""
     return f"{number:06d}.json"
+
+
+def clip_row(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a clip as a row: columns of its table and of stages, with the names of a source.
+
+    Its text is the caption, if there is one, and else the text of its table.
+    """
+    stages = {name: value for name, value in columns.items() if name != "row" and value is not None}
+    row = {**columns.get("row", {}), **stages}
+    row |= {"text": row.get("caption") or row.get("text"), "start": row.pop("start_s", None)}
+    row["end"] = row.pop("end_s", None)
+    return {name: value for name, value in row.items() if value is not None}

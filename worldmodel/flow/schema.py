@@ -51,7 +51,7 @@ outcome = Table(
     Column("place", Text),  # of the binary columns in the buffer
     Column("seconds", Float, nullable=False, default=0.0),
     Column("finished_at", Float, nullable=False),
-    Index("outcome_state", "stage", "key", "state"),
+    Index("outcome_state", "stage", "key", "state", "finished_at"),
 )
 
 attempt = Table(  # further attempts at clips, each alone: the first one was made in a batch

@@ -19,7 +19,7 @@ from worldmodel.data.clips import BrokenClip, Clip, Part, RoundFormat
 from worldmodel.data.columns import ASKED, FIELDS, RowReader
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.log import READER, ClipFiles, Log
+from worldmodel.flow.log import READER, ClipFiles, Log, clip_row
 
 ORDER = 7
 """Purpose of the random numbers that order the segments of an epoch."""
@@ -62,19 +62,11 @@ class FlowSource:
             return BrokenClip(found.id, str(error))
 
     def _clip(self, found: ClipFiles) -> Clip:
-        """Return the recipe of a clip; the columns of its source may be named in `data.sources.NAME.columns`.
-
-        Its text is the caption, if there is one, and else the text of its source.
-        """
+        """Return the recipe of a clip; `data.sources.NAME.columns` may name columns of its table."""
         parts = {name: Part(found.file, *part) for name, part in found.parts.items()}
-        columns = json.loads(parts["json"].read())
-        row = {
-            **columns.pop("row", {}),
-            **{name: columns[name] for name in columns if columns[name] is not None},
-        }
-        row["text"] = row.get("caption") or row.get("text")
-        start, end = (row.pop(f"{name}_s", None) for name in ("start", "end"))
-        reader = self._reader(tuple(sorted(name for name, value in row.items() if value is not None)))
+        row = clip_row(json.loads(parts["json"].read()))
+        start, end = (row.pop(name, None) for name in ("start", "end"))
+        reader = self._reader(tuple(sorted(row)))
         clip = reader.clip(row, found.id, video=parts.get("video", Part(found.file, 0, 0)))
         return replace(clip, start=start or 0.0, end=end)
 

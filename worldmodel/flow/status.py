@@ -1,6 +1,8 @@
 """The state of a flow, from the catalog alone."""
 
+import re
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,15 +10,21 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from worldmodel.config.flow import FlowConfig
+from worldmodel.errors import InputError
 from worldmodel.flow.catalog import RUN_LIVES_S, Catalog
-from worldmodel.flow.chain import PACK, Chain
-from worldmodel.flow.schema import clip, listing, outcome, run, segment, tally
+from worldmodel.flow.chain import DEAD, DROPPED, PACK, Chain
+from worldmodel.flow.schema import attempt, clip, listing, outcome, run, segment, tally
 from worldmodel.flow.transactional import reads
+
+WINDOW_S = 60.0
+"""Rates are those of the last minute."""
+NEWEST = 10_000
+"""Verdicts of a stage that are counted by their reason: the newest."""
 
 
 @dataclass(frozen=True)
 class StageStatus:
-    """Where one stage stands."""
+    """Where one stage stands; the last one, `pack`, is the writing of segments."""
 
     name: str
     done: int
@@ -26,12 +34,14 @@ class StageStatus:
     retried: int
     waiting: int
     """Clips that wait for it or are worked on."""
-    seconds: float
-    """Seconds that its workers have spent."""
+    worker_s: float
+    """Its cost: seconds that its workers have spent."""
     rate: float
-    """Clips per second of one worker."""
+    """Clips per second over the last minute, of all its workers together."""
     oldest_s: float | None
-    """Age of the clip that waits longest."""
+    """Age of the oldest clip that waits, in seconds since it was listed."""
+    end_s: float | None
+    """Seconds until it has worked on all clips in flight at this rate; None if nothing moves."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,26 @@ class FlowStatus:
     """Runs that are alive."""
     error: str | None
     """Why the last run failed."""
+
+    @property
+    def end_s(self) -> float | None:
+        """Seconds until all clips are packed; None while it cannot be estimated."""
+        ends = [stage.end_s for stage in self.stages]
+        known = [end for end in ends if end is not None]
+        return max(known) if self.all_listed and len(known) == len(ends) else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why clips have ended in a stage."""
+
+    state: str
+    """dropped or dead."""
+    reason: str
+    """With `#` in place of the numbers in it."""
+    count: int
+    examples: tuple[dict[str, Any], ...]
+    """A few of the newest clips: id, address, start_s, end_s, reason and fields."""
 
 
 class StatusReader:
@@ -67,68 +97,109 @@ class StatusReader:
     @reads
     def read(self, db: Connection) -> FlowStatus:
         """Return the status now."""
-        chain = self.catalog.chain
-        waiting = self._waiting(db)
-        stages = []
-        for link in chain.links:
-            sums = self._sums(db, link.name, link.key)
-            ended = sums["done"] + sums["dropped"] + sums["dead"]
-            count, oldest_s = waiting.get(link.name, (0, None))
-            rate = ended / sums["seconds"] if sums["seconds"] else 0.0
-            stages.append(
-                StageStatus(
-                    link.name, sums["done"], sums["dropped"], sums["dead"], sums["retried"], count,
-                    sums["seconds"], rate, oldest_s,
-                )
-            )  # fmt: skip
+        chain, now = self.catalog.chain, time.time()
+        runs = db.execute(sa.select(run).order_by(run.c.started_at.desc())).all()
+        window_s = min(WINDOW_S, max(1.0, now - runs[0].started_at)) if runs else WINDOW_S
+        waiting = self._waiting(db, now)
+        stages, remaining = [], 0
+        for name, key in [*((link.name, link.key) for link in chain.links), (PACK, chain.key)]:
+            sums = self._sums(db, name, key)
+            count, oldest_s = waiting.get(name, (0, None))
+            remaining += count
+            rate = self._finished(db, name, key, now - window_s) / window_s
+            end_s = 0.0 if not remaining else remaining / rate if rate else None
+            stages.append(StageStatus(name, waiting=count, rate=rate, oldest_s=oldest_s, end_s=end_s, **sums))
         segments = db.execute(
             sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(segment.c.num_clips), 0)).where(
                 segment.c.key == chain.key
             )
         ).one()
         listings = db.execute(sa.select(listing)).all()
-        runs = db.execute(sa.select(run).order_by(run.c.started_at.desc())).all()
         return FlowStatus(
             listed=sum(row.rows for row in listings),
             all_listed=bool(listings) and all(row.finished for row in listings),
             stages=tuple(stages),
             packed=int(segments[1]),
             segments=int(segments[0]),
-            running=sum(time.time() - row.seen_at < RUN_LIVES_S for row in runs),
+            running=sum(now - row.seen_at < RUN_LIVES_S for row in runs),
             error=runs[0].error if runs else None,
         )
 
     def _sums(self, db: Connection, stage: str, key: str) -> dict[str, Any]:
-        names = ("done", "dropped", "dead", "retried", "seconds")
-        sums = [sa.func.coalesce(sa.func.sum(tally.c[name]), 0).label(name) for name in names]
-        row = db.execute(sa.select(*sums).where(tally.c.stage == stage, tally.c.key == key)).one()
-        return {
-            name: float(value) if name == "seconds" else int(value) for name, value in row._mapping.items()
-        }
+        names = ("done", "dropped", "dead", "retried")
+        sums = [sa.func.coalesce(sa.func.sum(tally.c[name]), 0).label(name) for name in (*names, "seconds")]
+        row = db.execute(sa.select(*sums).where(tally.c.stage == stage, tally.c.key == key)).one()._mapping
+        return {**{name: int(row[name]) for name in names}, "worker_s": float(row["seconds"])}
 
-    def _waiting(self, db: Connection) -> dict[str, tuple[int, float]]:
+    def _finished(self, db: Connection, stage: str, key: str, since: float) -> int:
+        """Count the clips that a stage has finished since a time."""
+        if stage == PACK:
+            query = sa.select(sa.func.coalesce(sa.func.sum(segment.c.num_clips), 0)).where(
+                segment.c.key == key, segment.c.sealed_at > since
+            )
+        else:
+            query = sa.select(sa.func.count()).where(
+                outcome.c.stage == stage,
+                outcome.c.key == key,
+                outcome.c.state.in_(("done", DROPPED, DEAD)),  # so that the index is used
+                outcome.c.finished_at > since,
+            )
+        return int(db.execute(query).scalar_one())
+
+    def _waiting(self, db: Connection, now: float) -> dict[str, tuple[int, float]]:
         """Return how many clips are in each state, and the age of the oldest; few are in flight."""
-        names = [*(link.name for link in self.catalog.chain.links), PACK]
         query = (
             sa.select(clip.c.state, sa.func.count(), sa.func.min(clip.c.listed_at))
-            .where(clip.c.state.in_(names))
+            .where(clip.c.state.in_(self.catalog.chain.names))
             .group_by(clip.c.state)
         )
-        return {state: (count, time.time() - oldest) for state, count, oldest in db.execute(query)}
+        return {state: (count, max(0.0, now - oldest)) for state, count, oldest in db.execute(query)}
 
     @reads
-    def ended(self, db: Connection, stage: str, state: str, limit: int = 20) -> list[dict[str, Any]]:
-        """Return some clips that a stage dropped, or that are dead letters there, and why."""
+    def verdicts(self, db: Connection, stage: str, num_examples: int = 3) -> list[Verdict]:
+        """Return why a stage has dropped clips, or why they are dead letters, the most frequent first.
+
+        The newest 10,000 of both kinds are counted; reasons that differ only in their numbers count as one.
+
+        Raises:
+            InputError: there is no such stage.
+        """
+        key, names = self._key(stage), ("id", "address", "start_s", "end_s")
+        counts: Counter[tuple[str, str]] = Counter()
+        examples: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for state in (DROPPED, DEAD):
+            query = (
+                sa.select(*(clip.c[name] for name in names), outcome.c.reason, outcome.c.fields)
+                .join(clip, clip.c.id == outcome.c.clip)
+                .where(outcome.c.stage == stage, outcome.c.key == key, outcome.c.state == state)
+                .order_by(outcome.c.finished_at.desc())
+                .limit(NEWEST)
+            )
+            for row in db.execute(query).mappings():
+                group = (state, general(row["reason"] or ""))
+                counts[group] += 1
+                if len(examples.setdefault(group, [])) < num_examples:
+                    examples[group].append(dict(row))
+        return [Verdict(*group, count, tuple(examples[group])) for group, count in counts.most_common()]
+
+    @reads
+    def retried(self, db: Connection, stage: str, limit: int = 3) -> list[tuple[str, str]]:
+        """Return some clips that wait for another attempt, and why the last one failed."""
         query = (
-            sa.select(
-                clip.c.id, clip.c.address, clip.c.start_s, clip.c.end_s, outcome.c.reason, outcome.c.fields
-            )
-            .join(clip, clip.c.id == outcome.c.clip)
-            .where(
-                outcome.c.stage == stage,
-                outcome.c.key == self.catalog.chain.link(stage).key,
-                outcome.c.state == state,
-            )
+            sa.select(attempt.c.clip, attempt.c.reason)
+            .join(clip, clip.c.id == attempt.c.clip)
+            .where(attempt.c.stage == stage, attempt.c.key == self._key(stage), clip.c.state == stage)
             .limit(limit)
         )
-        return [dict(row) for row in db.execute(query).mappings()]
+        return [(row.clip, row.reason or "") for row in db.execute(query)]
+
+    def _key(self, stage: str) -> str:
+        names = self.catalog.chain.names[:-1]
+        if stage not in names:
+            raise InputError(f"There is no stage {stage!r}; use one of {', '.join(names)}.")
+        return self.catalog.chain.link(stage).key
+
+
+def general(reason: str) -> str:
+    """Return a reason without its numbers and quoted values, to count it with others like it."""
+    return re.sub(r"\d+(\.\d+)?", "#", re.sub(r"'[^']*'|https?://\S+", "…", reason))
