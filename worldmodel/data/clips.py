@@ -9,6 +9,7 @@ import numpy as np
 
 from worldmodel import media
 from worldmodel.config import ImageSize, WorldModelConfig
+from worldmodel.data.files import read_range
 from worldmodel.data.latents import StoredLatents, StoredTexts
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import DESCRIBE, Action, Camera, EncodedObservations, Episode, Pose
@@ -103,14 +104,7 @@ class Part:
             InputError: the file is gone or has become shorter.
         """
         try:
-            if "://" in self.path:
-                import fsspec
-
-                store, path = fsspec.core.url_to_fs(self.path)
-                data = store.cat_file(path, start=self.offset, end=self.offset + self.size)
-            else:
-                with open(self.path, "rb") as file:
-                    data = os.pread(file.fileno(), self.size, self.offset)
+            data = read_range(self.path, self.offset, self.size)
         except OSError as error:
             raise InputError(f"{self.path!r} cannot be read ({error.strerror or error})") from None
         if len(data) < self.size:

@@ -54,12 +54,18 @@ class Preset:
     """Candidate paths of a row's file under the root, without extension."""
     segments: str = ""
     """Column with start and end of several clips per row; the text column then has a text for each."""
+    address: str = ""
+    """Column of the addresses from which files are fetched (`worldmodel flow`)."""
 
 
 PRESETS = {
-    "webvid": Preset({"text": "name", "name": "videoid"}, ("{page_dir}/{videoid}", "{videoid}")),
-    "panda70m": Preset({"text": "caption", "name": "videoID"}, ("{videoID}",), segments="timestamp"),
-    "openvid": Preset({"text": "caption", "name": "video"}, ("{video}",)),
+    "webvid": Preset(
+        {"text": "name", "name": "videoid"}, ("{page_dir}/{videoid}", "{videoid}"), address="contentUrl"
+    ),
+    "panda70m": Preset(
+        {"text": "caption", "name": "videoID"}, ("{videoID}",), segments="timestamp", address="url"
+    ),
+    "openvid": Preset({"text": "caption", "name": "video"}, ("{video}",), address="video"),
 }
 
 
@@ -92,12 +98,7 @@ class RowReader:
         for field, column in self.columns.items():
             if field not in FIELDS:
                 raise ConfigError(f"{key}.columns has {field!r}; the fields are {', '.join(FIELDS)}.")
-            if column not in offered:
-                near = difflib.get_close_matches(column, offered, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(offered)}."
-                raise ConfigError(
-                    f"{key}.columns.{field} is {column!r}, which is not a column of the table; {hint}"
-                )
+            check_column(f"{key}.columns.{field}", column, offered)
         if len(set(ASKED) & set(self.columns)) == 1:
             raise ConfigError(f"{key}.columns names only one of {' and '.join(ASKED)}; name both or neither.")
         for field, taken in action.takes.items():
@@ -130,8 +131,7 @@ class RowReader:
         """Count the clips of a row."""
         if self.preset is None or not self.preset.segments:
             return 1
-        value = row[self.preset.segments]  # "[['0:00:08.342', '0:00:20.187'], ...]"
-        return value.count("[") - 1 if isinstance(value, str) else len(value)
+        return count_segments(row, self.preset.segments)
 
     def clip(self, row: Row, name: str, part: int = 0, video: Any = None) -> Clip:
         """Return one clip of a row.
@@ -147,10 +147,10 @@ class RowReader:
         """
         label = self._cell(row, "name") or self._cell(row, "video")
         name = f"{name} ({label})" if isinstance(label, str | int) else name
-        start, end = _seconds(self._cell(row, "start")), _seconds(self._cell(row, "end"))
+        start, end = parse_seconds(self._cell(row, "start")), parse_seconds(self._cell(row, "end"))
         tracks: dict[str, Any] = {**self.tracks(row)}
         if self.preset and self.preset.segments:
-            (start, end), text = _segment(row[self.preset.segments], self._cell(row, "text"), part)
+            (start, end), text = parse_segment(row[self.preset.segments], self._cell(row, "text"), part)
             name, tracks["text"] = f"{name}, clip {part + 1}", Track((text,))
         start = start or 0.0
         if end is not None and not start < end:
@@ -197,6 +197,18 @@ class RowReader:
                 last = os.path.basename(unquote(urlsplit(video).path))
                 found = [last] if name is None else [str(name), last]
         return Files(tuple(inside(self.root, path) for path in found))
+
+
+def check_column(key: str, column: str, offered: Sequence[str]) -> None:
+    """Check that a table has a column.
+
+    Raises:
+        ConfigError: it has not; the message names the setting `key` and the nearest name.
+    """
+    if column not in offered:
+        near = difflib.get_close_matches(column, offered, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(offered)}."
+        raise ConfigError(f"{key} is {column!r}, which is not a column of the table; {hint}")
 
 
 def inside(root: str, path: str) -> str:
@@ -260,8 +272,12 @@ def _clause(error: InputError) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _seconds(value: Any) -> float | None:
-    """Read a time: seconds, or h:mm:ss."""
+def parse_seconds(value: Any) -> float | None:
+    """Read a time: seconds, or h:mm:ss.
+
+    Raises:
+        InputError: it is neither.
+    """
     if value is None:
         return None
     seconds = 0.0
@@ -275,12 +291,28 @@ def _seconds(value: Any) -> float | None:
     return seconds
 
 
-def _segment(times: Any, texts: Any, part: int) -> tuple[tuple[float | None, float | None], str]:
-    """Return start, end and text of one clip of a row that lists several."""
+def count_segments(row: Row, column: str) -> int:
+    """Count the clips of a row: `[['0:00:08.342', '0:00:20.187'], ...]` as text, or a list.
+
+    Raises:
+        InputError: it is neither.
+    """
+    value = row.get(column)
+    if not isinstance(value, str | Sequence):
+        raise InputError(f"its {column} is not a list")
+    return value.count("[") - 1 if isinstance(value, str) else len(value)
+
+
+def parse_segment(times: Any, texts: Any, part: int) -> tuple[tuple[float | None, float | None], str]:
+    """Return start, end and text of one clip of a row that lists several.
+
+    Raises:
+        InputError: the lists cannot be read, or have no such entry.
+    """
     try:
         times, texts = (ast.literal_eval(v) if isinstance(v, str) else v for v in (times, texts))
         start, end = times[part]
-        return (_seconds(start), _seconds(end)), str(texts[part])
+        return (parse_seconds(start), parse_seconds(end)), str(texts[part])
     except (ValueError, SyntaxError, TypeError, IndexError, MemoryError, RecursionError):
         raise InputError("its lists of times and texts cannot be read") from None
 

@@ -58,8 +58,7 @@ class LineTable:
         if self.csv:
             self.columns: Sequence[str] = self._fields(0) if len(self.starts) > 1 else []
         else:
-            some = (self.row(number) for number in range(min(NUM_PROBED, len(self))))
-            self.columns = list(dict.fromkeys(column for row in some for column in row))
+            self.columns = self._first_columns()
 
     def __len__(self) -> int:
         return max(0, len(self.starts) - 1 - self.csv)
@@ -80,6 +79,22 @@ class LineTable:
 
     def close(self) -> None:
         self.file.close()
+
+    def _first_columns(self) -> list[str]:
+        """Return the columns of the first rows.
+
+        Raises:
+            InputError: none of them is valid.
+        """
+        rows, errors = [], []
+        for number in range(min(NUM_PROBED, len(self))):
+            try:
+                rows.append(self.row(number))
+            except InputError as error:
+                errors.append(error)
+        if errors and not rows:
+            raise errors[0]
+        return list(dict.fromkeys(column for row in rows for column in row))
 
     def _record(self, number: int) -> str:
         start, end = (int(offset) for offset in self.starts[number : number + 2])
@@ -242,7 +257,7 @@ class TableSource:
         """Count the clips of a row; one that cannot be read is one bad clip."""
         try:
             return max(1, self.reader.clips_in(self.table.row(row)))
-        except (InputError, TypeError):
+        except InputError:
             return 1
 
     def close(self) -> None:

@@ -2,11 +2,11 @@
 
 `kitchen-001.mp4`, `kitchen-001.json` and `kitchen-001.txt` make one clip. The headers are read once, and the
 index of each shard is stored (see index_file.py); after that a clip is a seek and a read, in any order.
+Shards may be at addresses (https://, s3://), and are then read by byte ranges, while training.
 Nothing is unpacked, and members of other kinds (`.pyd`, `.pth`, links, …) are never read.
 """
 
 import dataclasses
-import glob
 import json
 import os
 import tarfile
@@ -20,6 +20,7 @@ import numpy as np
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Part, RoundFormat
 from worldmodel.data.columns import ASKED, FIELDS, Row, RowReader
+from worldmodel.data.files import find_files, open_file
 from worldmodel.data.index_file import indexed
 from worldmodel.errors import ConfigError, InputError
 
@@ -52,11 +53,11 @@ class TarSource:
 
     def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
         key, config = f"data.sources.{name}", data.sources[name]
-        self.shards = sorted(glob.glob(os.path.expanduser(config.path), recursive=True))
+        self.shards = find_shards(config.path)
         if not self.shards:
             raise ConfigError(
                 f"{key}.path is {config.path!r}, which matches no file; set it to a tar file, or "
-                "to several as data/*.tar."
+                "to several as data/*.tar or https://host/{000..127}.tar."
             )
         tables = clip_ranges(self.shards)
         numbers = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
@@ -145,6 +146,18 @@ def clip_ranges(shards: Sequence[str]) -> list[np.ndarray]:
     return [found[number] for number in range(len(shards))]
 
 
+def find_shards(pattern: str) -> list[str]:
+    """Return the tar files that a path, an address or a pattern names.
+
+    Raises:
+        ConfigError: a store cannot be listed.
+    """
+    try:
+        return find_files(pattern)
+    except OSError as error:
+        raise ConfigError(f"{pattern!r} cannot be listed ({error}).") from None
+
+
 def _ranges(shard: str) -> np.ndarray:
     found = array("q")
     for sample in samples(shard):
@@ -155,15 +168,14 @@ def _ranges(shard: str) -> np.ndarray:
 
 
 def samples(path: str) -> Iterator[dict[str, ByteRange]]:
-    """Yield the byte ranges of every sample of a tar file, by kind.
+    """Yield the byte ranges of every sample of a tar file, by kind; of one at an address, headers are read.
 
     Raises:
         ConfigError: it is not a tar file, or is compressed or cut off.
     """
     key, parts = None, {}
     try:
-        whole = os.path.getsize(path)
-        with tarfile.open(path, "r:") as tar:
+        with open_file(path) as (file, whole), tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined] # otherwise it keeps all of them
                 if not member.isreg():

@@ -151,6 +151,11 @@ def test_wrong_addresses_are_dropped(tmp_path: Path) -> None:
     assert "/etc/passwd" in rows[-1]["drop"]
 
 
+def test_rows_without_an_address_are_dropped_with_their_error() -> None:
+    batch = pa.record_batch({"clip": ["a"], "address": [""], "error": ["row 7: it is not valid JSON"]})
+    assert Fetch.make()(batch).column("drop").to_pylist() == ["row 7: it is not valid JSON"]
+
+
 def test_robots_are_respected(video: bytes) -> None:
     rules = b"User-agent: worldmodel\nDisallow: /*.mp4$\n\nUser-agent: *\nDisallow: /\n"
     pages = {"robots.txt": content(rules), "a.mp4": content(video), "a": content(video),

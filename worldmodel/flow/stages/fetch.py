@@ -54,7 +54,7 @@ USER_AGENT = "worldmodel/1 (an open-source library; its user did not set fetch.u
 
 @stage(
     version="1",
-    inputs=["address"],
+    inputs=["address", "error"],  # why a row of the source has no address
     outputs=OUTPUTS.names,
     uncounted=[
         *("root", "allow_private", "user_agent", "concurrency", "per_host", "timeout_s", "read_timeout_s"),
@@ -125,24 +125,27 @@ class Fetch:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Fetch the addresses of a batch."""
-        fetching = self._fetch_all(batch.column("address").to_pylist())
+        fetching = self._fetch_all(batch.to_pylist())
         return result_of(batch, OUTPUTS, asyncio.run_coroutine_threadsafe(fetching, self.loop).result())
 
-    async def _fetch_all(self, addresses: list[str | None]) -> list[Row]:
+    async def _fetch_all(self, clips: list[Row]) -> list[Row]:
         if self.client is None:  # created inside the event loop that uses it
             self.client = Client(
                 self.limits, self.user_agent, self.allow_private, self.robots == "respect", self.per_host
             )
         slots = asyncio.Semaphore(self.concurrency)
 
-        async def row(address: str | None) -> Row:
+        async def row(clip: Row) -> Row:
+            address = clip["address"]
+            if not address and clip.get("error"):
+                return {DROP: clip["error"]}
             async with slots:
                 try:
                     return self._row(address, await self._fetch(address))
                 except DownloadError as error:
                     return {RETRY if error.temporary else DROP: str(error)}
 
-        return await asyncio.gather(*map(row, addresses))
+        return await asyncio.gather(*map(row, clips))
 
     async def _fetch(self, text: str | None) -> Download:
         assert self.client is not None

@@ -1,0 +1,87 @@
+"""Files by path, or by an address such as https:// or s3://, which fsspec reads."""
+
+import glob
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+READ_AHEAD = 2**16
+"""Bytes that are read from an address at a time: a header and what is near it."""
+BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def find_files(pattern: str) -> list[str]:
+    """Return the paths or addresses that a pattern matches, sorted.
+
+    `{000..127}` counts; `*`, `?` and `[]` match the names in a folder or an object store. An address without
+    them is returned whether or not there is such a file.
+
+    Raises:
+        OSError: a store cannot be listed.
+    """
+    if found := BRACES.search(pattern):
+        first, last = int(found[1]), int(found[2])
+        names = (str(number).zfill(len(found[1])) for number in range(first, last + 1))
+        return [path for name in names for path in find_files(pattern.replace(found[0], name, 1))]
+    if "://" not in pattern:
+        return sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+    if not glob.has_magic(pattern.split("://")[1]):
+        return [pattern]
+    storage, path = _storage(pattern)
+    with _remote_errors():
+        return [storage.unstrip_protocol(each) for each in sorted(storage.glob(path))]
+
+
+@contextmanager
+def open_file(path: str) -> Iterator[tuple[IO[bytes], int]]:
+    """Open a file for reading in any order, with its size in bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if "://" not in path:
+        with open(path, "rb") as file:
+            yield file, os.path.getsize(path)
+        return
+    storage, inner = _storage(path)
+    with _remote_errors():
+        file = storage.open(inner, "rb", block_size=READ_AHEAD, cache_type="readahead")
+    with file, _remote_errors():
+        yield file, file.size
+
+
+def read_range(path: str, offset: int, size: int) -> bytes:
+    """Return a part of a file; fewer bytes where it ends earlier.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if "://" not in path:
+        with open(path, "rb") as file:
+            return os.pread(file.fileno(), size, offset)
+    storage, inner = _storage(path)
+    with _remote_errors():
+        data = storage.cat_file(inner, start=offset, end=offset + size)
+    return data if len(data) <= size else data[offset : offset + size]  # a server without byte ranges
+
+
+def _storage(path: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+
+        return fsspec.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise OSError(f"it requires another package or protocol: {error}") from None
+
+
+@contextmanager
+def _remote_errors() -> Iterator[None]:
+    """Turn the errors of every storage into `OSError`; those of Python's own modules pass."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) or type(error).__module__ in ("builtins", "tarfile"):
+            raise
+        raise OSError(" ".join(str(error).split()) or type(error).__name__) from None

@@ -1,0 +1,32 @@
+"""Sources of a flow: lists of clips that are to be fetched, in an order that never changes."""
+
+from collections.abc import Iterator
+from importlib import import_module
+
+from worldmodel.config.flow import FlowSourceConfig
+from worldmodel.errors import ConfigError
+from worldmodel.flow.records import NewClip
+
+LISTINGS = {
+    "table": "worldmodel.flow.sources.table",
+    "webdataset": "worldmodel.flow.sources.shards",
+    "huggingface": "worldmodel.flow.sources.hub",
+    "folder": "worldmodel.flow.sources.folder",
+}
+"""Modules with a function `listing(name, config, first)`, by kind of source."""
+
+
+def open_listing(name: str, config: FlowSourceConfig, first: int) -> Iterator[list[NewClip]]:
+    """Yield the clips of every row of a source from row `first` on, always in the same order.
+
+    A row that cannot be read gives a clip without an address, whose row has the reason as `error`; the first
+    stage drops it.
+
+    Raises:
+        ConfigError: the source cannot be read, or lacks a column.
+    """
+    if config.kind not in LISTINGS:
+        raise ConfigError(f"sources.{name}.kind is {config.kind!r}; use one of {', '.join(LISTINGS)}.")
+    if not config.path:
+        raise ConfigError(f"sources.{name}.path is empty; set it to a table, shards, a data set or a folder.")
+    return import_module(LISTINGS[config.kind]).listing(name, config, first)

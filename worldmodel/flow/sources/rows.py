@@ -1,0 +1,131 @@
+"""Clips from the rows of a table."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from worldmodel.config.flow import FlowSourceConfig
+from worldmodel.data.columns import FIELDS, PRESETS, Preset, Row, check_column, count_segments, parse_seconds
+from worldmodel.data.columns import parse_segment as parse_segment
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.flow.records import NewClip, clip_id
+
+ADDRESSES = ("address", "url", "contentUrl", "video", "path", "file", "file_name", "image")
+"""Usual names of the column of addresses; the first that a table has is used."""
+CONTENTS = ("address", "licence", *(field for field in FIELDS if field != "video"))
+"""What `sources.NAME.columns` may name."""
+MAX_ROW_BYTES = 100_000
+
+
+class ClipRows:
+    """Makes clips of rows.
+
+    Args:
+        name: name of the source.
+        config: its settings.
+        offered: columns of the table; None: not known before its rows.
+        root: folder or address of relative addresses.
+
+    Raises:
+        ConfigError: a preset or a column does not exist, or no column of addresses is known.
+    """
+
+    def __init__(self, name: str, config: FlowSourceConfig, offered: Sequence[str] | None, root: str) -> None:
+        key = f"sources.{name}"
+        if config.preset and config.preset not in PRESETS:
+            raise ConfigError(f"{key}.preset is {config.preset!r}; use {', '.join(PRESETS)}.")
+        preset: Preset | None = PRESETS.get(config.preset)
+        self.columns = {**({"address": preset.address, **preset.columns} if preset else {}), **config.columns}
+        self.segments = preset.segments if preset else ""
+        if offered is not None:
+            if "address" not in self.columns:
+                found = next((column for column in ADDRESSES if column in offered), None)
+                if found is None:
+                    raise ConfigError(
+                        f"{key} has no known column of addresses; set columns.address to one of "
+                        f"{', '.join(offered)}."
+                    )
+                self.columns["address"] = found
+            self.columns = {
+                **{field: field for field in CONTENTS if field in offered and field != "address"},
+                **self.columns,
+            }
+            for field, column in self.columns.items():
+                if field not in CONTENTS:
+                    raise ConfigError(f"{key}.columns has {field!r}; use {', '.join(CONTENTS)}.")
+                check_column(f"{key}.columns.{field}", column, offered)
+            if self.segments:
+                check_column(f"{key}.preset", self.segments, offered)
+        self.name, self.config, self.root = name, config, root.rstrip("/")
+
+    def clips(self, row: Row, number: int) -> list[NewClip]:
+        """Return the clips of a row; one that cannot be read is a clip that says why."""
+        try:
+            return self._clips(row)
+        except InputError as error:
+            return [bad_row(self.name, number, str(error))]
+
+    def _clips(self, row: Row) -> list[NewClip]:
+        address = self._cell(row, "address")
+        if not isinstance(address, str) or not address.strip():
+            raise InputError("it has no address")
+        address = resolve(self.root, address.strip())
+        licence = str(self._cell(row, "licence") or self.config.licence)
+        used = {self.columns["address"], self.columns.get("licence"), self.columns.get("text")}
+        facts = plain({column: value for column, value in row.items() if column not in used})
+        if not self.segments:
+            start, end = (parse_seconds(self._cell(row, field)) for field in ("start", "end"))
+            return [self._clip(address, licence, start, end, {**facts, **self._mapped(row)})]
+        facts.pop(self.segments, None)
+        clips = []
+        for part in range(count_segments(row, self.segments)):
+            (start, end), text = parse_segment(row[self.segments], self._cell(row, "text"), part)
+            clips.append(self._clip(address, licence, start, end, {**facts, "text": text}))
+        return clips
+
+    def _clip(
+        self, address: str, licence: str, start: float | None, end: float | None, row: dict[str, Any]
+    ) -> NewClip:
+        if end is not None and not (start or 0.0) < end:
+            raise InputError(f"it ends at {end:g} s, which is not after its start at {start or 0:g} s")
+        return NewClip(clip_id(self.name, address, start, end), address, licence, start, end, row)
+
+    def _mapped(self, row: Row) -> dict[str, Any]:
+        """Return the cells of text and actions under the names of their fields."""
+        fields = [field for field in self.columns if field not in ("address", "licence", "start", "end")]
+        found = {field: self._cell(row, field) for field in fields}
+        return plain({field: value for field, value in found.items() if value is not None})
+
+    def _cell(self, row: Row, field: str) -> Any:
+        value = row.get(self.columns.get(field, ""))
+        return None if value == "" else value
+
+
+def bad_row(source: str, number: int, reason: str) -> NewClip:
+    """Return a clip in place of a row that cannot be read."""
+    return NewClip(clip_id(source, number), "", row={"error": f"row {number + 1}: {reason}"})
+
+
+def resolve(root: str, address: str) -> str:
+    """Return an address relative to a folder or an address."""
+    return address if "://" in address or os.path.isabs(address) else f"{root}/{address}"
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a row can be stored as JSON: no bytes, no large values."""
+    found = {}
+    for name, value in row.items():
+        try:
+            text = json.dumps(value, default=_as_text, allow_nan=False)
+        except (TypeError, ValueError):
+            continue
+        if len(text) <= MAX_ROW_BYTES:
+            found[name] = json.loads(text)
+    return found
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError
+    return str(value)
