@@ -53,7 +53,7 @@ class Packer:
         """
         last = self.catalog.last_segment()
         number = 0 if last is None else last["number"] + 1
-        if self.max_lead and number >= self._begun() + self.max_lead:
+        if self.max_lead and number > self._begun() + self.max_lead:
             return False
         place: Place = BEGINNING if last is None else (last["last_ordinal"], last["last_sub"])
         clips, place, complete = self._ready(place)

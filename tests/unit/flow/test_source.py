@@ -1,0 +1,127 @@
+"""Training data from a log that grows: the order is that of the finished log."""
+
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clip_tables import MODEL
+from flow_stages import flow_config
+
+from worldmodel.config import DataConfig, SourceConfig, StageConfig
+from worldmodel.config.flow import FlowConfig
+from worldmodel.data.loader import BatchLoader, batches
+from worldmodel.errors import ConfigError
+from worldmodel.flow.run import run_flow
+from worldmodel.media.encoding import encode_video
+
+NUM_CLIPS = 27
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short videos, each of one colour, and a table of them."""
+    folder = tmp_path_factory.mktemp("videos")
+    rows = []
+    for number in range(NUM_CLIPS):
+        frames = np.full((17, 32, 32, 3), 9 * number, np.uint8)
+        (folder / f"{number}.mp4").write_bytes(encode_video(frames, fps=8))
+        rows.append(f'{{"address": "{number}.mp4", "text": "clip {number}", "keys": ["left"]}}\n')
+    path = folder / "clips.jsonl"
+    path.write_text("".join(rows))
+    return path
+
+
+def small_flow(folder: Path, table: Path, **settings: object) -> FlowConfig:
+    return flow_config(folder, table, {"read": {}, "measure": {"settings": {"wait_s": 0.02}}}, **settings)
+
+
+def loader(
+    config: FlowConfig, first: int = 0, steps: int = 20, rank: int = 0, size: int = 1, **more: object
+) -> BatchLoader:
+    data = DataConfig({"web": SourceConfig("flow", config.place("log"))}, timeout_s=20, **more)
+    stage = StageConfig(steps=steps, batch_size=4, rounds=1, tasks={"rounds": 1.0})
+    return batches(data, MODEL, stage, 5, first, rank, size)
+
+
+def names(loader: BatchLoader) -> list[dict[int, str]]:
+    """Sample index and text of every episode, by step."""
+    with loader:
+        return [
+            {
+                index: episode.actions[0].text or ""
+                for batch in step
+                for index, episode in zip(batch.indices, batch.episodes, strict=True)
+            }
+            for step in loader
+        ]
+
+
+def test_a_log_gives_every_clip_once_an_epoch_and_shuffles_within_segments(
+    tmp_path: Path, table: Path
+) -> None:
+    config = small_flow(tmp_path, table)
+    run_flow(config)
+    seen = [text for step in names(loader(config, steps=54)) for _, text in sorted(step.items())]
+    clips = [f"clip {number}" for number in range(NUM_CLIPS)]
+    assert Counter(seen) == dict.fromkeys(clips, 8)
+    assert sorted(seen[:8]) == clips[:8]  # the first segment
+    assert seen[:8] != clips[:8]
+    assert sorted(seen[8:16]) == sorted(clips[8:16])
+    assert {*seen[32:40]} != {*clips[:8]}  # segments in another order later
+
+
+def test_training_on_a_growing_log_sees_what_a_replay_sees(tmp_path: Path, table: Path) -> None:
+    config = small_flow(tmp_path, table)
+    thread = threading.Thread(target=run_flow, args=(config,))
+    thread.start()
+    log = Path(config.place("log"))
+    while not list(log.glob("*/000000.json")):
+        time.sleep(0.01)
+    first = names(loader(config, steps=3))  # before the flow has ended
+    resumed = [names(loader(config, 3, steps=20, rank=rank, size=2)) for rank in range(2)]
+    thread.join()
+    replay = names(loader(config, steps=20))
+    assert first == replay[:3]
+    assert [{**one, **two} for one, two in zip(*resumed, strict=True)] == replay[3:]
+    with_workers = names(loader(config, steps=20, num_workers=2))
+    assert with_workers == replay
+
+
+def test_a_flow_that_stands_still_is_an_error_that_names_the_segment(tmp_path: Path, table: Path) -> None:
+    config = small_flow(tmp_path, table)
+    stop = threading.Event()
+
+    def stop_soon() -> None:
+        if list(Path(config.place("log")).glob("*/000001.json")):
+            stop.set()
+
+    run_flow(config, stop_soon, stop=stop)
+    data = DataConfig({"web": SourceConfig("flow", config.place("log"))}, timeout_s=0.3)
+    stage = StageConfig(steps=20, batch_size=4, rounds=1, tasks={"rounds": 1.0})
+    with pytest.raises(ConfigError, match="Segment"), batches(data, MODEL, stage, 5) as stuck:
+        list(stuck)
+
+
+def test_segments_are_not_sealed_far_ahead_of_training(tmp_path: Path, table: Path) -> None:
+    config = small_flow(tmp_path, table, max_lead=1)
+    log, stop = Path(config.place("log")), threading.Event()
+    thread = threading.Thread(target=run_flow, args=(config,), kwargs={"stop": stop})
+    thread.start()
+    while not list(log.glob("*/000000.json")):
+        time.sleep(0.01)
+    time.sleep(1.0)
+    assert len(list(log.glob("*/0*.json"))) == 2
+    names(loader(config, steps=6))
+    thread.join(30)
+    assert len(list(log.glob("*/0*.json"))) == 4
+    stop.set()
+
+
+def test_what_is_no_log_is_an_error(tmp_path: Path) -> None:
+    data = DataConfig({"web": SourceConfig("flow", str(tmp_path))})
+    stage = StageConfig(steps=2, batch_size=4, rounds=1, tasks={"rounds": 1.0})
+    with pytest.raises(ConfigError, match="not the log of a flow"):
+        batches(data, MODEL, stage, 5)
