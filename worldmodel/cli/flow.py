@@ -105,7 +105,7 @@ def _compact(config: FlowConfig) -> None:
     from worldmodel.flow.chain import Chain
 
     with contextlib.closing(Catalog(config.place("catalog"), Chain.of(config))) as catalog:
-        freed = open_buffer(config.place("buffer")).compact(list(catalog.places()))
+        freed = open_buffer(config.place("buffer")).compact(catalog.places())
     print(f"{freed / 2**20:.1f} MiB of unused results removed")
 
 

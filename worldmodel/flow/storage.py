@@ -1,5 +1,6 @@
 """Files by name under a folder or an object store's address: the one place that tells them apart."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ class Storage:
             FlowError: there is no such file, or it is shorter.
         """
         try:
+            if start == stop:
+                return b""  # which is no range in HTTP: S3 would return the whole file
             if self.remote is not None:
                 data = self.remote.cat_file(f"{self.root}/{name}", start=start, end=stop)
             else:
@@ -79,15 +82,25 @@ class Storage:
         self.remote.invalidate_cache()
         return bool(self.remote.isfile(f"{self.root}/{name}"))
 
-    def names(self, prefix: str = "") -> list[str]:
-        """Return the names of all files in a sub-folder, sorted."""
+    def files(self) -> dict[str, tuple[int, float]]:
+        """Return size in bytes and time of the last change, in seconds since 1970, of all files by name.
+
+        Files that were being written when their process was killed are among them.
+        """
         if self.remote is None:
-            folder = self.folder / prefix
-            found = (path.relative_to(self.folder).as_posix() for path in folder.rglob("*") if path.is_file())
-            return sorted(name for name in found if not name.split("/")[-1].startswith("."))
+            paths = (path for path in self.folder.rglob("*") if path.is_file())
+            return {
+                path.relative_to(self.folder).as_posix(): (path.stat().st_size, path.stat().st_mtime)
+                for path in paths
+            }
         self.remote.invalidate_cache()
-        found = self.remote.find(f"{self.root}/{prefix}".rstrip("/"))
-        return sorted(path[len(self.root.rstrip("/")) + 1 :] for path in found)
+        first = len(self.root.rstrip("/")) + 1
+        found = self.remote.find(self.root, detail=True)
+        return {path[first:]: (info["size"], self._changed(path, info)) for path, info in found.items()}
+
+    def _changed(self, path: str, info: Mapping[str, Any]) -> float:
+        changed = info.get("LastModified") or self.remote.modified(path)
+        return changed.timestamp()
 
     def delete(self, name: str) -> None:
         """Remove a file, if it is there."""

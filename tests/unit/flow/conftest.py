@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from object_store import object_store
 from postgres import PostgresServer
 
 
@@ -15,6 +16,13 @@ def postgres() -> Iterator[PostgresServer]:
     server = PostgresServer()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The address of a bucket on a server that tests share."""
+    with object_store() as address:
+        yield address
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -1,9 +1,13 @@
 """The interface of buffers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
+
+UNUSED_S = 24 * 3600.0
+"""Age from which an unused result is removed: a younger one may be about to be recorded by a worker that
+waits for its database."""
 
 
 class Buffer(Protocol):
@@ -29,6 +33,15 @@ class Buffer(Protocol):
         """
         ...
 
-    def compact(self, used: Sequence[str]) -> int:
-        """Remove what none of the places in `used` needs, and return how many bytes that were."""
+    def compact(self, used: Iterable[str], older_than_s: float = UNUSED_S) -> int:
+        """Remove what none of the places in `used` needs, and return how many bytes that were.
+
+        Args:
+            used: places that are recorded.
+            older_than_s: age from which results are removed. It must be longer than any worker takes between
+                writing a result and recording it, or stages may lose results that they were about to record.
+
+        Raises:
+            OutputError: something cannot be removed.
+        """
         ...

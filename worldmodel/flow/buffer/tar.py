@@ -3,11 +3,14 @@
 import io
 import json
 import tarfile
+import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from worldmodel.flow.buffer.base import UNUSED_S
+from worldmodel.flow.errors import FlowError
 from worldmodel.flow.stage import CLIP
 from worldmodel.flow.storage import Storage
 
@@ -45,18 +48,20 @@ class TarBuffer:
         """Return one column of the rows at some places; None where a row has no value."""
         found: list[bytes | None] = []
         for place in map(json.loads, places):
+            if "file" not in place:
+                raise FlowError(f"{place} is not a place in a buffer of tar files; set buffer as it was.")
             range_ = place["columns"].get(column)
             found.append(range_ and self.storage.read(place["file"], range_[0], sum(range_)))
         return found
 
-    def compact(self, used: Sequence[str]) -> int:
+    def compact(self, used: Iterable[str], older_than_s: float = UNUSED_S) -> int:
         """Remove the files that none of the places needs, and return how many bytes that were."""
-        needed = {json.loads(place)["file"] for place in used}
-        freed = 0
-        for name in self.storage.names():
-            if name not in needed:
-                freed += len(self.storage.read(name))
+        needed = {json.loads(place).get("file") for place in used}
+        latest, freed = time.time() - older_than_s, 0
+        for name, (size, changed) in self.storage.files().items():
+            if name not in needed and changed <= latest:
                 self.storage.delete(name)
+                freed += size
         return freed
 
 
@@ -70,9 +75,3 @@ def tar_bytes(members: Iterable[tuple[str, bytes]]) -> tuple[bytes, list[int]]:
             offsets.append(stream.tell() + tarfile.BLOCKSIZE)
             tar.addfile(header, io.BytesIO(content))
     return stream.getvalue(), offsets
-
-
-def ranges(members: Mapping[str, bytes], offsets: Sequence[int]) -> dict[str, list[int]]:
-    """Return offset and size of each member."""
-    pairs = zip(members.items(), offsets, strict=True)
-    return {name: [offset, len(content)] for (name, content), offset in pairs}
