@@ -208,6 +208,26 @@ class Clip:
             actions = [Action(actions[0].text)]
         return Episode(self.name, (*seen, *led_to), tuple(actions), encoded=encoded, text_states=states)
 
+    def read_rounds(self, most: int) -> np.ndarray:
+        """Return the frames of up to `most` rounds from the clip's start: 1 + n rounds of frames.
+
+        Raises:
+            InputError: the video is missing, damaged or shorter than a round.
+        """
+        chunk = self.format.chunk
+        _, frames = self._frames(lambda length: 0, 1 + most * chunk)
+        self._check_length(len(frames))
+        return frames[: 1 + (len(frames) - 1) // chunk * chunk]
+
+    def actions(self, rounds: int) -> list[Action]:
+        """Return the actions of the first rounds of an episode that begins with the clip."""
+        return [self._action(0, index) for index in range(rounds)]
+
+    def _check_length(self, num_frames: int) -> None:
+        chunk, fps = self.format.chunk, self.format.fps
+        if num_frames <= chunk:
+            raise InputError(f"it has {num_frames} frames at {fps} fps, and a round needs 1 + {chunk}")
+
     def _decoded(self, rng: np.random.Generator, task: str, rounds: int) -> _Part:
         """Read up to `rounds` rounds from where a sentence begins, if sentences have times."""
         chunk = self.format.chunk
@@ -217,10 +237,7 @@ class Clip:
             return starts[int(rng.integers(len(starts)))]
 
         first, frames = self._frames(draw_first, 1 + rounds * chunk)
-        if len(frames) <= chunk:
-            raise InputError(
-                f"it has {len(frames)} frames at {self.format.fps} fps, and a round needs 1 + {chunk}"
-            )
+        self._check_length(len(frames))
         return first, (len(frames) - 1) // chunk, frames, None
 
     def _stored(self, rng: np.random.Generator, task: str, rounds: int) -> _Part:

@@ -7,7 +7,8 @@ from typing import Any
 
 from worldmodel.errors import OutputError
 from worldmodel.flow.buffer.tar import tar_bytes
-from worldmodel.flow.log import ClipFiles, Log, clip_row
+from worldmodel.flow.clips import clip_row
+from worldmodel.flow.log import ClipFiles, Log
 from worldmodel.flow.pack import member_extension, to_json
 from worldmodel.flow.storage import Storage
 from worldmodel.io import atomic_file

@@ -108,15 +108,3 @@ class Log:
 def segment_name(number: int) -> str:
     """Return the name of the file that says that a segment is sealed."""
     return f"{number:06d}.json"
-
-
-def clip_row(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a clip as a row: columns of its table and of stages, with the names of a source.
-
-    Its text is the caption, if there is one, and else the text of its table.
-    """
-    stages = {name: value for name, value in columns.items() if name != "row" and value is not None}
-    row = {**columns.get("row", {}), **stages}
-    row |= {"text": row.get("caption") or row.get("text"), "start": row.pop("start_s", None)}
-    row["end"] = row.pop("end_s", None)
-    return {name: value for name, value in row.items() if value is not None}

@@ -5,21 +5,19 @@ order in every epoch. So the order is a function of the finished log and the see
 it while it grew, was resumed, or reads it later.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.data.clips import BrokenClip, Clip, Part, RoundFormat
-from worldmodel.data.columns import ASKED, FIELDS, RowReader
+from worldmodel.data.clips import BrokenClip, Clip, Part
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.flow.clips import ClipReader
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.log import READER, ClipFiles, Log, clip_row
+from worldmodel.flow.log import READER, ClipFiles, Log
 
 ORDER = 7
 """Purpose of the random numbers that order the segments of an epoch."""
@@ -37,10 +35,9 @@ class FlowSource:
 
     def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
         self.name, self.key, self.config = name, f"data.sources.{name}", data.sources[name]
-        self.timeout_s, self.model, self.format = data.timeout_s, model, RoundFormat.of(model)
+        self.timeout_s, self.reader = data.timeout_s, ClipReader(name, self.config, model)
         self.log = Log(self.config.path)
         self.window = self.log.segment_size
-        self.readers: dict[tuple[str, ...], RowReader] = {}
         self.begun = -1
         """The newest segment that was begun."""
         self.tasks = self._tasks()
@@ -62,26 +59,10 @@ class FlowSource:
             return BrokenClip(found.id, str(error))
 
     def _clip(self, found: ClipFiles) -> Clip:
-        """Return the recipe of a clip; `data.sources.NAME.columns` may name columns of its table."""
+        """Return the recipe of a clip; see `data.sources.NAME.columns`."""
         parts = {name: Part(found.file, *part) for name, part in found.parts.items()}
-        row = clip_row(json.loads(parts["json"].read()))
-        start, end = (row.pop(name, None) for name in ("start", "end"))
-        reader = self._reader(tuple(sorted(row)))
-        clip = reader.clip(row, found.id, video=parts.get("video", Part(found.file, 0, 0)))
-        return replace(clip, start=start or 0.0, end=end)
-
-    def _reader(self, offered: tuple[str, ...]) -> RowReader:
-        """Return the reader of rows with some columns."""
-        if offered not in self.readers:
-            taken = self.model.action.takes
-            own = {field: field for field in FIELDS if field in offered and taken.get(field, True)}
-            if not own.keys() >= {*ASKED}:
-                own = {field: column for field, column in own.items() if field not in ASKED}
-            columns = {field: column for field, column in self.config.columns.items() if column in offered}
-            own.pop("video", None)
-            config = dataclasses.replace(self.config, columns={**own, **columns})
-            self.readers[offered] = RowReader(self.name, config, offered, self.format, self.model.action)
-        return self.readers[offered]
+        columns = json.loads(parts.pop("json").read())
+        return self.reader.clip(found.id, columns, parts)
 
     def _tasks(self) -> tuple[str, ...]:
         """Return the tasks that clips with the columns of the first one are good for."""
@@ -91,7 +72,7 @@ class FlowSource:
             self._clip(first)
         except InputError as error:
             raise ConfigError(f"{self.key}: clip {first.id}: {error}.") from None
-        return next(iter(self.readers.values())).tasks
+        return next(iter(self.reader.readers.values())).tasks
 
     def _place(self, index: int) -> tuple[int, int]:
         """Return the segment and the row in it of an index."""

@@ -1,0 +1,131 @@
+"""The stage `encode`: latents and text states, so that training runs neither codec nor text encoder."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from worldmodel.config import SourceConfig
+from worldmodel.data.clips import Clip
+from worldmodel.data.latents import TEXT
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.flow.clips import COLUMNS, ClipReader
+from worldmodel.flow.stage import DROP, Resources, stage
+from worldmodel.flow.stages.rows import Row, result_of
+from worldmodel.media.tensors import to_tensor
+from worldmodel.models.loading import deferred
+from worldmodel.models.rounds import RoundEncoder
+from worldmodel.models.world_model import WorldModel
+
+OUTPUTS = pa.schema({"latents": pa.large_binary(), "text_states": pa.large_binary()})
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+TASKS = ("rounds", "imagine", "describe", "ask")
+
+
+@stage(
+    version="1",
+    inputs=["video", *COLUMNS],
+    outputs=OUTPUTS.names,
+    uncounted=["device", "max_frames"],
+    resources=Resources(cpu=1.0, gpu=1.0, memory_gb=8.0),
+    batch_size=4,
+    timeout_s=600.0,
+)
+class Encode:
+    """Encodes clips and the texts of their actions with the codec and the text encoder of a model.
+
+    Args:
+        model: a shipped model, a model folder, or a repository on the Hub.
+        tasks: tasks for which there will be latents, of rounds, imagine, describe and ask. Latents of our own
+            codec are the same for all; those of causal ones (of diffusers) are stored for each.
+        texts: whether texts are also encoded if the model's generator takes none, for the objective prompt.
+        dtype: bfloat16, float16 or float32, of latents and text states.
+        columns: as `data.sources.NAME.columns` of the training.
+        max_frames: longest clip that is encoded, in frames of the model; the rest of longer ones is left out.
+        device: where the model runs; empty takes a GPU if there is one.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        ModelError: there is no such model.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tasks: Sequence[str] = ("rounds",),
+        texts: bool = False,
+        dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+        columns: Mapping[str, str] | None = None,
+        max_frames: int = 1000,
+        device: str = "",
+    ) -> None:
+        if strange := sorted(set(tasks) - set(TASKS)):
+            raise ConfigError(f"tasks of the stage encode has {strange[0]!r}; use {', '.join(TASKS)}.")
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype of the stage encode is {dtype!r}; use {', '.join(DTYPES)}.")
+        with deferred.loading():  # the backbone and the generator stay in their files
+            loaded = WorldModel.from_pretrained(model)
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.generator, self.config = loaded.generator, loaded.config
+        self.has_texts = texts or self.config.condition_adapter.text
+        parts: list[nn.Module] = [loaded.codec]
+        if self.has_texts:
+            with deferred.loading():
+                loaded.generator.add_text_encoder()
+            parts.append(loaded.generator.get_submodule("text_encoder"))
+        for part in parts:
+            deferred.materialize(part, self.device)
+            deferred.load_shards(part)
+            part.to(self.device)
+        self.tasks, self.dtype = tuple(tasks), DTYPES[dtype]
+        self.encoder = RoundEncoder.of_codec(loaded.codec, self.config)
+        self.reader = ClipReader("encode", SourceConfig(columns=dict(columns or {})), self.config)
+        self.max_rounds = (max_frames - 1) // self.config.chunk_frames
+        if self.max_rounds < 1:
+            raise ConfigError(
+                f"max_frames of the stage encode is {max_frames}; a round of the model needs "
+                f"{1 + self.config.chunk_frames}."
+            )
+
+    @torch.no_grad()
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Encode a batch, clips of equal length together; clips shorter than a round are dropped."""
+        rows: list[Row] = []
+        clips: dict[int, np.ndarray] = {}
+        for index, columns in enumerate(batch.to_pylist()):
+            try:
+                video = columns.pop("video")
+                if video is None:
+                    raise InputError("the clip has no video")
+                clip = self.reader.clip(columns["clip"], columns, {"video": video})
+                clips[index] = clip.read_rounds(self.max_rounds)
+                rounds = len(clips[index]) // self.config.chunk_frames
+                rows.append({"text_states": self.text_states(clip, rounds)})
+            except InputError as error:
+                rows.append({DROP: str(error)})
+        for length in sorted({len(frames) for frames in clips.values()}):
+            chosen = [index for index, frames in clips.items() if len(frames) == length]
+            made = self.latents([clips[index] for index in chosen])
+            for row, index in enumerate(chosen):
+                rows[index]["latents"] = save({name: self._stored(x[row]) for name, x in made.items()})
+        return result_of(batch, OUTPUTS, rows)
+
+    def latents(self, clips: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Encode clips of equal length."""
+        return self.encoder.chunks(to_tensor(clips, self.device), self.tasks)
+
+    def text_states(self, clip: Clip, rounds: int) -> bytes | None:
+        """Encode the texts of a clip's actions, and no text; None if the generator takes none."""
+        if not self.has_texts:
+            return None
+        texts = dict.fromkeys(["", *(action.text or "" for action in clip.actions(rounds))])
+        states = self.generator.compute_text_states(list(texts))
+        return save({f"{TEXT}{text}": self._stored(state) for text, state in states.items()})
+
+    def _stored(self, tensor: Tensor) -> Tensor:
+        return tensor.to("cpu", self.dtype).contiguous()
