@@ -1,5 +1,7 @@
 """A PostgreSQL server of a test's own, from a wheel that carries one."""
 
+import atexit
+import contextlib
 import shutil
 import tempfile
 import uuid
@@ -21,6 +23,8 @@ class PostgresServer:
         # Not below pytest's folder, which only root may enter: the server runs as another user then.
         self.folder = Path(tempfile.mkdtemp(prefix="worldmodel-postgres-"))
         self.start()
+        self.server.psql("ALTER SYSTEM SET fsync = off")  # only a machine that fails would need it
+        self.server.psql("SELECT pg_reload_conf()")
 
     def start(self) -> None:
         self.server = self.wheel.get_server(self.folder / "data", cleanup_mode=None)
@@ -29,14 +33,16 @@ class PostgresServer:
         """Kill the server without warning, as a machine that runs out of memory does."""
         psutil = pytest.importorskip("psutil")
         postmaster = psutil.Process(self.server.get_pid())
-        sessions = postmaster.children()
-        postmaster.kill()
-        psutil.wait_procs([postmaster, *sessions], timeout=30)  # its memory is in use until they notice
+        processes = [postmaster, *postmaster.children()]
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # they end when the first one does
+                process.kill()
+        psutil.wait_procs(processes, timeout=30)
         self.wheel.PostgresServer._instances.pop(self.server.pgdata)
+        atexit.unregister(self.server._cleanup)
 
     def stop(self) -> None:
-        self.server.cleanup_mode = "stop"
-        self.server._cleanup()
+        self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def database(self) -> str:

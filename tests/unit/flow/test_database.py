@@ -1,11 +1,13 @@
 """Databases: their URLs, transactions and versions of the schema."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from sqlalchemy import func, inspect, select, text
 
 from worldmodel.errors import ConfigError
+from worldmodel.flow import migrations
 from worldmodel.flow.database import connect, transaction
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.migrations import VERSION_TABLE, migrate
@@ -30,6 +32,26 @@ def test_an_empty_database_gets_the_schema_once(database_url: str) -> None:
     add(database_url, "kept")
     migrate(engine)
     assert set(metadata.tables) < set(inspect(engine).get_table_names())
+    assert count(database_url) == 1
+
+
+def test_a_schema_of_an_earlier_version_is_brought_up_to_date(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = connect(database_url)
+    migrate(engine)
+    add(database_url, "kept")
+    folder = tmp_path / "100 %" / "migrations"
+    shutil.copytree(migrations.FOLDER, folder)
+    (folder / "versions" / "second.py").write_text(
+        "from alembic import op\nimport sqlalchemy as sa\n"
+        "revision, down_revision = 'second', '1'\n"
+        "def upgrade(): op.add_column('message', sa.Column('priority', sa.Integer))\n"
+    )
+    monkeypatch.setattr(migrations, "FOLDER", folder)
+    for _ in range(2):
+        migrate(engine)
+        assert "priority" in {column["name"] for column in inspect(engine).get_columns("message")}
     assert count(database_url) == 1
 
 

@@ -12,6 +12,7 @@ from worldmodel.flow.database import shown, transaction
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.schema import metadata
 
+FOLDER = Path(__file__).parent
 VERSION_TABLE = "worldmodel_version"
 LOCK = 5_171_802_011
 """Number of the advisory lock under which PostgreSQL's schema is changed."""
@@ -30,7 +31,7 @@ def _migrate(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
     config.attributes["connection"] = connection
     scripts = ScriptDirectory.from_config(config)
     found = MigrationContext.configure(
