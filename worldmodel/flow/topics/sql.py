@@ -38,6 +38,7 @@ RELEASE_EVERY_S = 1.0
 """How often a busy topic looks for leases that ended."""
 RELEASE_COUNT = 256
 """How many it ends at a time, so that those of thousands delay no claim."""
+OTHER_PLANS = ("enable_sort", "enable_bitmapscan", "enable_seqscan")
 POLL_S = (0.02, 0.5)
 """Shortest and longest pause between two looks into an empty topic."""
 CLOCK_STEP_S = 5.0
@@ -98,12 +99,20 @@ class SqlTopic:
         self._hide(claims, delay_s)
 
     def depth(self) -> int:
-        """Return the number of messages, claimed ones among them, at most 100,000."""
-        some = select(literal(1)).where(message.c.topic == self.name).limit(DEPTH_LIMIT).subquery()
-        count = select(func.count()).select_from(some)
-        return transaction(
-            self.engine, lambda connection: connection.execute(count).scalar_one(), read_only=True
-        )
+        """Return the number of messages, claimed ones among them; above 100,000, at least that number."""
+        waits = message.c.hidden_until.is_(None)
+
+        def work(connection: Connection) -> int:
+            self._set_planner(connection)
+            mine = select(literal(1)).where(message.c.topic == self.name)
+            some = [
+                mine.where(state).limit(DEPTH_LIMIT).subquery() for state in (waits, ~waits)
+            ]  # two indexes
+            return sum(
+                connection.execute(select(func.count()).select_from(each)).scalar_one() for each in some
+            )
+
+        return transaction(self.engine, work, read_only=True)
 
     def close(self) -> None:
         """Close the connections; messages that are claimed wait until their leases end."""
@@ -113,6 +122,12 @@ class SqlTopic:
         if self.on_postgresql:
             return cast(func.extract("epoch", func.statement_timestamp()), Float)
         return literal(time.time())
+
+    def _set_planner(self, connection: Connection) -> None:
+        """Have PostgreSQL read the first entries of an index, also without statistics of the table."""
+        if self.on_postgresql:
+            off = [func.set_config(name, "off", True) for name in OTHER_PLANS]
+            connection.execute(select(*off))
 
     def _is_held(self) -> ColumnElement[bool]:
         """Return the condition that a message belongs to a claim still: another claim would be its owner."""
@@ -131,8 +146,7 @@ class SqlTopic:
 
         def work(connection: Connection) -> list[Any]:
             rows: list[Any] = []
-            if self.on_postgresql:  # without statistics, as of a new table, it would sort all messages
-                connection.execute(select(func.set_config("enable_sort", "off", True)))
+            self._set_planner(connection)
             if time.monotonic() < self.released_at + RELEASE_EVERY_S:
                 rows = self._take(connection, owner, count, lease_s)
             if len(rows) < count:
