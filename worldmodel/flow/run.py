@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 
+from worldmodel.config import load
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import ConfigError
 from worldmodel.flow.catalog import RUN_LIVES_S, Catalog
 from worldmodel.flow.chain import Chain
 from worldmodel.flow.errors import FlowError
+from worldmodel.flow.log import segment_name
+from worldmodel.flow.storage import Storage
 
 EXECUTORS = {"local": "worldmodel.flow.executors.local"}
 """Modules with a function `run(config, watch, stop)`."""
@@ -47,47 +50,64 @@ def run_flow(
     stop = stop or threading.Event()
     if not config.sources:
         raise ConfigError("sources is empty; name at least one, for example {web: {path: clips.csv}}.")
-    catalog = Catalog(config.place("catalog"), Chain.of(config))
+    chain = Chain.of(config)
+    catalog = Catalog(config.place("catalog"), chain)
     run = catalog.begin()
-    trainer = subprocess.Popen(train) if train else None  # noqa: S603 -- the caller's command
+    first = Storage(f"{config.place('log')}/{chain.key}")
+    trainer: subprocess.Popen[bytes] | None = None
     seen, error = time.monotonic(), None
 
     def watch_all() -> None:
-        nonlocal seen
+        nonlocal seen, trainer
         if time.monotonic() - seen > RUN_LIVES_S / 3:
             catalog.beat(run)
             seen = time.monotonic()
+        if train and trainer is None and first.exists(segment_name(0)):
+            trainer = subprocess.Popen(train)  # noqa: S603 -- the caller's command
         if trainer is not None and trainer.poll() is not None:
             stop.set()
         watch()
 
     try:
         import_module(EXECUTORS[config.executor]).run(config, watch_all, stop)
-        if trainer is not None and not stop.is_set():
-            log.info("All clips are packed; training goes on.")
-            while trainer.poll() is None and not stop.is_set():
-                watch_all()
-                stop.wait(0.2)
-        return trainer.wait(600) if trainer is not None and trainer.poll() is not None else 0
+        watch_all()
+        while trainer is not None and trainer.poll() is None and not stop.is_set():
+            watch_all()
+            stop.wait(0.2)
     except FlowError as failure:
         error = str(failure)
         raise
     finally:
         if trainer is not None and trainer.poll() is None:
             trainer.send_signal(signal.SIGTERM)  # it writes a checkpoint
-            trainer.wait()
+        code = trainer.wait() if trainer is not None else 0
         catalog.end(run, error)
         catalog.close()
+    return code
 
 
 def train_command(config: FlowConfig, train: str, processes: int, overrides: Sequence[str]) -> list[str]:
-    """Return the command that trains on the log of a flow with `torchrun`.
+    """Return the command that trains on the log of a flow with torchrun.
 
-    The training config's `data.sources` must have a source of the kind `flow`, whose path is set here.
+    Args:
+        config: the flow.
+        train: training config; its `data.sources` has one of the kind `flow`, whose path is set to the log.
+        processes: processes of this machine.
+        overrides: further settings of the training.
+
+    Raises:
+        ConfigError: the training config is wrong, or has no such source.
     """
+    sources = load(train, list(overrides)).data.sources
+    names = [name for name, source in sources.items() if source.kind == "flow"]
+    if not names:
+        raise ConfigError(f"{train} does not train on a flow; add data.sources.NAME: {{kind: flow}}.")
+    paths = [f"data.sources.{name}.path={config.place('log')}" for name in names]
     torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
-    module = ["--nproc-per-node", str(processes), "-m", "worldmodel", "train", train, *overrides]
-    return [*torchrun, *module]
+    return [
+        *(*torchrun, "--nproc-per-node", str(processes), "-m", "worldmodel", "train", train),
+        *(*overrides, *paths),
+    ]
 
 
 @contextmanager
