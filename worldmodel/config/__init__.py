@@ -2,6 +2,7 @@
 
 from worldmodel.config.action_spec import ActionSpec, spec_settings
 from worldmodel.config.files import build, load, to_dict
+from worldmodel.config.flow import FlowConfig, FlowSourceConfig, FlowStageConfig
 from worldmodel.config.model import (
     SMALL_DECODER,
     ActionConfig,
@@ -32,6 +33,9 @@ __all__ = [
     "CodecConfig",
     "ConditionAdapterConfig",
     "DataConfig",
+    "FlowConfig",
+    "FlowSourceConfig",
+    "FlowStageConfig",
     "GeneratorConfig",
     "ImageSize",
     "MeshConfig",

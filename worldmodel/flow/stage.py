@@ -150,7 +150,7 @@ def stage(
     """
 
     def decorate(made: Callable[..., Any]) -> Stage:
-        make: Callable[..., Function] = made if inspect.isclass(made) else Bound(made)
+        make: Any = made if inspect.isclass(made) else Bound(made)
         return Stage(
             name or made.__name__.lower(), version, tuple(inputs), tuple(outputs), make,
             uncounted=tuple(uncounted), resources=resources, batch_size=batch_size, timeout_s=timeout_s,
