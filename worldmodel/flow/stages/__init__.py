@@ -9,6 +9,7 @@ STAGES = {
     "fetch": "worldmodel.flow.stages.fetch:Fetch",
     "probe": "worldmodel.flow.stages.probe:probe",
     "filter": "worldmodel.flow.stages.filter:Filter",
+    "label_actions": "worldmodel.flow.stages.label_actions:LabelActions",
     "encode": "worldmodel.flow.stages.encode:Encode",
 }
 """Module and name of each stage; imported on first use."""

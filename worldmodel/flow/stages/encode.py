@@ -15,9 +15,9 @@ from worldmodel.data.latents import TEXT
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.flow.clips import COLUMNS, ClipReader
 from worldmodel.flow.stage import DROP, Resources, stage
+from worldmodel.flow.stages.models import load_parts
 from worldmodel.flow.stages.rows import Row, result_of
 from worldmodel.media.tensors import to_tensor
-from worldmodel.models.loading import deferred
 from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.world_model import WorldModel
 
@@ -68,20 +68,9 @@ class Encode:
             raise ConfigError(f"tasks of the stage encode has {strange[0]!r}; use {', '.join(TASKS)}.")
         if dtype not in DTYPES:
             raise ConfigError(f"dtype of the stage encode is {dtype!r}; use {', '.join(DTYPES)}.")
-        with deferred.loading():  # the backbone and the generator stay in their files
-            loaded = WorldModel.from_pretrained(model)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.generator, self.config = loaded.generator, loaded.config
-        self.has_texts = texts or self.config.condition_adapter.text
-        parts: list[nn.Module] = [loaded.codec]
-        if self.has_texts:
-            with deferred.loading():
-                loaded.generator.add_text_encoder()
-            parts.append(loaded.generator.get_submodule("text_encoder"))
-        for part in parts:
-            deferred.materialize(part, self.device)
-            deferred.load_shards(part)
-            part.to(self.device)
+        self.texts = texts
+        loaded = load_parts(model, device, self._parts)
+        self.generator, self.config, self.device = loaded.generator, loaded.config, loaded.device
         self.tasks, self.dtype = tuple(tasks), DTYPES[dtype]
         self.encoder = RoundEncoder.of_codec(loaded.codec, self.config)
         self.reader = ClipReader("encode", SourceConfig(columns=dict(columns or {})), self.config)
@@ -91,6 +80,14 @@ class Encode:
                 f"max_frames of the stage encode is {max_frames}; a round of the model needs "
                 f"{1 + self.config.chunk_frames}."
             )
+
+    def _parts(self, model: WorldModel) -> list[nn.Module]:
+        """Return the codec and, if texts are encoded, the text encoder."""
+        self.texts = self.texts or model.config.condition_adapter.text
+        if not self.texts:
+            return [model.codec]
+        model.generator.add_text_encoder()
+        return [model.codec, model.generator.get_submodule("text_encoder")]
 
     @torch.no_grad()
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -121,7 +118,7 @@ class Encode:
 
     def text_states(self, clip: Clip, rounds: int) -> bytes | None:
         """Encode the texts of a clip's actions, and no text; None if the generator takes none."""
-        if not self.has_texts:
+        if not self.texts:
             return None
         texts = dict.fromkeys(["", *(action.text or "" for action in clip.actions(rounds))])
         states = self.generator.compute_text_states(list(texts))
