@@ -11,6 +11,7 @@ STAGES = {
     "filter": "worldmodel.flow.stages.filter:Filter",
     "label_actions": "worldmodel.flow.stages.label_actions:LabelActions",
     "encode": "worldmodel.flow.stages.encode:Encode",
+    "caption": "worldmodel.flow.stages.caption:Captioner",
 }
 """Module and name of each stage; imported on first use."""
 

@@ -1,0 +1,1 @@
+"""Captions of clips by a model behind an OpenAI-compatible chat endpoint."""
