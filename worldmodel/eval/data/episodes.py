@@ -69,7 +69,9 @@ class EpisodeReader:
             ConfigError: The source cannot be opened.
             InputError: None of the episodes can be used, or their frames or actions do not fit the model.
         """
-        source = open_source(self.name, replace(self.data, num_workers=0), self.model)
+        settings = replace(self.data.sources[self.name], precomputed=False)  # true frames are compared
+        data = replace(self.data, num_workers=0, sources={self.name: settings})
+        source = open_source(self.name, data, self.model)
         self.skipped, used = [], 0
         try:
             if "rounds" not in source.tasks:
