@@ -143,12 +143,16 @@ class Work:
 
     def _divided(self, clips: Sequence[str], result: pa.RecordBatch) -> list[Result]:
         parts: dict[str, list[tuple[float, float]]] = {clip: [] for clip in clips}
+        reasons = dict.fromkeys(clips, "it has no part of the wanted length")
         for row in result.to_pylist():
-            parts[row[PARENT]].append((row["start_s"], row["end_s"]))
+            if row.get(DROP):
+                reasons[row[PARENT]] = str(row[DROP])[:MAX_REASON]
+            else:
+                parts[row[PARENT]].append((row["start_s"], row["end_s"]))
         return [
             Result(clip, "done", parts=tuple(sorted(found)))
             if found
-            else Result(clip, "dropped", "it has no part of the wanted length")
+            else Result(clip, "dropped", reasons[clip])
             for clip, found in parts.items()
         ]
 

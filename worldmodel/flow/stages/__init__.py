@@ -8,6 +8,7 @@ from worldmodel.flow.stage import Stage
 STAGES = {
     "fetch": "worldmodel.flow.stages.fetch:Fetch",
     "probe": "worldmodel.flow.stages.probe:probe",
+    "split": "worldmodel.flow.stages.split:Split",
     "filter": "worldmodel.flow.stages.filter:Filter",
     "label_actions": "worldmodel.flow.stages.label_actions:LabelActions",
     "encode": "worldmodel.flow.stages.encode:Encode",

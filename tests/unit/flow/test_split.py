@@ -1,0 +1,73 @@
+"""The stage split, on videos with known cuts."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from worldmodel import media
+from worldmodel.errors import ConfigError
+from worldmodel.flow.stages import find_stage
+
+FPS = 8
+
+
+def film(path: Path, *lengths: float) -> bytes:
+    """Return a video of shots: different colours and a moving bar."""
+    rng, frames = np.random.default_rng(3), []
+    for length in lengths:
+        ground = np.kron(rng.integers(0, 256, (4, 4, 3)), np.ones((16, 16, 1))).astype(np.uint8)
+        for number in range(round(length * FPS)):
+            frame = ground.copy()
+            frame[:, number % 64 : number % 64 + 2] = 255
+            frames.append(frame)
+    media.write_video(np.stack(frames), path, FPS, scale=1)
+    return path.read_bytes()
+
+
+def run(videos: list[bytes], starts: Any = None, ends: Any = None, **settings: Any) -> list[dict[str, Any]]:
+    stage, size = find_stage("split"), len(videos)
+    columns = {"clip": [str(n) for n in range(size)], "video": pa.array(videos), "fps": [float(FPS)] * size,
+               "start_s": starts or [None] * size, "end_s": ends or [None] * size}  # fmt: skip
+    batch = pa.record_batch(columns)
+    return stage.checked(batch, stage.make(**settings)(batch)).to_pylist()
+
+
+def test_shots_between_cuts_are_parts(tmp_path: Path) -> None:
+    rows = run([film(tmp_path / "a.mp4", 3.0, 1.0, 4.5), film(tmp_path / "b.mp4", 2.5)], min_s=2.0)
+    assert [(row["parent"], row["start_s"], row["end_s"]) for row in rows] == [
+        ("0", 0.0, 3.0),
+        ("0", 4.0, 8.5),  # the shot of a second between them is too short
+        ("1", 0.0, 2.5),
+    ]
+
+
+def test_long_shots_are_divided_evenly(tmp_path: Path) -> None:
+    rows = run([film(tmp_path / "a.mp4", 5.0)], min_s=1.0, max_s=2.0)
+    assert [row["start_s"] for row in rows] == pytest.approx([0, 5 / 3, 10 / 3])
+    assert [row["end_s"] for row in rows] == pytest.approx([5 / 3, 10 / 3, 5])
+
+
+def test_only_the_clip_in_its_file_is_divided(tmp_path: Path) -> None:
+    rows = run([film(tmp_path / "a.mp4", 3.0, 3.0)], [1.0], [4.0], min_s=0.5)
+    assert [(row["start_s"], row["end_s"]) for row in rows] == [(1.0, 3.0), (3.0, 4.0)]
+
+
+def test_a_part_has_no_frame_of_another_shot(tmp_path: Path) -> None:
+    video = film(tmp_path / "a.mp4", 3.0, 3.0)
+    first, second = run([video], min_s=0.5)
+    for row in (first, second):
+        frames = [f for _, f in media.sample_frames(video, None, 64, row["start_s"], row["end_s"])]
+        assert len(frames) == 3 * FPS
+        assert all(np.abs(f.astype(int) - frames[0]).mean() < 20 for f in frames)
+
+
+def test_damaged_videos_are_dropped_with_the_reason(tmp_path: Path) -> None:
+    video = film(tmp_path / "a.mp4", 2.0)
+    rows = run([video[: len(video) // 2], video], min_s=0.5)
+    assert "cut off" in rows[0]["drop"]
+    assert (rows[1]["parent"], rows[1]["drop"]) == ("1", None)
+    with pytest.raises(ConfigError, match="min_s 3"):
+        run([video], min_s=3.0, max_s=2.0)
