@@ -21,6 +21,8 @@ PREPARE, PREDICT, CONDITION, DENOISE = range(4)
 HEAD_START_S = 0.25
 """Time by which a stage may overtake the next one; beyond it, calls run in order of arrival."""
 
+CLOSED = "the thread that runs the model is closed"
+
 
 class Compute:
     """Runs calls in one thread, so that one at a time uses the device: earlier stages first, then by age."""
@@ -29,9 +31,16 @@ class Compute:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._head_start_s, self._order, self._lock = head_start_s, itertools.count(), threading.Lock()
         self._calls: list[tuple[float, int, Future[Any], Callable[[], Any]]] = []
+        self._closed = False
 
     async def run(self, function: Callable[..., Result], *args: Any, stage: int = PREPARE) -> Result:
-        """Run `function(*args)` without gradients and return its result."""
+        """Run `function(*args)` without gradients and return its result.
+
+        Raises:
+            RuntimeError: the thread is closed.
+        """
+        if self._closed:
+            raise RuntimeError(CLOSED)
         future: Future[Result] = Future()
         due = time.monotonic() + stage * self._head_start_s
         with self._lock:
@@ -40,10 +49,12 @@ class Compute:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Wait for the running call and cancel the queued ones."""
+        """Wait for the running call; queued and later ones fail."""
+        self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
         for _, _, future, _ in self._calls:
-            future.cancel()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(RuntimeError(CLOSED))
 
     def _run_next(self) -> None:
         with self._lock:
@@ -94,6 +105,9 @@ class Batcher(Generic[Item, Result]):
             try:
                 results = await self._compute.run(self._run, futures, stage=self._stage)
             except Exception as error:  # raised for every caller of the batch
+                if not futures:  # the thread is closed
+                    futures = [future for _, future in self._waiting]
+                    self._waiting.clear()
                 results = [error] * len(futures)
             for future, result in zip(futures, results, strict=True):
                 if future.done():

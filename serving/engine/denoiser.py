@@ -66,7 +66,9 @@ class DenoisingLoop:
             try:
                 await self._compute.run(self._step, jobs, stage=DENOISE)
             except Exception as error:  # raised for the callers of these chunks
-                for job in jobs:
+                failed = jobs or self._jobs  # without a batch, the thread is closed
+                self._jobs = [job for job in self._jobs if job not in failed]
+                for job in failed:
                     if not job.done.done():
                         job.done.set_exception(error)
                 continue

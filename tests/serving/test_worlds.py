@@ -142,6 +142,20 @@ def test_a_batch_is_taken_when_the_thread_reaches_it() -> None:
     assert batches == [[0, 2, 3], [4]]
 
 
+def test_calls_fail_when_the_thread_is_closed(model: WorldModel, image: np.ndarray) -> None:
+    async def body(service: WorldService) -> None:
+        world = await service.start(image[None], num_inference_steps=64)
+        running = asyncio.create_task(world.step(None))
+        while not service.denoising.occupancy.steps:
+            await asyncio.sleep(0.001)
+        service.compute.close()
+        for call in (running, world.step(None)):
+            with pytest.raises(RuntimeError, match="closed"):
+                await asyncio.wait_for(call, 10)
+
+    run(body, model)
+
+
 @pytest.mark.parametrize(("head_start_s", "order"), [(60.0, [0, 1, 2, 3]), (0.0, [3, 1, 0, 2])])
 def test_earlier_stages_go_first_within_their_head_start(head_start_s: float, order: list[int]) -> None:
     async def body() -> list[int]:
@@ -171,7 +185,7 @@ def test_worlds_that_start_apart_share_batches(model: WorldModel, image: np.ndar
         await asyncio.gather(*(play(*each) for each in enumerate(worlds)))
         return service.denoising.occupancy.rows / service.denoising.occupancy.steps
 
-    assert run(body, model) >= 4
+    assert run(body, model) >= 2.5
 
 
 def test_an_invalid_action_fails_alone(model: WorldModel, image: np.ndarray) -> None:
