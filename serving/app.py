@@ -12,19 +12,22 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from worldmodel import __version__
 from worldmodel.errors import InputError
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.errors import ApiError
+from worldmodel.serving.logs import HEADER, HeadRequests, RequestLog
 from worldmodel.serving.media import decoding
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.protocol import ErrorBody, ErrorObject, ResetRequest, VideoRequest, WorldRequest
 from worldmodel.serving.rate_limits import RequestLimiter
 from worldmodel.serving.realtime.events import SessionLimits
 from worldmodel.serving.routes import chat, health, images, parsing, realtime, videos, worlds
-from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, ServerConfig
+from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, HttpOptions, ServerConfig
 from worldmodel.serving.videos.jobs import VideoJobs
 from worldmodel.serving.worlds.registry import WorldRegistry
 from worldmodel.serving.worlds.service import WorldService
@@ -51,7 +54,9 @@ def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
         redirect_slashes=False,  # the redirect target would be built from the Host header
         lifespan=_lifespan,
         exception_handlers=HANDLERS,
+        root_path=config.http.root_path,
     )
+    _add_middleware(app, config.http)
     app.state.context = create_context(service, config)
     for module in (worlds, videos, chat, images, health, realtime):
         app.include_router(module.router)
@@ -59,6 +64,22 @@ def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
     app.include_router(health.metrics_router)
     app.openapi = lambda: _openapi_schema(app)
     return app
+
+
+def _add_middleware(app: FastAPI, options: HttpOptions) -> None:
+    """Add what surrounds all routes, innermost first."""
+    app.add_middleware(HeadRequests)
+    if options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "idempotency-key", HEADER],
+            expose_headers=["openai-poll-after-ms", "retry-after", HEADER],
+        )
+    if options.trusted_hosts:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=options.trusted_hosts)
+    app.add_middleware(RequestLog)
 
 
 def create_context(service: WorldService, config: ServerConfig) -> ServerContext:

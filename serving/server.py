@@ -2,8 +2,10 @@
 
 import asyncio
 import importlib.util
+import logging
 import math
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ from fastapi import FastAPI
 from worldmodel.errors import ConfigError, OutputError
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
+from worldmodel.serving import logs
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys, check_bind
 from worldmodel.serving.connections import IdleConnections
@@ -26,8 +29,10 @@ from worldmodel.serving.engine import limits as engine_limits
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.limits import EngineLimits
 from worldmodel.serving.engine.local import Engine, InProcessEngine
-from worldmodel.serving.settings import EngineOptions, ServerConfig
+from worldmodel.serving.settings import EngineOptions, HttpOptions, ServerConfig
 from worldmodel.serving.worlds.service import WorldService
+
+LOG = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
 SHUTDOWN_TIMEOUT_S = 2
@@ -65,15 +70,19 @@ async def serve(
     """
     keys = config.keys or Keys()
     check_bind(host, keys)
+    check_http(config.http, keys)
+    logs.configure(config.http)
     folder = model_folder.resolve(name_or_path)
     config = replace(config, model_name=config.model_name or folder.resolve().name)
     with _bind(host, port) as listener:
+        LOG.info("loading %s", folder)
         model = WorldModel.from_pretrained(name_or_path, device=_resolve_device(device))
         compute = Compute()
         options = options or EngineOptions()
         if engine == "auto":
             engine = "vllm" if importlib.util.find_spec("vllm") is not None else "in-process"
         limits = engine_limits.resolve(options, model, engine)
+        LOG.info("starting the %s engine: %s", engine, limits)
         runner = await _start_engine(engine, folder, model, compute, adapters or {}, options, limits)
         service = WorldService(model, runner, compute=compute, max_batch=limits.max_sessions)
         try:
@@ -82,8 +91,9 @@ async def serve(
             await service.close()
             raise
         host, port = listener.getsockname()[:2]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        server = Server(app, config.drain_timeout_s)
+        scheme = "https" if config.http.tls_certificate else "http"
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        server = Server(app, config)
         server.startup_message = (
             f"serving {config.model_name} on {address} "
             f"(engine: {runner.name}, device: {model.device.type}, "
@@ -94,6 +104,31 @@ async def serve(
         await server.serve(sockets=[listener])
         if server.engine_failed:
             sys.exit(f"The {runner.name} engine has failed; see the log above, and start the server again.")
+
+
+def check_http(options: HttpOptions, keys: Keys) -> None:
+    """Check the settings of the HTTP server.
+
+    Raises:
+        ConfigError: they contradict each other, or the certificate or its key cannot be used.
+    """
+    if options.cors_origins and not len(keys):
+        raise ConfigError(
+            f"cors_origins is {', '.join(options.cors_origins)}, but there is no API key, and without one "
+            "no other origin is answered; configure a key."
+        )
+    if options.root_path and not options.root_path.startswith("/"):
+        raise ConfigError(f"root_path is {options.root_path!r}; start it with a slash.")
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        raise ConfigError("TLS needs a certificate and its key; pass --tls-certificate and --tls-key.")
+    if options.tls_certificate is not None and options.tls_key is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_certificate, options.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"The certificate {str(options.tls_certificate)!r} and its key cannot be used ({error}); "
+                "pass two files in PEM format that belong together."
+            ) from None
 
 
 async def _start_engine(
@@ -156,12 +191,14 @@ class Server(uvicorn.Server):
 
     startup_message = ""
 
-    def __init__(self, app: FastAPI, drain_timeout_s: float) -> None:
+    def __init__(self, app: FastAPI, settings: ServerConfig) -> None:
         config = uvicorn.Config(
             app,
             lifespan="on",
-            log_level="warning",
+            log_config=None,  # see `worldmodel.serving.logs`
             access_log=False,
+            ssl_certfile=settings.http.tls_certificate,
+            ssl_keyfile=settings.http.tls_key,
             server_header=False,
             proxy_headers=False,
             ws_per_message_deflate=False,  # images and videos are already compressed
@@ -170,7 +207,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._context: ServerContext = app.state.context
-        self._jobs, self._drain_timeout_s = self._context.jobs, drain_timeout_s
+        self._jobs, self._drain_timeout_s = self._context.jobs, settings.drain_timeout_s
         self._stop_requested = False
         self._draining: asyncio.Task[None] | None = None
         self._drain_deadline = math.inf

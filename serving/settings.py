@@ -13,6 +13,28 @@ MAX_SOCKET_UPLOAD_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True)
+class HttpOptions:
+    """Settings of the HTTP server and of its logs."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may call the server, such as https://app.example; needs API keys."""
+    trusted_hosts: tuple[str, ...] = ()
+    """Host names under which requests are answered, such as api.example or *.example; empty answers all."""
+    root_path: str = ""
+    """Path under which a proxy publishes the server, such as /worlds."""
+    tls_certificate: Path | None = None
+    """Certificate chain in PEM format, to serve HTTPS."""
+    tls_key: Path | None = None
+    """Private key of the certificate, in PEM format."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """Lowest level of messages that are logged to stderr."""
+    log_format: Literal["text", "json"] = "text"
+    """Whether log lines are plain text or JSON objects."""
+    access_log: bool = False
+    """Whether every request is logged, with its id, status and duration."""
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """Settings of a server apart from the model."""
 
@@ -22,6 +44,8 @@ class ServerConfig:
     """Folder of videos and their records; used by one server at a time."""
     keys: "Keys | None" = None
     """API keys; None for a server that is reachable only from this machine."""
+    http: HttpOptions = HttpOptions()
+    """Settings of the HTTP server."""
     max_worlds: int = 64
     """Live worlds of all keys: worlds with an id and their forks (until they are deleted, or idle for
     `idle_timeout_s`), WebSocket sessions, and running chat and image requests. Videos do not count."""

@@ -196,7 +196,8 @@ def test_large_bodies_do_not_stop_the_server(
 
 def test_server_without_an_engine_is_not_ready_and_exits(model: WorldModel, tmp_path: Path) -> None:
     service = WorldService(model)
-    app = create_app(service, ServerConfig("tiny", tmp_path))
+    config = ServerConfig("tiny", tmp_path, drain_timeout_s=0)
+    app = create_app(service, config)
     with LocalClient(app) as api:
         assert api.get("/ready").status_code == 200
         service.engine.alive = (
@@ -204,6 +205,6 @@ def test_server_without_an_engine_is_not_ready_and_exits(model: WorldModel, tmp_
         )
         assert (api.get("/ready").status_code, api.get("/ready").json()) == (503, {"status": "failed"})
         assert api.get("/health").status_code == 200
-        server = Server(app, drain_timeout_s=0)
+        server = Server(app, config)
         assert not asyncio.run(server.on_tick(1))
         assert server.engine_failed

@@ -187,6 +187,8 @@ def number(client: httpx.Client, name: str) -> float:
         (["--max-model-len", "100"], "157 positions (3 rounds of 52"),
         (["--kv-cache-memory", "64KiB", "--dtype", "bfloat16"], "one session of 530 positions"),
         (["--tensor-parallel-size", "2", "--engine", "in-process"], "--engine vllm"),
+        (["--cors-origins", "https://app.example"], "app.example"),
+        (["--tls-key", "key.pem"], "--tls-certificate"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--config", "unknown.yaml"], "'colour'"),
         (["--config", "options.yaml"], "nowhere"),

@@ -12,7 +12,7 @@ from typing import Any
 from worldmodel.cli.config import field_docs
 from worldmodel.cli.parser import MODEL_HELP, Parser
 from worldmodel.errors import ConfigError, InputError, ModelError
-from worldmodel.serving.settings import EngineOptions, ServerConfig
+from worldmodel.serving.settings import EngineOptions, HttpOptions, ServerConfig
 
 LIMITS = {
     field.name: field.default for field in fields(ServerConfig) if isinstance(field.default, int | float)
@@ -39,7 +39,8 @@ def main(argv: list[str]) -> None:
     from worldmodel.serving.server import serve
 
     quiet_transformers()
-    config = ServerConfig(args.name or "", Path(args.data_dir), Keys.load(args.keys_file), **limits)
+    http = HttpOptions(**{field.name: getattr(args, field.name) for field in fields(HttpOptions)})
+    config = ServerConfig(args.name or "", Path(args.data_dir), Keys.load(args.keys_file), http, **limits)
     options = _engine_options(args)
     asyncio.run(serve(args.model, config, args.host, args.port, args.engine, args.device, adapters, options))
 
@@ -120,6 +121,7 @@ def _parser() -> Parser:
     parser.add_argument("--keys-file", metavar="FILE", help="file with one API key per line")
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options; the command line wins")
     _add_engine_options(parser)
+    _add_http_options(parser)
     limits = parser.add_argument_group("limits")
     descriptions = field_docs(ServerConfig)
     for name, default in LIMITS.items():
@@ -146,6 +148,26 @@ def _add_engine_options(parser: Parser) -> None:
     }
     for name, values in options.items():
         group.add_argument(f"--{name.replace('_', '-')}", help=docs[name].rstrip("."), **values)
+
+
+def _add_http_options(parser: Parser) -> None:
+    group, docs = parser.add_argument_group("HTTP and logs"), field_docs(HttpOptions)
+    options: dict[str, dict[str, Any]] = {
+        "cors_origins": {"type": _names, "metavar": "ORIGIN,...", "default": ()},
+        "trusted_hosts": {"type": _names, "metavar": "HOST,...", "default": ()},
+        "root_path": {"metavar": "PATH", "default": ""},
+        "tls_certificate": {"type": Path, "metavar": "FILE"},
+        "tls_key": {"type": Path, "metavar": "FILE"},
+        "log_level": {"choices": ("debug", "info", "warning", "error"), "default": "warning"},
+        "log_format": {"choices": ("text", "json"), "default": "text"},
+        "access_log": {"action": argparse.BooleanOptionalAction, "default": False},
+    }
+    for name, values in options.items():
+        group.add_argument(f"--{name.replace('_', '-')}", help=docs[name].rstrip("."), **values)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _engine_options(args: argparse.Namespace) -> EngineOptions:

@@ -1,0 +1,140 @@
+"""What operators need: request ids, access log, CORS, trusted hosts, root path, HEAD, TLS."""
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_client import LocalClient
+from starlette.testclient import TestClient
+
+from worldmodel.errors import ConfigError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving import logs
+from worldmodel.serving.app import create_app
+from worldmodel.serving.auth import Keys
+from worldmodel.serving.realtime.connection import ROUTE
+from worldmodel.serving.server import check_http
+from worldmodel.serving.settings import HttpOptions, ServerConfig
+from worldmodel.serving.worlds.service import WorldService
+
+KEY = "a-key-for-these-tests"
+BEARER = {"authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture
+def make_app(model: WorldModel, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    contexts = []
+
+    def make(*keys: str, lifespan: bool = False, **http: Any) -> Any:
+        folder = tmp_path / str(len(contexts))
+        config = ServerConfig("tiny", folder, Keys(keys), HttpOptions(**http))
+        app = create_app(WorldService(model), config)
+        if not lifespan:  # which closes them
+            contexts.append(app.state.context)
+        return app
+
+    yield make
+    for context in contexts:
+        context.service.compute.close()
+        context.jobs.storage.close()
+
+
+@pytest.fixture
+def logged() -> Iterator[Callable[..., io.StringIO]]:
+    """Configures the logs of a server; returns what they hold."""
+    names = ("worldmodel", "uvicorn", logs.ACCESS.name)
+    before = [(name, (it := logging.getLogger(name)).handlers, it.level, it.propagate) for name in names]
+
+    def start(**options: Any) -> io.StringIO:
+        logs.configure(HttpOptions(**options))
+        (handler,) = logging.getLogger("worldmodel").handlers
+        assert isinstance(handler, logging.StreamHandler)
+        handler.setStream(stream := io.StringIO())
+        return stream
+
+    yield start
+    for name, handlers, level, propagate in before:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+def test_requests_have_ids_and_are_logged(make_app: Any, logged: Any) -> None:
+    client, lines = LocalClient(make_app()), logged(access_log=True, log_format="json")
+    assert client.get("/v1/models", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    made = client.get("/v1/worlds/none", headers={"x-request-id": "a\tb"}).headers["x-request-id"]
+    assert len(made) == 16
+    first, second = map(json.loads, lines.getvalue().splitlines())
+    assert (first["request_id"], first["method"], first["path"], first["status"]) == (
+        *("mine-1", "GET", "/v1/models", 200),
+    )
+    assert (second["request_id"], second["status"]) == (made, 404)
+    assert second["duration_ms"] >= 0
+
+
+def test_levels_and_the_access_log_are_options(make_app: Any, logged: Any) -> None:
+    client, lines = LocalClient(make_app()), logged()
+    client.get("/v1/models")
+    logging.getLogger("worldmodel.serving.server").info("loading")
+    assert lines.getvalue() == ""
+    lines = logged(log_level="info")
+    logging.getLogger("worldmodel.serving.server").info("loading %s", "tiny")
+    assert "INFO worldmodel.serving.server [None] loading tiny" in lines.getvalue()
+
+
+def test_a_refused_websocket_is_one_line(make_app: Any, logged: Any, listening: Any) -> None:
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    app = make_app(KEY, lifespan=True)
+    with listening(app) as url:
+        lines = logged(access_log=True)
+        with pytest.raises(InvalidStatus):
+            connect(url.replace("http", "ws") + ROUTE)
+    (line,) = lines.getvalue().splitlines()
+    assert f"WEBSOCKET '{ROUTE}' 401" in line
+
+
+def test_cors_lets_listed_origins_in(make_app: Any) -> None:
+    client = TestClient(make_app(KEY, cors_origins=("https://app.example",)))
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    allowed = client.options("/v1/worlds", headers={"origin": "https://app.example", **asked})
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+    assert (
+        client.options("/v1/worlds", headers={"origin": "https://evil.example", **asked}).status_code == 400
+    )
+    answer = client.get("/v1/models", headers={"origin": "https://app.example", **BEARER})
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_head_is_get_without_a_body(make_app: Any) -> None:
+    client = LocalClient(make_app())
+    for path, status in (("/v1/models", 200), ("/health", 200), ("/v1/worlds/none", 404), ("/play", 200)):
+        head, get = client.head(path), client.get(path)
+        assert (head.status_code, head.content) == (status, b"")
+        assert head.headers["content-length"] == get.headers["content-length"]
+
+
+def test_trusted_hosts_and_root_path(make_app: Any) -> None:
+    client = TestClient(make_app(KEY, trusted_hosts=("api.example",), root_path="/worlds"))
+    assert client.get("/health", headers={"host": "evil.example"}).status_code == 400
+    assert client.get("/health", headers={"host": "api.example"}).status_code == 200
+    schema = client.get("/openapi.json", headers={"host": "api.example"}).json()
+    assert schema["servers"] == [{"url": "/worlds"}]
+
+
+def test_http_options_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.pem").write_text("no certificate", encoding="utf-8")
+    for options, named in (
+        (HttpOptions(cors_origins=("https://app.example",)), "app.example"),
+        (HttpOptions(root_path="worlds"), "'worlds'"),
+        (HttpOptions(tls_key=tmp_path / "bad.pem"), "--tls-certificate"),
+        (HttpOptions(tls_certificate=tmp_path / "bad.pem", tls_key=tmp_path / "bad.pem"), "bad.pem"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            check_http(options, Keys())
