@@ -52,7 +52,8 @@ class Compute:
         """Wait for the running call; queued and later ones fail."""
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for _, _, future, _ in self._calls:
+        while self._calls:
+            _, _, future, _ = self._calls.pop()
             if future.set_running_or_notify_cancel():
                 future.set_exception(RuntimeError(CLOSED))
 
