@@ -91,6 +91,7 @@ segment = Table(
     Column("last_sub", Integer, nullable=False),
     Column("index", JSON, nullable=False),  # what the segment's .json file holds
     Column("sealed_at", Float, nullable=False),
+    Index("segment_sums", "key", "sealed_at", "num_clips"),  # the status reads nothing else of them
 )
 
 listing = Table(
