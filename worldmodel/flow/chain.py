@@ -12,8 +12,8 @@ from worldmodel.flow.stages import find_stage
 
 PACK = "pack"
 """State of clips that wait to be written to a segment, after the last stage."""
-PACKED, DROPPED, DEAD, SPLIT, REPLACED = ENDED = ("packed", "dropped", "dead", "split", "replaced")
-"""States of clips that no stage waits for; `split` ones go on as their parts, `replaced` parts do not."""
+PACKED, DROPPED, DEAD, SPLIT, REPLACED = ENDED = ("packed", "dropped", "dead", "divided", "replaced")
+"""States of clips that no stage waits for; `divided` ones go on as their parts, `replaced` parts do not."""
 
 
 @dataclass(frozen=True)

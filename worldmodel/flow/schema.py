@@ -31,7 +31,7 @@ clip = Table(
     Column("start_s", Float),
     Column("end_s", Float),
     Column("row", JSON, nullable=False, default=dict),  # what its source says: text, actions, provenance
-    # The stage that it waits for, or `packed`, `dropped`, `dead` or `split`.
+    # The stage that it waits for, or `packed`, `dropped`, `dead`, `divided` or `replaced`.
     Column("state", String(64), nullable=False),
     Column("listed_at", Float, nullable=False),
     Index("clip_order", "ordinal", "sub"),

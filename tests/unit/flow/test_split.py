@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 
 from worldmodel import media
+from worldmodel.config.flow import FlowConfig, FlowStageConfig
 from worldmodel.errors import ConfigError
+from worldmodel.flow.chain import Chain
 from worldmodel.flow.stages import find_stage
 
 FPS = 8
@@ -71,3 +73,8 @@ def test_damaged_videos_are_dropped_with_the_reason(tmp_path: Path) -> None:
     assert (rows[1]["parent"], rows[1]["drop"]) == ("1", None)
     with pytest.raises(ConfigError, match="min_s 3"):
         run([video], min_s=3.0, max_s=2.0)
+
+
+def test_split_can_be_a_stage_of_a_flow() -> None:
+    config = FlowConfig(stages={"split": FlowStageConfig()})
+    assert Chain.of(config).names == ["split", "pack"]
