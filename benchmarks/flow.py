@@ -1,0 +1,254 @@
+"""What a data flow saves: training while clips are fetched and encoded, against one stage after the other.
+
+A web server of this machine sends videos of the shapes world, with a latency per request and a bandwidth per
+connection; nothing else waits. The stages fetch, probe, filter and encode run in processes, and the shipped
+model is trained on the log by `worldmodel train` (objective joint, latents of the stage encode).
+
+one-pass  the flow with training beside it, and the same three phases one after the other: fetch all, then
+          probe, filter and encode all, then train. Workers, batches and steps are the same.
+passes    training for one and for three passes with stored latents, and with the codec in every step.
+memory    memory of the flow with few clips, and with ten times as many that a slow training reads.
+"""
+
+import argparse
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+SEGMENT, BATCH = 32, 8
+COLUMNS = {"address": "path", "text": "text", "keys": "keys"}
+
+
+def main() -> None:
+    """Run one of the measurements."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("one-pass", "passes", "memory", "serve"))
+    parser.add_argument("--clips", type=int, default=256, help="clips of a pass (default: %(default)s)")
+    parser.add_argument("--latency-ms", type=float, default=200.0, help="of a request (default: %(default)s)")
+    parser.add_argument(
+        "--kilobytes-s", type=float, default=40.0, help="per connection (default: %(default)s)"
+    )
+    parser.add_argument("--connections", type=int, default=4, help="of fetch (default: %(default)s)")
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help="folder of the videos, kept for the next run")
+    args = parser.parse_args()
+    if args.what == "serve":
+        return serve(Path(args.folder), args.port, args.latency_ms / 1000, args.kilobytes_s * 1000)
+    videos = Path(args.folder or tempfile.mkdtemp(prefix="flow-videos-"))
+    if not (videos / "clips.jsonl").exists():
+        run("record", "shapes", "--out", str(videos), "--episodes", str(args.clips), "--rounds", "2")
+    work = Path(tempfile.mkdtemp(prefix="flow-benchmark-"))
+    with server(videos, args) as root:
+        {"one-pass": one_pass, "passes": passes, "memory": memory}[args.what](work, videos, root, args)
+    return None
+
+
+def one_pass(work: Path, videos: Path, root: str, args: argparse.Namespace) -> None:
+    """Compare training beside the flow with one phase after the other."""
+    steps = args.clips // BATCH
+    train = train_config(work / "train.yaml", steps)
+    flow = flow_config(work / "streamed.yaml", work / "streamed", videos, root, args)
+    began = time.monotonic()
+    with first_files(work / "streamed", work / "streamed-run") as seen:
+        run("flow", "run", str(flow), "--train", str(train), "--", f"run_dir={work / 'streamed-run'}")
+    streamed = time.monotonic() - began
+    print(f"streamed: {streamed:.1f} s; first segment after {seen.get('segment', 0) - began:.1f} s")
+    if "step" in seen:
+        print(f"first step {seen['step'] - seen['segment']:.1f} s after it, with the trainer's start")
+
+    phases = []
+    for number, stages in enumerate((["fetch"], ["fetch", "probe", "filter", "encode"])):
+        config = flow_config(work / f"staged-{number}.yaml", work / "staged", videos, root, args, stages)
+        began = time.monotonic()
+        run("flow", "run", str(config))
+        phases.append(time.monotonic() - began)
+    began = time.monotonic()
+    log = f"data.sources.web.path={work / 'staged' / 'log'}"
+    run("train", str(train), f"run_dir={work / 'staged-run'}", log)
+    phases.append(time.monotonic() - began)
+    named = zip(("fetch", "encode", "train"), phases, strict=True)
+    each = " + ".join(f"{name} {phase:.1f}" for name, phase in named)
+    print(f"one after the other: {sum(phases):.1f} s = {each}")
+    bound = sum(phases) / max(phases)
+    print(f"{sum(phases) / streamed:.2f} times as fast; at most {bound:.2f} with this balance")
+
+
+def passes(work: Path, videos: Path, root: str, args: argparse.Namespace) -> None:
+    """Compare training on stored latents with encoding in every step."""
+    kinds = {"stored latents": ["latents", "text"], "codec in every step": ["video", "text"]}
+    for name, pack in kinds.items():
+        config = flow_config(work / f"{pack[0]}.yaml", work / "flow", videos, root, args, pack=pack)
+        began = time.monotonic()
+        run("flow", "run", str(config))
+        times = [time.monotonic() - began]
+        log = json.loads((work / "flow" / "log" / "log.json").read_text())["key"]
+        for count in (1, 3):
+            train = train_config(work / f"train-{count}.yaml", count * args.clips // BATCH)
+            began = time.monotonic()
+            path = f"data.sources.web.path={work / 'flow' / 'log' / log}"
+            run("train", str(train), f"run_dir={work / f'{pack[0]}-{count}'}", path)
+            times.append(time.monotonic() - began)
+        print(f"{name}: flow {times[0]:.1f} s, training 1 pass {times[1]:.1f} s, 3 passes {times[2]:.1f} s")
+
+
+def memory(work: Path, videos: Path, root: str, args: argparse.Namespace) -> None:
+    """Compare the memory of a short flow with that of a long one whose reader is slow."""
+    for times in (1, 10):
+        table = work / f"clips-{times}.jsonl"
+        rows = (videos / "clips.jsonl").read_text().splitlines()
+        with table.open("w") as file:
+            for copy in range(times):
+                for row in map(json.loads, rows):
+                    file.write(json.dumps({**row, "path": f"{row['path']}?{copy}"}) + "\n")
+        config = flow_config(
+            work / f"memory-{times}.yaml", work / f"memory-{times}", videos, root, args,
+            ["fetch", "probe", "filter"], table=table, max_lead=2 if times > 1 else 0, max_in_flight=128,
+        )  # fmt: skip
+        command = [sys.executable, "-P", "-m", "worldmodel", "flow", "run", str(config)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        most, shown, began = 0, psutil.Process(process.pid), time.monotonic()
+        log = work / f"memory-{times}" / "log"
+        while process.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                each = [shown, *shown.children(recursive=True)]
+                most = max(most, sum(child.memory_full_info().uss for child in each))
+            for layout in log.glob("*/layout.json"):  # a reader that begins a segment every second
+                (layout.parent / "reader.txt").write_text(str(int((time.monotonic() - began) / 1.0)))
+            time.sleep(0.25)
+        print(f"{times * len(rows)} clips: {time.monotonic() - began:.0f} s, {most / 2**20:.0f} MiB at most")
+
+
+def flow_config(
+    path: Path,
+    folder: Path,
+    videos: Path,
+    root: str,
+    args: argparse.Namespace,
+    stages: list[str] | None = None,
+    pack: list[str] | None = None,
+    table: Path | None = None,
+    **settings: Any,
+) -> Path:
+    """Write the config of a flow and return its path."""
+    count = args.connections
+    fetch = {"allow_private": True, "robots": "ignore", "concurrency": count, "per_host": count}
+    known = {
+        "fetch": {"settings": fetch, "batch_size": 2 * count},
+        "probe": {},
+        "filter": {},
+        "encode": {"settings": {"model": "shapes-tiny", "columns": {"text": "text", "keys": "keys"}}},
+    }
+    source = {"path": str(table or videos / "clips.jsonl"), "root": root, "columns": COLUMNS}
+    values = {
+        "folder": str(folder),
+        "sources": {"web": source},
+        "stages": {name: known[name] for name in stages or known},
+        "pack": pack or ["latents", "text"],
+        "segment_size": SEGMENT,
+        "max_in_flight": 256,
+        **settings,
+    }
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+def train_config(path: Path, steps: int) -> Path:
+    """Write the config of a training and return its path."""
+    stage = {
+        "objective": "joint", "steps": steps, "batch_size": BATCH, "rounds": 2, "tasks": {"rounds": 1.0},
+        "lr": 1e-4, "muon_lr": 0.0, "train": {"adapters": {}, "generator": {}, "backbone": {"lora_rank": 16}},
+    }  # fmt: skip
+    values = {
+        "init_from": "shapes-tiny",
+        "checkpoint_every": 10**6,
+        "sample_every": 0,
+        "data": {"sources": {"web": {"kind": "flow", "columns": {"text": "text", "keys": "keys"}}}},
+        "stages": {"joint": stage},
+    }
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+@contextmanager
+def first_files(flow: Path, training: Path) -> Iterator[dict[str, float]]:
+    """Yield when the first segment was sealed and the first step of training was logged."""
+    seen: dict[str, float] = {}
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.02):
+            if "segment" not in seen and list(flow.glob("log/*/000000.json")):
+                seen["segment"] = time.monotonic()
+            if "step" not in seen and any(path.stat().st_size for path in training.glob("*.jsonl")):
+                seen["step"] = time.monotonic()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield seen
+    ended.set()
+    thread.join()
+
+
+def run(*arguments: str) -> None:
+    """Run a command of `worldmodel` and stop if it fails."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-m", "worldmodel", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+
+
+@contextmanager
+def server(videos: Path, args: argparse.Namespace) -> Iterator[str]:
+    """Run a web server in a process of its own and yield its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    limits = ["--latency-ms", str(args.latency_ms), "--kilobytes-s", str(args.kilobytes_s)]
+    command = [sys.executable, "-P", __file__, "serve", "--folder", str(videos), "--port", str(port), *limits]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+class SlowHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files with a latency, and a bandwidth per connection."""
+
+    latency_s, bytes_s = 0.0, 1e9
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        """Send a file slowly."""
+        time.sleep(self.latency_s)
+        while part := source.read(4096):
+            outputfile.write(part)
+            time.sleep(len(part) / self.bytes_s)
+
+
+def serve(folder: Path, port: int, latency_s: float, bytes_s: float) -> None:
+    """Serve a folder for ever."""
+    SlowHandler.latency_s, SlowHandler.bytes_s = latency_s, bytes_s
+    handler = partial(SlowHandler, directory=str(folder))
+    http.server.ThreadingHTTPServer(("127.0.0.1", port), handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
