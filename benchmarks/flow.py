@@ -65,12 +65,11 @@ def one_pass(work: Path, videos: Path, root: str, args: argparse.Namespace) -> N
     train = train_config(work / "train.yaml", steps)
     flow = flow_config(work / "streamed.yaml", work / "streamed", videos, root, args)
     began = time.monotonic()
-    with first_files(work / "streamed", work / "streamed-run") as seen:
+    with first_times(work / "streamed") as seen:
         run("flow", "run", str(flow), "--train", str(train), "--", f"run_dir={work / 'streamed-run'}")
     streamed = time.monotonic() - began
-    print(f"streamed: {streamed:.1f} s; first segment after {seen.get('segment', 0) - began:.1f} s")
-    if "step" in seen:
-        print(f"first step {seen['step'] - seen['segment']:.1f} s after it, with the trainer's start")
+    print(f"streamed: {streamed:.1f} s; first segment after {seen['segment'] - began:.1f} s")
+    print(f"first batch {seen['batch'] - seen['segment']:.2f} s after the first segment")
 
     phases = []
     for number, stages in enumerate((["fetch"], ["fetch", "probe", "filter", "encode"])):
@@ -186,23 +185,34 @@ def train_config(path: Path, steps: int) -> Path:
 
 
 @contextmanager
-def first_files(flow: Path, training: Path) -> Iterator[dict[str, float]]:
-    """Yield when the first segment was sealed and the first step of training was logged."""
+def first_times(flow: Path) -> Iterator[dict[str, float]]:
+    """Yield when the first segment was sealed, and when a loader that waited for it had the first batch."""
+    from worldmodel import config as configs
+    from worldmodel.data import loader
+
     seen: dict[str, float] = {}
     ended = threading.Event()
 
     def look() -> None:
-        while not ended.wait(0.02):
-            if "segment" not in seen and list(flow.glob("log/*/000000.json")):
+        while "segment" not in seen and not ended.wait(0.005):
+            if list(flow.glob("log/*/000000.json")):
                 seen["segment"] = time.monotonic()
-            if "step" not in seen and any(path.stat().st_size for path in training.glob("*.jsonl")):
-                seen["step"] = time.monotonic()
 
-    thread = threading.Thread(target=look)
-    thread.start()
+    def load() -> None:
+        while not (flow / "log" / "log.json").exists() and not ended.wait(0.05):
+            pass
+        data = configs.DataConfig({"web": configs.SourceConfig("flow", str(flow / "log"))}, timeout_s=600)
+        stage = configs.StageConfig(batch_size=BATCH, rounds=1, tasks={"rounds": 1.0})
+        model = configs.load("shapes_tiny").model
+        with loader.batches(data, model, stage, 0) as batches:
+            next(batches)
+            seen["batch"] = time.monotonic()
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (look, load)]
+    for thread in threads:
+        thread.start()
     yield seen
     ended.set()
-    thread.join()
 
 
 def run(*arguments: str) -> None:
