@@ -1,6 +1,8 @@
 """Flows from a table to a log: what is done once, what is done again, and what happens to trouble."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -293,3 +295,13 @@ def test_a_wrong_stage_is_an_error_before_anything_runs(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         run_flow(flow_config(tmp_path / "flow", table, stages))
+
+
+def test_declaring_stages_imports_no_model_library() -> None:
+    code = (
+        "import sys; from worldmodel.flow import worker, stages;"
+        "[stages.find_stage(name) for name in stages.STAGES];"
+        "print({'torch', 'transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,104 @@
+"""What the stage `encode` runs: the codec and the text encoder of a model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from worldmodel.config import SourceConfig
+from worldmodel.data.clips import Clip
+from worldmodel.data.latents import TEXT
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.flow.clips import ClipReader
+from worldmodel.flow.stage import DROP
+from worldmodel.flow.stages.encode import OUTPUTS
+from worldmodel.flow.stages.models import load_parts
+from worldmodel.flow.stages.rows import Row, result_of
+from worldmodel.media.tensors import to_tensor
+from worldmodel.models.rounds import RoundEncoder
+from worldmodel.models.world_model import WorldModel
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+TASKS = ("rounds", "imagine", "describe", "ask")
+
+
+class Encoder:
+    """Runs the stage; for the settings and errors see `Encode`."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tasks: Sequence[str],
+        texts: bool,
+        dtype: Literal["bfloat16", "float16", "float32"],
+        columns: Mapping[str, str] | None,
+        max_frames: int,
+        device: str,
+    ) -> None:
+        if strange := sorted(set(tasks) - set(TASKS)):
+            raise ConfigError(f"tasks of the stage encode has {strange[0]!r}; use {', '.join(TASKS)}.")
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype of the stage encode is {dtype!r}; use {', '.join(DTYPES)}.")
+        self.texts = texts
+        loaded = load_parts(model, device, self._parts)
+        self.generator, self.config, self.device = loaded.generator, loaded.config, loaded.device
+        self.tasks, self.dtype = tuple(tasks), DTYPES[dtype]
+        self.encoder = RoundEncoder.of_codec(loaded.codec, self.config)
+        self.reader = ClipReader("encode", SourceConfig(columns=dict(columns or {})), self.config)
+        self.max_rounds = (max_frames - 1) // self.config.chunk_frames
+        if self.max_rounds < 1:
+            raise ConfigError(
+                f"max_frames of the stage encode is {max_frames}; a round of the model needs "
+                f"{1 + self.config.chunk_frames}."
+            )
+
+    def _parts(self, model: WorldModel) -> list[nn.Module]:
+        """Return the codec and, if texts are encoded, the text encoder."""
+        self.texts = self.texts or model.config.condition_adapter.text
+        if not self.texts:
+            return [model.codec]
+        model.generator.add_text_encoder()
+        return [model.codec, model.generator.get_submodule("text_encoder")]
+
+    @torch.no_grad()
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Encode a batch, clips of equal length together; clips shorter than a round are dropped."""
+        rows: list[Row] = []
+        clips: dict[int, np.ndarray] = {}
+        for index, columns in enumerate(batch.to_pylist()):
+            try:
+                video = columns.pop("video")
+                if video is None:
+                    raise InputError("the clip has no video")
+                clip = self.reader.clip(columns["clip"], columns, {"video": video})
+                clips[index] = clip.read_rounds(self.max_rounds)
+                rounds = len(clips[index]) // self.config.chunk_frames
+                rows.append({"text_states": self.text_states(clip, rounds)})
+            except InputError as error:
+                rows.append({DROP: str(error)})
+        for length in sorted({len(frames) for frames in clips.values()}):
+            chosen = [index for index, frames in clips.items() if len(frames) == length]
+            made = self.latents([clips[index] for index in chosen])
+            for row, index in enumerate(chosen):
+                rows[index]["latents"] = save({name: self._stored(x[row]) for name, x in made.items()})
+        return result_of(batch, OUTPUTS, rows)
+
+    def latents(self, clips: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Encode clips of equal length."""
+        return self.encoder.chunks(to_tensor(clips, self.device), self.tasks)
+
+    def text_states(self, clip: Clip, rounds: int) -> bytes | None:
+        """Encode the texts of a clip's actions, and no text; None if the generator takes none."""
+        if not self.texts:
+            return None
+        texts = dict.fromkeys(["", *(action.text or "" for action in clip.actions(rounds))])
+        states = self.generator.compute_text_states(list(texts))
+        return save({f"{TEXT}{text}": self._stored(state) for text, state in states.items()})
+
+    def _stored(self, tensor: Tensor) -> Tensor:
+        return tensor.to("cpu", self.dtype).contiguous()
