@@ -16,8 +16,8 @@ from worldmodel.errors import ConfigError
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.storage import Storage
 
-FINISHED, CURRENT, READER = "finished.json", "log.json", "reader.txt"
-"""Files of a log beside its segments; the last has the number of the segment that a training has begun."""
+FINISHED, CURRENT, READER, LAYOUT = "finished.json", "log.json", "reader.txt", "layout.json"
+"""Files beside the segments; `reader.txt` has the number of the segment that a training has begun."""
 VERSION = 1
 POLL_S = 0.05
 """Time between looks for a segment that is not there yet."""
@@ -59,7 +59,7 @@ class Log:
     @property
     def segment_size(self) -> int:
         """Number of clips in every segment but the last."""
-        return int(json.loads(self.storage.read("layout.json"))["segment_size"])
+        return int(json.loads(self.storage.read(LAYOUT))["segment_size"])
 
     def end(self) -> tuple[int, int] | None:
         """Return the number of segments and of clips, once no more follow."""
@@ -108,3 +108,8 @@ class Log:
 def segment_name(number: int) -> str:
     """Return the name of the file that says that a segment is sealed."""
     return f"{number:06d}.json"
+
+
+def current_key(storage: Storage) -> str | None:
+    """Return the key of the chain whose run is the newest that began to write below an address."""
+    return json.loads(storage.read(CURRENT))["key"] if storage.exists(CURRENT) else None

@@ -12,7 +12,7 @@ from worldmodel.flow.buffer import open_buffer
 from worldmodel.flow.buffer.tar import tar_bytes
 from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import ENDED, PACK, Chain
-from worldmodel.flow.log import CURRENT, FINISHED, READER, VERSION, segment_name
+from worldmodel.flow.log import CURRENT, FINISHED, LAYOUT, READER, VERSION, segment_name
 from worldmodel.flow.records import BEGINNING, Place, Waiting
 from worldmodel.flow.stage import CLIP
 from worldmodel.flow.storage import Storage
@@ -39,7 +39,7 @@ class Packer:
         self.top = Storage(config.place("log"))
         self.log = Storage(f"{self.top.address}/{self.chain.key}")
         layout = {"segment_size": self.chain.segment_size, "columns": list(self.chain.pack)}
-        self.log.write("layout.json", to_json(layout))
+        self.log.write(LAYOUT, to_json(layout))
         for row in catalog.segments():  # a run that was killed may have recorded one and not published it
             if not self.log.exists(segment_name(row["number"])):
                 self.log.write(segment_name(row["number"]), to_json(row["index"]))

@@ -17,7 +17,7 @@ from worldmodel.errors import ConfigError
 from worldmodel.flow.catalog import RUN_LIVES_S, Catalog
 from worldmodel.flow.chain import Chain
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.log import segment_name
+from worldmodel.flow.log import current_key
 from worldmodel.flow.storage import Storage
 
 EXECUTORS = {"local": "worldmodel.flow.executors.local"}
@@ -53,7 +53,7 @@ def run_flow(
     chain = Chain.of(config)
     catalog = Catalog(config.place("catalog"), chain)
     run = catalog.begin()
-    first = Storage(f"{config.place('log')}/{chain.key}")
+    log_folder = Storage(config.place("log"))
     trainer: subprocess.Popen[bytes] | None = None
     seen, error = time.monotonic(), None
 
@@ -62,7 +62,7 @@ def run_flow(
         if time.monotonic() - seen > RUN_LIVES_S / 3:
             catalog.beat(run)
             seen = time.monotonic()
-        if train and trainer is None and first.exists(segment_name(0)):
+        if train and trainer is None and current_key(log_folder) == chain.key:  # it waits for segments itself
             trainer = subprocess.Popen(train)  # noqa: S603 -- the caller's command
         if trainer is not None and trainer.poll() is not None:
             stop.set()

@@ -143,10 +143,10 @@ def test_a_clip_that_fails_is_tried_again_and_then_a_dead_letter(
     assert sorted(attempts.values(), reverse=True)[0] >= 3
     assert len(rows(config)) == 29
     reader = StatusReader(config)
-    (dead,) = reader.ended("trouble", "dead")
+    (dead,) = reader.verdicts("trouble")
     reader.close()
-    assert dead["address"].endswith("7.bin")
-    assert ("strange" if how == "raise" else "busy") in dead["reason"]
+    assert dead.examples[0]["address"].endswith("7.bin")
+    assert ("strange" if how == "raise" else "busy") in dead.reason
 
     catalog = Catalog(config.place("catalog"), Chain.of(config))
     assert catalog.retry(["read"]) == 0
@@ -179,9 +179,9 @@ def test_a_clip_that_ends_its_worker_takes_no_other_with_it(tmp_path: Path, tabl
     state = status(config).stages[1]
     assert (state.done, state.dead) == (29, 1)
     reader = StatusReader(config)
-    (dead,) = reader.ended("trouble", "dead")
+    (dead,) = reader.verdicts("trouble")
     reader.close()
-    assert dead["address"].endswith("7.bin")
+    assert dead.examples[0]["address"].endswith("7.bin")
 
 
 @pytest.mark.parametrize("topics", ["memory:", pytest.param("", marks=pytest.mark.slow)])
@@ -269,10 +269,10 @@ def test_unused_results_are_removed_and_used_ones_are_not(tmp_path: Path, table:
     catalog = Catalog(config.place("catalog"), Chain.of(config))
     buffer = open_buffer(config.place("buffer"))
     places = list(catalog.places())
-    assert buffer.compact(places) == 0
+    assert buffer.compact(places, older_than_s=0) == 0
     kept = [place for place in places if place.split(",")[0] == places[0].split(",")[0]]
     content = buffer.read(kept, "video")
-    assert buffer.compact(kept) > 0
+    assert buffer.compact(kept, older_than_s=0) > 0
     assert buffer.read(kept, "video") == content
     with pytest.raises(FlowError, match="cannot be read"):
         buffer.read(places, "video")
