@@ -1,40 +1,170 @@
-"""The manifests of deploy/ are valid, and torchrun takes their options."""
+"""The files of deploy/ are valid, and our commands and torchrun's take the options in them."""
 
+import functools
+import os
 import re
 import shlex
 import subprocess
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import kubernetes_validate
+import pytest
 import yaml
+from fastapi import FastAPI
 from torch.distributed.run import parse_args
 
+from worldmodel import config as configs
+from worldmodel.cli import flow, serve
+from worldmodel.config.flow import FlowConfig
+from worldmodel.flow.chain import Chain
+from worldmodel.serving.routes import health
+
 ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+KUBERNETES = "1.32"
+"""Version of the schemas."""
 
 
-def options(command: list[str]) -> dict[str, object]:
+@functools.cache
+def objects(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The objects of a manifest by kind and name."""
+    found = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
+def core(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The object, or the Jobs that the controller of JobSet makes of it: its schema is not in Kubernetes."""
+    if item["kind"] != "JobSet":
+        yield item
+        return
+    assert item["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    assert set(item["spec"]) <= {"network", "failurePolicy", "replicatedJobs", "successPolicy", "suspend"}
+    assert set(item["spec"]["network"]) <= {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"}
+    assert set(item["spec"]["failurePolicy"]) <= {"maxRestarts", "rules", "restartStrategy"}
+    for job in item["spec"]["replicatedJobs"]:
+        assert set(job) == {"name", "replicas", "template"}
+        name = f"{item['metadata']['name']}-{job['name']}-0"
+        yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, **job["template"]}
+
+
+def pods() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The specification of every pod, with its manifest."""
+    for path in MANIFESTS:
+        for item in objects(path).values():
+            for each in core(item):
+                spec = each.get("spec", {})
+                spec = spec.get("jobTemplate", {}).get("spec", spec)
+                if "template" in spec:
+                    yield path, spec["template"]["spec"]
+
+
+def config_of(path: Path, name: str, folder: Path) -> Path:
+    """Write the config in a ConfigMap to a folder."""
+    (text,) = objects(path)["ConfigMap", name]["data"].items()
+    (folder / text[0]).write_text(text[1], encoding="utf-8")
+    return folder / text[0]
+
+
+def options(command: list[str]) -> dict[str, Any]:
     """Return torchrun's options, as its own parser reads them."""
     assert command[0] == "torchrun"
     return vars(parse_args(command[1:]))
 
 
-def test_the_kubernetes_job_starts_torchrun() -> None:
-    service, job = yaml.safe_load_all((ROOT / "deploy" / "train.yaml").read_text())
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    found = options(container["command"])
-    host = f"{job['metadata']['name']}-0.{service['metadata']['name']}"  # pod 0's name in the service
-    assert found["rdzv_endpoint"] == f"{host}:29400"
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    assert found["nnodes"] == f"1:{job['spec']['parallelism']}"
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_manifests_match_the_schemas_of_kubernetes(path: Path) -> None:
+    for item in objects(path).values():
+        for each in core(item):
+            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+def test_a_wrong_field_is_found() -> None:
+    wrong = {**objects(DEPLOY / "kubernetes" / "serve.yaml")["Service", "worldmodel-serve"], "specs": {}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
+
+
+def test_pods_run_without_privileges_and_mount_what_there_is() -> None:
+    found = list(pods())
+    assert len(found) == 4  # serve, flow, compact, train
+    for path, pod in found:
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert {mount["name"] for mount in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+        maps = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
+        assert all(("ConfigMap", name) in objects(path) for name in maps)
+
+
+def test_serving_takes_its_arguments_and_has_the_paths_of_the_probes() -> None:
+    found = objects(DEPLOY / "kubernetes" / "serve.yaml")
+    deployment, service = found["Deployment", "worldmodel-serve"], found["Service", "worldmodel-serve"]
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    verb, *arguments = container["args"]
+    args = serve._parse(arguments)
+    (port,) = container["ports"]
+    assert (verb, args.host, args.port) == ("serve", "0.0.0.0", port["containerPort"])
+    assert args.drain_timeout_s < pod["spec"]["terminationGracePeriodSeconds"]
+    assert args.data_dir in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    app = FastAPI()
+    app.include_router(health.router)
+    probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert {probe["port"] for probe in probes.values()} == {port["name"]}
+    assert (probes["liveness"]["path"], probes["readiness"]["path"]) == ("/health", "/ready")
+    assert {probe["path"] for probe in probes.values()} <= set(app.openapi()["paths"])
+    assert container["readinessProbe"]["timeoutSeconds"] > health.MODEL_TIMEOUT_S
+
+
+def test_the_flow_and_its_compaction_take_their_arguments_and_config(tmp_path: Path) -> None:
+    path = DEPLOY / "kubernetes" / "flow.yaml"
+    run = objects(path)["Deployment", "worldmodel-flow"]["spec"]["template"]["spec"]["containers"][0]
+    job = objects(path)["CronJob", "worldmodel-flow-compact"]["spec"]["jobTemplate"]["spec"]
+    compact = job["template"]["spec"]["containers"][0]
+    for container, what in ((run, "run"), (compact, "compact")):
+        args = flow._parser().parse_args(container["args"][1:])
+        assert (container["args"][0], args.what) == ("flow", what)
+        assert args.config == f"{container['volumeMounts'][0]['mountPath']}/flow.yaml"
+    args = flow._parser().parse_args(run["args"][1:])
+    assert (args.metrics_port, args.metrics_host) == (run["ports"][0]["containerPort"], "0.0.0.0")
+    config = configs.load(config_of(path, "worldmodel-flow", tmp_path), [], FlowConfig)
+    assert Chain.of(config).names == ["fetch", "probe", "filter", "pack"]
+    assert config.catalog.startswith("postgresql+psycopg://")
+    assert config.buffer.startswith("s3://") and config.log.startswith("s3://")
+
+
+def test_the_training_starts_torchrun_on_the_log_of_the_flow(tmp_path: Path) -> None:
+    path = DEPLOY / "kubernetes" / "train.yaml"
+    jobset = objects(path)["JobSet", "worldmodel-train"]
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    pod = job["template"]["spec"]
+    found = options(pod["containers"][0]["command"])
+    first = f"{jobset['metadata']['name']}-{replicated['name']}-0-0.{jobset['spec']['network']['subdomain']}"
+    assert found["rdzv_endpoint"] == f"{first}:29400"
+    assert jobset["spec"]["network"]["publishNotReadyAddresses"] is True
+    assert job["completionMode"] == "Indexed"
+    assert found["nnodes"] == f"1:{job['parallelism']}" == f"1:{job['completions']}"
+    assert found["nproc_per_node"] == str(pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
     assert found["shutdown_timeout"] < pod["terminationGracePeriodSeconds"]
-    assert (found["training_script"], found["module"]) == ("worldmodel.train.finetune", True)
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    assert (found["training_script"], found["module"]) == ("worldmodel", True)
+    verb, config, *overrides = found["training_script_args"]
+    assert (verb, config) == ("train", "/etc/worldmodel/train.yaml")
+    loaded = configs.load(config_of(path, "worldmodel-train", tmp_path), overrides)
+    (source,) = loaded.data.sources.values()
+    values = objects(DEPLOY / "kubernetes" / "flow.yaml")["ConfigMap", "worldmodel-flow"]["data"]["flow.yaml"]
+    assert (source.kind, source.path) == ("flow", yaml.safe_load(values)["log"])
+    assert loaded.run_dir == "/shared/run1"
 
 
 def test_the_slurm_script_starts_torchrun() -> None:
-    script = ROOT / "deploy" / "train.slurm"
+    script = DEPLOY / "train.slurm"
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = script.read_text().replace("\\\n", " ")
     command = shlex.split(text[text.index("torchrun") :].splitlines()[0])
@@ -45,8 +175,65 @@ def test_the_slurm_script_starts_torchrun() -> None:
     assert (found["training_script"], found["module"]) == ("worldmodel.train.finetune", True)
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_slurm_script_of_a_flow_trains_on_the_first_node(nodes: int, tmp_path: Path) -> None:
+    """Slurm's commands are replaced by scripts that write down what they are asked for."""
+    said = tmp_path / "said"
+    others = f"until [ $(wc -l <{said}) = {min(nodes, 2)} ]; do sleep 0.02; done; exit 3"
+    scripts = {
+        "srun": f'printf -v line \'%q \' "$@"; echo "$line" >>{said}\n'
+        f'case "$*" in *--train*) {others};; *) exec sleep 60; esac',
+        "scontrol": "echo node0; echo node1; echo node2",
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-2]",
+        "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_GPUS_ON_NODE": "8",
+    }  # fmt: skip
+    command = ["bash", str(DEPLOY / "flow.slurm"), "flow.yaml", "train.yaml", "run_dir=a b"]
+    assert subprocess.run(command, env=environment, timeout=30).returncode == 3  # the training's
+    lines = sorted(said.read_text().splitlines(), key=lambda line: "--train" in line)
+    assert len(lines) == min(nodes, 2)
+    steps = [line.partition("worldmodel flow ") for line in lines]
+    args, overrides = flow._split(shlex.split(steps[-1][2]))
+    parsed = flow._parser().parse_args(args)
+    assert "--nodelist node0" in steps[-1][0]
+    assert (parsed.what, parsed.config, parsed.train, parsed.processes) == (
+        "run",
+        "flow.yaml",
+        "train.yaml",
+        8,
+    )
+    assert overrides == ["run_dir=a b"]
+    if nodes > 1:
+        assert "--nodes 2 --ntasks 2 --exclude node0" in steps[0][0]
+        assert flow._parser().parse_args(steps[0][2].split()).what == "run"
+
+
+def test_the_container_installs_what_there_is_and_does_not_run_as_root() -> None:
+    text = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ")
+    names = set(" ".join(re.findall(r"^COPY (?!--)(.*) \S+$", text, flags=re.MULTILINE)).split())
+    assert all((ROOT / name).exists() for name in names)
+    folders = re.findall(r"^FOLDERS = \((.*)\)$", (ROOT / "setup.py").read_text(), flags=re.MULTILINE)[0]
+    assert {"worldmodel", *re.findall(r'"(\w+)"', folders)} <= names
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (installed,) = re.findall(r"^ARG EXTRAS=(.*)$", text, flags=re.MULTILINE)
+    assert set(installed.split(",")) <= set(extras)
+    assert re.findall(r"^USER (.*)$", text, flags=re.MULTILINE) == ["1000"]
+
+
 def test_the_command_of_the_guide_is_one_of_torchrun() -> None:
     guide = (ROOT / "docs" / "how-to" / "multi-node.md").read_text().replace("\\\n", " ")
     (command,) = re.findall(r"^\$ (torchrun .*)$", guide, flags=re.MULTILINE)
     found = options(shlex.split(command))
     assert found["training_script_args"] == ["my.yaml", "run_dir=/shared/run1"]
+
+
+def test_the_commands_of_the_guide_name_files_that_exist() -> None:
+    guide = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+    named = set(re.findall(r"deploy/[\w./-]*\w", guide))
+    assert {f"deploy/kubernetes/{path.name}" for path in MANIFESTS} <= named
+    assert {"deploy/Containerfile", "deploy/flow.slurm", "deploy/train.slurm"} <= named
+    assert all((ROOT / name).exists() for name in named)
