@@ -98,6 +98,13 @@ class Sum:
         return pa.record_batch({"clip": batch.column("clip"), "sum": sums})
 
 
+@stage(version="1", inputs=["text"], outputs=["fingerprint"], uncounted=["wait_s"], batch_size=3)
+def given(batch: pa.RecordBatch, *, max_distance: int = 6, wait_s: float = 0.0) -> pa.RecordBatch:
+    """Take fingerprints from the table, after a random time."""
+    time.sleep(np.random.default_rng().uniform(0, 1) * wait_s)
+    return pa.record_batch({"clip": batch.column("clip"), "fingerprint": batch.column("text")})
+
+
 def write_table(folder: Path, count: int) -> Path:
     """Write files of 100, 101, … bytes and a table of them; return the table."""
     rng = np.random.default_rng(0)

@@ -21,7 +21,7 @@ from worldmodel.flow.database import connect
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.migrations import migrate
 from worldmodel.flow.records import BEGINNING, NewClip, Place, Result, Waiting, part_id
-from worldmodel.flow.schema import attempt, clip, listing, outcome, run, segment, tally
+from worldmodel.flow.schema import attempt, band, clip, listing, outcome, run, segment, tally
 from worldmodel.flow.transactional import insert, reads, writes
 
 RUN_LIVES_S = 30.0
@@ -245,21 +245,9 @@ class Catalog:
 
         `retry` has the clips to try again, and why.
         """
-        key, now = self.chain.link(stage).key, time.time()
+        key = self.chain.link(stage).key
         each_s = seconds / max(len(results), 1)
-        rows = [
-            {
-                "clip": result.clip, "stage": stage, "key": key, "state": result.state,
-                "reason": result.reason, "fields": self._fields(result), "place": result.place,
-                "seconds": each_s, "finished_at": now,
-            }
-            for result in results
-        ]  # fmt: skip
-        new: set[str] = set()
-        for part in _parts(rows):
-            statement = insert(db, outcome).values(part).on_conflict_do_nothing()
-            new |= {row.clip for row in db.execute(statement.returning(outcome.c.clip))}
-        fresh = [result for result in results if result.clip in new]
+        fresh = self._add_results(db, stage, key, results, each_s)
         added = sum(self._divide(db, stage, result) for result in fresh if result.state == "done")
         after = SPLIT if self.chain.link(stage).stage.expands else self.chain.after(stage)
         for kind, state in (("done", after), ("dropped", DROPPED), ("dead", DEAD)):
@@ -273,6 +261,34 @@ class Catalog:
             db.execute(statement.on_conflict_do_update(index_elements=keys, set_={"reason": reason}))
         counts = {kind: sum(each.state == kind for each in fresh) for kind in ("done", "dropped", "dead")}
         self._count(db, stage, key, {**counts, "retried": len(retry), "added": added}, seconds)
+
+    @writes
+    def leave_out(self, db: Connection, results: Sequence[Result]) -> None:
+        """Record why clips that passed all stages are dropped instead of packed."""
+        fresh = self._add_results(db, PACK, self.chain.key, results, 0.0)
+        for part in _parts([result.clip for result in results]):
+            changed = sa.update(clip).where(clip.c.id.in_(part), clip.c.state == PACK)
+            db.execute(changed.values(state=DROPPED))
+        counts = {"done": 0, "dropped": len(fresh), "dead": 0, "retried": 0, "added": 0}
+        self._count(db, PACK, self.chain.key, counts, 0.0)
+
+    def _add_results(
+        self, db: Connection, stage: str, key: str, results: Sequence[Result], each_s: float
+    ) -> list[Result]:
+        """Add results and return the new ones."""
+        now, new = time.time(), set()
+        rows = [
+            {
+                "clip": result.clip, "stage": stage, "key": key, "state": result.state,
+                "reason": result.reason, "fields": self._fields(result), "place": result.place,
+                "seconds": each_s, "finished_at": now,
+            }
+            for result in results
+        ]  # fmt: skip
+        for part in _parts(rows):
+            statement = insert(db, outcome).values(part).on_conflict_do_nothing()
+            new |= {row.clip for row in db.execute(statement.returning(outcome.c.clip))}
+        return [result for result in results if result.clip in new]
 
     @staticmethod
     def _fields(result: Result) -> dict[str, Any]:
@@ -380,10 +396,12 @@ class Catalog:
         clips: Sequence[Waiting],
         up_to: Place,
         index: Mapping[str, Any],
+        bands: Sequence[Mapping[str, Any]] = (),
     ) -> bool:
         """Record a segment, and that its clips are packed; return whether it is the one of its number.
 
-        Up to the place `up_to` no clip is left for a later segment; `index` is the content of its .json file.
+        Up to the place `up_to` no clip is left for a later segment; `index` is the content of its .json
+        file, and `bands` are rows of the fingerprints of its clips.
         """
         row = {
             "key": self.chain.key, "number": number, "name": name, "num_clips": len(clips),
@@ -396,6 +414,8 @@ class Catalog:
             return bool(db.execute(sa.select(segment.c.number).where(*which)).all())
         for part in _parts([each.id for each in clips]):
             db.execute(sa.update(clip).where(clip.c.id.in_(part)).values(state=PACKED))
+        for part in _parts(bands):
+            db.execute(insert(db, band).values(part).on_conflict_do_nothing())
         counts = {"done": len(clips), "dropped": 0, "dead": 0, "retried": 0, "added": 0}
         self._count(db, PACK, self.chain.key, counts, 0.0)
         return True

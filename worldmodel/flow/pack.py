@@ -6,12 +6,14 @@ clips. So the same catalog gives the same segments, byte by byte.
 
 import hashlib
 import json
+from itertools import takewhile
 
 from worldmodel.config.flow import FlowConfig
 from worldmodel.flow.buffer import open_buffer
 from worldmodel.flow.buffer.tar import tar_bytes
 from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import ENDED, PACK, Chain
+from worldmodel.flow.duplicates import Duplicates
 from worldmodel.flow.log import CURRENT, FINISHED, LAYOUT, READER, VERSION, segment_name
 from worldmodel.flow.records import BEGINNING, Place, Waiting
 from worldmodel.flow.stage import CLIP
@@ -35,6 +37,7 @@ class Packer:
     def __init__(self, config: FlowConfig, catalog: Catalog) -> None:
         self.chain: Chain = catalog.chain
         self.catalog, self.max_lead = catalog, config.max_lead
+        self.duplicates = Duplicates(catalog)
         self.buffer = open_buffer(config.place("buffer"))
         self.top = Storage(config.place("log"))
         self.log = Storage(f"{self.top.address}/{self.chain.key}")
@@ -56,6 +59,7 @@ class Packer:
         if self.max_lead and number > self._begun() + self.max_lead:
             return False
         place: Place = BEGINNING if last is None else (last["last_ordinal"], last["last_sub"])
+        self.duplicates.begin(number)
         clips, place, complete = self._ready(place)
         if len(clips) < self.chain.segment_size and not (clips and listed and complete):
             return False
@@ -64,7 +68,8 @@ class Packer:
         index |= {"number": number, "name": name}
         self.log.delete(FINISHED)
         self.log.write(name, data)
-        if self.catalog.seal(number, name, clips, place, index):
+        bands = self.duplicates.rows([each.id for each in clips])
+        if self.catalog.seal(number, name, clips, place, index, bands):
             self.log.write(segment_name(number), to_json(index))
         return True
 
@@ -81,15 +86,19 @@ class Packer:
         """
         size = self.chain.segment_size
         late = self.catalog.waiting_for(PACK, BEGINNING, size, up_to=place)
-        clips = late[:size]
+        kept = self.duplicates.without([each.id for each in late], size)
+        clips = [each for each in late if each.id in kept]
         while True:
             page = self.catalog.after(place, PAGE)
+            decided = takewhile(lambda each: each.state in (PACK, *ENDED), page)
+            ready = [each.id for each in decided if each.state == PACK]
+            kept = self.duplicates.without(ready, size - len(clips))
             for each in page:
                 if len(clips) == size:
                     return clips, place, False
-                if each.state == PACK:
+                if each.id in kept:
                     clips.append(each)
-                elif each.state not in ENDED:
+                elif each.state not in (PACK, *ENDED):
                     return clips, place, False
                 place = each.place
             if len(page) < PAGE:

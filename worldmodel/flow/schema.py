@@ -94,6 +94,15 @@ segment = Table(
     Index("segment_sums", "key", "sealed_at", "num_clips"),  # the status reads nothing else of them
 )
 
+band = Table(  # parts of the fingerprints of packed clips; see duplicates.py
+    "band",
+    metadata,
+    Column("key", String(64), primary_key=True),  # of the chain of stages
+    Column("number", Integer, primary_key=True),
+    Column("value", BigInteger, primary_key=True, autoincrement=False),
+    Column("clip", String(64), primary_key=True),
+)
+
 listing = Table(
     "listing",
     metadata,

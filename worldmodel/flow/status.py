@@ -194,10 +194,10 @@ class StatusReader:
         return [(row.clip, row.reason or "") for row in db.execute(query)]
 
     def _key(self, stage: str) -> str:
-        names = self.catalog.chain.names[:-1]
-        if stage not in names:
-            raise InputError(f"There is no stage {stage!r}; use one of {', '.join(names)}.")
-        return self.catalog.chain.link(stage).key
+        chain = self.catalog.chain
+        if stage not in chain.names:
+            raise InputError(f"There is no stage {stage!r}; use one of {', '.join(chain.names)}.")
+        return chain.key if stage == PACK else chain.link(stage).key
 
 
 def general(reason: str) -> str:

@@ -45,7 +45,7 @@ def test_a_schema_of_an_earlier_version_is_brought_up_to_date(
     shutil.copytree(migrations.FOLDER, folder)
     (folder / "versions" / "second.py").write_text(
         "from alembic import op\nimport sqlalchemy as sa\n"
-        "revision, down_revision = 'second', '1'\n"
+        "revision, down_revision = 'newest', '2'\n"
         "def upgrade(): op.add_column('message', sa.Column('priority', sa.Integer))\n"
     )
     monkeypatch.setattr(migrations, "FOLDER", folder)

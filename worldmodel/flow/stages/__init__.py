@@ -9,6 +9,7 @@ STAGES = {
     "fetch": "worldmodel.flow.stages.fetch:Fetch",
     "probe": "worldmodel.flow.stages.probe:probe",
     "split": "worldmodel.flow.stages.split:Split",
+    "deduplicate": "worldmodel.flow.stages.deduplicate:Deduplicate",
     "filter": "worldmodel.flow.stages.filter:Filter",
     "label_actions": "worldmodel.flow.stages.label_actions:LabelActions",
     "encode": "worldmodel.flow.stages.encode:Encode",
