@@ -1,0 +1,75 @@
+"""Tables of documents, and training of the language model on them."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from worldmodel.config import (
+    DataConfig,
+    SourceConfig,
+    StageConfig,
+    TrainConfig,
+    TrainedConfig,
+    WorldModelConfig,
+)
+from worldmodel.data import loader
+from worldmodel.data.sources import open_source
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.train import distributed
+from worldmodel.train.trainer import Trainer
+
+TEXTS = ["The red ball rolls.", "A square\njumps – twice.", "", "It stops."]
+
+
+def write(path: Path) -> Path:
+    """Write a table with the texts in one of the formats."""
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.table({"url": ["u"] * 4, "text": TEXTS}), path, row_group_size=2)
+    else:
+        path.write_text("".join(json.dumps({"url": "u", "text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def config_of(path: Path, **columns: str) -> DataConfig:
+    return DataConfig(sources={"web": SourceConfig("text", str(path), columns=columns)}, num_workers=0)
+
+
+@pytest.mark.parametrize("name", ["documents.jsonl", "documents.parquet"])
+def test_rows_are_documents_in_any_order(tmp_path: Path, name: str) -> None:
+    source = open_source("web", config_of(write(tmp_path / name)), WorldModelConfig())
+    assert (source.tasks, source.size) == (("document",), 4)
+    for index in (3, 0, 5):
+        assert source.at(index).episode("document", 0, index, 1).answer == TEXTS[index % 4]
+    with pytest.raises(InputError, match=f"{name} row 3: it has no text"):
+        source.at(2).episode("document", 0, 2, 1)
+    source.close()
+
+
+def test_wrong_columns_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "documents.jsonl")
+    for columns, named in (({"text": "content"}, "content"), ({"video": "url"}, "video")):
+        with pytest.raises(ConfigError, match=named):
+            open_source("web", config_of(path, **columns), WorldModelConfig())
+
+
+def test_the_language_model_is_trained_on_documents(run_config: TrainConfig, tmp_path: Path) -> None:
+    stage = StageConfig(
+        "language", steps=1, batch_size=2, tasks={"document": 1.0}, train={"backbone": TrainedConfig()}
+    )
+    data = config_of(write(tmp_path / "documents.jsonl"))
+    config = dataclasses.replace(run_config, data=data, stages={"language": stage})
+    mesh = distributed.init(config)
+    try:
+        current, _ = Trainer.start(config, "language", mesh, None)
+        (batches,) = loader.batches(config.data, config.model, stage, seed=0)
+        assert {episode.answer for batch in batches for episode in batch.episodes} <= {*TEXTS} - {""}
+        result = current.step(batches, stop=False)
+        current.finish(batches)
+    finally:
+        distributed.shutdown()
+    assert 0 < result.losses["loss"] < math.inf
