@@ -50,6 +50,17 @@ def test_rows_are_documents_in_any_order(tmp_path: Path, name: str) -> None:
     source.close()
 
 
+def test_a_dataset_is_streamed(tmp_path: Path) -> None:
+    write(tmp_path / "documents.jsonl")
+    source = open_source("web", config_of(tmp_path), WorldModelConfig())
+    assert (source.tasks, source.size, source.streams) == (("document",), None, 1)
+    for index in (0, 1, 5, 7):
+        assert source.at(index).episode("document", 0, index, 1).answer == TEXTS[index % 4]
+    with pytest.raises(InputError, match="it has no text"):
+        source.at(2).episode("document", 0, 2, 1)
+    source.close()
+
+
 def test_wrong_columns_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "documents.jsonl")
     for columns, named in (({"text": "content"}, "content"), ({"video": "url"}, "video")):

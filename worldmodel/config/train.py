@@ -112,13 +112,13 @@ class SourceConfig:
     """A source of episodes."""
 
     kind: str = ""
-    """clips (video files with a table), text (a table of documents), webdataset (tar files), huggingface (a
+    """clips (video files with a table), text (documents), webdataset (tar files), huggingface (a
     streamed dataset), lerobot (a LeRobot dataset, v3.0), flow (the log of a data flow), or the name of
     a world that generates its episodes, such as shapes."""
     path: str = ""
     """clips, text: the csv, parquet or jsonl table. webdataset: a tar file or a pattern such as data/*.tar.
-    huggingface, lerobot: name of the dataset on the Hub, or a local folder. flow: folder or address of its
-    log."""
+    huggingface, lerobot, text: name of the dataset on the Hub, or a local folder. flow: folder or address
+    of its log."""
     root: str = ""
     """clips: the folder to which paths in the table are relative; empty takes the folder of the table."""
     columns: dict[str, str] = field(default_factory=dict)

@@ -73,10 +73,14 @@ class HuggingFaceSource:
                 f"{self.key} has images without text, which no task can use; set columns.text, or "
                 "columns.question and columns.answer."
             )
-        if dataset.num_shards < source.streams:
+        self._divide(dataset, sorted({self.video, *self.reader.needed}), config, source.streams)
+
+    def _divide(self, dataset: Any, columns: list[str], config: DataConfig, streams: int) -> None:
+        """Divide a dataset into streams, of which only some columns are read."""
+        if dataset.num_shards < streams:
             dataset = dataset.reshard()  # parquet: by row group
-        self.streams = num_streams(dataset.num_shards, source.streams)
-        self.dataset = dataset.select_columns(sorted({self.video, *self.reader.needed}))
+        self.streams = num_streams(dataset.num_shards, streams)
+        self.dataset = dataset.select_columns(columns)
         self.window, self.timeout_s = -(-config.window // self.streams), config.timeout_s
         self.opened: dict[int, ReadAhead] = {}
         self.bookmarks: Bookmarks = {}

@@ -12,7 +12,7 @@ from worldmodel.worlds.registry import get_world, world_names
 
 SOURCE_KINDS = {
     "clips": ("worldmodel.data.tables", "TableSource"),
-    "text": ("worldmodel.data.text", "TextSource"),
+    "text": ("worldmodel.data.text", "open_text"),
     "webdataset": ("worldmodel.data.tar", "TarSource"),
     "huggingface": ("worldmodel.data.huggingface", "HuggingFaceSource"),
     "lerobot": ("worldmodel.data.lerobot", "LeRobotSource"),

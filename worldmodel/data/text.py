@@ -1,11 +1,13 @@
-"""Documents: the text columns of tables, for the objective `language`."""
+"""Documents: the text columns of tables and streamed datasets, for the objective `language`."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.config import DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip
 from worldmodel.data.columns import check_column
+from worldmodel.data.huggingface import HuggingFaceSource
 from worldmodel.data.tables import ParquetTable, open_table
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import Episode
@@ -35,9 +37,7 @@ class TextSource:
 
     def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
         config, key = data.sources[name], f"data.sources.{name}"
-        if unknown := sorted({*config.columns} - {"text"}):
-            raise ConfigError(f"{key}.columns has {unknown[0]!r}; a source of documents has only text.")
-        self.column = config.columns.get("text", "text")
+        self.column = _column(key, config)
         self.table = open_table(config.path)
         check_column(f"{key}.columns.text", self.column, self.table.columns)
         if isinstance(self.table, ParquetTable):
@@ -52,12 +52,10 @@ class TextSource:
         number = index % self.size
         name = f"{self.label} row {number + 1}"
         try:
-            text = self.table.row(number).get(self.column)
-            if not isinstance(text, str) or not text.strip():
-                raise InputError("it has no text")
+            row = self.table.row(number)
         except InputError as error:
             return BrokenClip(name, str(error))
-        return Document(name, text)
+        return _document(name, row.get(self.column))
 
     def cost(self, index: int, rounds: int) -> float:
         """Return the same for all documents, which are cut to one length."""
@@ -66,3 +64,48 @@ class TextSource:
     def close(self) -> None:
         """Close the table."""
         self.table.close()
+
+
+class TextStream(HuggingFaceSource):
+    """The rows of a streamed Hugging Face dataset with a text column, each of which is a document.
+
+    Raises:
+        ConfigError: the dataset or its column is wrong.
+    """
+
+    tasks = ("document",)
+
+    def __init__(self, name: str, config: DataConfig, model: WorldModelConfig) -> None:
+        source = config.sources[name]
+        self.key, self.path = f"data.sources.{name}", source.path
+        self.column = _column(self.key, source)
+        dataset, types = self._open(source.split)
+        check_column(f"{self.key}.columns.text", self.column, list(types))
+        self._divide(dataset, [self.column], config, source.streams)
+
+    def at(self, index: int) -> Document | BrokenClip:
+        """Return the document of row `index` of the endless stream."""
+        row = self._stream(index % self.streams).row(index // self.streams)
+        return _document(f"{self.path} row {index + 1}", row[self.column])
+
+
+def open_text(name: str, config: DataConfig, model: WorldModelConfig) -> TextSource | TextStream:
+    """Open a table of documents, or a Hugging Face dataset if the path does not end as one of a table.
+
+    Raises:
+        ConfigError: as the two sources.
+    """
+    is_table = Path(config.sources[name].path).suffix in (".csv", ".jsonl", ".parquet")
+    return (TextSource if is_table else TextStream)(name, config, model)
+
+
+def _column(key: str, config: SourceConfig) -> str:
+    if unknown := sorted({*config.columns} - {"text"}):
+        raise ConfigError(f"{key}.columns has {unknown[0]!r}; a source of documents has only text.")
+    return config.columns.get("text", "text")
+
+
+def _document(name: str, text: Any) -> Document | BrokenClip:
+    if isinstance(text, str) and text.strip():
+        return Document(name, text)
+    return BrokenClip(name, "it has no text")
