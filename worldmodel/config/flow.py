@@ -73,7 +73,7 @@ class FlowConfig:
     """Where sealed segments are kept, which training reads: a folder or s3://BUCKET/PATH; empty takes `log`
     in `folder`."""
     executor: Literal["local", "ray", "spark"] = "local"
-    """What runs the stages: processes of this machine, Ray Data, or Spark."""
+    """What runs the stages: processes of this machine, Ray Data, or Spark; the latter two ignore `topics`."""
     sources: dict[str, FlowSourceConfig] = field(default_factory=dict)
     """Lists of clips by name."""
     stages: dict[str, FlowStageConfig] = field(default_factory=dict)

@@ -20,7 +20,11 @@ from worldmodel.flow.errors import FlowError
 from worldmodel.flow.log import current_key
 from worldmodel.flow.storage import Storage
 
-EXECUTORS = {"local": "worldmodel.flow.executors.local"}
+EXECUTORS = {
+    "local": "worldmodel.flow.executors.local",
+    "ray": "worldmodel.flow.executors.ray_data",
+    "spark": "worldmodel.flow.executors.spark",
+}
 """Modules with a function `run(config, watch, stop)`."""
 
 log = logging.getLogger(__name__)

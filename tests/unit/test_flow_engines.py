@@ -1,0 +1,98 @@
+"""Ray Data and Spark give the same log as the local executor; trouble with workers is tested on Spark."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from flow_stages import flow_config, write_table
+
+from worldmodel.config.flow import FlowConfig
+from worldmodel.errors import ConfigError
+from worldmodel.flow.errors import FlowError
+from worldmodel.flow.log import Log
+from worldmodel.flow.run import run_flow
+from worldmodel.flow.status import StatusReader
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["ray", "spark"])
+def engine(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip("pyspark" if request.param == "spark" else "ray")
+    if request.param == "spark" and shutil.which("java") is None:
+        pytest.skip("Spark needs Java")
+    return request.param
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    (tmp_path / "files").mkdir()
+    return write_table(tmp_path / "files", 30)
+
+
+def hashes(config: FlowConfig) -> list[str]:
+    log = Log(config.place("log"))
+    return [json.loads(log.storage.read(f"{n:06d}.json"))["sha256"] for n in range((log.end() or (0,))[0])]
+
+
+def test_engines_give_the_same_log_as_threads(tmp_path: Path, table: Path, engine: str) -> None:
+    """Dropped clips, a stage that divides clips, and one that fails at a clip until it is a dead letter."""
+    stages = {
+        "read": {"workers": 2},
+        "measure": {"settings": {"least": 105}},
+        "trouble": {"settings": {"how": "raise", "where": "/7.bin"}, "timeout_s": 20.0},
+        "halves": {},
+        "sum": {},
+    }
+    threads = flow_config(tmp_path / "threads", table, stages, max_attempts=2)
+    config = flow_config(tmp_path / engine, table, stages, executor=engine, max_attempts=2)
+    run_flow(threads)
+    run_flow(config)
+    assert hashes(config) == hashes(threads)
+    assert len(hashes(config)) == 6
+    reader = StatusReader(config)
+    state = {stage.name: stage for stage in reader.read().stages}
+    (dead,) = reader.verdicts("trouble")
+    reader.close()
+    assert dead.examples[0]["address"].endswith("7.bin")
+    assert "strange" in dead.reason
+    assert (state["measure"].dropped, state["trouble"].done, state["sum"].done) == (5, 24, 48)
+
+
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
+def test_clips_that_end_or_hang_their_workers_take_no_others_with_them(
+    tmp_path: Path, table: Path, engine: str
+) -> None:
+    stages = {
+        "read": {},
+        "kills": {"function": "flow_stages:trouble", "settings": {"how": "kill", "where": "/7.bin"}},
+        "hangs": {"function": "flow_stages:trouble", "settings": {"how": "hang", "where": "/21.bin"}},
+    }
+    config = flow_config(tmp_path / "flow", table, stages, executor=engine, max_attempts=2)
+    run_flow(config)
+    reader = StatusReader(config)
+    kills, hangs = reader.read().stages[1:3]
+    examples = [reader.verdicts(stage.name)[0].examples[0]["address"] for stage in (kills, hangs)]
+    reader.close()
+    assert (kills.done, kills.dead, hangs.done, hangs.dead) == (29, 1, 28, 1)
+    assert examples[0].endswith("/7.bin")
+    assert examples[1].endswith("/21.bin")
+
+
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
+def test_a_stage_that_loses_rows_ends_the_run(tmp_path: Path, table: Path, engine: str) -> None:
+    stages = {"trouble": {"settings": {"how": "fewer"}}}
+    with pytest.raises(FlowError, match="trouble"):
+        run_flow(flow_config(tmp_path / "flow", table, stages, executor=engine))
+
+
+@pytest.mark.parametrize("name", ["ray", "spark"])
+def test_a_missing_package_is_named(tmp_path: Path, table: Path, name: str) -> None:
+    try:
+        __import__({"spark": "pyspark"}.get(name, name))
+    except ModuleNotFoundError:
+        with pytest.raises(ConfigError, match=rf"worldmodel\[{name}\]"):
+            run_flow(flow_config(tmp_path / "flow", table, executor=name))
+    else:
+        pytest.skip("it is installed")

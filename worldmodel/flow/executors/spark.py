@@ -1,0 +1,94 @@
+"""The executor that runs the stages with Spark: in the active session, or in one of its own.
+
+A stage has as many partitions as `workers`. GPUs and memory of stages are not reserved: set them for Spark.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pyarrow as pa
+
+from worldmodel.config.flow import FlowConfig
+from worldmodel.errors import ConfigError
+from worldmodel.flow.chain import Chain
+from worldmodel.flow.executors.rounds import Task, remaining, run_rounds, run_task
+
+try:
+    from pyspark import TaskContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+except ModuleNotFoundError:
+    raise ConfigError("The executor spark needs PySpark: pip install 'worldmodel[spark]'.") from None
+
+COLUMNS = "clip string, stage string, again boolean, error string"
+
+
+def run_partition(task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run a stage on a partition, in a worker; Spark repeats it if a worker ends."""
+    context = TaskContext.get()
+    again = context is not None and context.attemptNumber() > 0
+    for batch in batches:
+        yield from run_task(task, pa.Table.from_batches([batch]), again).to_batches()
+
+
+class SparkEngine:
+    """Runs rounds with Spark.
+
+    Args:
+        config: the flow.
+
+    Raises:
+        ConfigError: Java is missing.
+    """
+
+    def __init__(self, config: FlowConfig) -> None:
+        self.config, self.chain = config, Chain.of(config)
+        active = SparkSession.getActiveSession()
+        self.owned = active is None
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        failures = config.max_attempts + 1
+        try:
+            self.session = active or (
+                SparkSession.builder.appName("worldmodel flow")
+                .config("spark.task.maxFailures", failures)
+                .config("spark.ui.showConsoleProgress", "false")
+                .master(os.environ.get("SPARK_MASTER", f"local[*,{failures}]"))
+                .getOrCreate()
+            )
+        except PySparkRuntimeError as error:
+            raise ConfigError(
+                f"Spark does not start; install Java 17 or newer, set JAVA_HOME: {error}"
+            ) from None
+
+    def play(self, rows: pa.Table) -> list[str]:
+        """Run the stages in their order on rows; return the errors that workers report."""
+        data = self.session.createDataFrame(rows.to_pylist(), COLUMNS)
+        partitions = 0
+        for link in remaining(self.chain, rows):
+            if link.workers != partitions:
+                partitions = link.workers
+                data = data.repartition(partitions)
+            data = data.mapInArrow(partial(run_partition, Task.of(self.config, link.name)), COLUMNS)
+        return [row["error"] for row in data.collect() if row["error"]]
+
+    def close(self) -> None:
+        """Stop the session and its jobs; one that was active is kept."""
+        if self.owned:
+            self.session.stop()
+
+
+def run(config: FlowConfig, watch: Callable[[], None], stop: threading.Event) -> None:
+    """Run a flow until all clips of its sources are packed, or until told to stop.
+
+    Args:
+        config: the flow.
+        watch: called several times a second.
+        stop: ends the run when set.
+
+    Raises:
+        WorldModelError: as `run_rounds`, or Spark cannot start.
+    """
+    run_rounds(config, SparkEngine(config), watch, stop)
