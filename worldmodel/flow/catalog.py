@@ -64,6 +64,8 @@ class Catalog:
             place: Place | None = BEGINNING
             while place is not None:
                 place = self._restate(place)
+            for row in self.segments():
+                self._set_packed([each["id"] for each in row["index"]["clips"]])
         return self._register(uuid.uuid4().hex)
 
     @reads
@@ -116,12 +118,17 @@ class Catalog:
             db.execute(sa.update(clip).where(clip.c.id.in_(ids)).values(state=state))
         return (rows[-1].ordinal, rows[-1].sub) if rows else None
 
+    @writes
+    def _set_packed(self, db: Connection, ids: Sequence[str]) -> None:
+        for part in _parts(ids):
+            db.execute(sa.update(clip).where(clip.c.id.in_(part)).values(state=PACKED))
+
     def _results(self, db: Connection, ids: Sequence[str]) -> dict[tuple[str, str, str], Any]:
         query = sa.select(outcome).where(outcome.c.clip.in_(list(set(ids))))
         return {(row.clip, row.stage, row.key): row for row in db.execute(query)}
 
     def _state(self, name: str, parent: str | None, known: Mapping[tuple[str, str, str], Any]) -> str:
-        """Return the state of a clip whose results are known; one that was packed is packed again."""
+        """Return the state of a clip whose results are known, as if none were packed."""
         if parent is not None:
             split = self.chain.links[self.chain.split_at]
             divided = known.get((parent, split.name, split.key))
@@ -135,7 +142,8 @@ class Catalog:
                 return row.state
             if link.stage.expands:
                 return SPLIT
-        return PACK
+        dropped = known.get((name, PACK, self.chain.key))
+        return PACK if dropped is None else dropped.state
 
     # ---- listing and order --------------------------------------------------------------------------
 

@@ -97,8 +97,10 @@ def test_a_finished_flow_does_nothing_when_it_runs_again(tmp_path: Path, table: 
 def test_only_a_changed_stage_and_what_reads_it_is_computed_again(
     tmp_path: Path, table: Path, calls: Path
 ) -> None:
-    run_flow(flow_config(tmp_path / "flow", table))
+    config = flow_config(tmp_path / "flow", table)
+    run_flow(config)
     counts(calls)
+    first = hashes(config)
     changed = flow_config(tmp_path / "flow", table, {"read": {}, "measure": {"settings": {"least": 110}}})
     run_flow(changed)
     assert counts(calls) == {"measure": 30}
@@ -108,8 +110,9 @@ def test_only_a_changed_stage_and_what_reads_it_is_computed_again(
     )
     run_flow(waiting)  # a setting that changes no result
     assert counts(calls) == {}
-    run_flow(flow_config(tmp_path / "flow", table))  # the first again: its results are kept
+    run_flow(config)  # the first again: its results are kept, and what is packed is not packed again
     assert counts(calls) == {}
+    assert hashes(config) == first
 
 
 def test_divided_clips_go_on_as_parts_with_the_columns_of_the_whole(
