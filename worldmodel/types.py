@@ -24,6 +24,15 @@ MAX_NUMBER = 1e6
 """Largest magnitude of a number in an action; much larger ones overflow in half precision."""
 
 
+@dataclass(frozen=True, slots=True)
+class StartImage:
+    """An image that a rollout can start from."""
+
+    title: str
+    image: np.ndarray
+    """uint8 `[h, w, 3]`."""
+
+
 @dataclass(frozen=True)
 class Pose:
     """Position and orientation of a camera, or a motion: a pose relative to another one.
@@ -184,7 +193,8 @@ class Action:
         """
         for name in self.as_dict():
             if not takes.takes[name]:
-                raise InputError(f"This model takes no {name}; see `worldmodel info MODEL`.")
+                taken = ", ".join(part for part, takes_it in takes.takes.items() if takes_it)
+                raise InputError(f"This model takes no {name}; use {taken or 'the empty action'}.")
         for key in self.keys:
             if key not in takes.keys:
                 near = difflib.get_close_matches(str(key), takes.keys, n=1)
@@ -318,6 +328,15 @@ class EncodedObservations:
         return tuple(None if array is None else array.shape for array in arrays)
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an environment says of a round besides what it shows."""
+
+    reward: float
+    ended: bool
+    """Whether the episode ends with the round."""
+
+
 @dataclass(frozen=True)
 class Episode:
     """One training sample: observations with the actions between them, and optionally a text about them.
@@ -325,6 +344,7 @@ class Episode:
     `observations` are uint8 clips `[t, h, w, 3]`; `actions[i]` leads from observation i to i + 1. An empty
     first clip (t = 0) means that nothing was observed before. `prompt` and `answer` are text about the
     observations. `labels` are labels of latent cells that a source provides (`World.label_words`).
+    `outcomes` are those of the actions; none if the source has no rewards.
 
     With `encoded`, the codec does not run in the training step, and there are only those `observations` that
     a vision encoder reads. `text_states` are outputs of the generator's text encoder by text, `[l, e]` each,
@@ -339,3 +359,4 @@ class Episode:
     labels: Mapping[str, np.ndarray] | None = None
     encoded: EncodedObservations | None = None
     text_states: Mapping[str, np.ndarray] | None = None
+    outcomes: tuple[Outcome, ...] = ()

@@ -21,7 +21,8 @@ class FlowSourceConfig:
     root: str = ""
     """table: the folder or address to which its relative addresses belong; empty takes that of the table."""
     columns: dict[str, str] = field(default_factory=dict)
-    """table: its columns by content: address, text, licence, start, end, name and the fields of an action."""
+    """table, huggingface: columns by content: address (of a file, or the file itself), text, licence, start,
+    end, name and the fields of an action."""
     preset: str = ""
     """table: instead of `columns`, the name of a published one: webvid, panda70m or openvid."""
     split: str = "train"
@@ -55,6 +56,23 @@ class FlowStageConfig:
 
 
 @dataclass(frozen=True)
+class FlowPricesConfig:
+    """Prices per hour of what the workers of stages use, in any currency."""
+
+    cpu: float = 0.0
+    """Of one CPU core."""
+    gpu: float = 0.0
+    """Of one GPU."""
+    memory_gb: float = 0.0
+    """Of one GB of memory."""
+
+    def __post_init__(self) -> None:
+        for name in ("cpu", "gpu", "memory_gb"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"prices.{name} is {getattr(self, name)}; use a price of 0 or more.")
+
+
+@dataclass(frozen=True)
 class FlowConfig:
     """A data flow: sources, stages in their order, and where its parts are kept."""
 
@@ -78,6 +96,8 @@ class FlowConfig:
     """Lists of clips by name."""
     stages: dict[str, FlowStageConfig] = field(default_factory=dict)
     """Stages by name, in the order in which clips pass them."""
+    prices: FlowPricesConfig = field(default_factory=FlowPricesConfig)
+    """Prices per hour, for the costs that the status shows; a worker uses the `Resources` of its stage."""
     pack: list[str] = field(default_factory=lambda: list(PACKED))
     """Columns that are stored in segments, where a clip has them."""
     segment_size: int = 64

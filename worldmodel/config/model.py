@@ -287,6 +287,11 @@ class GeneratorConfig:
     """Share of training samples whose condition is replaced by the unconditional one, for guidance."""
 
     @property
+    def takes_guidance(self) -> bool:
+        """Whether the unconditional condition was trained, here or with the pretrained generator."""
+        return self.condition_dropout > 0 or self.pretrained is not None
+
+    @property
     def is_ours(self) -> bool:
         """Whether the generator is our own (models/generator/dit.py)."""
         return not (self.pretrained or self.architecture)
@@ -313,26 +318,35 @@ class WorldModelConfig:
     """The actions that the model takes."""
     condition_adapter: ConditionAdapterConfig = field(default_factory=ConditionAdapterConfig)
     """The condition adapter: predicted states to the condition of the generator."""
-    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
-    """The video generator: states to latents of the next frames."""
+    generator: GeneratorConfig | None = field(default_factory=GeneratorConfig)
+    """The video generator: states to latents of the next frames. null: there is none, and the forecast of the
+    condition adapter is shown (`num_inference_steps: 0`), for worlds whose next frame is certain."""
     fps: int = 8
     """Frames per second of the generated video."""
     chunk_frames: int = 8
     """Frames per round, a multiple of `codec.temporal_factor`."""
-    history_rounds: int = 3
-    """Number of rounds in the backbone's context; when it is full, it is emptied and starts again."""
+    history_rounds: int = 1
+    """Number of rounds that a rollout remembers at least, once it has played as many. The backbone's context
+    grows to `context_rounds`; then only the newest `history_rounds` are kept, and computed again."""
     queries: int = 0
     """Number of query positions of a round, whose hidden states are the predicted state; 0 is one per latent
     cell."""
     context_latents: int = 1
     """Number of latent frames before a chunk that the generator continues."""
     num_inference_steps: int = 1
-    """Denoising steps of a round by default."""
+    """Denoising steps of a round by default; 0 shows the forecast of our condition adapter, without the
+    generator, for worlds whose next frame is certain."""
     guidance_scale: float = 1.0
     """Classifier-free guidance by default; 1 disables it."""
     world: str | None = None
     """Name of the world that the model is trained in (shapes, or one that you registered); needed by
     `worldmodel eval`, the suggestions of the demo and some objectives."""
+    outcomes: bool = False
+    """Whether the model predicts the reward of each round and the end of episodes, as far as its data have
+    them."""
+    pace: Literal["realtime", "on_action"] = "realtime"
+    """Pace of live sessions by default. realtime: the world runs on without actions. on_action: it waits for
+    them, as when every frame of the training data has an action."""
     sampler: Literal["chunk", "swin"] = "chunk"
     """chunk: chunks are generated one after the other. swin: a chunk starts to be denoised while the one
     before it is still noisy (Causal Swin-DPM), which needs an even `num_inference_steps`."""
@@ -346,6 +360,25 @@ class WorldModelConfig:
     def chunk_latents(self) -> int:
         """Latent frames generated in one round."""
         return self.chunk_frames // self.codec.temporal_factor
+
+    @property
+    def context_rounds(self) -> int:
+        """Rounds in the backbone's context at most, with the one that is played; train with as many."""
+        return 2 * self.history_rounds + 1
+
+    @property
+    def least_inference_steps(self) -> int:
+        """Fewest denoising steps: 0 if the condition adapter makes a forecast."""
+        return 0 if self.condition_adapter.kind == "grid" else 1
+
+    def sampling_error(self, num_inference_steps: int, guidance_scale: float) -> str | None:
+        """Return why a model without a generator cannot sample so, in a sentence; None if it can."""
+        if self.generator is not None or (num_inference_steps, guidance_scale) == (0, 1.0):
+            return None
+        return (
+            f"num_inference_steps is {num_inference_steps} and guidance_scale {guidance_scale:g}, and the "
+            "model has no generator (model.generator is null), which would need them; use 0 and 1."
+        )
 
     @property
     def num_queries(self) -> int:
@@ -370,7 +403,16 @@ class WorldModelConfig:
                 f"queries is {self.queries} and context_latents {self.context_latents}; use 0 or more, and "
                 f"1 to {self.chunk_latents} (the latent frames of a chunk)."
             )
-        if self.generator.is_ours != (self.condition_adapter.kind == "grid"):
+        adapter = self.condition_adapter
+        if self.generator is None:
+            if (adapter.kind, adapter.forecast) != ("grid", "residual"):
+                raise ConfigError(
+                    f"generator is null, with condition_adapter.kind {adapter.kind} and forecast "
+                    f"{adapter.forecast}; use grid and residual, whose forecast is shown instead."
+                )
+            if error := self.sampling_error(self.num_inference_steps, self.guidance_scale):
+                raise ConfigError(error)
+        elif self.generator.is_ours != (adapter.kind == "grid"):
             raise ConfigError(
                 f"condition_adapter.kind is {self.condition_adapter.kind!r}; our own generator takes "
                 "grid, one of diffusers prompt or stream."
@@ -397,5 +439,5 @@ class WorldModelConfig:
                 f"num_inference_steps is {self.num_inference_steps} with sampler: swin; use an even "
                 "number or sampler: chunk."
             )
-        if self.history_rounds < 1:
-            raise ConfigError(f"history_rounds is {self.history_rounds}; use 1 or more.")
+        if self.history_rounds < 0:
+            raise ConfigError(f"history_rounds is {self.history_rounds}; use 0 or more.")

@@ -238,9 +238,11 @@ class TrainConfig:
     """Steps of every stage, after the first two, whose profile is written to RUN_DIR/profile."""
     deterministic: bool = False
     """Use deterministic kernels on GPUs, where a resumed run is otherwise not equal bit for bit; slower."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """Precision of the forward pass: bf16 gathers the weights of layers, adapters and embeddings in bf16;
-    shards, gradients and optimizers stay in fp32, and codecs keep the data type of their weights."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Precision of the forward pass and of Muon's products: bf16 gathers the weights of layers, adapters and
+    embeddings in bf16; shards, gradients and optimizers stay in fp32, and codecs keep the data type of their
+    weights. `auto` measures a matrix product in both when a run begins and takes the faster: bf16 on GPUs,
+    fp32 on most CPUs. A resumed run keeps its precision."""
     attention: Literal["auto", "reference", "sdpa", "flex", "flash"] = "auto"
     """The attention kernel: auto chooses one by device and length; for the others see
     models/layers/attention.py."""
@@ -263,7 +265,13 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_literals(self)
         for name, stage in self.stages.items():
-            windows = stage.objective in ("generator", "joint") and "rounds" in stage.tasks
+            generates = stage.objective in ("generator", "joint")
+            if generates and self.model.generator is None:
+                raise ConfigError(
+                    f"stages.{name}.objective is {stage.objective}, and model.generator is null; set it, or "
+                    "use the objective state."
+                )
+            windows = generates and "rounds" in stage.tasks
             if self.model.sampler == "swin" and windows and stage.rounds < 2:
                 raise ConfigError(
                     f"stages.{name}.rounds is 1; use 2 or more, because sampler: swin is trained on windows "

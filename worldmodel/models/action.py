@@ -12,16 +12,18 @@ from worldmodel.errors import InputError
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.types import Action, Pose, rotate
 
-SLOT = 32
-"""Action tokens are padded to a multiple of this, so that nearly all rounds have the same length."""
+TEXT_SLOT, SLOT = 32, 8
+"""Action tokens are padded to a multiple of this, with or without texts, so that nearly all rounds have the
+same length."""
 
 
 class ActionAdapter(nn.Module):
-    """Embeds an action as padding, a marker and the parts of the action, in a multiple of `SLOT` tokens."""
+    """Embeds an action as padding, a marker and the parts of the action, in a multiple of `slot` tokens."""
 
     def __init__(self, config: ActionConfig, width: int) -> None:
         super().__init__()
         self.config = config
+        self.slot = TEXT_SLOT if config.text else SLOT
         scale = width**-0.5
         self.blank = nn.Parameter(torch.randn(width) * scale)
         self.marker = nn.Parameter(torch.randn(width) * scale)
@@ -50,7 +52,7 @@ class ActionAdapter(nn.Module):
         return ids
 
     def forward(self, actions: Sequence[Action], backbone: Backbone) -> list[Float[Tensor, "_ d"]]:
-        """Embed actions; the length of each (a multiple of `SLOT`) does not depend on the others.
+        """Embed actions; the length of each (a multiple of `slot`) does not depend on the others.
 
         The camera's pose must be a motion: resolve targets first (`Action.relative_to`).
         """
@@ -71,7 +73,7 @@ class ActionAdapter(nn.Module):
                 if layer is not None:
                     (values,) = self._moved([numbers], self.marker.dtype)
                     parts.append(layer(values.view(-1, size)))
-            missing = -sum(len(part) for part in parts) % SLOT
+            missing = -sum(len(part) for part in parts) % self.slot
             parts.insert(0, self.blank.expand(missing, -1))
             rows.append(torch.cat([part.to(self.marker.dtype) for part in parts]))
         return rows

@@ -18,9 +18,12 @@ from worldmodel.models.layers.spatial import LocalFeedForward, SelfAttention, ro
 
 @dataclass(frozen=True)
 class Condition:
-    """The inputs of the video generator besides noisy latents; an adapter fills the fields that it makes."""
+    """The inputs of the video generator besides noisy latents; an adapter fills the fields that it makes.
 
-    tokens: Float[Tensor, "b n d"]
+    Without a generator there is the forecast alone.
+    """
+
+    tokens: Float[Tensor, "b n d"] | None = None
     """Tokens for cross-attention."""
     pooled: Float[Tensor, "b d"] | None = None
     """Modulates every layer."""
@@ -81,6 +84,9 @@ class GridAdapter(ConditionAdapter):
     predicts a correction to it, or (`forecast: none`) is not given it.
     """
 
+    heads = ("to_tokens", "to_cells", "to_pooled", "null_token")
+    """Parts that only a generator reads; without one there are none of them."""
+
     def __init__(
         self,
         config: ConditionAdapterConfig,
@@ -98,11 +104,13 @@ class GridAdapter(ConditionAdapter):
         self.layers = nn.ModuleList(Layer(config.width, config.num_heads) for _ in range(config.num_layers))
         self.last_norm = RMSNorm(config.width)
         self.to_latents = nn.Linear(config.width, chunk_latents * latent_channels)
-        self.to_tokens = nn.Linear(state_width, width)
-        self.to_cells = nn.Linear(config.width, width)
-        self.to_pooled = nn.Linear(state_width, width)
-        self.null_token = nn.Parameter(torch.randn(1, width) * 0.02)
         nn.init.zeros_(self.to_latents.weight)
+        self.has_heads = width > 0
+        if self.has_heads:
+            self.to_tokens = nn.Linear(state_width, width)
+            self.to_cells = nn.Linear(config.width, width)
+            self.to_pooled = nn.Linear(state_width, width)
+            self.null_token = nn.Parameter(torch.randn(1, width) * 0.02)
 
     def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
         """Map states (one per latent cell) and the last context frame to a condition."""
@@ -115,21 +123,27 @@ class GridAdapter(ConditionAdapter):
         change = rearrange(
             self.to_latents(x), "b (h w) (t c) -> b t c h w", h=self.grid[0], t=self.chunk_latents
         )
+        forecast = last[:, None] + upcast(change)
+        if not self.has_heads:
+            return Condition(forecast=forecast)
         return Condition(
             tokens=self.to_tokens(states),
             pooled=self.to_pooled(states.mean(dim=1)),
             cells=self.to_cells(x),
-            forecast=last[:, None] + upcast(change),
+            forecast=forecast,
         )
 
     def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
         """Return the unconditional condition, whose forecast repeats the last context frame."""
+        forecast = repeat(context[:, -1], "b c h w -> b t c h w", t=self.chunk_latents)
+        if not self.has_heads:
+            return Condition(forecast=forecast)
         tokens = self.null_token.expand(len(context), math.prod(self.grid), -1)
         return Condition(
             tokens=tokens,
             pooled=torch.zeros_like(tokens[:, 0]),
             cells=torch.zeros_like(tokens),
-            forecast=repeat(context[:, -1], "b c h w -> b t c h w", t=self.chunk_latents),
+            forecast=forecast,
         )
 
 

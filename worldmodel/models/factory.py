@@ -8,6 +8,7 @@ from worldmodel.models.codec.autoencoder import Codec, VideoCodec
 from worldmodel.models.conditioning import ConditionAdapter, GridAdapter, PromptAdapter, StreamAdapter
 from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.models.generator.dit import DiT
+from worldmodel.models.generator.none import NoGenerator
 from worldmodel.models.vision.adapter import LatentVision, VisionAdapter
 
 
@@ -51,6 +52,8 @@ def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) 
     Raises:
         ConfigError: the sampler is swin, and the generator cannot continue a noisy chunk.
     """
+    if config.generator is None:
+        return NoGenerator()
     if config.generator.is_ours:
         residual = config.condition_adapter.forecast == "residual"
         return DiT(config.generator, config.codec.latent_channels, config.codec.grid, residual)

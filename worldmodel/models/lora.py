@@ -30,6 +30,8 @@ NAME = "stage"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Prefix of all names in files of peft."""
+Factors = dict[str, tuple[Tensor, Tensor]]
+"""Factors `[out, rank]` and `[rank, in]` by the name of the layer to whose weight their product is added."""
 FIXED = ("text_encoder", "image_encoder")
 """Parts of a generator that are never trained."""
 

@@ -24,13 +24,14 @@ from transformers import PreTrainedTokenizerBase
 from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.models import factory, text
-from worldmodel.models.action import SLOT, ActionAdapter
+from worldmodel.models.action import ActionAdapter
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.conditioning import Condition, Prediction
 from worldmodel.models.loading.model_folder import PretrainedMixin
+from worldmodel.models.outcome import OutcomeHead
 from worldmodel.models.vision.adapter import EncodedObservation, Observation
 from worldmodel.parallel.agreement import Agreement
-from worldmodel.types import Action, resolve_camera_targets
+from worldmodel.types import Action, StartImage, resolve_camera_targets
 
 if TYPE_CHECKING:
     from worldmodel.rollout import Session
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 class WorldModel(nn.Module, PretrainedMixin):
     """An any-to-any world model: backbone, three adapters, video generator, codec."""
 
-    agreement = Agreement()
-    """The processes that train the model."""
+    agreement = Agreement()  # the processes that train the model
+    start_images: Sequence[StartImage] = ()  # images to start from, saved with the model
 
     def __init__(self, config: WorldModelConfig, backbone: Backbone, folder: Path | None = None) -> None:
         """Build the parts around a backbone; those of other libraries are read from `folder`, if given."""
@@ -53,10 +54,10 @@ class WorldModel(nn.Module, PretrainedMixin):
         self.action = ActionAdapter(config.action, width)
         self.queries = nn.Parameter(torch.randn(config.num_queries, width) * scale)
         self.blank_latents = nn.Parameter(torch.randn(config.codec.latent_channels, *config.codec.grid) * 0.1)
-        self.prompt_marker = nn.Parameter(torch.randn(width) * scale)
-        self.answer_marker = nn.Parameter(torch.randn(width) * scale)
+        self.prompt_marker, self.answer_marker = (nn.Parameter(torch.randn(width) * scale) for _ in range(2))
         self.generator = factory.generator(config, self.codec, folder)
         self.condition_adapter = factory.condition_adapter(config, width, self.generator)
+        self.outcome = OutcomeHead(width) if config.outcomes else None
 
     @classmethod
     def from_config(
@@ -94,10 +95,8 @@ class WorldModel(nn.Module, PretrainedMixin):
         if not observation.latents.shape[1]:
             observation = replace(observation, latents=self._blank_context(batch))
         vision = self.vision(observation)
-        queries = self.queries.expand(batch, -1, -1)
-        if vision.cells is not None:
-            queries = queries + vision.cells[:, -1]
-        return EncodedObservation(vision.tokens, queries, vision.cells)
+        queries = self.queries if vision.cells is None else self.queries + vision.cells[:, -1]
+        return EncodedObservation(vision.tokens, queries.expand(batch, -1, -1), vision.cells)
 
     def encode_action(self, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
         """Map actions to tokens.
@@ -167,7 +166,7 @@ class WorldModel(nn.Module, PretrainedMixin):
     @property
     def round_tokens(self) -> int:
         """Positions of one round in the sequence, if its action fits one slot."""
-        return self.vision.round_tokens + SLOT + self.config.num_queries
+        return self.vision.round_tokens + self.action.slot + self.config.num_queries
 
     # ---- many rounds in one pass, text ----------------------------------------------------------------
 

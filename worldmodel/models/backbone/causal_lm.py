@@ -24,6 +24,7 @@ from worldmodel.config import SMALL_DECODER, BackboneConfig
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.layers import attention
 from worldmodel.models.loading import base_models, pretrained
+from worldmodel.models.loading.reference import Reference
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import SequenceGroup
 
@@ -78,6 +79,8 @@ class Backbone(nn.Module):
         self.tokenizer = tokenizer
         self.sequence = SequenceGroup()
         """Processes that share a sequence in training."""
+        self.reference: Reference | None = None
+        """The base model and what was added to it, if nothing else of it was trained."""
 
     @classmethod
     def from_config(
@@ -124,27 +127,15 @@ class Backbone(nn.Module):
         model = pretrained.load_model(model_class, folder, weights_dtype, attention.NAME, config, renaming)
         return cls(model, _tokenizer(folder))
 
-    @classmethod
-    def on_meta(cls, config: BackboneConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> "Backbone":
-        """Build the backbone of `config` on the meta device, to count parameters and estimate memory.
+    def save_pretrained(self, folder: Path, dtype: torch.dtype | None = None) -> None:
+        """Write the model and the tokenizer in the format of transformers, or the `reference`, if any.
 
-        Raises:
-            ConfigError, ModelError: as `from_config`.
+        `dtype` is that of the weights in the files; None takes theirs.
         """
-        if config.pretrained:
-            folder = _folder(config.pretrained, config.revision)
-            architecture, _ = _read_config(folder)
-            if config.num_layers:
-                architecture = _first_layers(architecture, config.num_layers)
-            tokenizer = _tokenizer(folder)
-        else:
-            architecture, tokenizer = _architecture(config, tokenizer)
-        with torch.device("meta"):
-            return cls(_random(architecture, config.dtype), tokenizer)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model and the tokenizer in the format of transformers."""
-        self.model.save_pretrained(folder)
+        if self.reference is not None:
+            self.reference.save(folder, dtype)
+            return
+        self.model.save_pretrained(folder, state_dict=pretrained.cast(self.model.state_dict(), dtype))
         self.tokenizer.save_pretrained(folder)
 
     @property

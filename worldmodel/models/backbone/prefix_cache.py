@@ -22,6 +22,15 @@ History = tuple[Float[Tensor, "_ d"], ...]
 """Embeddings of the rounds in the backbone's context, the newest last."""
 
 
+def remembered(history: History, rounds: int) -> History:
+    """Return the rounds of a history that the next round is appended to: `rounds` to twice as many.
+
+    Dropping the oldest rounds changes the positions of the others, whose keys and values are then computed
+    again. Dropping several at once makes that rare: over `rounds + 1` rounds, `2 * rounds + 1` are computed.
+    """
+    return history if len(history) <= 2 * rounds else history[len(history) - rounds :]
+
+
 @dataclass(frozen=True)
 class Prefix:
     """Keys and values of the first positions of a sequence, `[1, g, n, e]` each, layer by layer."""

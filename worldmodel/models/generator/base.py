@@ -77,6 +77,11 @@ class VideoGenerator(nn.Module, ABC):
     text_states: Mapping[str, Float[Tensor, "_ e"]] = MappingProxyType({})
     """Texts that need no encoding: their embeddings, without zeros at the end, on the CPU."""
 
+    @property
+    def networks(self) -> list[nn.Module]:
+        """Modules that compute, each of which is sharded as a whole."""
+        return [self]
+
     @abstractmethod
     def prefill(self, context: Context, condition: Condition) -> KVCache:
         """Return the cache of context frames, which end where the chunk begins."""

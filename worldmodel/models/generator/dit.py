@@ -217,6 +217,7 @@ class DiT(VideoGenerator):
         `first_frame` is the index of the first frame given here (context frames are negative).
         """
         assert condition.cells is not None and condition.pooled is not None, "the grid adapter makes both"
+        assert condition.tokens is not None, "and tokens"
         frames, cells = latents.shape[1], math.prod(self.grid)
         layout = Layout.unmasked(frames * cells) if blocks is None else Layout.frames(blocks, cells)
         layout = layout.shard(self.sequence, balance=layout.masked)

@@ -8,6 +8,7 @@ A `Layout` is the mask. If processes share the layout, they exchange heads, keys
     flex        compiled block-sparse attention, for long sequences with any mask; trains on CUDA
     flash       flash-attn, for packed causal documents on CUDA (`worldmodel[flash]`)
     auto        flash or flex for long sequences on CUDA, sdpa elsewhere
+    unmasked    torch's fused attention without a mask: the memory of flex and flash, for estimates
 """
 
 import importlib.util
@@ -31,7 +32,7 @@ from worldmodel.parallel.ulysses import divide_heads, gather_heads_scatter_seq, 
 NAME = "worldmodel"
 """Name of this attention in transformers (`attn_implementation`)."""
 
-KERNELS = ("auto", "reference", "sdpa", "flex", "flash")
+KERNELS = ("auto", "reference", "sdpa", "flex", "flash", "unmasked")
 DENSE_LENGTH = 2048
 """Number of keys up to which `auto` uses a dense mask on CUDA: at most 4 MB, and no compilation."""
 
@@ -157,6 +158,9 @@ def _compute(
         name = _choose(query, layout)
     if name in ("flex", "flash") and isinstance(layout, Layout) and query.shape[2] == layout.queries:
         return (_flex if name == "flex" else _flash)(query, key, value, layout, scale, softcap)
+    if name == "unmasked":
+        shared = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=shared)
     mask = layout.visible(query.device) if isinstance(layout, Layout) else layout
     if mask is not None:
         mask = mask[..., -query.shape[2] :, :]

@@ -38,9 +38,12 @@ class Zeros:
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """Defer reading the weights of models of transformers and diffusers that are loaded within the block."""
-    before = _ENABLED.set(True)
+def loading(defer: bool = True) -> Iterator[None]:
+    """Defer reading the weights of models of transformers and diffusers that are loaded within the block.
+
+    With `defer` False they are read at once, also within a block that defers.
+    """
+    before = _ENABLED.set(defer)
     try:
         yield
     finally:

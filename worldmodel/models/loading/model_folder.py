@@ -1,13 +1,13 @@
 """Model folders: safetensors and JSON, one sub-folder per component, with a model card.
 
 config.json          the WorldModelConfig, the version of the format, the training summary
-backbone/            in the format of transformers, with the tokenizer
+backbone/            in the format of transformers, with the tokenizer; or by reference (reference.py)
 codec/ vision/ …     one safetensors file each; components of other libraries in those libraries' formats
 tokens.safetensors   the model's own parameters: queries, markers, blank latents
+start_images/        images to start from: NUMBER TITLE.png
 README.md            the model card
 """
 
-import importlib.resources
 import json
 import re
 from collections.abc import Callable
@@ -16,26 +16,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from huggingface_hub import ModelHubMixin, snapshot_download
+from huggingface_hub import ModelHubMixin
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from worldmodel import config as configs
 from worldmodel.config import BackboneConfig, WorldModelConfig
-from worldmodel.errors import ConfigError, ModelError, OutputError
+from worldmodel.errors import ConfigError, InputError, ModelError, OutputError
 from worldmodel.io import atomic_folder
+from worldmodel.media import read_image, write_image
 from worldmodel.models import lora
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.models.loading import deferred, pretrained
+from worldmodel.models.conditioning import GridAdapter
+from worldmodel.models.loading import deferred, pretrained, reference
+from worldmodel.models.loading.location import CONFIG, download, is_repository, resolve
 from worldmodel.models.loading.model_card import plain_card
+from worldmodel.types import StartImage
 
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
 
-FORMAT = 2
-COMPONENTS = ("codec", "vision", "action", "condition_adapter", "generator")
-CONFIG, WEIGHTS, TOKENS = "config.json", "model.safetensors", "tokens.safetensors"
+FORMAT = 3
+COMPONENTS = ("codec", "vision", "action", "condition_adapter", "generator", "outcome")
+"""Folders beside that of the backbone; see `components`."""
+FOR_GENERATOR = ("generator.", *(f"condition_adapter.{head}" for head in GridAdapter.heads))
+"""Beginnings of the names of weights that a model without a generator does not have."""
+WEIGHTS, TOKENS, START_IMAGES = "model.safetensors", "tokens.safetensors", "start_images"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FOLDERS_OF_FORMAT_1 = {"condition_adapter": "adapter"}
 TOKENS_OF_FORMAT_1 = {"blank_latents": "unseen", "prompt_marker": "ask", "answer_marker": "answer"}
@@ -92,6 +100,7 @@ class PretrainedMixin(ModelHubMixin, library_name="worldmodel", tags=["world-mod
         model: Any = load(cls, resolve(name), dtype)
         if adapters is not None:
             lora.load(model, Path(adapters))
+            model.backbone.reference = None
         return model.to(device=device).eval().requires_grad_(False)
 
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -118,52 +127,6 @@ class PretrainedMixin(ModelHubMixin, library_name="worldmodel", tags=["world-mod
         return save(self, Path(save_directory), dtype, training, card)  # pyright: ignore[reportArgumentType]
 
 
-def shipped_models() -> list[str]:
-    """Return the names of the models inside the package."""
-    root = importlib.resources.files("worldmodel").joinpath("pretrained")
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
-
-
-def resolve(name: str | Path) -> Path:
-    """Return the folder of a shipped model or of a model folder.
-
-    Raises:
-        ModelError: there is no such model, or it is not a model folder.
-    """
-    folder = Path(name)
-    if str(name) in shipped_models():
-        folder = Path(str(importlib.resources.files("worldmodel").joinpath("pretrained", str(name))))
-    if not pretrained.is_folder(folder):
-        raise ModelError(
-            f"There is no model {str(name)!r}; pass a model folder, a repository on the Hub (user/name) or a "
-            f"shipped name ({', '.join(shipped_models())})."
-        )
-    if not (folder / CONFIG).is_file():
-        raise ModelError(f"{folder} has no {CONFIG}; pass a folder written by save_pretrained.")
-    return folder
-
-
-def is_repository(name: str | Path) -> bool:
-    """Return whether a name is that of a repository on the Hub, `user/name`, and not a folder here."""
-    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name), re.ASCII)) and not pretrained.is_folder(
-        Path(name)
-    )
-
-
-def download(name: str, **options: Any) -> Path:
-    """Download the settings and weights of a repository on the Hub, without code and pickles.
-
-    Raises:
-        ModelError: there is no such repository, or it cannot be reached.
-    """
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(pretrained.FETCHED), **options))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"There is no folder {name!r}, and the Hub has no such model: {pretrained.first_line(error)}"
-        ) from None
-
-
 def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
     """Load the model of a folder.
 
@@ -178,15 +141,50 @@ def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
     version, config = _read_config(folder)
     config = config if dtype is None else _with_dtype(config, dtype)
     folders, tokens = (FOLDERS_OF_FORMAT_1, TOKENS_OF_FORMAT_1) if version == 1 else ({}, {})
-    backbone = Backbone.from_pretrained(folder / "backbone", dtype=config.backbone.dtype)
+    backbone = Backbone.from_pretrained(backbone_folder(folder), dtype=config.backbone.dtype)
+    backbone.reference = reference.read(folder / "backbone")
     model = cls(config, backbone, folder)
-    for name in COMPONENTS:
+    for name in components(config):
         component = getattr(model, name)
-        if not hasattr(component, "save_pretrained"):  # those of other libraries are read when they are built
+        # Those of other libraries are read when they are built.
+        if not hasattr(component, "save_pretrained"):
             _fill(component.state_dict(), folder / folders.get(name, name) / WEIGHTS)
     own = model.named_parameters(recurse=False)
     _fill({str(tokens.get(name, name)): parameter for name, parameter in own}, folder / TOKENS)
+    model.start_images = read_start_images(folder, config)
     return model
+
+
+def components(config: WorldModelConfig) -> list[str]:
+    """Return the folders of a model beside that of the backbone."""
+    absent = {"generator": config.generator is None, "outcome": not config.outcomes}
+    return [name for name in COMPONENTS if not absent.get(name)]
+
+
+def backbone_folder(folder: Path) -> Path:
+    """Return the folder with all weights of a model's backbone, in the format of transformers.
+
+    Raises:
+        ModelError: the backbone refers to a base model that is missing or another one.
+    """
+    return reference.resolve(folder / "backbone")
+
+
+def read_start_images(folder: Path, config: WorldModelConfig) -> tuple[StartImage, ...]:
+    """Read the images of a model folder, in the order of their names, at the model's size.
+
+    Raises:
+        ModelError: one is damaged.
+    """
+    try:
+        return tuple(
+            StartImage(
+                re.sub(r"^\d+\s*", "", file.stem) or file.stem, read_image(file, config.codec.image_size)
+            )
+            for file in sorted((folder / START_IMAGES).glob("*.png"))
+        )
+    except InputError as error:
+        raise ModelError(f"{folder / START_IMAGES} cannot be read: {error}") from None
 
 
 def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], bool] | None = None) -> None:
@@ -209,6 +207,15 @@ def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], 
         theirs = {key: tensor for key, tensor in theirs.items() if wanted(key)}
     waiting = {key for key, x in theirs.items() if x.is_meta and key in own and own[key].shape == x.shape}
     kept = {key: own[key] for key in own if key in waiting or (wanted is not None and not wanted(key))}
+    if model.config.generator is None:
+        theirs = {key: x for key, x in theirs.items() if key in own or not key.startswith(FOR_GENERATOR)}
+    elif other.config.generator is None:
+        if wanted is None or wanted("generator"):
+            raise ModelError(
+                f"{name} has no generator; start with a random one (init_from: {{all: …, generator: null}}), "
+                "or set model.generator to null."
+            )
+        kept |= {key: x for key, x in own.items() if key.startswith(FOR_GENERATOR)}
     try:
         model.load_state_dict(theirs | kept)
     except RuntimeError as error:
@@ -233,13 +240,18 @@ def _read_config(folder: Path) -> tuple[int, WorldModelConfig]:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ModelError(f"{folder / CONFIG} is not readable JSON; download the model again.") from None
-    version = values.get("format") if isinstance(values, dict) else None
-    if version not in (1, FORMAT) or not isinstance(values.get("model"), dict):
+    values = values if isinstance(values, dict) else {}
+    version, settings = values.get("format"), values.get("model")
+    if not isinstance(version, int) or not 1 <= version <= FORMAT or not isinstance(settings, dict):
         raise ModelError(
-            f"{folder / CONFIG} has format {version!r}, and this version reads 1 and {FORMAT}; update "
+            f"{folder / CONFIG} has format {version!r}, and this version reads 1 to {FORMAT}; update "
             "worldmodel or download the model again."
         )
-    return version, configs.build(WorldModelConfig, _with_new_names(values["model"]))
+    settings = _with_new_names(settings)
+    if version < 3 and isinstance(rounds := settings.get("history_rounds"), int):
+        # It was the number of rounds in the context; the model was trained with no more of them.
+        settings["history_rounds"] = max(0, (rounds - 1) // 2)
+    return version, configs.build(WorldModelConfig, settings)
 
 
 def _with_new_names(settings: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +273,7 @@ def _with_dtype(config: WorldModelConfig, dtype: torch.dtype) -> WorldModelConfi
     changed = {
         name: replace(part, dtype=names[dtype])
         for name, part in parts.items()
-        if isinstance(part, BackboneConfig) or not part.is_ours
+        if isinstance(part, BackboneConfig) or (part is not None and not part.is_ours)
     }
     return replace(config, **changed)
 
@@ -275,11 +287,8 @@ def save(
         raise OutputError(f"{folder} has files that are not those of a model; choose a new folder.")
     try:
         with atomic_folder(folder) as temporary:
-            language_model = model.backbone.model
-            state = pretrained.cast(language_model.state_dict(), dtype)
-            language_model.save_pretrained(temporary / "backbone", state_dict=state)
-            model.backbone.tokenizer.save_pretrained(temporary / "backbone")
-            for name in COMPONENTS:
+            model.backbone.save_pretrained(temporary / "backbone", dtype)
+            for name in components(model.config):
                 component: Any = getattr(model, name)
                 if hasattr(component, "save_pretrained"):
                     component.save_pretrained(temporary / name, dtype)
@@ -290,6 +299,13 @@ def save(
             save_file(pretrained.cast(own, dtype), temporary / TOKENS)
             values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
             (temporary / CONFIG).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+            if model.start_images:
+                (temporary / START_IMAGES).mkdir()
+            for number, start in enumerate(model.start_images):
+                title = re.sub(r"[^\w -]", "", start.title)
+                write_image(
+                    Image.fromarray(start.image), temporary / START_IMAGES / f"{number:02} {title}.png"
+                )
             text = card or plain_card(model, folder.name, training)
             (temporary / "README.md").write_text(text, encoding="utf-8")
     except (OSError, SafetensorError) as error:

@@ -20,9 +20,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.loading import deferred
-
-FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-"""Files that are downloaded from the Hub: configs, weights, tokenizers."""
+from worldmodel.models.loading.location import FETCHED, first_line, is_folder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Data types of weights, by their names in configs."""
@@ -75,14 +73,6 @@ def resolve_folder(name: str | Path, revision: str | None, part: str) -> Path:
         raise ModelError(
             f"The {part} {str(name)!r} at {revision} cannot be downloaded: {first_line(error)}"
         ) from None
-
-
-def is_folder(path: Path) -> bool:
-    """Return whether a path is a folder."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or has a null character
-        return False
 
 
 def read_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
@@ -236,11 +226,6 @@ def open_slices(
     if not found:
         raise OSError("it has no safetensors with these weights")
     return found, tuple(used)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or the name of its type if it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def cast(state: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:

@@ -175,6 +175,11 @@ class DiffusersGenerator(VideoGenerator):
         return self.network.transformer
 
     @property
+    def networks(self) -> list[nn.Module]:
+        """The transformer with its stream."""
+        return [self.network]
+
+    @property
     def layers(self) -> nn.ModuleList:  # type: ignore[override]
         """Blocks of the transformer."""
         return getattr(self.transformer, self.stack)
@@ -257,6 +262,7 @@ class DiffusersGenerator(VideoGenerator):
             ConfigError: there are more tokens than `text_length`.
         """
         tokens, text, most = condition.tokens, condition.text, self.text_length
+        assert tokens is not None, "the adapters of a generator make them"
         if self.network.stream is None:
             kept = None if most is None else max(0, most - tokens.shape[1])
             made = tokens if text is None else torch.cat([text[:, :kept].to(tokens.dtype), tokens], dim=1)

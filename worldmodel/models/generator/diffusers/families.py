@@ -29,6 +29,7 @@ def build_generator(
         ModelError: a folder cannot be read, or holds another model.
     """
     chosen = config.generator
+    assert chosen is not None
     streamed, clip, dtype = config.condition_adapter.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
     if folder is None and not chosen.pretrained:
         arguments = dict(chosen.architecture)

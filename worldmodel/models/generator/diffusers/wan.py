@@ -202,6 +202,11 @@ class WanGenerator(DiffusersGenerator):
         return self._predict(x, timesteps, first, condition, self._attention(x, blocks))[:, count:]
 
     @property
+    def networks(self) -> list[nn.Module]:
+        """The transformer with its stream, and the second one."""
+        return [*super().networks, *filter(None, [self.network_2])]
+
+    @property
     def chunkwise(self) -> bool:  # type: ignore[override]
         """Whether a single transformer attends to all frames, each at its own noise level."""
         return not self.concatenates and self.network_2 is None

@@ -1,0 +1,73 @@
+"""Where models are: shipped with the package, in a folder, or on the Hub. It imports no torch."""
+
+import importlib.resources
+import re
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+
+from worldmodel.errors import ModelError
+
+CONFIG = "config.json"
+FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+"""Files that are downloaded from the Hub: configs, weights, tokenizers."""
+
+
+def shipped_models() -> list[str]:
+    """Return the names of the models inside the package."""
+    root = importlib.resources.files("worldmodel").joinpath("pretrained")
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
+
+
+def resolve(name: str | Path) -> Path:
+    """Return the folder of a shipped model or of a model folder.
+
+    Raises:
+        ModelError: there is no such model, or it is not a model folder.
+    """
+    folder = Path(name)
+    if str(name) in shipped_models():
+        folder = Path(str(importlib.resources.files("worldmodel").joinpath("pretrained", str(name))))
+    if not is_folder(folder):
+        raise ModelError(
+            f"There is no model {str(name)!r}; pass a model folder, a repository on the Hub (user/name) or a "
+            f"shipped name ({', '.join(shipped_models())})."
+        )
+    if not (folder / CONFIG).is_file():
+        raise ModelError(f"{folder} has no {CONFIG}; pass a folder written by save_pretrained.")
+    return folder
+
+
+def is_repository(name: str | Path) -> bool:
+    """Return whether a name is that of a repository on the Hub, `user/name`, and not a folder here."""
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name), re.ASCII)) and not is_folder(Path(name))
+
+
+def download(name: str, **options: Any) -> Path:
+    """Download the settings and weights of a repository on the Hub, without code and pickles.
+
+    `options` are those of `snapshot_download`.
+
+    Raises:
+        ModelError: there is no such repository, or it cannot be reached.
+    """
+    try:
+        return Path(snapshot_download(name, **{"allow_patterns": list(FETCHED), **options}))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"There is no folder {name!r}, and the Hub has no such model: {first_line(error)}"
+        ) from None
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path is a folder."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or has a null character
+        return False
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of its type if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

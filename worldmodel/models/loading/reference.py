@@ -1,0 +1,204 @@
+"""A backbone by reference: its folder holds LoRA weights in the format of peft, and names the base model.
+
+adapter_config.json         peft's settings, with the name and the revision of the base model
+adapter_model.safetensors   the two factors of every layer
+base.json                   how many layers of the base model are used, and the checksums of its files
+
+The base and the factors are merged once, into a folder of transformers in the user's cache. Everything that
+reads a backbone (training, vLLM, the model itself) reads that folder like any other.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from peft import LoraConfig
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from worldmodel.config import BackboneConfig
+from worldmodel.errors import ConfigError, ModelError
+from worldmodel.io import atomic_folder, user_cache
+from worldmodel.models import lora
+from worldmodel.models.loading import base_models, deferred, pretrained
+
+BASE = "base.json"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A base model and what training added to it."""
+
+    name: str
+    revision: str | None
+    num_layers: int
+    sha256: Mapping[str, str]
+    """Checksums of the base model's weights, by the names of the files."""
+    factors: lora.Factors = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, config: BackboneConfig, factors: lora.Factors) -> "Reference":
+        """Refer to the base model of a config.
+
+        Raises:
+            ModelError: the base model is missing.
+        """
+        assert config.pretrained, "a backbone with random weights has no base model"
+        return cls(
+            config.pretrained,
+            config.revision,
+            config.num_layers,
+            _checksums(config.pretrained, config.revision),
+            factors,
+        )
+
+    def extended(self, factors: lora.Factors) -> "Reference":
+        """Return a reference with further factors, for layers that were trained again."""
+        both = {**self.factors}
+        for name, (up, down) in factors.items():
+            before = both.get(name)
+            both[name] = (
+                (torch.cat([before[0], up], dim=1), torch.cat([before[1], down])) if before else (up, down)
+            )
+        return Reference(self.name, self.revision, self.num_layers, self.sha256, both)
+
+    def save(self, folder: Path, dtype: torch.dtype | None) -> None:
+        """Write the files of the module's description; the tokenizer is that of the base model."""
+        folder.mkdir()
+        (rank,) = {down.shape[0] for _, down in self.factors.values()}
+        layers = sorted({name.rpartition(".")[2] for name in self.factors})
+        config = LoraConfig(
+            r=rank,
+            lora_alpha=rank,  # the scale is in the factors
+            target_modules=layers,
+            base_model_name_or_path=self.name,
+            revision=self.revision,
+            inference_mode=True,
+            task_type="CAUSAL_LM",
+        )
+        config.target_modules = layers
+        config.save_pretrained(str(folder))
+        weights: dict[str, Tensor] = {}
+        for name, (up, down) in self.factors.items():
+            weights[f"{lora.PREFIX}{name}.lora_A.weight"], weights[f"{lora.PREFIX}{name}.lora_B.weight"] = (
+                down,
+                up,
+            )
+        save_file(pretrained.cast(weights, dtype), folder / lora.WEIGHTS)
+        values = {key: value for key, value in asdict(self).items() if key != "factors"}
+        (folder / BASE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> Reference | None:
+    """Read the reference in a backbone's folder; None where the folder holds all weights.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    if not (folder / BASE).is_file():
+        return None
+    values = pretrained.read_json(folder, BASE)
+    try:
+        stored = load_file(folder / lora.WEIGHTS)
+        names = [name.removesuffix(".lora_A.weight") for name in stored if name.endswith(".lora_A.weight")]
+        factors = {
+            name.removeprefix(lora.PREFIX): (stored[f"{name}.lora_B.weight"], stored[f"{name}.lora_A.weight"])
+            for name in names
+        }
+        return Reference(
+            str(values["name"]),
+            values["revision"],
+            int(values["num_layers"]),
+            dict(values["sha256"]),
+            factors,
+        )
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{folder} is damaged ({pretrained.first_line(error)}); download the model again."
+        ) from None
+
+
+def resolve(folder: Path) -> Path:
+    """Return the folder with all weights of a backbone, merging base and factors when it is first needed.
+
+    Raises:
+        ModelError: the base model is missing or of another checksum, or the factors do not fit it.
+    """
+    reference = read(folder)
+    if reference is None:
+        return folder
+    key = hashlib.sha256((folder / BASE).read_bytes() + (folder / lora.WEIGHTS).read_bytes()).hexdigest()
+    merged = user_cache() / "merged" / key[:16]
+    merged.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(merged.with_suffix(".lock")):  # the processes of a training run start together
+        if not (merged / "config.json").is_file():
+            _check(folder, reference)
+            _merge(reference, merged)
+    return merged
+
+
+def _check(folder: Path, reference: Reference) -> None:
+    try:
+        found = _checksums(reference.name, reference.revision)
+    except ModelError as error:
+        raise ModelError(f"{folder.parent.name} needs its base language model. {error}") from None
+    if found != dict(reference.sha256):
+        raise ModelError(
+            f"{folder.parent.name} was trained on other weights of {reference.name!r} than those here, by "
+            "their checksums; get those."
+        )
+
+
+@torch.no_grad()
+def _merge(reference: Reference, target: Path) -> None:
+    from worldmodel.models.backbone.causal_lm import Backbone
+
+    try:
+        with deferred.loading(False):
+            backbone = Backbone.from_pretrained(
+                reference.name, reference.revision, "fp32", reference.num_layers
+            )
+    except ConfigError as error:
+        raise ModelError(f"The base model {reference.name!r} does not fit: {error}") from None
+    model: Any = backbone.model
+    add(model, reference.factors)
+    with atomic_folder(target) as temporary:
+        model.to(torch.bfloat16).save_pretrained(temporary)
+        backbone.tokenizer.save_pretrained(temporary)
+
+
+@torch.no_grad()
+def add(model: PreTrainedModel, factors: lora.Factors) -> None:
+    """Add the products of factors to the weights of a model, in place.
+
+    Raises:
+        ModelError: a layer does not exist, or has another shape.
+    """
+    for name, (up, down) in factors.items():
+        try:
+            weight: Any = model.get_submodule(name).weight
+            weight += (up.float() @ down.float()).to(weight.dtype)
+        except (AttributeError, RuntimeError) as error:
+            raise ModelError(
+                f"The factors of {name} do not fit the base model: {pretrained.first_line(error)}"
+            ) from None
+
+
+def _checksums(name: str, revision: str | None) -> dict[str, str]:
+    """Return the checksums of a base model: of the file that was downloaded, or of its weights."""
+    base = base_models.BASE_MODELS.get(name)
+    if base is not None:
+        base_models.find(name)  # raises where it is missing
+        return {Path(base.member).name: base.file_sha256}
+    if Path(name).suffix == ".gguf":
+        base_models.find(name)
+        return {Path(name).name: base_models.sha256(Path(name))}
+    folder = pretrained.resolve_folder(name, revision, "backbone")
+    return {file.name: base_models.sha256(file) for file in sorted(folder.glob("*.safetensors"))}
