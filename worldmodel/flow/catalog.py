@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from worldmodel.flow.chain import DEAD, DROPPED, PACK, PACKED, REPLACED, SPLIT, Chain
+from worldmodel.flow.chain import DEAD, DROPPED, LISTED, PACK, PACKED, REPLACED, SPLIT, Chain
 from worldmodel.flow.database import connect
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.migrations import migrate
@@ -26,6 +26,8 @@ from worldmodel.flow.transactional import insert, reads, writes
 
 RUN_LIVES_S = 30.0
 """A run that was not seen for so long has ended."""
+VIDEO = "video"
+"""Column of a clip's file; it may have come with the row of its source."""
 ROWS = 500
 """Rows per statement: databases limit the number of values."""
 
@@ -36,16 +38,18 @@ class Catalog:
     Args:
         url: database, as `FlowConfig.catalog`.
         chain: the stages.
+        create: whether it is created if there is none.
 
     Raises:
         ConfigError: the address is wrong, or a package is missing.
-        FlowError: the database cannot be reached, or was written by a newer version.
+        FlowError: the database cannot be reached, was written by a newer version, or has no catalog and is
+            not to have one.
     """
 
-    def __init__(self, url: str, chain: Chain) -> None:
+    def __init__(self, url: str, chain: Chain, create: bool = True) -> None:
         self.chain = chain
-        self.engine = connect(url)
-        migrate(self.engine)
+        self.engine = connect(url, create)
+        migrate(self.engine, create)
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
     def close(self) -> None:
@@ -60,7 +64,7 @@ class Catalog:
         Raises:
             FlowError: a run with other stages uses the catalog.
         """
-        if self._last_chain() != self.chain.key:
+        if self.last_chain() != self.chain.key:
             place: Place | None = BEGINNING
             while place is not None:
                 place = self._restate(place)
@@ -69,8 +73,12 @@ class Catalog:
         return self._register(uuid.uuid4().hex)
 
     @reads
-    def _last_chain(self, db: Connection) -> str | None:
-        """Return the key of the newest run's chain."""
+    def last_chain(self, db: Connection) -> str | None:
+        """Return the key of the newest run's chain.
+
+        Raises:
+            FlowError: a run with other stages, or with other weights of their models, is alive.
+        """
         others = db.execute(sa.select(run).order_by(run.c.started_at.desc())).mappings().all()
         for other in others:
             if other["key"] != self.chain.key and time.time() - other["seen_at"] < RUN_LIVES_S:
@@ -148,13 +156,16 @@ class Catalog:
     # ---- listing and order --------------------------------------------------------------------------
 
     @reads
-    def listed(self, db: Connection, source: str) -> tuple[int, bool]:
-        """Return how many rows of a source are listed, and whether these are all."""
+    def listed(self, db: Connection, source: str) -> tuple[int, Any]:
+        """Return how many rows of a source are listed, and its bookmark behind them."""
         row = db.execute(sa.select(listing).where(listing.c.source == source)).first()
-        return (0, False) if row is None else (row.rows, bool(row.finished))
+        return (0, None) if row is None else (row.rows, row.bookmark)
 
     @writes
-    def add(self, db: Connection, source: str, clips: Sequence[NewClip], rows: int, finished: bool) -> int:
+    def add(
+        self, db: Connection, source: str, clips: Sequence[NewClip], rows: int, finished: bool,
+        bookmark: Any = None,
+    ) -> int:  # fmt: skip
         """Add the clips of further rows of a source, all or none; return how many were new.
 
         `rows` rows of the source are listed then; `finished` says whether these are all.
@@ -172,15 +183,12 @@ class Catalog:
         for part in _parts(values):
             statement = insert(db, clip).values(part).on_conflict_do_nothing().returning(clip.c.id)
             added += len(db.execute(statement).all())
+        stored = [Result(each.id, place=each.place) for each in clips if each.place]
+        self._add_results(db, LISTED, LISTED, stored, 0.0)
         position = db.execute(sa.select(sa.func.count()).select_from(listing)).scalar_one()
-        row = {"source": source, "position": position, "rows": rows, "finished": int(finished)}
-        db.execute(
-            insert(db, listing)
-            .values(row)
-            .on_conflict_do_update(
-                index_elements=[listing.c.source], set_={"rows": rows, "finished": int(finished)}
-            )
-        )
+        state = {"rows": rows, "finished": int(finished), "bookmark": bookmark}
+        statement = insert(db, listing).values({"source": source, "position": position, **state})
+        db.execute(statement.on_conflict_do_update(index_elements=[listing.c.source], set_=state))
         return added
 
     def waiting(self, after: Place, count: int) -> list[Waiting]:
@@ -359,15 +367,19 @@ class Catalog:
         rows, known = self._rows(clips)
         for column in columns:
             link = self.chain.producer(column, before)
+            brought = [_brought(rows[name], known) if column == VIDEO else None for name in clips]
             if link is None:
-                values[column] = [_own(rows[name], column) for name in clips]
+                values[column] = [None if any(brought) else _own(rows[name], column) for name in clips]
+                if any(brought):
+                    places[column] = brought
                 continue
             shared = self.chain.names.index(link.name) <= self.chain.split_at
             owners = [(rows[name]["parent"] if shared else None) or name for name in clips]
             made = [known.get((owner, link.name, link.key)) for owner in owners]
             values[column] = [each and each.fields.get(column) for each in made]
-            if any(each is not None and each.place for each in made):
-                places[column] = [each and each.place for each in made]
+            found = [(each and each.place) or own for each, own in zip(made, brought, strict=True)]
+            if any(found):
+                places[column] = found
         return values, places
 
     @reads
@@ -468,6 +480,12 @@ class Catalog:
 
 def _after(place: Place) -> sa.ColumnElement[bool]:
     return sa.tuple_(clip.c.ordinal, clip.c.sub) > sa.tuple_(*map(sa.literal, place))
+
+
+def _brought(row: Mapping[str, Any], known: Mapping[tuple[str, str, str], Any]) -> str | None:
+    """Return the place of the file that came with a clip's row, or with that of the clip it is a part of."""
+    found = known.get((row["parent"] or row["id"], LISTED, LISTED))
+    return found and found.place
 
 
 def _own(row: Mapping[str, Any], column: str) -> Any:

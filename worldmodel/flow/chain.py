@@ -12,6 +12,8 @@ from worldmodel.flow.stages import find_stage
 
 PACK = "pack"
 """State of clips that wait to be written to a segment, after the last stage."""
+LISTED = "listed"
+"""Stage and key of the files that came with the rows of a source: the results of its listing."""
 PACKED, DROPPED, DEAD, SPLIT, REPLACED = ENDED = ("packed", "dropped", "dead", "divided", "replaced")
 """States of clips that no stage waits for; `divided` ones go on as their parts, `replaced` parts do not."""
 
@@ -60,7 +62,7 @@ class Chain:
             raise ConfigError("stages is empty; name at least one, for example {fetch: {}}.")
         links: list[Link] = []
         for name, settings in config.stages.items():
-            if name == PACK or name in ENDED:
+            if name in (PACK, LISTED, *ENDED):
                 raise ConfigError(f"A stage cannot have the name {name!r}; choose another.")
             stage = _configured(name, settings)
             if stage.expands and any(link.stage.expands for link in links):

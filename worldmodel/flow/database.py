@@ -30,16 +30,18 @@ POSTGRESQL_REFUSED = ("authentication failed", "does not exist", "pg_hba.conf", 
 """Failures to connect that have no code and that waiting does not mend."""
 
 
-def connect(url: str) -> Engine:
+def connect(url: str, create: bool = True) -> Engine:
     """Return an engine for a database; it connects when it is first used.
 
     Run transactions by `transaction`. Each process needs its own engine.
 
     Args:
         url: `sqlite:///catalog.db` (four slashes for an absolute path) or `postgresql://user@host/database`.
+        create: whether the file of SQLite is created if there is none.
 
     Raises:
         ConfigError: the URL is wrong, or the database's driver is not installed.
+        FlowError: there is no such file, and it is not to be created.
     """
     try:
         parsed = make_url(url)
@@ -49,7 +51,7 @@ def connect(url: str) -> Engine:
         ) from None
     match parsed.drivername:
         case "sqlite":
-            return _connect_sqlite(parsed)
+            return _connect_sqlite(parsed, create)
         case "postgresql" | "postgresql+psycopg":
             return _connect_postgresql(parsed.set(drivername="postgresql+psycopg"))
     raise ConfigError(
@@ -57,11 +59,13 @@ def connect(url: str) -> Engine:
     )
 
 
-def _connect_sqlite(url: URL) -> Engine:
+def _connect_sqlite(url: URL, create: bool) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise ConfigError(
             "A SQLite database in memory is not seen by other processes; name a file, as in sqlite:///a.db."
         )
+    if not create and not Path(str(url.database)).is_file():
+        raise missing(url)
     try:
         Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -150,6 +154,12 @@ def _is_strange_file(error: exc.DBAPIError) -> bool:
 def shown(engine: Engine) -> str:
     """Return the database's URL for messages, without its password."""
     return engine.url.render_as_string(hide_password=True)
+
+
+def missing(url: URL) -> FlowError:
+    """Return the error that a database has no catalog."""
+    database = url.render_as_string(hide_password=True)
+    return FlowError(f"There is no catalog in {database}; start the flow first: worldmodel flow run CONFIG.")
 
 
 def _reason(error: exc.DBAPIError) -> str:

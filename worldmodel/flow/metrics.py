@@ -19,12 +19,16 @@ STAGE_METRICS = {
     "clips_per_second": ("rate", "Clips finished per second over the last minute."),
     "oldest_clip_age_seconds": ("oldest_s", "Time since the oldest waiting clip was listed."),
     "worker_seconds": ("worker_s", "Time that workers of the stage have spent."),
+    "cost": ("cost", "Price of that time; absent without prices in the config."),
+    "remaining_seconds": ("end_s", "Time to finish the clips in flight; absent while it is unknown."),
 }
 """Metrics with the label `stage`: field of its status and description."""
 FLOW_METRICS = {
     "clips_listed": ("listed", "Rows of the sources that are listed."),
     "clips_packed": ("packed", "Clips in sealed segments."),
     "segments_sealed": ("segments", "Segments that training can read."),
+    "total_cost": ("cost", "Price of the time of all workers; absent without prices in the config."),
+    "total_remaining_seconds": ("end_s", "Time until all clips are packed; absent while it is unknown."),
     "runs": ("running", "Processes of `worldmodel flow run` that are alive."),
 }
 
@@ -47,10 +51,15 @@ class FlowCollector(Collector):
         for name, (field, description) in STAGE_METRICS.items():
             metric = GaugeMetricFamily(f"worldmodel_flow_{name}", description, labels=["stage"])
             for stage in status.stages:
-                metric.add_metric([stage.name], getattr(stage, field) or 0)
+                value = getattr(stage, field)
+                if value is not None:
+                    metric.add_metric([stage.name], value)
+                elif field == "oldest_s":  # no clip waits
+                    metric.add_metric([stage.name], 0)
             yield metric
         for name, (field, description) in FLOW_METRICS.items():
-            yield GaugeMetricFamily(f"worldmodel_flow_{name}", description, getattr(status, field))
+            if (value := getattr(status, field)) is not None:
+                yield GaugeMetricFamily(f"worldmodel_flow_{name}", description, value)
 
     def describe(self) -> list[Metric]:
         """Return nothing, so that registering does not read the catalog."""

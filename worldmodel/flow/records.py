@@ -21,6 +21,10 @@ class NewClip:
     start_s: float | None = None
     end_s: float | None = None
     row: Mapping[str, Any] = field(default_factory=dict)
+    content: bytes | None = field(default=None, repr=False)
+    """Its file, where the rows of the source hold the files."""
+    place: str | None = None
+    """Of `content` in the buffer, once it is stored there."""
 
 
 @dataclass(frozen=True)

@@ -107,11 +107,10 @@ def train_command(config: FlowConfig, train: str, processes: int, overrides: Seq
     if not names:
         raise ConfigError(f"{train} does not train on a flow; add data.sources.NAME: {{kind: flow}}.")
     paths = [f"data.sources.{name}.path={config.place('log')}" for name in names]
-    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
-    return [
-        *(*torchrun, "--nproc-per-node", str(processes), "-m", "worldmodel", "train", train),
-        *(*overrides, *paths),
-    ]
+    python = [sys.executable, "-P"]  # never a folder worldmodel/ where it is run, such as a clone's
+    torchrun = [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [*python, "-u", "-m", "worldmodel", "train", train, *overrides, *paths]
+    return [*torchrun, "--no-python", *command]
 
 
 @contextmanager

@@ -110,6 +110,7 @@ listing = Table(
     Column("position", Integer, nullable=False),  # its place in the config
     Column("rows", BigInteger, nullable=False, default=0),  # rows of the source that are listed
     Column("finished", Integer, nullable=False, default=0),
+    Column("bookmark", JSON),  # where a streamed source goes on, without reading over what is listed
 )
 
 run = Table(

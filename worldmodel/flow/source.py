@@ -14,13 +14,17 @@ import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Part
+from worldmodel.data.huggingface import Still
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.flow.clips import ClipReader
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.log import READER, ClipFiles, Log
+from worldmodel.media import sniff
 
 ORDER = 7
 """Purpose of the random numbers that order the segments of an epoch."""
+SNIFFED = 4096
+"""Bytes of the first clip after which its format is judged."""
 
 
 class FlowSource:
@@ -32,6 +36,8 @@ class FlowSource:
 
     size = None
     streams = 1  # read front to back
+    still = False
+    """Whether the clips are images, as the first one is."""
 
     def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
         self.name, self.key, self.config = name, f"data.sources.{name}", data.sources[name]
@@ -42,7 +48,7 @@ class FlowSource:
         """The newest segment that was begun."""
         self.tasks = self._tasks()
 
-    def at(self, index: int) -> Clip | BrokenClip:
+    def at(self, index: int) -> Clip | Still | BrokenClip:
         """Return a row of the endless log; waits for its segment.
 
         Raises:
@@ -58,11 +64,17 @@ class FlowSource:
         except InputError as error:
             return BrokenClip(found.id, str(error))
 
-    def _clip(self, found: ClipFiles) -> Clip:
+    def _clip(self, found: ClipFiles) -> Clip | Still:
         """Return the recipe of a clip; see `data.sources.NAME.columns`."""
         parts = {name: Part(found.file, *part) for name, part in found.parts.items()}
         columns = json.loads(parts.pop("json").read())
-        return self.reader.clip(found.id, columns, parts)
+        clip = self.reader.clip(found.id, columns, parts)
+        if not self.still:
+            return clip
+        if "video" not in parts:
+            raise InputError("it has no image")
+        values = (track.during(0, 0, 1) for track in (clip.text, clip.question, clip.answer))
+        return Still(clip.name, parts["video"], self.reader.rounds, *values)
 
     def _tasks(self) -> tuple[str, ...]:
         """Return the tasks that clips with the columns of the first one are good for."""
@@ -72,7 +84,17 @@ class FlowSource:
             self._clip(first)
         except InputError as error:
             raise ConfigError(f"{self.key}: clip {first.id}: {error}.") from None
-        return next(iter(self.reader.readers.values())).tasks
+        tasks = next(iter(self.reader.readers.values())).tasks
+        if "video" in first.parts:
+            offset, size = first.parts["video"]
+            beginning = Part(first.file, offset, min(size, SNIFFED)).read()
+            self.still = sniff.detect_format(beginning) in ("png", "jpeg", "webp")
+        if self.still and not tasks[1:]:
+            raise ConfigError(
+                f"{self.key}: clip {first.id} is an image without text, which no task can use; give the "
+                "flow's source texts, or add the stage caption."
+            )
+        return tasks[self.still :]
 
     def _place(self, index: int) -> tuple[int, int]:
         """Return the segment and the row in it of an index."""

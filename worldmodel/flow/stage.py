@@ -2,8 +2,8 @@
 
 A stage reads columns of clips and adds columns; executors decide where it runs. The result of a stage for a
 clip is identified by (clip, stage, key): the key covers the stage's version, those of its settings that
-change results, and the keys of the stages whose columns it reads. So a changed stage is computed again, with
-what reads its columns, and nothing else.
+change results, the weights of its models, and the keys of the stages whose columns it reads. So a changed
+stage is computed again, with what reads its columns, and nothing else.
 """
 
 import hashlib
@@ -51,6 +51,8 @@ class Stage:
         timeout_s: how long a call may take.
         expands: whether it divides a clip into new ones: its rows then have the columns `parent`, `start_s`
             and `end_s`, and are as many as there are new clips.
+        weights: returns, for the settings, what else its results depend on, such as a digest of the weights
+            of the model that a setting names.
     """
 
     name: str
@@ -64,11 +66,19 @@ class Stage:
     batch_size: int = 16
     timeout_s: float = 300.0
     expands: bool = False
+    weights: Callable[..., str] | None = field(default=None, repr=False)
 
     def key(self, parents: Sequence[str] = ()) -> str:
-        """Return the identity of its results, given the keys of the stages whose columns it reads."""
+        """Return the identity of its results, given the keys of the stages whose columns it reads.
+
+        Raises:
+            ModelError: its settings name a model that does not exist.
+        """
         counted = {name: value for name, value in self.settings.items() if name not in self.uncounted}
-        text = json.dumps([self.name, self.version, counted, sorted(parents)], sort_keys=True, default=str)
+        facts: list[Any] = [self.name, self.version, counted, sorted(parents)]
+        if self.weights is not None:
+            facts.append(self.weights(**self.settings))
+        text = json.dumps(facts, sort_keys=True, default=str)
         return f"{self.version}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def check_settings(self) -> None:
@@ -136,6 +146,7 @@ def stage(
     timeout_s: float = 300.0,
     expands: bool = False,
     name: str = "",
+    weights: Callable[..., str] | None = None,
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Make a stage of a function or a class.
 
@@ -154,7 +165,7 @@ def stage(
         return Stage(
             name or made.__name__.lower(), version, tuple(inputs), tuple(outputs), make,
             uncounted=tuple(uncounted), resources=resources, batch_size=batch_size, timeout_s=timeout_s,
-            expands=expands,
+            expands=expands, weights=weights,
         )  # fmt: skip
 
     return decorate

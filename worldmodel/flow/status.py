@@ -14,6 +14,7 @@ from worldmodel.errors import InputError
 from worldmodel.flow.catalog import RUN_LIVES_S, Catalog
 from worldmodel.flow.chain import DEAD, DROPPED, PACK, Chain
 from worldmodel.flow.schema import attempt, clip, listing, outcome, run, segment, tally
+from worldmodel.flow.stage import Resources
 from worldmodel.flow.transactional import reads
 
 WINDOW_S = 60.0
@@ -35,7 +36,9 @@ class StageStatus:
     waiting: int
     """Clips that wait for it or are worked on."""
     worker_s: float
-    """Its cost: seconds that its workers have spent."""
+    """Seconds that its workers have spent on batches."""
+    cost: float | None
+    """Price of `worker_s`, in the currency of the config's prices; None if it has none."""
     rate: float
     """Clips per second over the last minute, of all its workers together."""
     oldest_s: float | None
@@ -57,6 +60,12 @@ class FlowStatus:
     """Runs that are alive."""
     error: str | None
     """Why the last run failed."""
+
+    @property
+    def cost(self) -> float | None:
+        """Price of what all workers have spent; None if the config has no prices."""
+        costs = [stage.cost for stage in self.stages if stage.cost is not None]
+        return sum(costs) if costs else None
 
     @property
     def end_s(self) -> float | None:
@@ -84,11 +93,15 @@ class StatusReader:
 
     Args:
         config: the flow.
+        create: whether its catalog is created if there is none.
+
+    Raises:
+        FlowError: there is no catalog, or it cannot be read.
     """
 
-    def __init__(self, config: FlowConfig) -> None:
-        self.catalog = Catalog(config.place("catalog"), Chain.of(config))
-        self.engine = self.catalog.engine
+    def __init__(self, config: FlowConfig, create: bool = False) -> None:
+        self.catalog = Catalog(config.place("catalog"), Chain.of(config), create)
+        self.engine, self.prices = self.catalog.engine, config.prices
 
     def close(self) -> None:
         """Close the connections."""
@@ -108,7 +121,9 @@ class StatusReader:
             remaining += count
             rate = self._finished(db, name, key, now - window_s) / window_s
             end_s = 0.0 if not remaining else remaining / rate if rate else None
-            stages.append(StageStatus(name, waiting=count, rate=rate, oldest_s=oldest_s, end_s=end_s, **sums))
+            cost = self._cost(name, sums["worker_s"])
+            moving = {"rate": rate, "oldest_s": oldest_s, "end_s": end_s, "cost": cost}
+            stages.append(StageStatus(name, waiting=count, **moving, **sums))
         segments = db.execute(
             sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(segment.c.num_clips), 0)).where(
                 segment.c.key == chain.key
@@ -130,6 +145,15 @@ class StatusReader:
         sums = [sa.func.coalesce(sa.func.sum(tally.c[name]), 0).label(name) for name in (*names, "seconds")]
         row = db.execute(sa.select(*sums).where(tally.c.stage == stage, tally.c.key == key)).one()._mapping
         return {**{name: int(row[name]) for name in names}, "worker_s": float(row["seconds"])}
+
+    def _cost(self, stage: str, worker_s: float) -> float | None:
+        """Return the price of some time of a stage's workers."""
+        prices = self.prices
+        if not (prices.cpu or prices.gpu or prices.memory_gb):
+            return None
+        used = Resources() if stage == PACK else self.catalog.chain.link(stage).stage.resources
+        hourly = used.cpu * prices.cpu + used.gpu * prices.gpu + used.memory_gb * prices.memory_gb
+        return worker_s / 3600 * hourly
 
     def _finished(self, db: Connection, stage: str, key: str, since: float) -> int:
         """Count the clips that a stage has finished since a time."""

@@ -62,7 +62,7 @@ class Storage:
         """
         try:
             if start == stop:
-                return b""  # which is no range in HTTP: S3 would return the whole file
+                return b""  # HTTP cannot express an empty range; S3 would return the whole file
             if self.remote is not None:
                 data = self.remote.cat_file(f"{self.root}/{name}", start=start, end=stop)
             else:

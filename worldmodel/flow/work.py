@@ -50,6 +50,7 @@ class Work:
         self.chain = Chain.of(config)
         self.link = self.chain.link(name)
         self.catalog = Catalog(config.place("catalog"), self.chain)
+        self.catalog.last_chain()  # the weights of a model may have changed since the run began
         self.buffer: Buffer = open_buffer(config.place("buffer"))
         self.function = self.link.stage.function()
         self.max_attempts = config.max_attempts
@@ -126,9 +127,10 @@ class Work:
         columns = [name for name in names if name not in (CLIP, DROP, RETRY)]
         binary = [name for name in columns if is_binary(result.schema.field(name).type)]
         places: dict[int, str] = {}
-        if binary and kept:
-            part = result.select([CLIP, *binary]).take(pa.array(kept))
-            places = dict(zip(kept, self.buffer.write(self.link.name, self.link.key, part), strict=True))
+        filled = [i for i in kept if any(result.column(name)[i].is_valid for name in binary)]
+        if filled:
+            part = result.select([CLIP, *binary]).take(pa.array(filled))
+            places = dict(zip(filled, self.buffer.write(self.link.name, self.link.key, part), strict=True))
         plain = {name: result.column(name).to_pylist() for name in columns if name not in binary}
         results, again = [], {}
         for row, clip in enumerate(clips):

@@ -33,6 +33,10 @@ class Buffer(Protocol):
         """
         ...
 
+    def sizes(self) -> dict[tuple[str, str], int]:
+        """Return the size in bytes of the files of each stage and key."""
+        ...
+
     def compact(self, used: Iterable[str], older_than_s: float = UNUSED_S) -> int:
         """Remove what none of the places in `used` needs, and return how many bytes that were.
 

@@ -84,6 +84,14 @@ class LanceBuffer:
         found = {name: self._values(name, sorted(rows), column) for name, rows in wanted.items()}
         return [found[place["dataset"]][place["row"]] for place in parsed]
 
+    def sizes(self) -> dict[tuple[str, str], int]:
+        """Return the size in bytes of the files of each stage and key."""
+        sizes: dict[tuple[str, str], int] = {}
+        for name, (size, _) in self.storage.files().items():
+            stage, _, key = name.partition(".lance/")[0].partition("/")
+            sizes[stage, key] = sizes.get((stage, key), 0) + size
+        return sizes
+
     def compact(self, used: Iterable[str], older_than_s: float = UNUSED_S) -> int:
         """Remove unused rows, merge small fragments, and return how many bytes the files shrank by."""
         needed: dict[str, set[int]] = {}
@@ -113,12 +121,22 @@ class LanceBuffer:
             try:
                 dataset = self._newest(name)
             except FileNotFoundError:
+                # Not `write_dataset(mode="create")`, whose commit is repeated as one that overwrites what
+                # another thread or process has made and filled meanwhile.
                 try:
-                    empty = table.schema.empty_table()
-                    lance.write_dataset(empty, path, mode="create", enable_stable_row_ids=True)
-                except OSError as error:  # another process made it at the same time
-                    if "already exists" not in str(error) and "conflict" not in str(error).lower():
+                    made = lance.LanceOperation.Overwrite(table.schema, [])
+                    lance.LanceDataset.commit(
+                        path,
+                        made,
+                        read_version=0,
+                        max_retries=0,
+                        enable_v2_manifest_paths=True,
+                        enable_stable_row_ids=True,
+                    )
+                except LANCE_ERRORS:  # another thread or process made it at the same time
+                    if attempt == ATTEMPTS - 1:
                         raise
+                    time.sleep(0.02)
                 continue
             new = [field for field in table.schema if field.name not in dataset.schema.names]
             try:

@@ -54,6 +54,14 @@ class TarBuffer:
             found.append(range_ and self.storage.read(place["file"], range_[0], sum(range_)))
         return found
 
+    def sizes(self) -> dict[tuple[str, str], int]:
+        """Return the size in bytes of the files of each stage and key."""
+        sizes: dict[tuple[str, str], int] = {}
+        for name, (size, _) in self.storage.files().items():
+            if len(parts := name.split("/")) == 3:
+                sizes[parts[0], parts[1]] = sizes.get((parts[0], parts[1]), 0) + size
+        return sizes
+
     def compact(self, used: Iterable[str], older_than_s: float = UNUSED_S) -> int:
         """Remove the files that none of the places needs, and return how many bytes that were."""
         needed = {json.loads(place).get("file") for place in used}

@@ -3,8 +3,10 @@
 Every stage has `workers` actors with its resources, which last for a round of `max_in_flight` clips.
 """
 
+import contextlib
 import os
 import threading
+import uuid
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -67,6 +69,12 @@ class RayEngine:
 
     def play(self, rows: pa.Table) -> list[str]:
         """Run the stages in their order on rows; return the errors that workers report."""
+        names: list[str] = []
+
+        def named() -> dict[str, str]:
+            names.append(f"worldmodel-{uuid.uuid4().hex}")
+            return {"name": names[-1]}
+
         size = min(link.stage.batch_size for link in self.chain.links)
         data = from_arrow([rows.slice(first, size) for first in range(0, rows.num_rows, size)])
         for link in remaining(self.chain, rows):
@@ -82,8 +90,16 @@ class RayEngine:
                 memory=int(resources.memory_gb * 2**30) if not self.owned else None,
                 max_restarts=-1,
                 max_task_retries=0,  # the next round tries again, and counts it
+                ray_remote_args_fn=named,
             )
-        return [row["error"] for row in data.take_all() if row["error"]]
+        try:
+            return [row["error"] for row in data.take_all() if row["error"]]
+        finally:
+            for (
+                name
+            ) in names:  # Ray Data leaves workers that it has restarted, whose CPUs the next round needs
+                with contextlib.suppress(ValueError):  # it has ended
+                    ray.kill(ray.get_actor(name))
 
     def close(self) -> None:
         """Leave the cluster, or end the one of this machine; one that the caller joined is kept."""

@@ -8,7 +8,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
-from worldmodel.flow.database import shown, transaction
+from worldmodel.flow.database import missing, shown, transaction
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.schema import metadata
 
@@ -18,16 +18,21 @@ LOCK = 5_171_802_011
 """Number of the advisory lock under which PostgreSQL's schema is changed."""
 
 
-def migrate(engine: Engine) -> None:
+def migrate(engine: Engine, create: bool = True) -> None:
     """Create the tables of an empty database, or bring those of an earlier version up to date.
 
+    Args:
+        engine: the database.
+        create: whether tables are created in an empty one.
+
     Raises:
-        FlowError: a newer version wrote the schema, or its tables are those of another program.
+        FlowError: a newer version wrote the schema, its tables are those of another program, or it is empty
+            and not to be filled.
     """
-    transaction(engine, _migrate)
+    transaction(engine, lambda connection: _migrate(connection, create))
 
 
-def _migrate(connection: Connection) -> None:
+def _migrate(connection: Connection, create: bool) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
     config = Config()
@@ -44,6 +49,8 @@ def _migrate(connection: Connection) -> None:
             raise FlowError(
                 f"The database {database} has a table {taken[0]!r} of another program; use another database."
             )
+        if not create:
+            raise missing(connection.engine.url)
         metadata.create_all(connection, checkfirst=False)
         command.stamp(config, "head")
     elif found not in known:

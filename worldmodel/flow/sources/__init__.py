@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 from worldmodel.config.flow import FlowSourceConfig
 from worldmodel.errors import ConfigError
@@ -16,11 +17,14 @@ LISTINGS = {
 """Modules with a function `listing(name, config, first)`, by kind of source."""
 
 
-def open_listing(name: str, config: FlowSourceConfig, first: int) -> Iterator[list[NewClip]]:
+def open_listing(
+    name: str, config: FlowSourceConfig, first: int, bookmark: Any = None
+) -> Iterator[list[NewClip]]:
     """Yield the clips of every row of a source from row `first` on, always in the same order.
 
     A row that cannot be read gives a clip without an address, whose row has the reason as `error`; the first
-    stage drops it.
+    stage drops it. A stream has a method `bookmark`, whose value behind the last row spares the next listing
+    from reading over the rows before `first`.
 
     Raises:
         ConfigError: the source cannot be read, or lacks a column.
@@ -29,4 +33,5 @@ def open_listing(name: str, config: FlowSourceConfig, first: int) -> Iterator[li
         raise ConfigError(f"sources.{name}.kind is {config.kind!r}; use one of {', '.join(LISTINGS)}.")
     if not config.path:
         raise ConfigError(f"sources.{name}.path is empty; set it to a table, shards, a data set or a folder.")
-    return import_module(LISTINGS[config.kind]).listing(name, config, first)
+    module = import_module(LISTINGS[config.kind])
+    return module.listing(name, config, first, *([bookmark] if config.kind == "huggingface" else []))

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from worldmodel.config.flow import FlowSourceConfig
@@ -26,12 +27,20 @@ class ClipRows:
         config: its settings.
         offered: columns of the table; None: not known before its rows.
         root: folder or address of relative addresses.
+        origin: address of the table, for those of files that its rows hold; empty takes the source's path.
 
     Raises:
         ConfigError: a preset or a column does not exist, or no column of addresses is known.
     """
 
-    def __init__(self, name: str, config: FlowSourceConfig, offered: Sequence[str] | None, root: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: FlowSourceConfig,
+        offered: Sequence[str] | None,
+        root: str,
+        origin: str = "",
+    ) -> None:
         key = f"sources.{name}"
         if config.preset and config.preset not in PRESETS:
             raise ConfigError(f"{key}.preset is {config.preset!r}; use {', '.join(PRESETS)}.")
@@ -58,31 +67,46 @@ class ClipRows:
             if self.segments:
                 check_column(f"{key}.preset", self.segments, offered)
         self.name, self.config, self.root = name, config, root.rstrip("/")
+        self.origin = origin or config.path
 
     def clips(self, row: Row, number: int) -> list[NewClip]:
         """Return the clips of a row; one that cannot be read is a clip that says why."""
         try:
-            return self._clips(row)
+            return self._clips(row, number)
         except InputError as error:
             return [bad_row(self.name, number, str(error))]
 
-    def _clips(self, row: Row) -> list[NewClip]:
-        address = self._cell(row, "address")
-        if not isinstance(address, str) or not address.strip():
-            raise InputError("it has no address")
-        address = resolve(self.root, address.strip())
+    def _clips(self, row: Row, number: int) -> list[NewClip]:
+        address, content = self._file(row, number)
         licence = str(self._cell(row, "licence") or self.config.licence)
         used = {self.columns["address"], self.columns.get("licence"), self.columns.get("text")}
         facts = plain({column: value for column, value in row.items() if column not in used})
         if not self.segments:
             start, end = (parse_seconds(self._cell(row, field)) for field in ("start", "end"))
-            return [self._clip(address, licence, start, end, {**facts, **self._mapped(row)})]
+            found = self._clip(address, licence, start, end, {**facts, **self._mapped(row)})
+            return [replace(found, content=content)]
         facts.pop(self.segments, None)
         clips = []
         for part in range(count_segments(row, self.segments)):
             (start, end), text = parse_segment(row[self.segments], self._cell(row, "text"), part)
             clips.append(self._clip(address, licence, start, end, {**facts, "text": text}))
-        return clips
+        return [replace(clip, content=content) for clip in clips]
+
+    def _file(self, row: Row, number: int) -> tuple[str, bytes | None]:
+        """Return the address of a row's file, and the file itself where the row holds it.
+
+        The address of a file in a row is that of the row, `ORIGIN#INDEX`.
+        """
+        value = self._cell(row, "address")
+        if isinstance(value, Mapping):  # of type Video or Image
+            value = value.get("path") if value.get("bytes") is None else value["bytes"]
+        if isinstance(value, bytes):
+            return f"{self.origin}#{number}", value
+        if not isinstance(value, str) or not value.strip():
+            raise InputError("it has no address")
+        if "::" in value and not value.startswith(("http://", "https://")):
+            raise InputError(f"its file {value!r} is inside an archive")
+        return resolve(self.root, value.strip()), None
 
     def _clip(
         self, address: str, licence: str, start: float | None, end: float | None, row: dict[str, Any]

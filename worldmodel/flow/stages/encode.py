@@ -7,7 +7,12 @@ import pyarrow as pa
 
 from worldmodel.flow.clips import COLUMNS
 from worldmodel.flow.stage import Resources, stage
+from worldmodel.flow.stages.weights import weights_digest
 
+PARTS = ("codec", "generator/text_encoder", "generator/tokenizer")
+"""Folders of a model whose files decide latents and text states."""
+SETTINGS = ("codec", "fps", "chunk_frames", "context_latents", "action", "condition_adapter")
+"""Settings of a model that do."""
 OUTPUTS = pa.schema({"latents": pa.large_binary(), "text_states": pa.large_binary()})
 
 
@@ -19,6 +24,7 @@ OUTPUTS = pa.schema({"latents": pa.large_binary(), "text_states": pa.large_binar
     resources=Resources(cpu=1.0, gpu=1.0, memory_gb=8.0),
     batch_size=4,
     timeout_s=600.0,
+    weights=lambda *, model, **_: weights_digest(model, PARTS, SETTINGS),
 )
 class Encode:
     """Encodes clips and the texts of their actions with the codec and the text encoder of a model.

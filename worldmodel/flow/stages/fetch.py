@@ -54,7 +54,7 @@ USER_AGENT = "worldmodel/1 (an open-source library; its user did not set fetch.u
 
 @stage(
     version="1",
-    inputs=["address", "error"],  # why a row of the source has no address
+    inputs=["address", "error", "video"],  # why a row of the source has no address; the file that it holds
     outputs=OUTPUTS.names,
     uncounted=[
         *("root", "allow_private", "user_agent", "concurrency", "per_host", "timeout_s", "read_timeout_s"),
@@ -139,9 +139,12 @@ class Fetch:
             address = clip["address"]
             if not address and clip.get("error"):
                 return {DROP: clip["error"]}
+            if isinstance(clip.get("video"), bytes):  # a table may have another column of this name
+                return self._held(address, clip["video"])
             async with slots:
                 try:
-                    return self._row(address, await self._fetch(address))
+                    remote = parse_address(address).protocol in HTTP
+                    return self._row(remote, await self._fetch(address))
                 except DownloadError as error:
                     return {RETRY if error.temporary else DROP: str(error)}
 
@@ -162,6 +165,16 @@ class Fetch:
         self._accept(data)
         return Download(data, address.location)
 
+    def _held(self, address: str, data: bytes) -> Row:
+        """Return the row of a file that came with its source; it is in the buffer already."""
+        try:
+            if len(data) > self.limits.max_bytes:
+                raise DownloadError(f"it is larger than {self.limits.max_bytes / 2**20:g} MiB")
+            self._accept(data)
+        except DownloadError as error:
+            return {DROP: str(error)}
+        return {**self._row(False, Download(data, address)), "video": None}
+
     def _accept(self, data: bytes) -> None:
         """Refuse content of other formats, whatever its headers say.
 
@@ -174,8 +187,7 @@ class Fetch:
         if kind not in self.formats:
             raise DownloadError(f"it is {sniff.describe(kind, data)}, not {' or '.join(self.formats)}")
 
-    def _row(self, address: str | None, found: Download) -> Row:
-        remote = parse_address(address).protocol in HTTP
+    def _row(self, remote: bool, found: Download) -> Row:
         return {
             "video": found.data,
             "sha256": hashlib.sha256(found.data).hexdigest(),

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from worldmodel.flow.clips import COLUMNS
 from worldmodel.flow.stage import Resources, stage
+from worldmodel.flow.stages.weights import weights_digest
 
 OUTPUTS = pa.schema({"actions": pa.string()})
 
@@ -18,6 +19,7 @@ OUTPUTS = pa.schema({"actions": pa.string()})
     resources=Resources(cpu=1.0, gpu=1.0, memory_gb=8.0),
     batch_size=4,
     timeout_s=600.0,
+    weights=lambda *, model, **_: weights_digest(model, ["."]),
 )
 class LabelActions:
     """Says in words what happened in every round of a clip, as `Session.infer_action` does.
