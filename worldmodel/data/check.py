@@ -35,6 +35,8 @@ SIZE = 64
 CHANGED, CHANGED_PIXELS = 24, 4
 """Difference of a colour, of 255, and number of such pixels from which a picture counts as changed: more than
 an encoder adds."""
+TOLERANCE = 16
+"""Difference of the mean colour of a cell, of 255, up to which two pictures show the same layout."""
 MIN_STEPS = 30
 """Fewer steps do not tell whether actions are repeated or shifted."""
 MIN_GAIN = 0.05
@@ -291,7 +293,8 @@ def split(
     Args:
         examined: the source.
         share: share of the episodes that is held out, at least one.
-        by: `episode`, or `layout` to hold out all episodes that begin with the same picture.
+        by: `episode`, or `layout` to hold out all episodes that begin with the same picture, up to the losses
+            of a video.
         seed: seed of the choice.
 
     Returns:
@@ -304,6 +307,7 @@ def split(
     if by not in ("episode", "layout") or not 0 < share < 1:
         raise InputError(f"by is {by!r} and share {share:g}; use episode or layout, and 0 to 1.")
     exact, near, groups = [], [], defaultdict(list)
+    layouts = Layouts()
     for index in range(examined.size):
         try:
             episode = examined.episode(index)
@@ -312,7 +316,7 @@ def split(
             near.append(Counter())
             continue
         frames = [clip[-1] for clip in episode.observations]
-        groups[small_hash(frames[0]) if by == "layout" else index].append(index)
+        groups[layouts.number(frames[0]) if by == "layout" else index].append(index)
         pairs = list(zip(frames, map(str, episode.actions), strict=False))
         exact.append(Counter((frame.tobytes(), action) for frame, action in pairs))
         near.append(Counter((small_hash(frame), action) for frame, action in pairs))
@@ -334,6 +338,28 @@ def split(
             number for index in held for pair, number in tables[index].items() if pair in known
         )
     return sorted(held), counts
+
+
+class Layouts:
+    """Numbers pictures; two are the same if no cell of 1/16 of a side differs by more than `TOLERANCE`."""
+
+    def __init__(self) -> None:
+        self._known = np.empty((0, 0), np.float32)
+
+    def number(self, frame: np.ndarray) -> int:
+        """Return the number of the first picture that is the same."""
+        height, width = (max(1, side // 16) for side in frame.shape[:2])
+        rows, columns = frame.shape[0] // height, frame.shape[1] // width
+        cells = frame[: rows * height, : columns * width].reshape(rows, height, columns, width, 3)
+        means = cells.mean((1, 3), dtype=np.float32).reshape(1, -1)
+        if not len(self._known):
+            self._known = means
+            return 0
+        same = np.flatnonzero(np.abs(self._known - means).max(axis=1) <= TOLERANCE)
+        if len(same):
+            return int(same[0])
+        self._known = np.concatenate([self._known, means])
+        return len(self._known) - 1
 
 
 def small_hash(frame: np.ndarray) -> bytes:

@@ -104,7 +104,7 @@ class Part:
             InputError: the file is gone or has become shorter.
         """
         if not self.size:
-            return b""  # which is no range in HTTP: S3 would return the whole file
+            return b""  # HTTP cannot express an empty range; S3 would return the whole file
         try:
             data = read_range(self.path, self.offset, self.size)
         except OSError as error:
@@ -171,6 +171,7 @@ class Clip:
     camera: Track = Track()
     question: Track = Track()
     answer: Track = Track()
+    outcome: Track = Track()
     start: float = 0.0
     end: float | None = None
     """Seconds in the file between which the clip lies; None: up to the file's end."""
@@ -206,7 +207,17 @@ class Clip:
             return Episode(self.name, led_to, prompt=DESCRIBE, answer=actions[0].text, encoded=encoded)
         if task == "imagine":
             actions = [Action(actions[0].text)]
-        return Episode(self.name, (*seen, *led_to), tuple(actions), encoded=encoded, text_states=states)
+        outcomes = tuple(
+            self.outcome.during(*self._when(first + number * self.format.chunk)) for number in range(found)
+        )
+        return Episode(
+            self.name,
+            (*seen, *led_to),
+            tuple(actions),
+            encoded=encoded,
+            text_states=states,
+            outcomes=outcomes if task == "rounds" and None not in outcomes else (),
+        )
 
     def read_rounds(self, most: int) -> np.ndarray:
         """Return the frames of up to `most` rounds from the clip's start: 1 + n rounds of frames.

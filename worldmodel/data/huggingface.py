@@ -20,7 +20,7 @@ from typing import Any
 
 from worldmodel import media
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.data.clips import BrokenClip, Files, RoundFormat, Stills
+from worldmodel.data.clips import BrokenClip, Files, Part, RoundFormat, Stills
 from worldmodel.data.columns import RowReader, inside
 from worldmodel.data.sources import Recipe
 from worldmodel.errors import ConfigError, InputError
@@ -199,7 +199,7 @@ class Still:
     """Recipe of the episodes of one image with a text, or with a question and its answer."""
 
     name: str
-    image: Files | bytes = field(repr=False)
+    image: Files | Part | bytes = field(repr=False)
     format: RoundFormat
     text: str | None
     question: str | None = None
@@ -216,7 +216,7 @@ class Still:
                 raise InputError("it has no question with an answer")
             if task != "ask" and not self.text:
                 raise InputError("it has no text")
-            image = self.image.read() if isinstance(self.image, Files) else self.image
+            image = self.image if isinstance(self.image, bytes) else self.image.read()
             clip = media.read_image(image, self.format.size)[None]
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None

@@ -19,9 +19,11 @@ from worldmodel.config import ActionConfig, ActionSpec, DataConfig, TrainConfig,
 from worldmodel.data.clips import BrokenClip, Clip, RoundFormat, Span, Track
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media.shared_video import REMOTE
-from worldmodel.types import Action
+from worldmodel.types import Action, Outcome
 
 VERSION = "v3."
+REWARD, ENDS = "next.reward", ("next.terminated", "next.done")
+"""Columns of the reward and of the end of an episode; an episode that was cut short has not ended."""
 MAX_TABLES = 8
 """Data files whose actions are kept in memory."""
 
@@ -165,23 +167,38 @@ class LeRobotDataset:
             raise ValueError(f"its {kind}_path {pattern!r} leaves the folder")
         return path
 
-    def _actions(self, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the actions, tasks and episodes of all rows of a data file."""
+    def _actions(self, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return the actions, tasks, episodes and outcomes (reward, end) of all rows of a data file."""
         names = ["task_index", "episode_index", *(["action"] if self.specs else [])]
-        table = self._table(path, names)
+        stated = self._outcome_columns()
+        table = self._table(path, [*names, *stated])
+        outcomes = np.zeros((len(table), len(stated)), np.float32)
+        for column, name in enumerate(stated):
+            outcomes[:, column] = np.array(table[name].to_pylist(), np.float32).reshape(len(table))
         actions = np.zeros((len(table), 0), np.float32)
         if self.specs:
             actions = np.array(table["action"].to_pylist(), np.float32).reshape(len(table), -1)
-        return actions, table["task_index"].to_numpy(), table["episode_index"].to_numpy()
+        return actions, table["task_index"].to_numpy(), table["episode_index"].to_numpy(), outcomes
 
-    def steps(self, episode: LeRobotEpisode) -> tuple[np.ndarray, list[str]]:
-        """Return the action after each frame of an episode but the last, and its task in words.
+    @property
+    def states_outcomes(self) -> bool:
+        """Whether it has the rewards of actions and the ends of episodes."""
+        return bool(self._outcome_columns())
+
+    def _outcome_columns(self) -> list[str]:
+        ends = [name for name in ENDS if name in self.info["features"]]
+        return [REWARD, ends[0]] if ends and REWARD in self.info["features"] else []
+
+    def steps(self, episode: LeRobotEpisode) -> tuple[np.ndarray, list[str], np.ndarray]:
+        """Return the action after each frame of an episode but the last, its task in words, and its outcome.
+
+        Outcomes are `[steps, 2]`, reward and end, or `[steps, 0]` if the dataset does not state them.
 
         Raises:
             InputError: the episode has one frame, other actions than frames, or damaged data.
         """
         try:
-            actions, tasks, owners = self.actions(episode.data_path)
+            actions, tasks, owners, outcomes = self.actions(episode.data_path)
         # A missing or damaged parquet file raises many types.
         except Exception as error:
             raise InputError(f"{episode.data_path} cannot be read ({' '.join(str(error).split())})") from None
@@ -194,17 +211,20 @@ class LeRobotDataset:
             raise InputError("it has one frame, and an action needs the frames before and after it")
         if not np.isfinite(actions[rows]).all():
             raise InputError("it has an action that is not a finite number")
+        if not np.isfinite(outcomes[rows]).all():
+            raise InputError("it has a reward that is not a finite number")
         texts = [self.tasks.get(int(task), "") for task in tasks[rows]]
-        return actions[rows][:-1], texts[:-1]
+        return actions[rows][:-1], texts[:-1], outcomes[rows][:-1]
 
     def clip(self, number: int, format: RoundFormat, takes: ActionConfig) -> Clip | BrokenClip:
         """Return an episode as a clip whose rounds have one action each."""
         episode = self.episodes[number]
         name = f"{os.path.basename(self.root)} episode {episode.index}"
         try:
-            numbers, texts = self.steps(episode)
+            numbers, texts, outcomes = self.steps(episode)
             rate = max((spec.rate for spec in self.specs), default=0.0) or self.fps
-            numbers = numbers[:: max(1, round(self.fps / rate))]  # one per action, not one per frame
+            stride = max(1, round(self.fps / rate))
+            numbers = numbers[::stride]  # one per action, not one per frame
             actions = [_taken(Action.of_numbers(self.specs, row), takes) for row in numbers]
             for action in set(actions):
                 action.check(takes)
@@ -215,6 +235,10 @@ class LeRobotDataset:
             for field in ("keys", "vector", "mouse")
             if takes.takes[field] and any(spec.kind in (field, "key") for spec in self.specs)
         }
+        if outcomes.shape[1]:
+            parts = [outcomes[first : first + stride] for first in range(0, len(outcomes), stride)]
+            found = tuple(Outcome(float(part[:, 0].sum()), bool(part[:, 1].any())) for part in parts)
+            tracks["outcome"] = Track(found, per_round=True)
         if takes.text and any(texts):
             tracks["text"] = _text_track(texts, self.fps)
         span = Span(episode.video_path, episode.start, episode.num_rows, self.fps)

@@ -273,7 +273,10 @@ class BatchLoader:
             )
 
     def _batches(self, samples: list[PendingSample]) -> list[Batch]:
-        """Group episodes of one shape, at most `microbatch_size` of them.
+        """Group episodes of one shape, at most `microbatch_size` of them; the groups with most rounds first.
+
+        Processes wait for each other in every layer, and one with fewer groups repeats its last. In this
+        order their groups are about equally long at every position, and the repeated ones are short.
 
         Episodes that ask for text may differ in length: texts are packed side by side.
         """
@@ -297,7 +300,7 @@ class BatchLoader:
             for first in range(0, len(rows), size):
                 indices, episodes = zip(*rows[first : first + size], strict=True)
                 batches.append(Batch(step, task, indices, list(episodes), self_rollout))
-        return batches
+        return sorted(batches, key=lambda batch: -sum(len(each.actions) for each in batch.episodes))
 
     def state(self) -> dict[str, Any]:
         """Return the arguments with which another loader continues from here.

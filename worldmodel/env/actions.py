@@ -13,8 +13,8 @@ from worldmodel.config import build as build_config
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import Action, Camera, Pose
 
-ActionType = Literal["keys", "vector", "mouse", "camera", "text"]
-"""Types of action; the first that the model supports is the default."""
+ActionType = Literal["keys", "key", "vector", "mouse", "camera", "text"]
+"""Types of action; the first that the model supports is the default. `key` is exactly one of the keys."""
 ActionTypes = ActionType | tuple[ActionType, ...]
 """One type, or several whose actions are combined."""
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
@@ -30,7 +30,9 @@ def resolve_action_types(
     Raises:
         ConfigError: the model does not support a requested type.
     """
-    supported: list[ActionType] = [name for name in get_args(ActionType) if config.takes[name]]
+    supported: list[ActionType] = [
+        name for name in get_args(ActionType) if config.takes["keys" if name == "key" else name]
+    ]
     if not supported:
         raise ConfigError(
             "This world takes no actions; enable keys, vector, mouse, camera or text in the model's "
@@ -43,7 +45,7 @@ def resolve_action_types(
     for each in types:
         if each not in supported:
             raise ConfigError(f"actions is {each!r}, but this world takes {' or '.join(supported)}.")
-    if not types or len(set(types)) < len(types):
+    if not types or len({"keys" if each == "key" else each for each in types}) < len(types):
         raise ConfigError(f"actions is {types}; name each type once, of {', '.join(supported)}.")
     return tuple(types) if several else types[0]
 
@@ -54,6 +56,8 @@ def action_space(action_types: ActionTypes, config: ActionConfig) -> spaces.Spac
         return spaces.Dict({each: action_space(each, config) for each in action_types})
     if action_types == "keys":
         return spaces.MultiBinary(len(config.keys))
+    if action_types == "key":
+        return spaces.Discrete(len(config.keys))
     if action_types == "vector":
         shape = (config.vector_size,)
         low, high = (
@@ -107,6 +111,13 @@ def _fields(action_type: ActionType, value: Any, config: ActionConfig) -> dict[s
                 f"({', '.join(config.keys)}), not {describe_value(value)}."
             )
         return {"keys": tuple(key for key, on in zip(config.keys, numbers, strict=True) if on)}
+    if action_type == "key":
+        if numbers.shape != () or float(numbers) not in range(len(config.keys)):
+            raise InputError(
+                f"An action of this environment is a number from 0 to {len(config.keys) - 1}, that of a key "
+                f"({', '.join(config.keys)}), not {describe_value(value)}."
+            )
+        return {"keys": (config.keys[int(numbers)],)}
     size = {"vector": config.vector_size, "mouse": 2, "camera": CAMERA_SIZE}[action_type]
     if numbers.shape != (size,) or not np.isfinite(numbers).all():
         raise InputError(

@@ -21,8 +21,8 @@ from worldmodel.env.actions import (
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media import Frames
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout import LocalEngine, Session
-from worldmodel.types import Action
+from worldmodel.rollout import LocalEngine, Session, start_images
+from worldmodel.types import Action, Outcome
 from worldmodel.worlds import get_world, world_names
 
 ObsType = Literal["frame", "clip"]
@@ -97,14 +97,17 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
         world: A model, the name of a shipped model, or a model folder; or an open session (`SessionLike`),
             which keeps its seed and settings and is not closed with the environment.
         start: Start of episodes: a function from the environment's random generator to options of `reset`,
-            fixed options for all episodes, or the name of a world with random starts (`"shapes"`).
-        actions: `"keys"` (`MultiBinary`, in the order of the model's keys), `"vector"`, `"mouse"` or
-            `"camera"` (`Box`), `"text"` (`Text`), or several of them (`Dict`). By default the first type that
-            the model supports.
+            fixed options for all episodes, or the name of a world with random starts (`"shapes"`). By default
+            one of the model's start images, if it has any.
+        actions: `"keys"` (`MultiBinary`, in the order of the model's keys), `"key"` (`Discrete`: exactly one
+            of them), `"vector"`, `"mouse"` or `"camera"` (`Box`), `"text"` (`Text`), or several of them
+            (`Dict`). By default the first type that the model supports.
         obs_type: `"frame"`: the newest frame `[h, w, 3]`; `"clip"`: all frames of the round `[t, h, w, 3]`,
             where a shorter start is padded in front with its first frame.
-        reward_fn: Reward of a round, from its frames and action; by default 0.
-        termination_fn: Whether the episode ends with a round, from its frames and action; by default never.
+        reward_fn: Reward of a round, from its frames and action; by default the one that the model predicts,
+            or 0 if it predicts none.
+        termination_fn: Whether the episode ends with a round, from its frames and action; by default where
+            the model predicts it, or never.
         render_mode: `"rgb_array"`: the newest frame; `"rgb_array_list"`: all frames since the last call.
         num_inference_steps: Denoising steps; by default the model's.
         guidance_scale: Classifier-free guidance scale; by default the model's.
@@ -174,7 +177,11 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
         """
         super().reset(seed=seed)
         world_seed = int(self.np_random.integers(2**31))
-        beginning = _read_options(options) or dict(self._start(self.np_random) if self._start else {})
+        beginning: dict[str, Any] = _read_options(options)
+        if not beginning and self._start:
+            beginning = dict(self._start(self.np_random))
+        if not beginning and self.model is not None and (images := start_images(self.model)):
+            beginning = {"observation": images[int(self.np_random.integers(len(images)))].image}
         if not beginning:
             raise InputError(
                 "The environment has no start; create it with start=, or pass options={'observation': image} "
@@ -221,14 +228,10 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Return the result of a step whose round produced `frames`."""
         observation = self._observe(frames)
-        reward = float(self._reward_fn(frames, action)) if self._reward_fn else 0.0
-        return (
-            observation,
-            reward,
-            bool(self._termination_fn and self._termination_fn(frames, action)),
-            False,
-            {},
-        )
+        outcome: Outcome = getattr(self.world, "outcome", None) or Outcome(0.0, False)
+        reward = self._reward_fn(frames, action) if self._reward_fn else outcome.reward
+        ended = self._termination_fn(frames, action) if self._termination_fn else outcome.ended
+        return observation, float(reward), bool(ended), False, {}
 
     def _observe(self, frames: Frames) -> np.ndarray:
         size, length = self.world_spec.image_size, self.world_spec.chunk_frames

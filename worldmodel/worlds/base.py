@@ -9,6 +9,7 @@ import numpy as np
 from worldmodel.config import DataConfig, ImageSize, WorldModelConfig
 from worldmodel.errors import ConfigError
 from worldmodel.media import Frame
+from worldmodel.types import StartImage
 
 if TYPE_CHECKING:
     from worldmodel.data.sources import Source
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
     from worldmodel.worlds.recorder.episode import Recordable
 
 RGB = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class StartImage:
-    """An image that a rollout can start from."""
-
-    title: str
-    image: Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +92,7 @@ class World:
         return None
 
     def start_images(self) -> Sequence[StartImage]:
-        """Return images for the demo's start page."""
+        """Return images to start from, for models that bring none of their own."""
         return ()
 
     def targets_in(self, frame: Frame) -> tuple[Target, ...]:

@@ -1,4 +1,4 @@
-"""Recording of environments and worlds as training data (`worldmodel record`).
+"""Training data from environments and worlds (`worldmodel record`) and other formats (`worldmodel convert`).
 
 Episode `index` is a pure function of the settings and the index, whichever process plays it. So a recording
 that was interrupted goes on at the first episode that is not on disk, and gets the rows and frames of one
@@ -7,6 +7,7 @@ that was not; the encoder may write the same frames in other bytes. There are tw
 """
 
 import errno
+import importlib
 import multiprocessing
 import shutil
 from collections import deque
@@ -25,9 +26,14 @@ from worldmodel.worlds.recorder.episode import Recordable, RecordedEpisode, Reco
 from worldmodel.worlds.registry import get_world, world_names
 
 if TYPE_CHECKING:
-    from worldmodel.worlds.recorder.environment import EnvironmentSettings
+    from worldmodel.worlds.recorder.settings import ConversionSettings, EnvironmentSettings
 
 Format = Literal["lerobot", "clips"]
+FORMATS = {
+    "minari": ("worldmodel.worlds.recorder.minari", "MinariEpisodes"),
+    "vpt": ("worldmodel.worlds.recorder.vpt", "VptEpisodes"),
+}
+"""Formats that can be converted: module and class of their episodes."""
 
 
 class Store(Protocol):
@@ -96,6 +102,40 @@ def record_world(
     """Record episodes of `rounds` actions of a registered world, as `record_environment` does."""
     episodes = get_world(name).recordable(seed, rounds, size)
     return _record(episodes, None, folder, num_episodes, format, 0, progress)
+
+
+def convert(
+    kind: str,
+    settings: "ConversionSettings",
+    folder: str | Path,
+    num_episodes: int | None = None,
+    progress: bool = False,
+) -> Path:
+    """Write a dataset of another format as a LeRobot dataset, as `record_environment` does.
+
+    Args:
+        kind: One of `FORMATS`.
+        settings: What is converted.
+        folder: Folder to write.
+        num_episodes: Episodes from the beginning; None takes all.
+        progress: Show a progress bar with the remaining time.
+
+    Raises:
+        InputError: The dataset cannot be read; the episodes before are complete.
+        OutputError: The folder cannot be written or has a recording of other settings.
+    """
+    if kind not in FORMATS:
+        raise InputError(f"There is no format {kind!r}; use {' or '.join(FORMATS)}.")
+    if settings.max_steps < 1:
+        raise InputError(f"max_steps is {settings.max_steps}; use 1 or more.")
+    module, name = FORMATS[kind]
+    try:
+        opener = getattr(importlib.import_module(module), name)
+    except ImportError:
+        raise InputError("Converting requires gymnasium: pip install 'worldmodel[gym]'.") from None
+    episodes = opener(settings)
+    count = len(episodes) if num_episodes is None else min(num_episodes, len(episodes))
+    return _record(episodes, None, folder, count, "lerobot", 0, progress)
 
 
 def is_world(name: str) -> bool:

@@ -3,26 +3,37 @@
 import importlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
-from PIL import Image
+from gymnasium.utils.env_checker import data_equivalence
 
 from worldmodel.errors import InputError
-from worldmodel.media import crop_and_resize
+from worldmodel.media import Frame
 from worldmodel.types import Action
+from worldmodel.worlds.recorder.cameras import OBSERVATION, RENDER, Cameras, images_in
 from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
 from worldmodel.worlds.recorder.policies import open_policy
 from worldmodel.worlds.recorder.settings import EnvironmentSettings
 from worldmodel.worlds.recorder.spaces import ActionMapping
 
-RENDER, OBSERVATION = "render", "observation"
-"""Cameras: the picture that the environment renders, and the images in its observations."""
 MAX_INFO_NUMBERS = 64
 """Longer arrays of an info are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an environment gives for an action."""
+
+    observation: Any
+    reward: float
+    """Sum over the repeated steps."""
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
 
 
 class EnvironmentEpisodes:
@@ -40,7 +51,8 @@ class EnvironmentEpisodes:
             )
         self.settings = settings
         self.env = _make(settings)
-        self.cameras = settings.cameras or (RENDER if self.env.render_mode else OBSERVATION,)
+        cameras = settings.cameras or (RENDER if self.env.render_mode else OBSERVATION,)
+        self._pictures = Cameras(settings.env_id, cameras, settings.size)
         fps = settings.fps or self._fps()
         self.mapping = ActionMapping(
             self.env.action_space, fps, _value_names(self.env), settings.action_details
@@ -55,33 +67,71 @@ class EnvironmentEpisodes:
         Raises:
             InputError: a reward is not a number, or a frame is not an image.
         """
-        settings = self.settings
-        seed = int(np.random.SeedSequence((settings.seed, index)).generate_state(1)[0] >> 1)
-        observation, info = self.env.reset(seed=seed)
+        seed = int(np.random.SeedSequence((self.settings.seed, index)).generate_state(1)[0] >> 1)
         self.policy.reset(seed)
-        frames, infos = [self._frames(observation)], [_plain(info)]
+        return self._play(f"episode {index}", seed, self.policy, self.settings.max_steps)
+
+    def replay(self, seed: int, actions: Sequence[Any], observations: Sequence[Any]) -> RecordedEpisode:
+        """Play recorded elements of the action space, to see what was seen.
+
+        Args:
+            seed: Seed of the recorded episode.
+            actions: Its actions.
+            observations: Its observations, one more.
+
+        Raises:
+            InputError: the environment observes something else.
+        """
+        recorded, seen = iter(actions), enumerate(observations)
+
+        def compare(observation: Any) -> None:
+            step, wanted = next(seen)
+            if not data_equivalence(observation, wanted):
+                raise InputError(
+                    f"{self.settings.env_id} does not repeat the recorded episode of seed {seed}: its "
+                    f"observation {step} differs; use the version and the arguments of the recording."
+                )
+
+        name = f"the episode of seed {seed}"
+        episode = self._play(name, seed, lambda _: next(recorded), len(actions), compare)
+        if len(episode.actions) != len(actions):
+            raise InputError(
+                f"{self.settings.env_id} ends the recorded episode of seed {seed} after "
+                f"{len(episode.actions)} of {len(actions)} actions; use the version of the recording."
+            )
+        return episode
+
+    def _play(
+        self,
+        name: str,
+        seed: int,
+        choose: Callable[[Any], Any],
+        max_steps: int,
+        watch: Callable[[Any], None] = lambda _: None,
+    ) -> RecordedEpisode:
+        observation, info = self.env.reset(seed=seed)
+        watch(observation)
+        frames, infos = [self._frames(self.env, observation)], [_plain(info)]
         numbers, rewards, terminated, truncated = [], [], False, False
-        while len(rewards) < settings.max_steps and not (terminated or truncated):
-            action, total = self.policy(observation), 0.0
+        while len(rewards) < max_steps and not (terminated or truncated):
+            action = choose(observation)
             if not self.env.action_space.contains(action):
                 raise InputError(
-                    f"The policy {settings.policy!r} chose {action!r}, which is not in "
+                    f"The policy {self.settings.policy!r} chose {action!r}, which is not in "
                     f"{self.env.action_space}; return an element of the action space."
                 )
-            for _ in range(settings.frame_skip):
-                observation, reward, terminated, truncated, info = self.env.step(action)
-                total += float(reward)
-                if terminated or truncated:
-                    break
-            if not math.isfinite(total):
+            step = self._step(self.env, action)
+            observation, terminated, truncated = step.observation, step.terminated, step.truncated
+            watch(observation)
+            if not math.isfinite(step.reward):
                 raise InputError(
-                    f"{settings.env_id} gave the reward {total} at step {len(rewards) + 1} of episode "
-                    f"{index}; mend the environment, or wrap it so that rewards are finite."
+                    f"{self.settings.env_id} gave the reward {step.reward} at step {len(rewards) + 1} of "
+                    f"{name}; mend the environment, or wrap it so that rewards are finite."
                 )
-            frames.append(self._frames(observation))
-            infos.append(_plain(info))
+            frames.append(self._frames(self.env, observation))
+            infos.append(_plain(step.info))
             numbers.append(self.mapping.numbers(action))
-            rewards.append(total)
+            rewards.append(step.reward)
         text = observation.get("mission", "") if isinstance(observation, Mapping) else ""
         return RecordedEpisode(
             {name: np.stack([frame[name] for frame in frames]) for name in frames[0]},
@@ -94,6 +144,33 @@ class EnvironmentEpisodes:
             text if isinstance(text, str) else "",
             tuple(infos),
         )
+
+    def reset(self, seed: int) -> Frame:
+        """Begin an episode, and return its first frame."""
+        return self.frame(self.env, self.env.reset(seed=seed)[0])
+
+    def advance(self, env: gymnasium.Env, action: Action) -> Step:
+        """Carry out a named action in the environment or a copy of it.
+
+        Raises:
+            InputError: the action space has no such action.
+        """
+        return self._step(env, self.mapping.element(action))
+
+    def frame(self, env: gymnasium.Env, observation: Any) -> Frame:
+        """Return what the first camera shows of the environment or a copy of it."""
+        return next(iter(self._frames(env, observation).values()))
+
+    def _step(self, env: gymnasium.Env, element: Any) -> Step:
+        total, step = 0.0, None
+        for _ in range(self.settings.frame_skip):
+            observation, reward, terminated, truncated, info = env.step(element)
+            total += float(reward)
+            step = Step(observation, total, bool(terminated), bool(truncated), info)
+            if terminated or truncated:
+                break
+        assert step, "frame_skip is 1 or more"
+        return step
 
     def close(self) -> None:
         """Close the environment."""
@@ -113,47 +190,8 @@ class EnvironmentEpisodes:
             )
         return int(rate // skip)
 
-    def _frames(self, observation: Any) -> dict[str, np.ndarray]:
-        frames: dict[str, np.ndarray] = {}
-        for camera in self.cameras:
-            picture = self._picture(camera, observation)
-            # A mapping may also hold what is no image.
-            images = list(_images(camera, picture)) if isinstance(picture, Mapping) else [(camera, picture)]
-            if not images:
-                raise InputError(
-                    f"The camera {camera!r} of {self.settings.env_id} has no image; name another."
-                )
-            frames |= {name: self._frame(name, image) for name, image in images}
-        return frames
-
-    def _picture(self, camera: str, observation: Any) -> Any:
-        first, *path = camera.split(".")
-        picture = self.env.render() if first == RENDER else observation
-        if first not in (RENDER, OBSERVATION):
-            raise InputError(f"There is no camera {camera!r}; use render, observation or observation.NAME.")
-        for name in path:
-            if not isinstance(picture, Mapping) or name not in picture:
-                has = (
-                    f"it has {', '.join(map(str, picture))}"
-                    if isinstance(picture, Mapping)
-                    else "it has no parts"
-                )
-                raise InputError(f"The camera {camera!r} is not in the {first}; {has}.")
-            picture = picture[name]
-        return picture
-
-    def _frame(self, name: str, image: Any) -> np.ndarray:
-        image = np.asarray(image)
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            shape = f"{image.dtype} values of shape {list(image.shape)}"
-            raise InputError(
-                f"The camera {name!r} of {self.settings.env_id} gives {shape}, not an image; record the "
-                "camera render, or an observation of uint8 [height, width, 3]."
-            )
-        if self.settings.size is not None:
-            return crop_and_resize(Image.fromarray(image), self.settings.size)
-        height, width = image.shape[:2]  # H.264 needs even sides
-        return np.pad(image, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    def _frames(self, env: gymnasium.Env, observation: Any) -> dict[str, np.ndarray]:
+        return self._pictures.frames(observation, env.render)
 
 
 def _make(settings: EnvironmentSettings) -> gymnasium.Env:
@@ -184,7 +222,7 @@ def _make(settings: EnvironmentSettings) -> gymnasium.Env:
     if (
         mode is None
         and not settings.cameras
-        and not list(_images(OBSERVATION, env.observation_space.sample()))
+        and not list(images_in(OBSERVATION, env.observation_space.sample()))
     ):
         env.close()
         raise InputError(
@@ -200,15 +238,6 @@ def _render_modes(found: Any) -> Sequence[str]:
     entry = found.entry_point
     maker = load_env_creator(entry) if isinstance(entry, str) else entry
     return getattr(maker, "metadata", {}).get("render_modes") or ()
-
-
-def _images(camera: str, picture: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the images of a camera: the picture itself, or those in a mapping of pictures."""
-    if isinstance(picture, Mapping):
-        for name, part in picture.items():
-            yield from _images(f"{camera}.{name}", part)
-    elif np.ndim(picture) == 3 and np.shape(picture)[2] == 3:
-        yield camera, picture
 
 
 def _value_names(env: gymnasium.Env) -> list[str]:

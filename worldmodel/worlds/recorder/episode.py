@@ -56,3 +56,5 @@ class RecordingFormat:
     """The settings of the recording as plain values; a folder goes on only with equal ones."""
     frames_per_action: int = 1
     """Frames that follow one action."""
+    has_rewards: bool = True
+    """Whether rewards and ends are known."""

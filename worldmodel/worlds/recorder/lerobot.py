@@ -134,7 +134,9 @@ class LeRobotStore:
             numbers.to_parquet(temporary)
         specs = self.format.specs
         action = {"dtype": "float32", "shape": [len(specs)], "names": [spec.name for spec in specs]}
-        plain = {name: {"dtype": kind, "shape": [1], "names": None} for name, kind in PLAIN_COLUMNS.items()}
+        plain = {
+            name: {"dtype": kind, "shape": [1], "names": None} for name, kind in _plain(self.format).items()
+        }
         info = {
             "codebase_version": VERSION,
             "robot_type": None,
@@ -188,7 +190,7 @@ class _File:
         self.videos: dict[str, VideoWriter] = {}
         store.folder.mkdir(parents=True, exist_ok=True)
         self.staged = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=store.folder))
-        self.schema = _schema(len(store.format.specs))
+        self.schema = _schema(store.format)
         self.table = parquet.ParquetWriter(self.staged / "data.parquet", self.schema)
 
     def write(self, episode: RecordedEpisode) -> None:
@@ -290,10 +292,20 @@ def _place(pattern: str, number: int, video_key: str = "") -> str:
     return pattern.format(chunk_index=chunk, file_index=file, video_key=video_key)
 
 
-def _schema(num_numbers: int) -> Any:
+def _plain(format: RecordingFormat) -> dict[str, str]:
+    """Return the types of the columns beside the action."""
+    return {
+        name: kind
+        for name, kind in PLAIN_COLUMNS.items()
+        if format.has_rewards or not name.startswith("next.")
+    }
+
+
+def _schema(format: RecordingFormat) -> Any:
+    num_numbers = len(format.specs)
     action = {"action": pa.list_(pa.float32(), num_numbers) if num_numbers > 1 else pa.float32()}
     types = {"bool": pa.bool_(), "float32": pa.float32(), "int64": pa.int64(), "string": pa.string()}
-    plain = {name: types[kind] for name, kind in PLAIN_COLUMNS.items()}
+    plain = {name: types[kind] for name, kind in _plain(format).items()}
     return pa.schema([*(action if num_numbers else {}).items(), *plain.items()])
 
 
@@ -323,12 +335,12 @@ def _columns(
     }
     if numbers.shape[1]:
         columns["action"] = list(numbers) if numbers.shape[1] > 1 else numbers[:, 0]
-    return columns
+    return {name: rows for name, rows in columns.items() if name in ("action", *_plain(store.format))}
 
 
 def _episode_statistics(episode: RecordedEpisode, columns: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
-    values = {"next.reward": columns["next.reward"][:, None]}
+    values = {"next.reward": columns["next.reward"][:, None]} if "next.reward" in columns else {}
     if "action" in columns:
         values["action"] = np.stack(columns["action"]).reshape(len(columns["info"]), -1)
     for name, rows in values.items():

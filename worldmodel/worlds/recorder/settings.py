@@ -1,7 +1,8 @@
-"""What is recorded of a Gymnasium environment."""
+"""What is recorded of a Gymnasium environment, or converted."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from worldmodel.config import ImageSize
@@ -31,3 +32,24 @@ class EnvironmentSettings:
     """Name, unit, scale and frame of every number of an action."""
     env_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `gymnasium.make`."""
+
+
+@dataclass(frozen=True)
+class ConversionSettings:
+    """What is converted of a dataset in another format."""
+
+    path: str
+    size: ImageSize | None = None
+    """Size of the frames; None keeps it."""
+    fps: int = 0
+    """Actions per second; 0: those of the dataset or the environment."""
+    cameras: tuple[str, ...] = ()
+    env_id: str = ""
+    """Minari: environment in which episodes are played again, for what it renders."""
+    env_args: Mapping[str, Any] = field(default_factory=dict)
+    max_steps: int = 1000
+    """VPT: longest episode, in actions."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values."""
+        return json.loads(json.dumps(asdict(self)))

@@ -7,6 +7,8 @@ Box              a vector with its bounds
 Dict, Tuple      all of these together, each name after that of its entry
 """
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +18,7 @@ from gymnasium import spaces
 
 from worldmodel.config import ActionSpec
 from worldmodel.errors import InputError
+from worldmodel.types import Action
 
 
 class ActionMapping:
@@ -50,6 +53,28 @@ class ActionMapping:
     def numbers(self, value: Any) -> np.ndarray:
         """Return an element of the space as numbers, one for each spec; a held key is 1."""
         return np.fromiter(_numbers(self.space, value), np.float32, len(self.specs))
+
+    def element(self, action: Action) -> Any:
+        """Return the element of the space that an action names; the inverse of `numbers`.
+
+        Raises:
+            InputError: the action has other keys or numbers, or does not hold one key of a Discrete space.
+        """
+        vector, mouse = iter(action.vector or ()), iter(action.mouse or ())
+        missing = object()
+        numbers = [
+            float(spec.name in action.keys)
+            if spec.kind == "key"
+            else next(mouse if spec.kind == "mouse" else vector, missing)
+            for spec in self.specs
+        ]
+        unknown = set(action.keys) - {spec.name for spec in self.specs if spec.kind == "key"}
+        if missing in numbers or unknown or next(vector, missing) is not missing:
+            raise InputError(
+                f"The environment does not take {action}; its actions are of "
+                f"{', '.join(spec.name for spec in self.specs)}."
+            )
+        return _element(self.space, iter(np.array(numbers, np.float64)))
 
 
 def _specs(space: spaces.Space, prefix: str, names: Sequence[str] = ()) -> Iterator[ActionSpec]:
@@ -88,6 +113,26 @@ def _numbers(space: spaces.Space, value: Any) -> Iterator[float]:
             yield from _numbers(entry, value[name])
     else:
         yield from np.asarray(value, np.float64).flatten()
+
+
+def _element(space: spaces.Space, numbers: Iterator[float]) -> Any:
+    if isinstance(space, spaces.Discrete):
+        return int(space.start) + _held(space, numbers, int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        held = [_held(space, numbers, int(count)) for count in space.nvec.flatten()]
+        return (np.array(held).reshape(space.shape) + space.start).astype(space.dtype)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        found = {name: _element(entry, numbers) for name, entry in _entries(space)}
+        return found if isinstance(space, spaces.Dict) else tuple(found.values())
+    flat = np.fromiter(itertools.islice(numbers, math.prod(space.shape or ())), np.float64)
+    return flat.reshape(space.shape).astype(space.dtype)
+
+
+def _held(space: spaces.Space, numbers: Iterator[float], count: int) -> int:
+    held = np.flatnonzero(np.fromiter(itertools.islice(numbers, count), np.float64))
+    if len(held) != 1:
+        raise InputError(f"An action of {space} holds {len(held)} keys; hold one of {count}.")
+    return int(held[0])
 
 
 def _entries(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space]]:

@@ -11,6 +11,8 @@ from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Episode
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.chance import sample_chance_rollout
 from worldmodel.worlds.shapes.scene import half_side_of
+from worldmodel.worlds.shapes.wordings import SPLIT as WORDINGS
+from worldmodel.worlds.shapes.wordings import sample_worded_rollout
 
 KEYS = (*shapes.COLOURS, *shapes.DIRECTIONS, "jump", "fall", "grow", "shrink", "vanish", "explode")
 """Keys of the shapes world; a colour and a verb pressed together act on the object of that colour."""
@@ -41,10 +43,11 @@ class ShapesSource:
         """Open a split.
 
         Args:
-            split: One of `shapes.SPLITS`, or `chance` for acts with several outcomes.
+            split: One of `shapes.SPLITS`, `chance` for acts with several outcomes, or `wordings` for single
+                acts in words beyond the grammar.
             keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
         """
-        splits = (*shapes.SPLITS, "chance")
+        splits = (*shapes.SPLITS, "chance", WORDINGS)
         if split not in splits:
             raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(splits)}.")
         self.name = self.split = split
@@ -73,6 +76,8 @@ class ShapesSource:
             return Episode(name, (clip[:0], clip), (Action(shapes.caption(scene)),))
         if self.split == "chance":
             samples = sample_chance_rollout(seed, index, max(rounds, 1))
+        elif self.split == WORDINGS:
+            samples = sample_worded_rollout(seed, index, max(rounds, 1))
         else:
             samples = shapes.sample_rollout(self.split, seed, index, max(rounds, 1))
         first = samples[0]

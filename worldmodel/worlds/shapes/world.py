@@ -9,8 +9,9 @@ import numpy as np
 from worldmodel.config import DataConfig, ImageSize, WorldModelConfig
 from worldmodel.errors import ConfigError
 from worldmodel.media import Frame
+from worldmodel.types import StartImage
 from worldmodel.worlds import shapes
-from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
+from worldmodel.worlds.base import SuggestedAction, Target, World
 from worldmodel.worlds.shapes.recording import ShapesEpisodes
 from worldmodel.worlds.shapes.scene import COLOURS, FRAME_SIZE, PALETTE, SHAPES
 from worldmodel.worlds.shapes.source import LABEL_WORDS, ShapesSource

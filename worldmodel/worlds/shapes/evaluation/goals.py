@@ -1,6 +1,8 @@
 """Goals of models of the shapes world."""
 
 from worldmodel.eval.goals import Goal
+from worldmodel.eval.uncertainty import SEEDS
+from worldmodel.eval.uncertainty import STEPS as UNCERTAIN_STEPS
 
 _HELD_OUT = ("action_following", "held-out")
 _COMPOSED = ("action_following", "compositions")
@@ -59,6 +61,30 @@ GOALS: tuple[Goal, ...] = (
     Goal("Inverse dynamics: two acts", ("inverse", "compositions", "acts")),
     Goal("No action: nothing changes", ("null_action", "none"), at_least=0.97),
     Goal("Keys instead of words: the named object is right", ("keys", "named")),
+    *(
+        Goal(
+            f"Uncertain futures, {steps} denoising steps: every frame shows one lawful outcome",
+            ("chance", f"{steps} steps", "valid"),
+        )
+        for steps in UNCERTAIN_STEPS
+    ),
+    Goal(
+        "Uncertain futures: a copy of the first frame would be lawful",
+        ("chance", "baselines", "copy_last_frame"),
+    ),
+    *(
+        Goal(
+            f"Uncertain futures, {steps} denoising steps: total variation over {SEEDS} seeds",
+            ("chance", f"{steps} steps", "total_variation"),
+            "",
+        )
+        for steps in UNCERTAIN_STEPS
+    ),
+    Goal(
+        f"Uncertain futures: total variation of {SEEDS} exact draws",
+        ("chance", "baselines", "sampling_noise"),
+        "",
+    ),
     Goal("Speed of one session", ("speed", "fps"), "fps", at_least=100.0),
     Goal("Action to first frame", ("speed", "first_frame"), "s", at_most=0.150),
     Goal("Cost of round 50 against round 2", ("speed", "late_to_early"), "x", at_most=1.1),

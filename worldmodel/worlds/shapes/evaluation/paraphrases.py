@@ -1,7 +1,6 @@
 """Sentences from outside the grammar, as cases; their truth is the simulation of the act that they mean."""
 
 import importlib.resources
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,15 +13,13 @@ from worldmodel.eval.judge import Case
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import COLOURS, DIRECTIONS, Act, Scene, SceneObject
 from worldmodel.worlds.shapes.evaluation.cases import case_of
-from worldmodel.worlds.shapes.evaluation.relations import relations
+from worldmodel.worlds.shapes.relations import relations
+from worldmodel.worlds.shapes.wordings import SIDES, WARDS, with_articles
 
 SPLIT = "paraphrases"
 KNOWN, UNSEEN, NOTHING, LANGUAGES = "known words", "unseen words", "nothing", "other languages"
 """Groups of kinds; the kinds of `KNOWN` name objects by words of the grammar."""
 GROUPS = (KNOWN, UNSEEN, LANGUAGES, NOTHING)
-
-_SIDES = {"left": "the left", "right": "the right", "up": "the top", "down": "the bottom"}
-_WARDS = {"left": "leftwards", "right": "rightwards", "up": "upwards", "down": "downwards"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +125,10 @@ def sentence(template: Template, scene: Scene, act: Act, rng: np.random.Generato
         n=_newcomer(act, word) if act.verb == "appear" else "",
         z=act.argument,
         way=way,
-        ward=_WARDS[way],
-        side=_SIDES[way],
+        ward=WARDS[way],
+        side=SIDES[way],
     )
-    return re.sub(r"\ba (?=[aeio])", "an ", text)
+    return with_articles(text)
 
 
 def _reference(obj: SceneObject | None, word: Callable[[str], str]) -> str:

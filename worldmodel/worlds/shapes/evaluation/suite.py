@@ -1,6 +1,6 @@
 """The evaluation suite of the shapes world: judge, goals and measurements."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,7 +69,9 @@ class ShapesSuite:
                 f"{config.chunk_frames} (model.chunk_frames)."
             )
 
-    def parts(self, settings: EvalSettings, keys: Collection[str] | None, album: Album) -> list[Part]:
+    def parts(self, settings: EvalSettings, config: WorldModelConfig | None, album: Album) -> list[Part]:
+        generates = config is None or config.generator is not None
+        steps, uncertain_steps = (sweep if generates else (0,) for sweep in (STEPS, UNCERTAIN_STEPS))
         count, rounds, seed = settings.num_samples, settings.rounds, settings.seed
         following = [
             Part(
@@ -81,12 +83,14 @@ class ShapesSuite:
             if settings.split in (None, split) and split != "chance"
         ]
         covered = -(-count // 10)
-        sampled = len(UNCERTAIN_STEPS) * (count + covered * SEEDS)
-        chance = Part("chance", sampled, lambda s: self._chance(s, count, covered, seed, album))
+        sampled = len(uncertain_steps) * (count + covered * SEEDS)
+        chance = Part(
+            "chance", sampled, lambda s: self._chance(s, count, covered, seed, album, uncertain_steps)
+        )
         if settings.split is not None:
             return [chance] if settings.split == "chance" else following
         pressed = [Part("keys", count, lambda s: self._keys(s, count, seed, album))]
-        takes_keys = keys is None or set(KEYS) <= set(keys)
+        takes_keys = config is None or set(KEYS) <= set(config.action.keys)
         quarter = -(-count // 4)
         return [
             Part("codec", 2 * count, lambda s: self._codec(s, count, seed, album)),
@@ -99,7 +103,7 @@ class ShapesSuite:
             Part("describe", 2 * count, lambda s: describe(s, count, seed, album)),
             Part("questions", count, lambda s: questions(s, count, seed, album)),
             Part("inverse", len(INVERSE_SPLITS) * count, lambda s: inverse_dynamics(s, count, seed, album)),
-            Part("steps", len(STEPS) * quarter, lambda s: self._steps(s, quarter, seed)),
+            Part("steps", len(steps) * quarter, lambda s: self._steps(s, quarter, seed, steps)),
         ]
 
     def session_inputs(self, rng: np.random.Generator, count: int) -> tuple[Frame, list[Action]]:
@@ -149,9 +153,11 @@ class ShapesSuite:
 
         return rollouts(subject, sample, self.judge, count, rounds, seed, album)
 
-    def _chance(self, subject: Subject, count: int, covered: int, seed: int, album: Album) -> Any:
+    def _chance(
+        self, subject: Subject, count: int, covered: int, seed: int, album: Album, steps: Sequence[int]
+    ) -> Any:
         once, often = cases.chance_cases(seed, 0, count), cases.chance_cases(seed, count, covered)
-        return uncertain_futures(subject, once, often, self.judge, seed, album)
+        return uncertain_futures(subject, once, often, self.judge, seed, album, steps)
 
-    def _steps(self, subject: Subject, count: int, seed: int) -> Any:
-        return steps_vs_quality(subject, cases.cases_of("held-out", seed, count), self.judge, seed)
+    def _steps(self, subject: Subject, count: int, seed: int, steps: Sequence[int]) -> Any:
+        return steps_vs_quality(subject, cases.cases_of("held-out", seed, count), self.judge, seed, steps)

@@ -1,41 +1,69 @@
 """References to objects by their place or size: "the one next to the box"."""
 
 import math
+from dataclasses import dataclass
 
-from worldmodel.worlds.shapes import SIZES, Scene, SceneObject
+from worldmodel.worlds.shapes.scene import SIZES, Scene, SceneObject
 
 CLEAR = 6
 """Pixels by which an object must be further out than others, so that a viewer agrees with the relation."""
 _NEARER = 1.5
-
-_EXTREMES = {"leftmost": (1, 0), "rightmost": (-1, 0), "topmost": (0, 1), "lowest": (0, -1)}
-_SIDES = {"to the left of": (1, 0), "to the right of": (-1, 0), "above": (0, 1), "below": (0, -1)}
+_WAYS = ((1, 0), (-1, 0), (0, 1), (0, -1))
 
 
-def relations(scene: Scene, obj: SceneObject) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class RelationWords:
+    """Words for relations; the four of a field are for left, right, up and down.
+
+    Attributes:
+        extremes: For the object that is furthest out.
+        sides: For an object beside another, whose name follows.
+        biggest: For the object of the largest size.
+        smallest: For the object of the smallest size.
+        near: For the object nearest to another, whose name follows.
+    """
+
+    extremes: tuple[str, str, str, str]
+    sides: tuple[str, str, str, str]
+    biggest: str
+    smallest: str
+    near: str
+
+
+EVALUATED = RelationWords(
+    ("the leftmost one", "the rightmost one", "the topmost one", "the lowest one"),
+    ("the one to the left of", "the one to the right of", "the one above", "the one below"),
+    "the biggest one",
+    "the smallest one",
+    "the one next to",
+)
+"""The words of the split `paraphrases`."""
+
+
+def relations(scene: Scene, obj: SceneObject, words: RelationWords = EVALUATED) -> list[str]:
     """Return the references that fit this object of the scene and no other one."""
     others = [other for other in scene.objects if other is not obj]
     if not others:
         return []
     descriptions = [
-        f"the {word} one"
-        for word, way in _EXTREMES.items()
+        phrase
+        for phrase, way in zip(words.extremes, _WAYS, strict=True)
         if all(_along(other, way) - _along(obj, way) >= CLEAR for other in others)
     ]
     sizes = [SIZES.index(other.size) for other in others]
     if SIZES.index(obj.size) > max(sizes):
-        descriptions.append("the biggest one")
+        descriptions.append(words.biggest)
     if SIZES.index(obj.size) < min(sizes):
-        descriptions.append("the smallest one")
+        descriptions.append(words.smallest)
     for landmark in others:
         rest = [other for other in others if other is not landmark]
         name = _name(scene, landmark)
-        for words, way in _SIDES.items():
+        for phrase, way in zip(words.sides, _WAYS, strict=True):
             border = _along(landmark, way)
             if border - _along(obj, way) >= CLEAR and all(_along(other, way) >= border for other in rest):
-                descriptions.append(f"the one {words} {name}")
+                descriptions.append(f"{phrase} {name}")
         if all(_distance(other, landmark) >= _NEARER * _distance(obj, landmark) for other in rest):
-            descriptions.append(f"the one next to {name}")
+            descriptions.append(f"{words.near} {name}")
     return descriptions
 
 

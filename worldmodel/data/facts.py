@@ -1,0 +1,237 @@
+"""What a dataset of a user contains, as far as the settings of a model and of its training depend on it."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from worldmodel import media
+from worldmodel.config import ActionSpec, SourceConfig, spec_settings
+from worldmodel.data.argument import read_source
+from worldmodel.data.clips import Files, Track
+from worldmodel.data.columns import KINDS, inside, track_of
+from worldmodel.data.lerobot import LeRobotDataset
+from worldmodel.data.tables import Table, open_table
+from worldmodel.errors import ConfigError, InputError
+from worldmodel.types import Action
+
+NUM_ROWS = 100
+"""Rows of a table, from its beginning, whose actions are looked at."""
+HELD_SHARE = 0.1
+MAX_CHUNK = 8
+"""Most frames of a round; where a round is longer, the frame rate is lowered."""
+TEXT_FPS = 8
+"""Frame rate, and frames of a round, where actions have no rate of their own."""
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What a dataset contains."""
+
+    train: SourceConfig
+    held: SourceConfig | None
+    """The held-out part; None if there is none."""
+    num_episodes: int
+    height: int
+    width: int
+    """Size of its frames in pixels."""
+    fps: int
+    """Frame rate at which a round has `chunk_frames`."""
+    chunk_frames: int
+    action: Mapping[str, Any]
+    """Settings of `model.action`."""
+    pace: Literal["realtime", "on_action"]
+    """on_action if no round of the dataset is without an action."""
+    outcomes: bool
+    """Whether it states rewards and ends of episodes."""
+
+
+def read_facts(argument: str, folder: Path) -> DatasetFacts:
+    """Look at a dataset.
+
+    If nothing is held out, a LeRobot dataset in a folder gets a split; a table of clips is divided in two.
+
+    Args:
+        argument: A LeRobot dataset (a folder, or `lerobot:NAME` on the Hub), or a table of clips or a folder
+            with one.
+        folder: Folder for the two parts of a table.
+
+    Raises:
+        InputError: There is no such dataset, or nothing of it can be read.
+        ConfigError: It cannot be read.
+    """
+    before, _, name = argument.partition(":")
+    path = name if before == "lerobot" and name else argument
+    if path != argument or Path(path, "meta", "info.json").is_file():
+        return _lerobot(path)
+    (source,) = read_source(argument).sources.values()
+    if source.kind != "clips":
+        raise InputError(f"{argument!r} is of kind {source.kind}; use a LeRobot dataset or a table of clips.")
+    return _clips(source, folder)
+
+
+def _lerobot(path: str) -> DatasetFacts:
+    dataset = LeRobotDataset(path)
+    count = len(dataset.episodes)
+    if not count:
+        raise InputError(f"{path!r} has no episodes.")
+    train, split = SourceConfig("lerobot", path), Path(path, "meta", "split.json")
+    if count > 1 and Path(path).is_dir() and not split.exists():
+        held = held_out(count)
+        split.write_text(json.dumps({"by": "episode", "seed": 0, "held-out": held}), encoding="utf-8")
+    height, width = dataset.info["features"][dataset.camera]["shape"][:2]
+    rate = max((spec.rate for spec in dataset.specs), default=0.0) or dataset.fps
+    fps, chunk = _round(dataset.fps, dataset.fps / rate)
+    text = len(set(dataset.tasks.values())) > 1
+    return DatasetFacts(
+        train,
+        replace(train, split="held-out", weight=0.0) if split.exists() else None,
+        count,
+        int(height),
+        int(width),
+        fps,
+        chunk,
+        {"text": text, **spec_settings(dataset.specs)},
+        _pace(_numbers(dataset)),
+        dataset.states_outcomes,
+    )
+
+
+def _numbers(dataset: LeRobotDataset) -> Iterator[Action]:
+    """Yield the actions in numbers of the first episodes, without damaged ones."""
+    for episode in dataset.episodes[:NUM_ROWS] if dataset.specs else ():
+        try:
+            rows = dataset.steps(episode)[0]
+        except InputError:
+            continue
+        yield from (Action.of_numbers(dataset.specs, row) for row in rows)
+
+
+def _pace(actions: Iterable[Any]) -> Literal["realtime", "on_action"]:
+    found = {action in (None, (), Action()) for action in actions}
+    return "on_action" if found == {False} else "realtime"
+
+
+def _clips(source: SourceConfig, folder: Path) -> DatasetFacts:
+    path = Path(source.path).expanduser()
+    root = os.path.abspath(source.root or path.parent)
+    table = open_table(path)
+    try:
+        info, tracks = _probe(table, source, root)
+        specs, fps = _recording(path.parent, info.fps or TEXT_FPS)
+        found = {field: action for field in KINDS if (action := _settings(field, tracks[field]))}
+        columns = {
+            field: column
+            for field, column in source.columns.items()
+            if field not in KINDS or (field == "camera" and any(t.values for t in tracks[field]))
+        } | {field: source.columns[field] for field in found}
+        action: dict[str, Any] = {"text": False}
+        for settings in found.values():
+            action |= settings
+        action |= spec_settings(specs)
+        rate = max((spec.rate for spec in specs), default=0.0)
+        length = fps / rate if rate else _round_frames(tracks, fps, info.duration_s)
+        fps, chunk = _round(fps, length) if length else (TEXT_FPS, TEXT_FPS)
+        train: SourceConfig = replace(source, path=str(path), root=root, columns=columns)
+        parts = _divide(table, train, folder)
+    finally:
+        table.close()
+    taken = [value for field in KINDS if field != "text" for track in tracks[field] for value in track.values]
+    return DatasetFacts(*parts, len(table), info.height, info.width, fps, chunk, action, _pace(taken), False)
+
+
+def _probe(table: Table, source: SourceConfig, root: str) -> tuple[media.MediaInfo, dict[str, list[Track]]]:
+    """Return the first video that can be read, and the actions of the first rows."""
+    tracks: dict[str, list[Track]] = {field: [] for field in KINDS}
+    info, reason = None, ""
+    for number in range(min(NUM_ROWS, len(table))):
+        try:
+            row = table.row(number)
+            for field in KINDS:
+                tracks[field].append(track_of(row.get(source.columns.get(field, "")) or None, field))
+            if info is None:
+                video = Files((inside(root, str(row[source.columns["video"]])),)).read()
+                info = media.probe(video, decode=False)
+        except InputError as error:
+            reason = f"row {number + 1}: {error}"
+    if info is None:
+        raise InputError(f"No video of {source.path!r} can be read ({reason}).")
+    return info, tracks
+
+
+def _recording(folder: Path, fps: float) -> tuple[tuple[ActionSpec, ...], float]:
+    """Return the action spec and the frame rate that `worldmodel record` stores beside a table."""
+    try:
+        recorded = json.loads((folder / "recording.json").read_text(encoding="utf-8"))
+        return tuple(map(ActionSpec.of, recorded["action_spec"])), float(recorded["fps"])
+    except OSError:
+        return (), fps
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{str(folder / 'recording.json')!r} cannot be read ({error}).") from None
+
+
+def _settings(field: str, tracks: list[Track]) -> dict[str, Any]:
+    """Return the settings of `model.action` for the values of a column; empty if it says nothing."""
+    values = {value for track in tracks for value in track.values} - {None, ()}
+    if field == "text":
+        return {"text": True} if len(values) > 1 else {}
+    if not values:
+        return {}
+    if field == "keys":
+        return {"keys": sorted({key for held in values for key in held})}
+    if field == "vector":
+        return {"vector_size": len(next(iter(values)))}
+    return {field: True}
+
+
+def _round_frames(tracks: Mapping[str, list[Track]], fps: float, duration_s: float) -> float | None:
+    """Return the frames between two actions; None if no action lasts shorter than its clip."""
+    controls = [track for field in KINDS for track in tracks[field] if field != "text"]
+    for chosen in (controls, tracks["text"]):
+        spans = [end - start for track in chosen for start, end in track.times]
+        if spans:
+            return min(spans) * fps
+        counts = [len(track.values) for track in chosen if track.per_round]
+        if counts:
+            return (duration_s * fps - 1) / counts[0]
+    return None
+
+
+def _round(fps: float, frames: float) -> tuple[int, int]:
+    """Return a frame rate, and the frames between two actions at it, of which there are few."""
+    length = max(1, round(frames))
+    chunk = next(n for n in range(min(length, MAX_CHUNK), 0, -1) if length % n == 0)
+    return max(1, round(fps * chunk / length)), chunk
+
+
+def held_out(count: int, seed: int = 0) -> list[int]:
+    """Return the numbers of a tenth of the episodes, at least one."""
+    order = np.random.default_rng(seed).permutation(count)
+    return sorted(order[: max(1, round(HELD_SHARE * count))].tolist())
+
+
+def _divide(table: Table, source: SourceConfig, folder: Path) -> tuple[SourceConfig, SourceConfig | None]:
+    """Write the rows of a table into one for training and one that is held out."""
+    if len(table) < 2:
+        return source, None
+    held = set(held_out(len(table)))
+    stem = Path(source.path).stem
+    paths = [folder / f"{stem}-{part}.jsonl" for part in ("train", "held")]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, chosen in zip(paths, (False, True), strict=True):
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(_lines(table, [i for i in range(len(table)) if (i in held) == chosen]))
+    train, other = (replace(source, path=str(path)) for path in paths)
+    return train, replace(other, weight=0.0)
+
+
+def _lines(table: Table, numbers: list[int]) -> Iterator[str]:
+    for number in numbers:
+        try:
+            yield json.dumps(dict(table.row(number)), default=str) + "\n"
+        except InputError:  # a damaged row
+            continue
