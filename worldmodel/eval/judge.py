@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol, cast
 
-from worldmodel.errors import InputError
+from worldmodel.imports import import_callable
 from worldmodel.media import Frame, Frames
 from worldmodel.types import Action
 
@@ -36,21 +35,12 @@ class Judge(Protocol):
 
 
 def load_judge(name: str) -> Judge:
-    """Return an instance of a judge's class, given as `module:Class`.
+    """Return a judge, given as `module:Class`.
 
     Raises:
         InputError: There is no such module or class, or it takes arguments.
     """
-    module, _, attribute = name.partition(":")
-    try:
-        judge: Any = getattr(import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"The judge {name!r} cannot be made ({error}); pass MODULE:CLASS of a class without arguments."
-        ) from None
-    if not callable(judge):
-        raise InputError(f"The judge {name!r} cannot be called; give it __call__(frame, truth).")
-    return cast(Judge, judge)
+    return cast(Judge, import_callable("judge", name))
 
 
 @dataclass(frozen=True, slots=True)

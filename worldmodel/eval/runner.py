@@ -13,7 +13,8 @@ from worldmodel.models import text
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round
-from worldmodel.types import Action
+from worldmodel.rollout.session import sampling_params
+from worldmodel.types import Action, Outcome
 
 Images = UInt8[np.ndarray, "b h w 3"]
 Clips = UInt8[np.ndarray, "b t h w 3"]
@@ -76,6 +77,11 @@ class ModelWorlds:
         self._on_work(len(actions))
         return self._state.frames
 
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Reward and end of the last round of every world, if the model predicts them."""
+        return self._state.outcomes
+
 
 class ModelSubject:
     """A world model as a subject, in fp32 and with its own guidance.
@@ -93,8 +99,7 @@ class ModelSubject:
         on_work: Callable[[int], None] = ignore_progress,
     ) -> None:
         self.model, self._on_work = model.eval(), on_work
-        steps = model.config.num_inference_steps if num_inference_steps is None else num_inference_steps
-        self._params = SamplingParams(steps, model.config.guidance_scale)
+        self._params = sampling_params(model, num_inference_steps, None)
 
     @torch.no_grad()
     def open(self, images: Images, seeds: Sequence[int]) -> Worlds:

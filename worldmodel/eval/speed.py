@@ -45,7 +45,7 @@ def speed(
         inputs: First frames and actions; by default a grey image and no actions.
     """
     inputs = inputs or _grey(model)
-    window = 3 * model.config.history_rounds
+    window = 3 * (model.config.history_rounds + 1)
     last = LATE_ROUND - 1 + window
     runs = np.array(
         [_round_times(model, last, seed + repeat, num_inference_steps, inputs) for repeat in range(repeats)]

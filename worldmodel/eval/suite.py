@@ -1,6 +1,6 @@
 """The evaluation of a model by the suite of its world."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -41,10 +41,10 @@ class EvalSettings:
     num_inference_steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "rounds", "num_inference_steps"):
+        for name, least in (("num_samples", 1), ("rounds", 1), ("num_inference_steps", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; use 1 or more.")
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}; use {least} or more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ class EvalSuite(Protocol):
         """
         ...
 
-    def parts(self, settings: EvalSettings, keys: Collection[str] | None, album: Album) -> list[Part]:
+    def parts(self, settings: EvalSettings, config: WorldModelConfig | None, album: Album) -> list[Part]:
         """Return the figures to measure.
 
         Args:
             settings: Settings of the evaluation.
-            keys: Keys that the model takes; None for all.
+            config: Config of the model; None for another subject, which can do everything.
             album: Where examples are kept.
         """
         ...
@@ -176,7 +176,7 @@ def evaluate(
     bar = tqdm(desc="evaluating", unit="sample", disable=not progress, smoothing=0.05)
     if isinstance(model, WorldModel):
         subject: Subject = ModelSubject(model, steps, lambda samples: _advance(bar, samples))
-        parts = suite.parts(settings, model.config.action.keys, album)
+        parts = suite.parts(settings, model.config, album)
         if settings.split is None:
             timing = partial(speed, model, 3, settings.seed, steps, suite.session_inputs)
             parts.append(Part("speed", 0, lambda _: timing()))

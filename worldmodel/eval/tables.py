@@ -14,6 +14,7 @@ _ROWS = {
     "codec": "codec alone",
     "copy": "copy of the first frame",
     "truth": "recorded frames",
+    "none": "no reward at all",
 }
 """Titles of the rows of tables on recorded episodes, in their order."""
 _MEASURES = {
@@ -32,6 +33,13 @@ _MEASURES = {
     "moved": ("the action changes the picture", "%"),
     "returned": ("back at the start", "%"),
     "frechet": ("Fréchet distance", ""),
+    "reward_f1": ("rewards, F1", ""),
+    "reward_recall": ("rewards found", "%"),
+    "reward_precision": ("rewards right", "%"),
+    "end_f1": ("ends, F1", ""),
+    "end_recall": ("ends found", "%"),
+    "end_precision": ("ends right", "%"),
+    "reward_error": ("error of the reward", ""),
 }
 """Titles and units of measures on recorded episodes."""
 _MAX_COLUMNS = 8
@@ -41,6 +49,9 @@ _UNITS = {
     "first_frame": "s",
     "late_to_early": "x",
     "ssim": "",
+    "reward_f1": "",
+    "end_f1": "",
+    "reward_error": "",
     "total_variation": "",
     "sampling_noise": "",
 }
@@ -127,6 +138,11 @@ _SECTIONS = {
         "Counterfactuals",
         "Recorded rounds, played with their own and with another action. Rounds with the same start: pairs "
         "in the data. In brackets: 95 % intervals.",
+    ),
+    "outcomes": (
+        "Rewards and ends",
+        "Predicted on the model's own frames. A reward counts from half the mean size of the recorded ones "
+        "that are not 0. In brackets: 95 % intervals.",
     ),
     "returns": (
         "Action and inverse",

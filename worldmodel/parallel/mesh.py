@@ -69,17 +69,9 @@ class Mesh:
             ConfigError: the product of the axes is not the number of processes.
         """
         world = dist.get_world_size() if dist.is_initialized() else 1
-        replicate, sequence = config.dp_replicate, config.cp * config.sp
-        shard = config.dp_shard or max(1, world // (replicate * sequence))
+        replicate, shard = data_parallel(config, world)
+        sequence = config.cp * config.sp
         inner = shard * sequence
-        if replicate * inner != world:
-            given = f"mesh.dp_replicate {replicate} x mesh.cp {config.cp} x mesh.sp {config.sp}"
-            if config.dp_shard:
-                given = f"{given} x mesh.dp_shard {shard}"
-            raise ConfigError(
-                f"The run has {world} processes, but {given} is {replicate * inner}; start as many "
-                "processes, or change one of these keys (mesh.dp_shard=0 uses the remaining processes)."
-            )
         sizes = (replicate, shard, config.cp, config.sp)
         if not dist.is_initialized():
             return cls(*sizes, device=device)
@@ -151,3 +143,22 @@ class Mesh:
         """Wait for all processes."""
         if self.world_size > 1:
             dist.barrier()
+
+
+def data_parallel(config: MeshConfig, world_size: int) -> tuple[int, int]:
+    """Return the sizes of dp_replicate and dp_shard on a number of processes.
+
+    Raises:
+        ConfigError: the product of the axes is not the number of processes.
+    """
+    replicate, sequence = config.dp_replicate, config.cp * config.sp
+    shard = config.dp_shard or max(1, world_size // (replicate * sequence))
+    if replicate * shard * sequence != world_size:
+        given = f"mesh.dp_replicate {replicate} x mesh.cp {config.cp} x mesh.sp {config.sp}"
+        if config.dp_shard:
+            given = f"{given} x mesh.dp_shard {shard}"
+        raise ConfigError(
+            f"The run has {world_size} processes, but {given} is {replicate * shard * sequence}; start as "
+            "many processes, or change one of these keys (mesh.dp_shard=0 uses the remaining processes)."
+        )
+    return replicate, shard

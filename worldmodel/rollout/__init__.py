@@ -3,6 +3,7 @@
 from worldmodel.rollout.recording import Recording
 from worldmodel.rollout.round import Engine, LocalEngine, SamplingParams, play_round
 from worldmodel.rollout.session import Session, Snapshot
+from worldmodel.rollout.starts import start_images
 from worldmodel.rollout.state import WorldState
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "Snapshot",
     "WorldState",
     "play_round",
+    "start_images",
 ]

@@ -6,6 +6,7 @@ engine and its denoising loop in between, so that rounds of many clients share b
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_frames
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.models.backbone.prefix_cache import History, PrefixCache
+from worldmodel.models.backbone.prefix_cache import History, PrefixCache, remembered
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.vision.adapter import EncodedObservation, Observation
 from worldmodel.models.world_model import WorldModel
@@ -115,14 +116,14 @@ def play_round(
     states = engine.predict_states(inputs.histories, model.config.num_queries)
     condition = model.condition(states, inputs.context, inputs.actions)
     chunks = start_chunks(model, inputs, condition, params)
-    return finish(model, inputs, chunks, model.denoise(chunks))
+    return finish(model, inputs, states, chunks, model.denoise(chunks))
 
 
 def prepare(model: WorldModel, worlds: Sequence[WorldState], actions: Sequence[Action]) -> RoundInputs:
     """Encode observations and actions, and append them to the histories.
 
-    A history of `history_rounds` rounds is emptied first, so that a round costs the same however long a
-    rollout is.
+    A history of `context_rounds` rounds first forgets all but the newest `history_rounds`, so that the cost
+    of a round is bounded however long a rollout is.
 
     Raises:
         InputError: the model does not take one of the actions.
@@ -135,8 +136,7 @@ def prepare(model: WorldModel, worlds: Sequence[WorldState], actions: Sequence[A
     for world, seen in zip(worlds, observed, strict=True):
         for history, tokens, queries in zip(world.histories, seen.tokens, seen.queries, strict=True):
             parts = tokens, next(taken), queries
-            kept = history if len(history) < model.config.history_rounds else ()
-            histories.append((*kept, torch.cat(parts)))
+            histories.append((*remembered(history, model.config.history_rounds), torch.cat(parts)))
     return RoundInputs(tuple(worlds), tuple(actions), tuple(histories))
 
 
@@ -175,10 +175,11 @@ def start_chunks(
 def finish(
     model: WorldModel,
     inputs: RoundInputs,
+    states: Float[Tensor, "b n d"],
     chunks: Sequence[Chunk[Condition]],
     latents: Sequence[Float[Tensor, "b t c h w"]],
 ) -> list[WorldState]:
-    """Decode the latents of a round and return the states after it.
+    """Decode the latents of a round, read its outcomes from the states, and return the worlds after it.
 
     A blank world starts from the end of its chunk.
     """
@@ -189,6 +190,7 @@ def finish(
         return [WorldState.from_latents(model, made, frames, world.seeds) for world, made, frames in rows]
     clips = _clips(model.decode(torch.cat(list(latents)), inputs.context), inputs.sizes)
     histories, actions = iter(inputs.histories), iter(inputs.actions)
+    outcomes = iter(model.outcome.read(states) if model.outcome is not None else ())
     return [
         replace(
             world,
@@ -200,6 +202,7 @@ def finish(
             round=world.round + 1,
             previous_latents=world.context[:, -1:],
             previous_frames=world.frames[:, -1:],
+            outcomes=tuple(islice(outcomes, len(world))),
             trace=chunk.trace,
         )
         for world, chunk, made, frames in zip(inputs.worlds, chunks, latents, clips, strict=True)

@@ -15,7 +15,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.recording import Recording
 from worldmodel.rollout.round import LocalEngine, SamplingParams, play_round
 from worldmodel.rollout.state import WorldState, last_transition, newest_observation, observed_frames
-from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action
+from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Outcome
 
 MAX_QUESTION_CHARACTERS = 400
 
@@ -33,7 +33,7 @@ class Session:
 
     Rounds are deterministic: the noise of a round depends on the seed and the round's number alone, so a fork
     that takes the same action makes the same frames. The backbone computes only the new positions of a round
-    and has a bounded history, so a round costs the same however long the session is.
+    and has a bounded history, so the cost of a round is bounded however long the session is.
     """
 
     def __init__(
@@ -141,6 +141,11 @@ class Session:
         other.restore(self.snapshot())
         return other
 
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the model predicts for the last round; None before it, and for models without outcomes."""
+        return self.state.outcomes[0] if self.state.outcomes else None
+
     # ---- recording -----------------------------------------------------------------------------------
 
     @property
@@ -192,10 +197,12 @@ def sampling_params(
     config = model.config
     steps = config.num_inference_steps if num_inference_steps is None else num_inference_steps
     guidance = config.guidance_scale if guidance_scale is None else guidance_scale
-    if steps < 1:
-        raise ConfigError(f"num_inference_steps is {steps}; use 1 or more.")
+    if steps < config.least_inference_steps:
+        raise ConfigError(f"num_inference_steps is {steps}; use {config.least_inference_steps} or more.")
     if not math.isfinite(guidance):
         raise ConfigError(f"guidance_scale is {guidance}; use a finite number, 1 for no guidance.")
+    if error := config.sampling_error(steps, guidance):
+        raise ConfigError(error)
     return SamplingParams(steps, guidance)
 
 
@@ -224,7 +231,5 @@ def transition(model: WorldModel, state: WorldState) -> Observation:
     """
     found = last_transition(model, state)
     if found is None:
-        raise InputError(
-            "There is only one observation so far; play a round or observe() a second one first."
-        )
+        raise InputError("There is only one observation so far; play a round first.")
     return found

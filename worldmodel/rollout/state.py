@@ -14,7 +14,7 @@ from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Pose
+from worldmodel.types import Outcome, Pose
 
 Clips = UInt8[np.ndarray, "b t h w 3"]
 
@@ -43,6 +43,8 @@ class WorldState:
     """Last latent frame of the observation before the newest."""
     previous_frames: Clips | None = None
     """Last frame of the observation before the newest."""
+    outcomes: tuple[Outcome, ...] = ()
+    """Reward and end of the newest round, per world, if the model predicts them; none before the first."""
     trace: ChunkTrace[Condition] | None = None
     """The chunk that the next one overlaps (sampler: swin)."""
 

@@ -11,7 +11,7 @@ from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import InputError
 from worldmodel.eval.action_following import BATCH
 from worldmodel.media import Frame, Frames
-from worldmodel.types import Action, Episode
+from worldmodel.types import Action, Episode, Outcome
 
 MAX_SKIPPED = 100
 """Unusable episodes after which a source without any other is given up."""
@@ -25,11 +25,13 @@ class Recorded:
         start: The observation before the first round, its last frame.
         actions: The action of every round.
         clips: The true frames of every round, uint8 `[t, h, w, 3]`.
+        outcomes: Reward and end of every round; none if the source does not state them.
     """
 
     start: Frame
     actions: tuple[Action, ...]
     clips: tuple[Frames, ...]
+    outcomes: tuple[Outcome, ...] = ()
 
     @property
     def starts(self) -> list[Frame]:
@@ -125,7 +127,7 @@ class EpisodeReader:
                 raise InputError(f"{episode.name}: {error}") from None
         if start.shape[1:] != expected[1:] or not len(start):
             raise InputError(f"{episode.name}: it has no frame of the model's size before its first action.")
-        return Recorded(start[-1], episode.actions, tuple(clips))
+        return Recorded(start[-1], episode.actions, tuple(clips), episode.outcomes)
 
 
 def _described(shape: Sequence[int]) -> str:

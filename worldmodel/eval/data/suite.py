@@ -1,6 +1,6 @@
 """The evaluation suite of recorded episodes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -15,6 +15,7 @@ from worldmodel.eval.data.episodes import EpisodeReader
 from worldmodel.eval.data.horizon import horizon
 from worldmodel.eval.data.inverse_dynamics import ActionRecognised, train_recogniser
 from worldmodel.eval.data.measures import Judged, Measure, Perceptual, Psnr, Sharpness, Ssim
+from worldmodel.eval.data.outcomes import outcomes
 from worldmodel.eval.data.returns import parse_inverse, returns
 from worldmodel.eval.examples import Album
 from worldmodel.eval.frechet import FrameFeatures
@@ -84,7 +85,10 @@ class DataSuite:
         self.reader = EpisodeReader(data, config, settings.rounds, settings.seed)
         self.training = training and EpisodeReader(training, config, settings.rounds, settings.seed)
         self.steps = settings.inverse_dynamics_steps
-        self.forecasts = config.condition_adapter.kind == "grid"
+        steps = settings.num_inference_steps
+        steps = config.num_inference_steps if steps is None else steps
+        self.forecasts = not config.least_inference_steps and steps > 0  # else it is the model's own row
+        self.outcomes = config.outcomes
         self.inverses = [parse_inverse(pair, config.action) for pair in settings.inverse]
         self.measures: list[Measure] = [Psnr(), Ssim(), Sharpness()]
         if settings.perceptual is not None:
@@ -94,7 +98,7 @@ class DataSuite:
         if judge is not None:
             self.measures.append(Judged(judge))
         self.goals: Sequence[Goal] = _goals(settings.rounds)
-        self.card = _card(self.reader.name)
+        self.card = _card(self.reader.name, config)
 
     def check(self, config: WorldModelConfig) -> None:
         """Check that one episode can be read and fits the model; for errors see `EpisodeReader`."""
@@ -102,7 +106,7 @@ class DataSuite:
             if reader is not None:
                 next(reader.read())
 
-    def parts(self, settings: EvalSettings, keys: Collection[str] | None, album: Album) -> list[Part]:
+    def parts(self, settings: EvalSettings, config: WorldModelConfig | None, album: Album) -> list[Part]:
         count, rows = settings.num_samples, 2 + self.forecasts
         quarter = -(-count // 4)
         recogniser: list[ActionRecognised] = []  # filled by the part that trains it
@@ -125,6 +129,8 @@ class DataSuite:
         ]
         if self.training is not None and self.steps:
             parts.insert(0, Part("inverse_dynamics", 0, inverse_dynamics))
+        if self.outcomes:
+            parts.append(Part("outcomes", count * settings.rounds, lambda s: outcomes(s, self.reader, count)))
         if self.inverses:
             work = 4 * (rows - 1) * len(self.inverses) * quarter
             there_and_back = partial(returns, inverses=self.inverses, forecasts=self.forecasts)
@@ -163,12 +169,17 @@ _OTHERS = (
     Goal("Another action recognised in its picture", ("counterfactuals", "recognised", "model")),
     Goal("Own action nearer to the truth than another", ("counterfactuals", "own_nearer", "model")),
     Goal("Action and inverse: back at the start", ("returns", "returned", "model")),
+    Goal("Rewards, F1", ("outcomes", "reward_f1", "model"), ""),
+    Goal("Ends of episodes, F1", ("outcomes", "end_f1", "model"), ""),
     Goal("Speed of one session", ("speed", "fps"), "fps"),
     Goal("Action to first frame", ("speed", "first_frame"), "s"),
 )
 
 
-def _card(name: str) -> CardText:
+def _card(name: str, config: WorldModelConfig) -> CardText:
+    takes = config.action
+    action = "an action" if takes.text else {"keys": [*takes.keys[:1]]} if takes.keys else None
+    action = {"vector": [*takes.vector_low] or [0.0] * takes.vector_size} if action is None else action
     return CardText(
         about="A world model that continues video round after round under actions.\n",
         usage="""```python
@@ -176,10 +187,10 @@ from worldmodel import WorldModel
 
 session = WorldModel.from_pretrained("{name}").session(seed=0)
 session.reset("first_frame.png")
-frames = session.step("an action")
+frames = session.step({action})
 session.save("rollout.mp4")
 ```
-""",
+""".replace("{action}", repr(action).replace("'", '"')),
         data=f"Evaluated on the recorded episodes `{name}`, which were held out of training.\n",
         judging=(
             "Held-out episodes are played on the model's own frames from their first frame and compared with "

@@ -1,0 +1,122 @@
+"""Distributions of action sequences, which sample candidates and learn from their scores."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from worldmodel.config import WorldModelConfig
+from worldmodel.errors import InputError
+from worldmodel.types import Action
+
+KEPT = 0.3
+"""Share of the former distribution that an update keeps, so that no action is given up at once."""
+MIN_STD = 0.05
+"""Smallest standard deviation of a number, as a share of its range."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A finite set of actions."""
+
+    actions: tuple[Action, ...]
+
+    def proposal(self, horizon: int) -> "Proposal":
+        """Return the uniform distribution of sequences."""
+        return CategoricalProposal(self.actions, horizon)
+
+
+@dataclass(frozen=True)
+class Box:
+    """Vectors between bounds."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def proposal(self, horizon: int) -> "Proposal":
+        """Return a normal distribution around the middle of the bounds, cut at them."""
+        return GaussianProposal(np.array(self.low), np.array(self.high), horizon)
+
+
+ActionSet = Choices | Box
+
+
+def action_set(config: WorldModelConfig) -> ActionSet:
+    """Return the actions of a model: vectors if it takes them, else each key, and none in a world that runs.
+
+    Raises:
+        InputError: the model takes neither; name its actions.
+    """
+    takes = config.action
+    if takes.vector_size:
+        return Box(
+            takes.vector_low or (-1.0,) * takes.vector_size, takes.vector_high or (1.0,) * takes.vector_size
+        )
+    if not takes.keys:
+        raise InputError("This model takes neither keys nor vectors; name the actions to choose from.")
+    idle = () if config.pace == "on_action" else (Action(),)
+    return Choices((*(Action(keys=(key,)) for key in takes.keys), *idle))
+
+
+class Proposal(ABC):
+    """A distribution of sequences of actions; a sample is an array with one row per action."""
+
+    @abstractmethod
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Return `count` samples `[count, horizon, …]`."""
+
+    @abstractmethod
+    def actions(self, sample: np.ndarray) -> tuple[Action, ...]:
+        """Return the actions of a sample."""
+
+    @abstractmethod
+    def update(self, samples: np.ndarray, weights: np.ndarray) -> None:
+        """Move towards samples, by weights `[count]` that add up to 1."""
+
+
+class CategoricalProposal(Proposal):
+    """Independent probabilities of the actions at every step."""
+
+    def __init__(self, actions: Sequence[Action], horizon: int) -> None:
+        self.choices = tuple(actions)
+        self.probabilities = np.full((horizon, len(self.choices)), 1 / len(self.choices))
+
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Return indices of actions `[count, horizon]`."""
+        bounds = self.probabilities.cumsum(axis=1)[None, :, :-1]
+        return (rng.random((count, len(self.probabilities), 1)) > bounds).sum(axis=2)
+
+    def actions(self, sample: np.ndarray) -> tuple[Action, ...]:
+        """Return the actions of a sample."""
+        return tuple(self.choices[index] for index in sample)
+
+    def update(self, samples: np.ndarray, weights: np.ndarray) -> None:
+        """Move the probabilities towards the weighted frequencies."""
+        shares = np.einsum("n,nhk->hk", weights, np.eye(len(self.choices))[samples])
+        self.probabilities = KEPT * self.probabilities + (1 - KEPT) * shares
+
+
+class GaussianProposal(Proposal):
+    """Independent normal distributions of the numbers at every step."""
+
+    def __init__(self, low: np.ndarray, high: np.ndarray, horizon: int) -> None:
+        self.low, self.high = low, high
+        self.mean = np.tile((low + high) / 2, (horizon, 1))
+        self.std = np.tile((high - low) / 2, (horizon, 1))
+
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Return vectors `[count, horizon, a]`."""
+        noise = rng.standard_normal((count, *self.mean.shape))
+        return np.clip(self.mean + self.std * noise, self.low, self.high)
+
+    def actions(self, sample: np.ndarray) -> tuple[Action, ...]:
+        """Return the actions of a sample."""
+        return tuple(Action(vector=tuple(row)) for row in sample.tolist())
+
+    def update(self, samples: np.ndarray, weights: np.ndarray) -> None:
+        """Move mean and deviation towards those of the weighted samples."""
+        mean = np.einsum("n,nha->ha", weights, samples)
+        std = np.sqrt(np.einsum("n,nha->ha", weights, np.square(samples - mean)))
+        self.mean = KEPT * self.mean + (1 - KEPT) * mean
+        self.std = np.maximum(KEPT * self.std + (1 - KEPT) * std, MIN_STD * (self.high - self.low))
