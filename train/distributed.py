@@ -22,7 +22,9 @@ from transformers import PreTrainedModel
 
 from worldmodel.config import TrainConfig
 from worldmodel.errors import ConfigError
+from worldmodel.models.generator.dit import DiT
 from worldmodel.models.loading import deferred
+from worldmodel.models.loading.pretrained import first_line
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.agreement import Agreement
 from worldmodel.parallel.mesh import Mesh
@@ -40,7 +42,7 @@ def init(config: TrainConfig) -> Mesh:
     """Initialise the process group of torchrun, or one of a single process, and build `config.mesh`.
 
     Raises:
-        ConfigError: the product of the mesh axes is not the number of processes.
+        ConfigError: the product of the mesh axes is not the number of processes, or some did not start.
     """
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -49,7 +51,14 @@ def init(config: TrainConfig) -> Mesh:
     timeout = timedelta(seconds=config.hang_timeout_s)
     local_store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     launched = "RANK" in os.environ
-    store, rank, world_size = rendezvous_store(timeout) if launched else (local_store, 0, 1)
+    try:
+        store, rank, world_size = rendezvous_store(timeout) if launched else (local_store, 0, 1)
+    except dist.DistError as error:
+        raise ConfigError(
+            f"The processes of the run did not all meet within {config.hang_timeout_s:g} s "
+            f"({first_line(error)}); start torchrun with the same --nnodes and --rdzv-endpoint on every "
+            "machine, or raise hang_timeout_s."
+        ) from None
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
@@ -61,6 +70,9 @@ def init(config: TrainConfig) -> Mesh:
 
 STACKS = ("layers", "layer", "block", "blocks", "transformer_blocks", "branches")
 """Attribute names of a transformer's layer list in the supported libraries."""
+
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Root(nn.Module):
@@ -122,13 +134,13 @@ def shard_layers(stacks: Sequence[Sequence[list[nn.Module]]], mesh: Mesh, precis
         ]
         if precision == "bf16":
             for layer, *_ in stack:
-                layer.register_forward_pre_hook(_cast_hidden_states, with_kwargs=True)
+                layer.register_forward_pre_hook(cast_hidden_states, with_kwargs=True)
         for before, after in pairwise(sharded):
             before.set_modules_to_forward_prefetch([after])
             after.set_modules_to_backward_prefetch([before])
 
 
-def _cast_hidden_states(
+def cast_hidden_states(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Cast what enters a layer from a part in fp32, because norms refuse weights of another type."""
@@ -148,15 +160,11 @@ def shard_parts(model: WorldModel, mesh: Mesh, precision: str) -> None:
     shard = functools.partial(fully_shard, mesh=mesh.fsdp, reshard_after_forward=False)
     for tied in embeddings(model):
         shard(tied, mp_policy=weight_policy(precision))
-    generator: Any = model.generator
-    networks = [generator]
-    if not model.config.generator.is_ours:
-        networks = [getattr(generator, name, None) for name in ("network", "network_2")]
-    for part in (model.action, model.vision, model.condition_adapter, *filter(None, networks)):
+    for part in (model.action, model.vision, model.condition_adapter, *model.generator.networks):
         shard(part, mp_policy=weight_policy(precision))
     register_fsdp_forward_method(model.condition_adapter, "null")
-    if model.config.generator.is_ours:
-        register_fsdp_forward_method(generator, "velocity")
+    if isinstance(model.generator, DiT):
+        register_fsdp_forward_method(model.generator, "velocity")
     codec: Any = getattr(model.codec, "vae", model.codec)
     for half in (codec.encoder, codec.decoder):
         shard(half)

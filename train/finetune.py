@@ -33,7 +33,7 @@ from worldmodel.train.checkpoint.checkpointer import Checkpoints
 from worldmodel.train.stage import run_stage
 from worldmodel.train.timing import record_collectives
 from worldmodel.train.trainer import Progress
-from worldmodel.train.validation import check_validation
+from worldmodel.train.validation import check_validation, start_images
 
 
 def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bool] = lambda: False) -> Path:
@@ -84,6 +84,7 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
     if mesh.first:
         assert newest, "there is at least one stage"
         model = export.load_model(config, newest)
+        model.start_images = start_images(config)
         model.save_pretrained(run / "model", training=configs.to_dict(config))
     return run / "model"
 

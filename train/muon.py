@@ -21,10 +21,10 @@ EPSILON = 1e-7
 class Muon(torch.optim.Optimizer):
     """Orthogonalised momentum for the matrices of hidden layers (Jordan et al. 2024).
 
-    Results equal those of `torch.optim.Muon` bit for bit. With DTensors that optimizer computes every product
-    on every process and gathers shards for most of them. Here each matrix has one owner, which gathers its
-    shards once and broadcasts the result. Momentum is sharded like the weights, so checkpoints do not depend
-    on owners.
+    In bf16 results equal those of `torch.optim.Muon` bit for bit; CPUs are faster in fp32. With DTensors that
+    optimizer computes every product on every process and gathers shards for most of them. Here each matrix
+    has one owner, which gathers its shards once and broadcasts the result. Momentum is sharded like the
+    weights, so checkpoints do not depend on owners.
     """
 
     def __init__(
@@ -33,15 +33,17 @@ class Muon(torch.optim.Optimizer):
         lr: float = 0.02,
         weight_decay: float = 0.0,
         momentum: float = 0.95,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})  # pyright: ignore[reportArgumentType]
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update all parameters that have a gradient; every process of the mesh must call this."""
         moved = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         directions = [self._direction(parameter, group["momentum"]) for parameter, group in moved]
-        for (parameter, group), made in zip(moved, orthogonalise(directions), strict=True):
+        for (parameter, group), made in zip(moved, orthogonalise(directions, self.dtype), strict=True):
             rows, columns = parameter.shape
             rate, weight = group["lr"], to_local(parameter)
             weight.mul_(1 - rate * group["weight_decay"])
@@ -59,8 +61,8 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(average, momentum)
 
 
-def orthogonalise(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield this process's shard of every orthogonalised matrix, in order and in bf16.
+def orthogonalise(matrices: Sequence[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield this process's shard of every orthogonalised matrix, in order and in `dtype`.
 
     Owners are chosen so that the work of all processes is balanced.
     """
@@ -69,21 +71,21 @@ def orthogonalise(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
     owners = {index: owner for owner, share in enumerate(shares) for index in share}
     owned: dict[int, Tensor] = {}
     for index, matrix in enumerate(matrices):
-        gathered = full_tensor(matrix.bfloat16())
+        gathered = full_tensor(matrix.to(dtype))
         if owners[index] == rank:
             owned[index] = gathered
     owned = {index: orthogonal(matrix) for index, matrix in owned.items()}
     for index, matrix in enumerate(matrices):
         made = owned.pop(index, None)
         if made is None:
-            made = torch.empty(matrix.shape, dtype=torch.bfloat16, device=matrix.device)
+            made = torch.empty(matrix.shape, dtype=dtype, device=matrix.device)
         if size > 1:
             dist.broadcast(made, src=owners[index])
         yield shard(made, matrix)
 
 
 def orthogonal(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
-    """Approximate `U V^T` of a bf16 matrix's singular value decomposition by Newton-Schulz iterations."""
+    """Approximate `U V^T` of a matrix's singular value decomposition by Newton-Schulz iterations."""
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix

@@ -30,11 +30,13 @@ def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.dim() == 2 and ".layers." in name and not excluded
 
 
-def build_optimizers(root: nn.Module, stage: StageConfig) -> Optimizers:
+def build_optimizers(
+    root: nn.Module, stage: StageConfig, muon_dtype: torch.dtype = torch.bfloat16
+) -> Optimizers:
     """Build the optimizers for the parameters of `root` that require gradients.
 
     Parameters are named `model.COMPONENT.…`; `stage.train` may set the learning rates of a component. Each
-    parameter group stores its peak learning rate as `peak`.
+    parameter group stores its peak learning rate as `peak`. Muon computes its products in `muon_dtype`.
     """
     adamw: dict[tuple[float, float], list[Tensor]] = {}
     muon: dict[float, list[Tensor]] = {}
@@ -61,6 +63,7 @@ def build_optimizers(root: nn.Module, stage: StageConfig) -> Optimizers:
         optimizers["muon"] = Muon(
             [{"params": params, "lr": lr, "peak": lr} for lr, params in muon.items()],
             weight_decay=stage.weight_decay,
+            dtype=muon_dtype,
         )
     return optimizers
 

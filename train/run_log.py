@@ -117,7 +117,7 @@ class RunLog:
         pairs = zip(truth[:MAX_CLIPS], predicted[:MAX_CLIPS], strict=True)
         clips = [clip for pair in pairs for clip in pair]
         captions = ["truth", f"{self.stage}, step {step}"] * (len(clips) // 2)
-        sheet = contact_sheet(clips, captions, scale=1)
+        sheet = contact_sheet(clips, captions)
         write_image(sheet, self.run / "samples" / f"{self.stage}-{step:06d}.png")
         if self.tensorboard:
             self.tensorboard.add_image("samples", np.asarray(sheet), step, dataformats="HWC")

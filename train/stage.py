@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from worldmodel.config import TrainConfig
@@ -19,6 +18,8 @@ from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import summary, validation
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
 from worldmodel.train.collective_check import collective_check
+from worldmodel.train.distributed import PRECISIONS
+from worldmodel.train.out_of_memory import explain_out_of_memory
 from worldmodel.train.run_log import RunLog
 from worldmodel.train.throughput import Meter, measured_tflops, peak_memory_gib
 from worldmodel.train.timing import computing
@@ -39,7 +40,9 @@ def run_stage(
 ) -> bool:
     """Train one stage, from its start or from `newest` if that is of this stage; False if stopped."""
     stage, run = config.stages[name], Path(config.run_dir)
-    trainer, progress = Trainer.start(config, name, mesh, newest)
+    with explain_out_of_memory(name):
+        trainer, progress = Trainer.start(config, name, mesh, newest)
+    config = trainer.config  # with the precision that `auto` stands for
     log = RunLog(run, name, stage.steps, progress.step, mesh.first, config.log_every, config.tracker)
     for line in summary.describe(trainer.root, stage, mesh):
         log.print(line)
@@ -56,7 +59,8 @@ def run_stage(
         trainer.phases.begin("data")
         for batches in stream:
             watchdog.beat(f"step {done}")
-            with computing(mesh.device) as computed:
+            explained = explain_out_of_memory(name, trainer.root, trainer.phases)
+            with computing(mesh.device) as computed, explained:
                 result = trainer.step(batches, stop())
             for rank, slowdown in stragglers.step(computed).items():
                 log.print(f"  process {rank} is {slowdown:.1f}x slower than the others; check that machine")
@@ -187,9 +191,8 @@ def peak_tflops(config: TrainConfig, mesh: Mesh, log: RunLog) -> float:
     """Return the peak of a device, given by the config or measured by all processes at once."""
     if config.peak_tflops:
         return config.peak_tflops
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     mesh.barrier()
-    peak = measured_tflops(mesh.device, dtype)
+    peak = measured_tflops(mesh.device, PRECISIONS[config.precision])
     log.print(f"  peak       {peak:.3g} TFLOP/s in {config.precision}, measured; mfu is relative to it")
     return peak
 

@@ -7,7 +7,7 @@ from torch import nn
 from worldmodel.config import StageConfig
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.distributed import Root, to_local
-from worldmodel.train.throughput import GIB, step_flops
+from worldmodel.train.throughput import GIB, stacks, step_flops
 
 
 def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
@@ -29,9 +29,8 @@ def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
     config = root.model.config
     frames = 1 + stage.rounds * config.chunk_frames
     round_tokens = root.model.round_tokens
-    cells = config.codec.cells // root.model.generator.cells_per_token
-    generator_tokens = (config.context_latents + config.chunk_latents) * cells
     backbone, generator = step_flops(root.model, stage)
+    generator_tokens = stacks(root.model, stage.rounds)[1].tokens
     lines += [
         f"  mesh       dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard} x cp {mesh.cp} x sp "
         f"{mesh.sp} = {mesh.world_size} processes on {mesh.device.type}",

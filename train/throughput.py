@@ -4,6 +4,7 @@ import resource
 import time
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import nn
@@ -57,7 +58,8 @@ def stacks(model: WorldModel, rounds: int) -> tuple[Stack, Stack]:
     assert isinstance(layers, nn.ModuleList), "decoder families keep their layers in a list"
     backbone = Stack(_matrices(layers), len(layers), width, tokens, mask_area([(Kind.TEXT, tokens)]))
     cells = config.codec.cells // model.generator.cells_per_token
-    frames = [(Kind.FRAME, config.context_latents * cells), (Kind.FRAME, config.chunk_latents * cells)]
+    sizes = (config.context_latents, config.chunk_latents) if config.generator is not None else ()
+    frames = [(Kind.FRAME, size * cells) for size in sizes]
     layers, tokens = model.generator.layers, sum(size for _, size in frames)
     generator = Stack(_matrices(layers), len(layers), model.generator.width, tokens, mask_area(frames))
     return backbone, generator
@@ -154,6 +156,15 @@ def measured_tflops(device: torch.device, dtype: torch.dtype, seconds: float = 0
         phases.begin("end")
         best = min(best, phases.take()["product"])
     return 2 * size**3 / best / 1e12
+
+
+def faster_precision(device: torch.device) -> Literal["bf16", "fp32"]:
+    """Return the precision in which a device computes matrix products faster.
+
+    CPUs without instructions for bf16 emulate it, several times slower than fp32.
+    """
+    bf16, fp32 = (measured_tflops(device, dtype) for dtype in (torch.bfloat16, torch.float32))
+    return "bf16" if bf16 > fp32 else "fp32"
 
 
 def peak_memory_gib(device: torch.device) -> float:

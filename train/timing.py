@@ -30,6 +30,11 @@ class Phases:
         """End the phase before and begin another."""
         self.marks.append((name, _now(self.device)))
 
+    @property
+    def current(self) -> str:
+        """The phase that runs."""
+        return self.marks[-1][0]
+
     def take(self) -> dict[str, float]:
         """Return the seconds of all ended phases since the last call, by name."""
         seconds: defaultdict[str, float] = defaultdict(float)

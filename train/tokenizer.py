@@ -23,7 +23,8 @@ def build_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase | None:
     tokenizer.
     """
     if name := settings_of("backbone", config.init_sources):
-        return AutoTokenizer.from_pretrained(model_folder.resolve(name) / "backbone", trust_remote_code=False)
+        folder = model_folder.backbone_folder(model_folder.resolve(name))
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     if config.model.backbone.pretrained:
         return None
     tokenizer = Tokenizer(models.BPE())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ from worldmodel.train.distributed import Root
 from worldmodel.train.episodes import text_states
 from worldmodel.train.objectives.base import Losses, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import OBJECTIVES
-from worldmodel.train.throughput import Work
+from worldmodel.train.throughput import Work, faster_precision
 from worldmodel.train.timing import Phases
 from worldmodel.train.watchdog import check_finite
 
@@ -59,6 +59,8 @@ class Progress:
     """Positions in the streams of sources, from which a resumed run reads on."""
     validation_loss: float | None = None
     """Loss on held-out episodes with these weights, if it was computed."""
+    precision: Literal["bf16", "fp32"] | None = None
+    """Precision of the run; None in checkpoints of former versions."""
 
     @classmethod
     def of(cls, checkpoint: Path | None) -> "Progress | None":
@@ -114,13 +116,11 @@ class Trainer:
         """Begin a stage, or resume it from its newest checkpoint; returns the progress in it, too."""
         progress, stage = Progress.of(newest), config.stages[name]
         resumed = progress is not None and progress.stage == name
-        model = start.build_model(config)
-        check_components(model, stage.train)
-        lora.add(model, stage.train)
-        torch.manual_seed(config.seed)
-        with deferred.loading():
-            root = Root(model, OBJECTIVES[stage.objective](model))
-        freeze(model, stage)
+        if config.precision == "auto":
+            chosen = (progress and progress.precision) or mesh.all_gather(faster_precision(mesh.device))[0]
+            config = replace(config, precision=chosen)
+        root = build_root(config, name)
+        model = root.model
         files = start.Files.of(model, config)
         origin = Origin(files=files.digests(mesh))
         if newest:
@@ -134,7 +134,7 @@ class Trainer:
             export.load_weights(model, newest.parent / folder, files.names)
         random = frozenset() if origin.base else model.state_dict().keys() - files.names
         ema = optim.EMA(model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
-        optimizers = optim.build_optimizers(root, stage)
+        optimizers = optim.build_optimizers(root, stage, distributed.PRECISIONS[config.precision])
         trainer = cls(config, name, mesh, root, optimizers, ema, origin, frozenset(random))
         if not resumed:
             return trainer, Progress(name, 0, False, {}, config.seed)
@@ -162,8 +162,17 @@ class Trainer:
         for own in self.mesh.all_gather(stream.bookmarks()):
             for source, marks in own.items():
                 bookmarks.setdefault(source, {}).update(marks)
+        assert self.config.precision != "auto", "start chooses one"
         progress = Progress(
-            self.name, step, ended, train, self.config.seed, dict(stream.bad), bookmarks, validation_loss
+            self.name,
+            step,
+            ended,
+            train,
+            self.config.seed,
+            dict(stream.bad),
+            bookmarks,
+            validation_loss,
+            self.config.precision,
         )
         state = self._held() if ended else self._weights() | optimizer_state(self.optimizers, self.root)
         saved = checkpoints.save(f"{self.name}-{step}", state, vars(progress), ended, self.origin)
@@ -336,6 +345,22 @@ class Trainer:
 
     def _precision(self) -> torch.autocast:
         return distributed.compute_precision(self.config.precision, self.mesh.device)
+
+
+def build_root(config: TrainConfig, name: str) -> Root:
+    """Build the model of a stage with LoRA and the heads of its objective, frozen where it is not trained.
+
+    Raises:
+        ConfigError: the stage does not fit the model.
+    """
+    stage, model = config.stages[name], start.build_model(config)
+    check_components(model, stage.train)
+    lora.add(model, stage.train)
+    torch.manual_seed(config.seed)
+    with deferred.loading():
+        root = Root(model, OBJECTIVES[stage.objective](model))
+    freeze(model, stage)
+    return root
 
 
 def freeze(model: WorldModel, stage: StageConfig) -> None:

@@ -1,6 +1,7 @@
 """The loss on held-out episodes, and the checkpoint that has the lowest."""
 
 import dataclasses
+import logging
 import os
 import shutil
 from collections import defaultdict
@@ -10,15 +11,18 @@ from pathlib import Path
 from worldmodel.config import StageConfig, TrainConfig, ValidationConfig
 from worldmodel.data import loader
 from worldmodel.data.sequence_loader import SequenceLoader
-from worldmodel.data.sources import open_sources
-from worldmodel.errors import ConfigError
+from worldmodel.data.sources import open_source, open_sources
+from worldmodel.errors import ConfigError, InputError
 from worldmodel.io import atomic_folder
 from worldmodel.train.checkpoint.checkpointer import load
 from worldmodel.train.trainer import Trainer
+from worldmodel.types import StartImage
 
 BEST = "best"
 """Name of the folder of the best checkpoint, beside the others."""
 NAME = "validation/loss"
+NUM_START_IMAGES = 8
+logger = logging.getLogger(__name__)
 
 
 def check_validation(config: TrainConfig) -> None:
@@ -87,6 +91,28 @@ def validation_stage(settings: ValidationConfig, stage: StageConfig, offered: Co
     return dataclasses.replace(
         stage, steps=settings.batches, tasks=tasks, sources={}, self_rollout=(0.0, 0.0)
     )
+
+
+def start_images(config: TrainConfig) -> tuple[StartImage, ...]:
+    """Return the first frames of held-out episodes, from which users of the model can start.
+
+    There are none without a source of the validation, or if that is read front to back or encoded.
+    """
+    name = config.validation.source
+    if not name:
+        return ()
+    source = open_source(name, config.data, config.model)
+    images = []
+    for index in range(0 if source.streams else min(NUM_START_IMAGES, source.size or NUM_START_IMAGES)):
+        try:
+            episode = source.at(index).episode(source.tasks[0], config.seed, index, 1)
+        except InputError as error:
+            logger.warning("A start image was left out: %s", error)
+            continue
+        if episode.observations and len(episode.observations[0]):
+            images.append(StartImage(f"start {index + 1}", episode.observations[0][-1]))
+    source.close()
+    return tuple(images)
 
 
 def best_loss(checkpoints: Path, stage: str) -> float:

@@ -8,7 +8,7 @@ for use with the model that the run started from.
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -17,14 +17,15 @@ from worldmodel import config as configs
 from worldmodel.config import TrainConfig, TrainedConfig
 from worldmodel.errors import ModelError, OutputError
 from worldmodel.models import lora
-from worldmodel.models.loading import deferred
+from worldmodel.models.loading import deferred, model_folder, reference
+from worldmodel.models.loading.reference import Reference
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import start
 from worldmodel.train.checkpoint.checkpointer import load, module_state
 from worldmodel.train.checkpoint.manifest import Manifest, chain, verify
 from worldmodel.train.checkpoint.storage import State
-from worldmodel.train.components import settings_of
+from worldmodel.train.components import is_trained, settings_of
 
 
 def export(checkpoint: Path, folder: Path) -> Path:
@@ -99,11 +100,31 @@ def load_model(config: TrainConfig, checkpoint: Path) -> WorldModel:
     start.check_files(checkpoint, files.digests(Mesh()))
     deferred.materialize(model, torch.device("cpu"))
     deferred.load_shards(model)
-    load_weights(model, checkpoint, files.names)
+    additions = load_weights(model, checkpoint, files.names)
+    weights = [name for name in model.state_dict() if name.startswith("backbone.")]
+    if not any(is_trained(name, stage.train) for stage in config.stages.values() for name in weights):
+        model.backbone.reference = _reference(config, additions)
     return model
 
 
-def load_weights(model: WorldModel, checkpoint: Path, known: Collection[str] = ()) -> None:
+def _reference(config: TrainConfig, additions: Sequence[lora.Factors]) -> Reference | None:
+    """Return the backbone as a base model and LoRA factors; None if it has no base, or nothing was added."""
+    if not config.model.backbone.pretrained:
+        return None
+    source = settings_of("backbone.model", config.init_sources)
+    before = reference.read(model_folder.resolve(source) / "backbone") if source else None
+    if source and before is None:
+        return None
+    whole = before or Reference.of(config.model.backbone, {})
+    for factors in additions:
+        prefix = "model.backbone.model."
+        whole = whole.extended(
+            {layer.removeprefix(prefix): pair for layer, pair in factors.items() if layer.startswith(prefix)}
+        )
+    return whole if whole.factors else None
+
+
+def load_weights(model: WorldModel, checkpoint: Path, known: Collection[str] = ()) -> list[lora.Factors]:
     """Load the weights of a checkpoint, with averages in place of weights and LoRA weights merged.
 
     Each process reads its own shards. LoRA weights of the model itself are not changed. A checkpoint holds
@@ -113,6 +134,9 @@ def load_weights(model: WorldModel, checkpoint: Path, known: Collection[str] = (
         model: The model, with the weights that its run started from.
         checkpoint: A checkpoint of the run.
         known: Names of the weights that the run read from files, which checkpoints need not hold.
+
+    Returns:
+        The LoRA factors of every stage, which are in the weights now.
 
     Raises:
         ModelError: the checkpoint is of another model; the message names the first tensor that differs.
@@ -125,11 +149,10 @@ def load_weights(model: WorldModel, checkpoint: Path, known: Collection[str] = (
             f"The checkpoint {checkpoint} is of another model: {min(missing)} is absent there; choose "
             "another run_dir."
         )
-    for folder in folders:
-        _load_stage(model, folder)
+    return [_load_stage(model, folder) for folder in folders]
 
 
-def _load_stage(model: WorldModel, checkpoint: Path) -> None:
+def _load_stage(model: WorldModel, checkpoint: Path) -> lora.Factors:
     """Load the weights that one checkpoint holds; nothing is changed if one of them does not fit."""
     tensors, train = Manifest.read(checkpoint).tensors, train_settings(checkpoint)
     held = {deferred.base_name(name): x for name, x in module_state(model).items() if ".lora_" not in name}
@@ -142,8 +165,12 @@ def _load_stage(model: WorldModel, checkpoint: Path) -> None:
     load(checkpoint, state)
     averaged = [name for name in tensors if name.startswith("ema.")]
     load(checkpoint, {name: state[name.replace("ema.", "model.", 1)] for name in averaged})
+    factors: lora.Factors = {}
     for name, down in state.items():
         settings = settings_of(name.removeprefix("model."), train)
         if settings and ".lora_A." in name:
-            weight = held[deferred.base_name(lora.beside(name, "base_layer"))]
-            lora.apply(weight, state[lora.beside(name, "lora_B")], down, settings)
+            weight = deferred.base_name(lora.beside(name, "base_layer"))
+            up = state[lora.beside(name, "lora_B")]
+            lora.apply(held[weight], up, down, settings)
+            factors[weight.removesuffix(".weight")] = up * (settings.lora_alpha / settings.lora_rank), down
+    return factors

@@ -24,6 +24,10 @@ class AlignmentObjective(Objective):
     The world of the model names the words by kind (for example colours and shapes); each kind is one
     classification. Embeddings of a kind are centred first: they are nearly parallel, and the logits of tied
     embeddings depend on their differences.
+
+    With a pretrained backbone a feature also becomes parallel to the embedding of one of its words, of the
+    first kind that holds (for an object its colour). Such a model has attention heads that match equal words:
+    it finds the cells that a sentence names before it was trained on any (docs/concepts/state-alignment.md).
     """
 
     weights: Mapping[str, float] = {}
@@ -33,14 +37,16 @@ class AlignmentObjective(Objective):
         self.scale = nn.Parameter(torch.full((1,), 8.0))
         kinds = get_world(model.config.world).label_words() if model.config.world else {}
         self.words = {
-            kind: [model.backbone.token_ids(word) for word in words] for kind, words in kinds.items()
+            kind: [model.backbone.token_ids(f" {word}") for word in words] for kind, words in kinds.items()
         }
         self.token_ids: dict[str, Tensor] = {}
+        self.near_words = bool(model.config.backbone.pretrained)
         self.weights = self.kind_weights(1.0)
 
     def kind_weights(self, total: float) -> dict[str, float]:
         """Divide a weight equally among the kinds."""
-        return {f"words_{kind}": total / len(self.words) for kind in self.words}
+        weights = {f"words_{kind}": total / len(self.words) for kind in self.words}
+        return weights | ({"word": total} if self.near_words and self.words else {})
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
         if not self.words:
@@ -55,6 +61,8 @@ class AlignmentObjective(Objective):
         counts: Counts = {}
         for name, truth in self.truths(model, batch).items():
             counts[f"words_{name}"] = counts[f"right_{name}"] = float((truth.sum(dim=-1) > 0).sum())
+        if self.near_words and counts:
+            counts["word"] = float((self.nearest_words(model, batch) >= 0).sum())
         return counts
 
     def truths(self, model: WorldModel, batch: Batch) -> dict[str, Tensor]:
@@ -64,6 +72,14 @@ class AlignmentObjective(Objective):
         sizes = [len(words) for words in self.words.values()]
         truth, _ = label(batch, "words", (*model.config.codec.grid, sum(sizes)))
         return dict(zip(self.words, truth.flatten(1, 2).split(sizes, dim=-1), strict=True))
+
+    def nearest_words(self, model: WorldModel, batch: Batch) -> Tensor:
+        """Return the word of the first kind that holds on each cell, `[b, cells]`, on the CPU.
+
+        It is an index among the words of all kinds; -1 where none holds.
+        """
+        truth = torch.cat(list(self.truths(model, batch).values()), dim=-1)
+        return torch.where(truth.any(dim=-1), truth.argmax(dim=-1), -1)
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
         return self.alignment(model, inputs.content, inputs.batch)
@@ -85,6 +101,12 @@ class AlignmentObjective(Objective):
             share = target / target.sum(dim=-1, keepdim=True)
             losses[f"words_{name}"] = F.cross_entropy(logits, share.to(logits.dtype), reduction="sum")
             losses[f"right_{name}"] = target.gather(1, logits.argmax(dim=-1, keepdim=True)).sum()
+        if self.near_words:
+            nearest = self.nearest_words(model, batch)
+            rows, columns = to_device((nearest >= 0).nonzero(), cells.device).unbind(dim=1)
+            words = torch.cat([self.word_embeddings(model, name) for name in self.words])
+            target = upcast(words)[to_device(nearest[nearest >= 0], cells.device)]
+            losses["word"] = (1 - F.cosine_similarity(cells[rows, columns], target, dim=-1)).sum()
         return losses
 
     @torch.no_grad()

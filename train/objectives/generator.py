@@ -10,6 +10,7 @@ from worldmodel.data.loader import Batch
 from worldmodel.diffusion import swin
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.diffusion.schedule import training_sigmas
+from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import Prediction, choose
 from worldmodel.models.generator.base import LossOutput
 from worldmodel.models.world_model import WorldModel
@@ -29,7 +30,13 @@ class GeneratorObjective(StateObjective):
     weights: Mapping[str, float] = {**StateObjective.weights, "flow": 1.0, "pixel": 0.3}
 
     def check(self, model: WorldModel) -> None:
-        """Accept any model: every generator has a training loss."""
+        """Check that there is a generator; each has a training loss.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if model.config.generator is None:
+            raise ConfigError("model.generator is null; set it, or use the objective state.")
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
         inputs = super().prepare(model, batch, rng)
@@ -59,10 +66,11 @@ class GeneratorObjective(StateObjective):
 
     def flow_loss(self, model: WorldModel, inputs: StageBatch, prediction: Prediction) -> LossOutput:
         """Compute the generator's loss for all rounds, each at random noise levels or in windows of two."""
-        rounds, rng = inputs.content, inputs.rng
+        rounds, rng, generator = inputs.content, inputs.rng, model.config.generator
+        assert generator is not None, "checked at the start"
         target, context = rounds.target.flatten(0, 1), prediction.context.flatten(0, 1)
         _, num_rounds, frames = rounds.target.shape[:3]
-        keep = rng.uniform(num_rounds) >= model.config.generator.condition_dropout
+        keep = rng.uniform(num_rounds) >= generator.condition_dropout
         continues_previous = None
         if model.config.sampler == "swin":
             keep = keep[:, :1].expand_as(keep)  # with guidance, both chunks of a window have no condition
@@ -77,7 +85,9 @@ class GeneratorObjective(StateObjective):
             # Few steps begin at pure noise, where the condition alone decides what is sampled.
             pure = 0.0 if model.config.condition_adapter.forecast == "none" else 0.4
             sigma = training_sigmas(normal.flatten(0, 1), uniform.flatten(0, 1), pure=pure)
-        condition = choose(keep.flatten(), prediction.condition, model.null_condition(context))
+        condition = prediction.condition
+        if generator.condition_dropout:  # or a text encoder would run for nothing
+            condition = choose(keep.flatten(), condition, model.null_condition(context))
         noise = rng.normal(*rounds.target.shape[1:]).flatten(0, 1)
         context = sampler_context(model, context, rng)
         return model.generator.training_loss(target, noise, sigma, condition, context, continues_previous)

@@ -51,10 +51,10 @@ class PromptObjective(StateObjective):
         texts = [action.text or "" for episode in inputs.batch.episodes for action in episode.actions]
         with torch.no_grad():
             truth = model.generator.encode_distinct(texts)
-        assert truth is not None, "checked at the start"
-        predicted = upcast(self.predict(model, inputs).condition.tokens)
-        truth = upcast(truth[:, : predicted.shape[1]])
-        predicted = predicted[:, : truth.shape[1]]
+        tokens = self.predict(model, inputs).condition.tokens
+        assert truth is not None and tokens is not None, "checked at the start"
+        truth = upcast(truth[:, : tokens.shape[1]])
+        predicted = upcast(tokens[:, : truth.shape[1]])
         return {"prompt": self.distance(predicted, truth).sum()}
 
     def distance(

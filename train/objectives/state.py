@@ -13,6 +13,7 @@ from worldmodel.errors import ConfigError
 from worldmodel.models import text
 from worldmodel.models.conditioning import Prediction
 from worldmodel.models.layers.norm import upcast
+from worldmodel.models.outcome import OutcomeHead
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.episodes import encode_observations, encode_rounds
@@ -47,12 +48,14 @@ class StateObjective(Objective):
         "unchanged": 1.0,
         "nll": 0.5,
         "named": 0.2,
+        "reward": 0.2,
+        "end": 0.2,
     }
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
         adapter = model.config.condition_adapter
-        self.forecasts = adapter.kind == "grid"
+        self.forecasts = not model.config.least_inference_steps
         self.residual = self.forecasts and adapter.forecast == "residual"
         self.named = nn.Linear(model.backbone.width, 1)
         self.alignment = AlignmentObjective(model)
@@ -80,6 +83,9 @@ class StateObjective(Objective):
         batch = drop_actions(batch, rng, model.config.action.dropout)
         rounds = encode_rounds(model, batch)
         counts: Counts = rounds.counts() if self.forecasts else {}
+        if model.outcome is not None:
+            known = sum(len(episode.outcomes) for episode in batch.episodes)
+            counts |= {"reward": float(known), "end": float(known)}
         if self.forecasts and batch.task == "rounds":
             codec = model.config.codec
             known = label(batch, "named", codec.grid)[1]
@@ -202,6 +208,8 @@ class StateObjective(Objective):
         if forecast is None:
             return {}
         losses = rounds.errors(forecast.view_as(rounds.target))
+        if model.outcome is not None:
+            losses |= outcome_losses(model.outcome, prediction.states, batch)
         if batch.task == "rounds":
             truth, known = label(batch, "named", model.config.codec.grid)
             rows = to_device(known.nonzero().flatten(), model.device)
@@ -234,3 +242,16 @@ class StateObjective(Objective):
             "state alignment needs a condition adapter that forecasts"
         )
         return prediction.condition.forecast.unflatten(0, prediction.context.shape[:2])
+
+
+def outcome_losses(head: OutcomeHead, states: Float[Tensor, "b r n d"], batch: Batch) -> Losses:
+    """Compare rewards and ends with those of the episodes that state them."""
+    truth = torch.zeros(*states.shape[:2], 3)
+    for row, episode in enumerate(batch.episodes):
+        for column, outcome in enumerate(episode.outcomes):
+            truth[row, column] = torch.tensor([outcome.reward, outcome.ended, 1.0])
+    reward, ended, known = to_device(truth.flatten(0, 1), states.device).unbind(dim=1)
+    bins, ends = head(states.flatten(0, 1))
+    surprise = F.cross_entropy(bins, head.target(reward).to(bins), reduction="none")
+    end = F.binary_cross_entropy_with_logits(ends, ended.to(ends), reduction="none")
+    return {"reward": (surprise * known).sum(), "end": (end * known).sum()}

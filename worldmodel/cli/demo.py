@@ -1,6 +1,8 @@
 """`worldmodel demo`: a web page to steer a model."""
 
+from worldmodel import config as configs
 from worldmodel.cli.parser import Parser
+from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import InputError
 
 
@@ -10,7 +12,8 @@ def main(argv: list[str]) -> None:
         "worldmodel demo",
         "Open a web page on which you steer a model, by text or by suggested actions, and can undo steps.\n"
         "The page uses a running server (--server), or starts one for itself.",
-        "worldmodel demo shapes-tiny\n  worldmodel demo --server http://127.0.0.1:8000 --world shapes",
+        "worldmodel demo shapes-tiny\n  worldmodel demo --server http://127.0.0.1:8000 --world shapes\n"
+        "  worldmodel demo --flow web.yaml",
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="model to serve: a name or a folder (default: shapes-tiny)"
@@ -21,10 +24,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--world",
         metavar="NAME",
-        help="world whose start images and actions are suggested (default: that of MODEL; with --server "
-        "there are no suggestions without it)",
+        help="world whose actions are suggested (default: that of MODEL; with --server there are no "
+        "suggestions without it)",
     )
     parser.add_argument("--port", type=int, help="port of the page (default: a free one from 7860)")
+    parser.add_argument("--flow", metavar="CONFIG", help="a data flow, whose clips a tab of the page shows")
     args = parser.parse_args(argv)
     if args.model and args.server:
         raise InputError(f"MODEL {args.model!r} and --server exclude each other; leave one of them out.")
@@ -32,4 +36,5 @@ def main(argv: list[str]) -> None:
     from worldmodel.demo import app
 
     model = None if args.server else args.model or "shapes-tiny"
-    app.run(model, args.server, args.port, args.world)
+    flow = configs.load(args.flow, [], FlowConfig) if args.flow else None
+    app.run(model, args.server, args.port, args.world, flow)

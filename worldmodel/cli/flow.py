@@ -7,13 +7,17 @@ import json
 import logging
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from worldmodel import config as configs
 from worldmodel.cli.parser import OVERRIDES_HELP, Parser
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import InputError
 
-COMMANDS = ("run", "status", "retry", "export", "compact")
+if TYPE_CHECKING:
+    from worldmodel.flow.catalog import Catalog
+
+COMMANDS = ("run", "status", "retry", "export", "compact", "prune")
 
 
 def main(argv: list[str]) -> None:
@@ -22,7 +26,9 @@ def main(argv: list[str]) -> None:
     parsed = _parser().parse_args(args)
     if parsed.what == "export":
         if not parsed.overrides or "=" in parsed.overrides[0]:
-            raise InputError("Name a folder to export to: worldmodel flow export CONFIG OUT.")
+            raise InputError(
+                "Name a folder or a .parquet file to export to: worldmodel flow export CONFIG OUT."
+            )
         parsed.out = parsed.overrides.pop(0)
     config = configs.load(parsed.config, parsed.overrides, FlowConfig)
     if parsed.what == "run":
@@ -33,8 +39,10 @@ def main(argv: list[str]) -> None:
         _retry(config, parsed.stage)
     elif parsed.what == "export":
         _export(config, parsed.out)
-    else:
+    elif parsed.what == "compact":
         _compact(config)
+    else:
+        _prune(config, parsed.delete)
 
 
 def _run(config: FlowConfig, parsed: argparse.Namespace, train_overrides: list[str]) -> None:
@@ -47,7 +55,7 @@ def _run(config: FlowConfig, parsed: argparse.Namespace, train_overrides: list[s
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
         stack.enter_context(run.stopped_by_signals(stop))
-        reader = stack.enter_context(contextlib.closing(StatusReader(config)))
+        reader = stack.enter_context(contextlib.closing(StatusReader(config, create=True)))
         if parsed.metrics_port is not None:
             from worldmodel.flow.metrics import metrics_server
 
@@ -73,7 +81,8 @@ def _status(config: FlowConfig, parsed: argparse.Namespace) -> None:
                 flow_table.print_verdicts(parsed.stage, verdicts, retried)
         elif parsed.json:
             status = reader.read()
-            print(json.dumps({**dataclasses.asdict(status), "end_s": status.end_s}, indent=2))
+            whole = {"end_s": status.end_s, "cost": status.cost}
+            print(json.dumps({**dataclasses.asdict(status), **whole}, indent=2))
         elif parsed.watch:
             flow_table.watch(reader.read)
         else:
@@ -81,32 +90,57 @@ def _status(config: FlowConfig, parsed: argparse.Namespace) -> None:
 
 
 def _retry(config: FlowConfig, stage: str) -> None:
-    from worldmodel.flow.catalog import Catalog
-    from worldmodel.flow.chain import Chain
-
-    chain = Chain.of(config)
-    if stage and stage not in chain.names:
-        raise InputError(f"There is no stage {stage!r}; use one of {', '.join(chain.names[:-1])}.")
-    with contextlib.closing(Catalog(config.place("catalog"), chain)) as catalog:
+    with _catalog(config) as catalog:
+        names = catalog.chain.names
+        if stage and stage not in names:
+            raise InputError(f"There is no stage {stage!r}; use one of {', '.join(names[:-1])}.")
         count = catalog.retry([stage] if stage else [])
     print(f"{count} clips are tried again by the next `worldmodel flow run`")
 
 
 def _export(config: FlowConfig, out: str) -> None:
-    from worldmodel.flow.export import TABLE, export_log
+    from worldmodel.flow.export import TABLE, export_clips, export_log
 
+    if out.endswith(".parquet"):
+        with _catalog(config) as catalog:
+            print(f"{export_clips(catalog, out)} clips: {out}")
+        return
     shards, clips = export_log(config.place("log"), out)
     print(f"{clips} clips in {shards} shards: {out}/*.tar, {out}/{TABLE}")
 
 
 def _compact(config: FlowConfig) -> None:
     from worldmodel.flow.buffer import open_buffer
+
+    with _catalog(config) as catalog:
+        freed = open_buffer(config.place("buffer")).compact(catalog.places())
+    print(f"{freed / 2**20:.1f} MiB of unused results removed")
+
+
+def _prune(config: FlowConfig, delete: bool) -> None:
+    from worldmodel.flow.buffer import open_buffer
+    from worldmodel.flow.prune import Pruner
+
+    with _catalog(config) as catalog:
+        pruner = Pruner(catalog, open_buffer(config.place("buffer")))
+        former = pruner.former()
+        for each in former:
+            size = f"{each.num_bytes / 2**20:.1f} MiB"
+            print(f"{each.stage} {each.key}: {each.num_results} results, {size}")
+        if delete and former:
+            print(f"removed; the buffer shrank by {pruner.remove(former) / 2**20:.1f} MiB")
+    if not former:
+        print("there are no results of former stages")
+    elif not delete:
+        print("nothing is removed yet: add --delete")
+
+
+def _catalog(config: FlowConfig) -> contextlib.closing["Catalog"]:
+    """Return the catalog of a flow that was started."""
     from worldmodel.flow.catalog import Catalog
     from worldmodel.flow.chain import Chain
 
-    with contextlib.closing(Catalog(config.place("catalog"), Chain.of(config))) as catalog:
-        freed = open_buffer(config.place("buffer")).compact(catalog.places())
-    print(f"{freed / 2**20:.1f} MiB of unused results removed")
+    return contextlib.closing(Catalog(config.place("catalog"), Chain.of(config), create=False))
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -120,17 +154,23 @@ def _parser() -> Parser:
         "run: list, fetch, filter, caption, encode and pack clips; with --train, train on them meanwhile.\n"
         "status: show where every stage stands, and why clips were dropped.\n"
         "retry: try dead letters again.\n"
-        "export: write the packed clips to the folder OUT, as tar shards and a table.\n"
-        "compact: remove results in the buffer that nothing needs.",
+        "export: write the packed clips to the folder OUT, as tar shards and a table; or all clips\n"
+        "and their verdicts to OUT.parquet.\n"
+        "compact: remove results in the buffer that nothing needs.\n"
+        "prune: list the results of former versions and settings of stages; with --delete, remove them.",
         "worldmodel flow run web.yaml\n"
         "  worldmodel flow run web.yaml --train train.yaml -- stages.joint.steps=1000\n"
         "  worldmodel flow status web.yaml --stage filter\n"
-        "  worldmodel flow export web.yaml OUT",
+        "  worldmodel flow export web.yaml OUT\n"
+        "  worldmodel flow export web.yaml clips.parquet",
     )
     parser.add_argument("what", choices=COMMANDS, help="what to do")
     parser.add_argument("config", metavar="CONFIG", help="a YAML file that describes the flow")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help=f"{OVERRIDES_HELP}; export: first the folder OUT"
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help=f"{OVERRIDES_HELP}; export: first the folder or file OUT",
     )
     parser.add_argument(
         "--train", metavar="CONFIG", help="run: train with this config beside it; its settings follow --"
@@ -149,6 +189,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--watch", action="store_true", help="status: show it until interrupted")
     parser.add_argument("--json", action="store_true", help="status: print JSON")
+    parser.add_argument("--delete", action="store_true", help="prune: remove what is listed")
     parser.add_argument(
         "--stage", default="", metavar="NAME", help="status: why it dropped clips; retry: only this stage"
     )

@@ -1,4 +1,4 @@
-"""`worldmodel info`: facts about a model, or a memory estimate for training one."""
+"""`worldmodel info`: facts about a model, or a memory estimate for a config."""
 
 import json
 import math
@@ -14,12 +14,31 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> None:
     """Print the components and sizes of a model, the actions it takes and the frames it generates."""
+    args = _parser().parse_args(argv)
+    if args.plan:
+        from worldmodel.train.memory_report import report
+
+        if min(args.gpus or [1]) < 1 or args.worlds < 1 or (args.memory_gib or 1) <= 0:
+            raise InputError(
+                f"--gpus is {args.gpus}, --worlds {args.worlds} and --memory-gib "
+                f"{args.memory_gib}; use 1 or more GPUs and worlds, and a memory above 0."
+            )
+        report(args.model, args.overrides, args.json, args.gpus, args.stage, args.memory_gib, args.worlds)
+        return
+    if args.overrides:
+        raise InputError(f"{args.overrides[0]!r} is a setting, which needs --plan; leave it out.")
+    facts = model_facts(args.model)
+    print(json.dumps(facts, indent=2) if args.json else _as_text(facts))
+
+
+def _parser() -> Parser:
     parser = Parser(
         "worldmodel info",
         "Show the components of a model and their sizes, the actions it takes, the frames it generates and\n"
-        "the figures of its model card. With --plan, estimate the memory that training needs instead.",
+        "the figures of its model card. With --plan, estimate the memory that a config needs instead.",
         "worldmodel info shapes-tiny\n  worldmodel info runs/shapes-tiny/model --json\n"
-        "  worldmodel info --plan pan model.codec.image_size=[240,416]",
+        "  worldmodel info --plan pan --gpus 8 64 --memory-gib 80\n"
+        "  worldmodel info --plan --stage generator pan model.codec.image_size=[240,416]",
     )
     parser.add_argument(
         "model",
@@ -32,21 +51,36 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="estimate the memory of a training step of a config on 1, 8 and 64 GPUs",
+        help="estimate the memory of a GPU in a training step of a config, and in a rollout; says what does "
+        "not fit, and what would",
+    )
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="with --plan: numbers of GPUs of the run (default: 1 8 64, as far as the stage runs on them)",
+    )
+    parser.add_argument(
+        "--memory-gib",
+        type=float,
+        metavar="GIB",
+        help="with --plan: memory of a GPU (default: that of the visible one, else 80)",
+    )
+    parser.add_argument(
+        "--stage", metavar="NAME", help="with --plan: a stage of the config (default: the last)"
+    )
+    parser.add_argument(
+        "--worlds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --plan: live worlds of the rollout (default: %(default)s)",
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="with --plan: settings that override the config"
     )
-    args = parser.parse_args(argv)
-    if args.plan:
-        from worldmodel.train.memory_estimate import report
-
-        report(args.model, args.overrides, args.json)
-        return
-    if args.overrides:
-        raise InputError(f"{args.overrides[0]!r} is a setting, which needs --plan; leave it out.")
-    facts = model_facts(args.model)
-    print(json.dumps(facts, indent=2) if args.json else _as_text(facts))
+    return parser
 
 
 def _as_text(facts: dict[str, Any]) -> str:
@@ -55,6 +89,8 @@ def _as_text(facts: dict[str, Any]) -> str:
         lines.append(
             f"  {name:17s} {size['parameters'] / 1e6:8.2f} M parameters  {size['bytes'] / 2**20:8.2f} MiB"
         )
+    if facts["base_model"]:
+        lines.append(f"base model: {facts['base_model']}, to which the weights of the backbone are added")
     for key in ("actions", "frames", "tasks", "license", "figures"):
         value = facts[key]
         if isinstance(value, dict):
@@ -72,12 +108,13 @@ def model_facts(name: str) -> dict[str, Any]:
     Raises:
         ModelError: there is no such model, or a file is damaged.
     """
-    from worldmodel.models.loading import model_folder
+    from worldmodel.models.loading import model_folder, reference
 
     folder = model_folder.resolve(name)
     config = model_folder.read_config(folder)
-    components = {part: _size(folder / part) for part in ("backbone", *model_folder.COMPONENTS)}
+    components = {part: _size(folder / part) for part in ("backbone", *model_folder.components(config))}
     components["tokens"] = _size(folder, "tokens.safetensors")
+    base = reference.read(folder / "backbone")
     components["total"] = {
         key: sum(part[key] for part in components.values()) for key in ("parameters", "bytes")
     }
@@ -88,6 +125,7 @@ def model_facts(name: str) -> dict[str, Any]:
         "name": folder.name,
         "folder": str(folder),
         "components": components,
+        "base_model": base and f"{base.name}, {base.num_layers or 'all'} layers",
         "actions": action_facts(config.action),
         "frames": {
             "image_size": config.codec.image_size,

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
             args.episodes,
             args.rounds,
             args.seed,
-            _size(args.size),
+            frame_size(args.size),
             args.format or "clips",
             progress=True,
         )
@@ -32,13 +32,13 @@ def main(argv: list[str]) -> None:
             args.policy,
             args.seed,
             args.max_steps,
-            _size(args.size),
+            frame_size(args.size),
             args.frame_skip,
             args.fps,
             tuple(args.camera),
             args.epsilon,
             tuple(_json_file(args.action_spec) if args.action_spec else ()),
-            dict(map(_env_arg, args.env_arg)),
+            dict(map(env_arg, args.env_arg)),
         )
         path = recorder.record_environment(
             settings, args.out, args.episodes, args.format or "lerobot", args.workers, progress=True
@@ -117,7 +117,8 @@ def _add_environment_options(parser: Parser) -> None:
     )
 
 
-def _size(text: str) -> int | tuple[int, int] | None:
+def frame_size(text: str) -> int | tuple[int, int] | None:
+    """Read a side or HEIGHTxWIDTH; None if the text is empty."""
     try:
         sides = [int(side) for side in text.split("x")] if text else []
     except ValueError:
@@ -137,7 +138,8 @@ def _json_file(path: str) -> list[Any]:
     return value
 
 
-def _env_arg(text: str) -> tuple[str, Any]:
+def env_arg(text: str) -> tuple[str, Any]:
+    """Read KEY=VALUE, whose value may be JSON."""
     name, sign, value = text.partition("=")
     if not name or not sign:
         raise InputError(f"--env-arg is {text!r}; use KEY=VALUE.")

@@ -1,0 +1,373 @@
+"""The memory of a training step over time, from a step of two layers of every stack, without memory.
+
+FSDP is not played: weights have the data type in which it gathers them, and hooks add what it holds.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from worldmodel.batch import map_tensors
+from worldmodel.config import StageConfig, TrainConfig, WorldModelConfig, height_width
+from worldmodel.models.layers import attention
+from worldmodel.models.loading import deferred
+from worldmodel.models.rounds import RoundEncoder
+from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.state import observed_frames
+from worldmodel.train import distributed, start, synthetic
+from worldmodel.train.activations import Offload, apply_policy
+from worldmodel.train.allocations import Allocations, Moment
+from worldmodel.train.distributed import Root
+from worldmodel.train.episodes import encode_rounds
+from worldmodel.train.objectives.base import SampleRng, StageBatch
+from worldmodel.train.optim import is_layer_matrix
+from worldmodel.train.trainer import build_root
+
+DeviceType = Literal["cpu", "cuda"]
+CPU = torch.device("cpu")
+"""Device of the tensors without memory, also of those that stand for ones of a GPU."""
+DEPTH = 2
+"""Layers of each stack that are played; the others need as much as the first."""
+REDUCED = 4
+"""Bytes of a gradient while it is reduced over processes, in fp32."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of weights, as shards hold them."""
+
+    held: float
+    """All parameters and buffers."""
+    trained: float
+    """Parameters with gradients."""
+    optimizer: float
+    """States of the optimizers: two numbers per parameter of AdamW, one of Muon."""
+    averaged: float
+    """Parameters of the model with gradients, of which there may be an average."""
+    sizes: dict[str, int]
+    """Number of parameters of every component."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """A step of one microbatch that was played."""
+
+    weights: Weights
+    moments: list[Moment]
+    waiting: float
+    """Bytes of a microbatch that was prepared and waits for its forward pass."""
+
+
+def play(config: TrainConfig, name: str, rows: int, device_type: DeviceType = "cuda") -> Played:
+    """Play a step of a stage with one microbatch of `rows` episodes.
+
+    Args:
+        config: The run; settings that read weights are replaced by those that describe them.
+        name: The stage.
+        rows: Episodes of the microbatch.
+        device_type: cuda, or cpu, whose attention needs other memory.
+
+    Raises:
+        ConfigError: the model cannot be built, or does not fit the stage.
+    """
+    config = replace(config, model=without_weights(config.model), init_from=None)
+    kernel = "unmasked" if device_type == "cuda" else config.attention
+    allocations = Allocations()
+    with attention.using(kernel), deferred.empty_parameters():
+        root = build_root(config, name)
+        weights = _weights(root, config.stages[name])
+        depths = truncate(root.model)
+        with allocations:
+            step = _Step(config, name, root, depths, allocations)
+            stage = config.stages[name]
+            waiting = max(
+                step.run(synthetic.batch(config, name, task, rows, encoded=True))
+                for task, weight in stage.tasks.items()
+                if weight
+            )
+    return Played(weights, allocations.moments, waiting)
+
+
+def play_rollout(config: TrainConfig, worlds: int) -> tuple[float, float, float]:
+    """Play the parts of a round of live worlds: its prefill, a denoising step with guidance, and decoding.
+
+    Returns the bytes of the weights, in the data types of the config, of what a round allocates, and
+    of the keys and values of all histories.
+
+    Raises:
+        ConfigError: the model cannot be built.
+    """
+    config = replace(config, model=without_weights(config.model), init_from=None)
+    allocations = Allocations()
+    with attention.using("unmasked"), deferred.empty_parameters(), torch.no_grad():
+        model = start.build_model(config)
+        held = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+        text: Any = model.backbone.model.config
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        length = config.model.context_rounds * model.round_tokens
+        keys = 2 * text.num_hidden_layers * heads * width * model.backbone.model.dtype.itemsize
+        truncate(model)
+        with allocations:
+            allocate([model], set(), None)
+            batch = synthetic.batch(config, next(iter(config.stages)), "rounds", worlds, 1, True)
+            with allocations.counted():
+                rounds = encode_rounds(model, batch)
+                context, target = rounds.context[:, 0], rounds.target[:, 0]
+                prediction = model(rounds.context, [each.actions for each in batch.episodes], rounds.frames)
+                model.backbone(torch.empty(worlds, length, model.backbone.width))
+                both = map_tensors(
+                    lambda *each: torch.cat(each), prediction.condition, model.null_condition(context)
+                )
+                context, noise = torch.cat([context] * 2), torch.randn(2 * worlds, *target.shape[1:])
+                timestep = torch.ones(noise.shape[:2])
+                if config.model.generator is not None:
+                    model.generator(noise, timestep, both, model.generator.prefill(context, both))
+                model.decode(target, context[:worlds])
+    most = max(each.activations for each in allocations.moments)
+    return float(held), most, float(keys * length * worlds)
+
+
+class _Step:
+    """A step on fake tensors, with what FSDP holds added by hooks."""
+
+    def __init__(
+        self, config: TrainConfig, name: str, root: Root, depths: dict[int, int], allocations: Allocations
+    ) -> None:
+        self.config, self.name, self.root, self.allocations = config, name, root, allocations
+        self.bf16 = config.precision != "fp32"
+        self.parts: set[int] = set()
+        """Gathered parts that stay."""
+        self.backward = 0.0
+        """Bytes of the layer that is in its backward pass."""
+        self.stacks: list[_Stack] = []
+        self._add_hooks(depths)
+
+    def _add_hooks(self, depths: dict[int, int]) -> None:
+        model, seen = self.root.model, set[int]()
+        offload = Offload(CPU)
+        policy = "keep" if self.config.activations == "offload" else self.config.activations
+        for groups in distributed.layer_stacks(model):
+            sizes = [self._gather(group, seen, self.bf16) for group in groups]
+            self.stacks.append(_Stack(self, groups, sizes, depths[id(groups[0][0])]))
+            for layer, *_ in groups:
+                apply_policy(layer, policy, offload)
+                if self.bf16:
+                    layer.register_forward_pre_hook(distributed.cast_hidden_states, with_kwargs=True)
+        codec: Any = getattr(model.codec, "vae", model.codec)
+        parts: list[list[Any]] = [*distributed.embeddings(model)]
+        adapters = (model.action, model.vision, model.condition_adapter)
+        parts += [[part] for part in (*adapters, *model.generator.networks)]
+        for group in parts:
+            self._keep(group, self._gather(group, seen, self.bf16))
+        for half in (codec.encoder, codec.decoder):
+            self._keep([half], self._gather([half], seen, False))
+        self.rest, _ = self._gather([self.root], seen, False)
+
+    def _gather(self, group: list[Any], seen: set[int], bf16: bool) -> tuple[float, float]:
+        """Give the weights of a group of FSDP memory; return the bytes gathered, and of whole gradients."""
+        made = allocate(group, seen, torch.bfloat16 if bf16 else None)
+        trained = [(parameter, fake) for parameter, fake in made.items() if fake.requires_grad]
+        for _, fake in trained:
+            fake.register_post_accumulate_grad_hook(_drop)
+        return sum(each.nbytes for each in made.values()), sum(parameter.nbytes for parameter, _ in trained)
+
+    def _keep(self, group: list[Any], sizes: tuple[float, float]) -> None:
+        """Count a part as gathered from its first use on."""
+        gathered, _ = sizes
+
+        def use(*_: Any) -> None:
+            if id(group) not in self.parts:
+                self.parts.add(id(group))
+                self.allocations.gathered += gathered
+
+        for module in group:
+            module.register_forward_pre_hook(use)
+
+    def run(self, batch: Any) -> float:
+        """Play a step; return the bytes of its prepared microbatch."""
+        config, root, allocations = self.config, self.root, self.allocations
+        precision = "bf16" if self.bf16 else "fp32"
+        keys = [(config.seed, index) for index in batch.indices]
+        with allocations.counted():
+            with self._gathered(), torch.no_grad(), distributed.compute_precision(precision, CPU):
+                rng = SampleRng(keys, "cpu", root.model.dtype)
+                if batch.task == "rounds":
+                    self._encode(len(batch.indices))
+                inputs: StageBatch = root.objective.prepare(root.model, batch, rng)
+            allocations.prepared = True
+            content = inputs.content
+            waiting = sum(
+                each.nbytes for each in _tensors(vars(content) if hasattr(content, "__dict__") else content)
+            )
+            with self._gathered():
+                with distributed.compute_precision(precision, CPU):
+                    losses = root.objective(root.model, inputs)
+                total = torch.stack([each.float().reshape(()) for each in losses.values()]).sum()
+                del losses
+                total.backward()
+            allocations.prepared = False
+        return float(waiting)
+
+    def _encode(self, rows: int) -> None:
+        """Encode one round of episodes: the codec is not called for the others, which come after it."""
+        config, stage = self.config.model, self.config.stages[self.name]
+        frames, before = config.chunk_frames, observed_frames(config)
+        size = height_width(config.codec.image_size)
+        clips = torch.zeros(rows, before + stage.rounds * frames, 3, *size)
+        RoundEncoder.of(self.root.model).encode(clips[:, -frames:], clips[:, :before])
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        allocations = self.allocations
+        allocations.gathered = self.rest
+        yield
+        allocations.gathered = allocations.gradients = allocations.repeated = 0.0
+        self.parts.clear()
+        self.backward = 0.0
+        for stack in self.stacks:
+            stack.finished.clear()
+
+    def enter_backward(self, num_bytes: float) -> None:
+        """Replace the bytes of the layer that was in its backward pass before."""
+        self.allocations.gathered += num_bytes - self.backward
+        self.backward = num_bytes
+
+
+@dataclass
+class _Call:
+    """One pass through a stack."""
+
+    entered: float = 0.0
+    """Bytes held before the first layer."""
+    others: float = 0.0
+    """Bytes that the layers hold that are not played."""
+
+
+class _Stack:
+    """The layers of a stack that are played, of which the first stands for those that are not."""
+
+    def __init__(
+        self,
+        step: _Step,
+        groups: list[list[nn.Module]],
+        sizes: list[tuple[float, float]],
+        depth: int,
+    ) -> None:
+        self.step, self.groups, self.sizes = step, groups, sizes
+        self.others = depth - len(groups)
+        self.call = _Call()
+        self.finished: set[int] = set()
+        """Layers whose gradients are counted."""
+        for index, group in enumerate(groups):
+            group[0].register_forward_pre_hook(functools.partial(self._enter, index))
+            group[0].register_forward_hook(functools.partial(self._leave, index))
+
+    def _enter(self, index: int, *_: Any) -> None:
+        allocations, last = self.step.allocations, index == len(self.groups) - 1
+        allocations.gathered += 2 * self.sizes[index][0]  # its own weights, and those of the next layer
+        if index == 0:
+            self.call = _Call(allocations.held)
+        if last and self.others and self.step.config.activations != "offload":
+            self.call.others = max(0.0, allocations.held - self.call.entered) / index * self.others
+            allocations.repeated += self.call.others
+
+    def _leave(self, index: int, module: nn.Module, args: Any, output: Any) -> None:
+        allocations, call = self.step.allocations, self.call
+        allocations.gathered -= 2 * self.sizes[index][0]
+        outputs = [each for each in _tensors(output) if each.requires_grad]
+        if outputs:
+            outputs[0].register_hook(lambda _: self._begin_backward(index, call))
+        elif index == len(self.groups) - 1:
+            allocations.repeated -= call.others
+            call.others = 0.0
+
+    def _begin_backward(self, index: int, call: _Call) -> None:
+        """Count the weights and gradients of a layer in its backward pass, and the gradients after it."""
+        allocations, (gathered, gradients) = self.step.allocations, self.sizes[index]
+        trained = sum(p.numel() for each in self.groups[index] for p in each.parameters() if p.requires_grad)
+        self.step.enter_backward(2 * gathered + (2 + REDUCED if self.step.bf16 else 2 * REDUCED) * trained)
+        if index == 0:  # those after it, and those that are not played, have finished
+            allocations.repeated -= call.others
+            call.others = 0.0
+        if index not in self.finished:
+            self.finished.add(index)
+            allocations.gradients += gradients * (1 + (self.others if index == 0 else 0))
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def allocate(roots: list[Any], seen: set[int], dtype: torch.dtype | None) -> dict[nn.Parameter, nn.Parameter]:
+    """Replace the parameters of modules by fake ones; tied weights stay tied.
+
+    Args:
+        roots: The modules.
+        seen: Ids of parameters that were made before, which stay; the new ones are added.
+        dtype: Data type of the new parameters; None keeps that of each.
+    """
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in (each for root in roots for each in root.modules()):
+        for name, parameter in module._parameters.items():
+            if parameter is None or id(parameter) in seen:
+                continue
+            if parameter not in made:
+                empty = torch.empty(parameter.shape, dtype=dtype or parameter.dtype, device="cpu")
+                made[parameter] = nn.Parameter(empty, parameter.requires_grad)
+            module._parameters[name] = made[parameter]
+    seen.update(map(id, made.values()))
+    return made
+
+
+def truncate(model: WorldModel) -> dict[int, int]:
+    """Keep the first layers of every stack; return its number of layers by the id of its first."""
+    layers = {id(layer) for layer in distributed.layers(model)}
+    depths: dict[int, int] = {}
+    for module in list(model.modules()):
+        for name in distributed.STACKS:
+            stack = module._modules.get(name)
+            if isinstance(stack, nn.ModuleList) and len(stack) and id(stack[0]) in layers:
+                depths[id(stack[0])] = len(stack)
+                module._modules[name] = stack[:DEPTH]
+    return depths
+
+
+def without_weights(model: WorldModelConfig) -> WorldModelConfig:
+    """Return the config with random weights in place of files, for the components that it describes."""
+    changed: dict[str, Any] = {}
+    for part in ("codec", "vision", "generator", "backbone"):
+        settings: Any = getattr(model, part)
+        if settings is None:
+            continue
+        described = "vocab_size" in settings.architecture if part == "backbone" else settings.architecture
+        if described:
+            changed[part] = replace(settings, **{"encoder" if part == "vision" else "pretrained": None})
+    return replace(model, **changed)
+
+
+def _weights(root: Root, stage: StageConfig) -> Weights:
+    parameters = list(root.parameters())
+    held = sum(each.nbytes for each in (*parameters, *root.buffers()))
+    sizes: dict[str, int] = {}
+    for name, parameter in root.model.named_parameters():
+        part = name.split(".")[0]
+        sizes[part] = sizes.get(part, 0) + parameter.numel()
+    trained = sum(each.nbytes for each in parameters if each.requires_grad)
+    optimizer = sum(
+        each.nbytes * (1 if stage.muon_lr and is_layer_matrix(name, each) else 2)
+        for name, each in root.named_parameters()
+        if each.requires_grad
+    )
+    averaged = sum(each.nbytes for each in root.model.parameters() if each.requires_grad)
+    return Weights(float(held), float(trained), float(optimizer), float(averaged), sizes)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

@@ -1,0 +1,230 @@
+"""A training run for a dataset and a time: sizes, stages and steps, with an estimate of time and memory."""
+
+import math
+import os
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from worldmodel.config import (
+    ActionConfig,
+    BackboneConfig,
+    CodecConfig,
+    ConditionAdapterConfig,
+    DataConfig,
+    StageConfig,
+    TrainConfig,
+    TrainedConfig,
+    ValidationConfig,
+    WorldModelConfig,
+    build,
+)
+from worldmodel.config.model import SMALL_DECODER
+from worldmodel.data.facts import DatasetFacts
+from worldmodel.errors import InputError
+from worldmodel.models.codec.autoencoder import Codec
+from worldmodel.models.loading import deferred
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import start
+from worldmodel.train.distributed import PRECISIONS
+from worldmodel.train.memory_estimate import StepEstimator
+from worldmodel.train.memory_play import DeviceType
+from worldmodel.train.throughput import GIB, faster_precision, measured_tflops, step_flops
+
+EFFICIENCY = 0.25
+"""Share of the speed of a large matrix product that a training step of a small model reaches."""
+SECONDS = 2.0
+"""Duration of the measurement: the best product of so long, because other programs slow some of them."""
+SHARES = {"codec": 0.2, "single": 0.4, "state": 0.4}
+"""Division of the time between the stages."""
+OVERHEAD = 0.85
+"""Share of the time that is left for steps, beside starting, validation and checkpoints."""
+STEPS = {"codec": 900, "single": 800, "state": 450}
+"""Steps with which a small world was learned; a larger model is chosen if there is time for twice as many."""
+MIN_STEPS, MAX_STEPS = 20, 20_000
+WIDTHS = ((256, 4), (512, 8), (768, 12))
+"""Width and layers of backbones, the smallest first."""
+MEMORY_SHARE = 0.5
+"""Share of the memory of the machine that activations may take."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run is planned for."""
+
+    device: str
+    tflops: float
+    """Measured speed of a matrix product in the faster precision."""
+    memory: float
+    """Memory in bytes."""
+    precision: Literal["bf16", "fp32"] = "fp32"
+    """The faster precision."""
+    device_type: DeviceType = "cpu"
+
+    @classmethod
+    def measure(cls) -> "Machine":
+        """Measure this machine."""
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        precision = faster_precision(device)
+        # One thread: several wait for each other on busy cores, and then measure a tenth of the speed.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        tflops = measured_tflops(device, PRECISIONS[precision], SECONDS)
+        torch.set_num_threads(threads)
+        if device.type == "cuda":
+            memory = float(torch.cuda.mem_get_info()[1])
+            return cls(torch.cuda.get_device_name(), tflops, memory, precision, "cuda")
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return cls(f"{threads} CPU cores", threads * tflops, memory, precision)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A planned run."""
+
+    config: TrainConfig
+    seconds: dict[str, float]
+    """Estimated time of each stage."""
+    memory: float
+    """Estimated memory in bytes."""
+    parameters: int
+
+
+def plan(facts: DatasetFacts, budget_s: float, machine: Machine, run_dir: str) -> Recipe:
+    """Choose the largest model, and the steps of its stages, for which the time suffices.
+
+    Raises:
+        InputError: the time does not suffice for a few steps of the smallest model.
+    """
+    speed = machine.tflops * 1e12 * EFFICIENCY
+    candidates = [
+        _candidate(facts, width, layers, machine, OVERHEAD * budget_s * speed) for width, layers in WIDTHS
+    ]
+    model, stages, steps, costs = next(
+        (each for each in reversed(candidates) if all(each[2][name] >= 2 * STEPS[name] for name in STEPS)),
+        candidates[0],
+    )
+    if min(steps.values()) < MIN_STEPS:
+        raise InputError(
+            f"{budget_s:g} s suffice for {min(steps.values())} steps of a stage on this machine; allow more "
+            f"time, at least {budget_s * MIN_STEPS / max(min(steps.values()), 1):.0f} s."
+        )
+    config = TrainConfig(
+        model=model,
+        stages={name: replace(stage, steps=min(steps[name], MAX_STEPS)) for name, stage in stages.items()},
+        data=DataConfig(_sources(facts)),
+        run_dir=run_dir,
+        validation=ValidationConfig("held" if facts.held else ""),
+    )
+    last = list(stages)[-1]
+    estimator = StepEstimator(replace(config, precision=machine.precision), last, machine.device_type)
+    estimate, batch = estimator.estimate(1), stages[last].batch_size
+    per_sample = estimate.activations / batch
+    most = max(1, int(MEMORY_SHARE * machine.memory / max(per_sample, 1)))
+    stages = {
+        name: replace(stage, microbatch_size=most if stage.batch_size > most else 0)
+        for name, stage in config.stages.items()
+    }
+    return Recipe(
+        replace(config, stages=stages),
+        {name: stage.steps * costs[name] / speed for name, stage in stages.items()},
+        estimate.total - estimate.activations + min(most, batch) * per_sample,
+        sum(estimator.played[batch].weights.sizes.values()),
+    )
+
+
+def _candidate(
+    facts: DatasetFacts, width: int, layers: int, machine: Machine, flops: float
+) -> tuple[WorldModelConfig, dict[str, StageConfig], dict[str, int], dict[str, float]]:
+    """Return a model of a size, its stages, the steps of each that some FLOPs allow, and FLOPs of a step."""
+    model = _model(facts, width, layers, 64 if machine.memory < 64 * GIB else 128)
+    stages = _stages(facts, model)
+    costs = {name: stage_flops(model, stage) for name, stage in stages.items()}
+    return model, stages, {name: int(SHARES[name] * flops / cost) for name, cost in costs.items()}, costs
+
+
+def stage_flops(config: WorldModelConfig, stage: StageConfig) -> float:
+    """Estimate the FLOPs of a step: of the codec, or of the frozen codec, the adapters and the backbone."""
+    frame = codec_flops(config)
+    if stage.objective == "codec":
+        return 3 * stage.batch_size * 2 * config.codec.temporal_factor * frame
+    model = _without_memory(config)
+    backbone, _ = step_flops(model, stage)
+    matrices = sum(
+        parameter.numel()
+        for part in (model.condition_adapter, model.vision)
+        for parameter in part.parameters()
+        if parameter.dim() > 1
+    )
+    rounds = stage.batch_size * stage.rounds
+    # A self-rollout of r rounds predicts the first, the first two, … r - 1 rounds without gradients.
+    repeated = sum(stage.self_rollout) / 2 * (stage.rounds - 1) / 6
+    trained = backbone + 6.0 * matrices * config.codec.cells * rounds
+    return trained * (1 + repeated) + rounds * config.chunk_frames * frame / 2
+
+
+def _without_memory(config: WorldModelConfig) -> WorldModel:
+    with deferred.empty_parameters():
+        return start.build_model(TrainConfig(model=config))
+
+
+def codec_flops(config: WorldModelConfig) -> float:
+    """Return the FLOPs of encoding and decoding a frame."""
+    codec = config.codec
+    height, width = (side * codec.spatial_factor for side in codec.grid)
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        mean, _ = Codec(codec).posterior(torch.empty(1, codec.temporal_factor, 3, height, width))
+        Codec(codec).reconstruct(mean)
+    return counter.get_total_flops() / codec.temporal_factor
+
+
+def _model(facts: DatasetFacts, width: int, layers: int, max_side: int) -> WorldModelConfig:
+    scale = min(1.0, max_side / max(facts.height, facts.width))
+    size = tuple(max(16, round(side * scale / 16) * 16) for side in (facts.height, facts.width))
+    decoder = SMALL_DECODER | {
+        "hidden_size": width,
+        "intermediate_size": width * 11 // 4,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 64,
+        "num_key_value_heads": max(1, width // 128),
+    }
+    takes_text = facts.action["text"]
+    return WorldModelConfig(
+        codec=CodecConfig(image_size=size, temporal_factor=1 if facts.chunk_frames % 2 else 2),
+        backbone=BackboneConfig(architecture=decoder, vocab_size=512 if takes_text else 258),
+        action=build(ActionConfig, dict(facts.action)),
+        condition_adapter=ConditionAdapterConfig(width=width, num_heads=width // 64),
+        generator=None,
+        fps=facts.fps,
+        chunk_frames=facts.chunk_frames,
+        num_inference_steps=0,
+        pace=facts.pace,
+        outcomes=facts.outcomes,
+    )
+
+
+def _sources(facts: DatasetFacts) -> dict[str, Any]:
+    return {"mine": facts.train} | ({"held": facts.held} if facts.held else {})
+
+
+def _stages(facts: DatasetFacts, model: WorldModelConfig) -> dict[str, StageConfig]:
+    """Return the codec, state alignment over one round, and over three on the model's own predictions."""
+    learned = {"backbone": TrainedConfig(), "adapters": TrainedConfig()}
+    tasks = {"rounds": 1.0}
+    batch = 48 if facts.num_episodes >= 48 else 16
+    lr = 2e-3 * math.sqrt(256 / model.condition_adapter.width)
+    return {
+        "codec": StageConfig(
+            "codec", batch_size=32, lr=2e-3, muon_lr=0, weight_decay=0, rounds=1, tasks=tasks,
+            train={"codec": TrainedConfig()},
+        ),
+        "single": StageConfig(
+            "state", batch_size=batch, lr=lr, constant_fraction=0.9, rounds=1, tasks=tasks, train=learned
+        ),
+        "state": StageConfig(
+            "state", batch_size=batch * 2 // 3, lr=lr, constant_fraction=0.3, rounds=3,
+            self_rollout=(0.3, 0.8), tasks=tasks, train=learned,
+        ),
+    }  # fmt: skip

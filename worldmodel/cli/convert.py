@@ -1,0 +1,70 @@
+"""`worldmodel convert`: write a dataset of another format as a LeRobot dataset."""
+
+from worldmodel.cli.parser import Parser
+from worldmodel.cli.record import env_arg, frame_size
+from worldmodel.errors import InputError
+
+
+def main(argv: list[str]) -> None:
+    """Convert, after the episodes that the folder has."""
+    args = _parser().parse_args(argv)
+    from worldmodel.worlds import recorder
+    from worldmodel.worlds.recorder.settings import ConversionSettings
+
+    kind, colon, path = args.source.partition(":")
+    if not colon or not path:
+        raise InputError(f"SOURCE is {args.source!r}; use minari:NAME, minari:FOLDER or vpt:FOLDER.")
+    settings = ConversionSettings(
+        path,
+        frame_size(args.size),
+        args.fps,
+        tuple(args.camera),
+        args.env,
+        dict(map(env_arg, args.env_arg)),
+        args.max_steps,
+    )
+    print(recorder.convert(kind, settings, args.out, args.episodes, progress=True))
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "worldmodel convert",
+        "Convert a dataset to LeRobot v3.0, to train on it: a Minari dataset, or recordings of Minecraft\n"
+        "in the format of Video PreTraining. Run the same command again to go on after an interruption.",
+        "worldmodel convert minari:minigrid/BabyAI-Pickup/optimal-v0 --out pickup \\\n"
+        "    --env minigrid:BabyAI-Pickup-v0 --size 64\n"
+        "  worldmodel convert vpt:recordings --out minecraft --size 72x128",
+    )
+    parser.add_argument("source", metavar="SOURCE", help="minari:NAME, minari:FOLDER or vpt:FOLDER")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--episodes", type=int, metavar="N", help="number of episodes (default: all)")
+    parser.add_argument(
+        "--size", default="", metavar="N|HxW", help="size of the frames (default: that of the dataset)"
+    )
+    parser.add_argument(
+        "--fps", type=int, default=0, metavar="N", help="minari: actions per second (default: render_fps)"
+    )
+    parser.add_argument(
+        "--camera",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="minari: observation or observation.NAME, or with --env render; may be repeated",
+    )
+    parser.add_argument(
+        "--env",
+        default="",
+        metavar="ENV_ID",
+        help="minari: environment in which the episodes are played again, where observations are no images",
+    )
+    parser.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the environment"
+    )
+    parser.add_argument(
+        "--max-steps",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="vpt: longest episode, in actions (default: %(default)s)",
+    )
+    return parser

@@ -1,0 +1,168 @@
+"""`worldmodel new`: write a config that trains a model from scratch on a dataset."""
+
+import re
+from argparse import Namespace
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldmodel.cli.parser import Parser
+from worldmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from worldmodel.train.recipe import Machine, Recipe
+
+UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def main(argv: list[str]) -> None:
+    """Look at the data and at the machine, write the config and print what to do next."""
+    args = _parser().parse_args(argv)
+    budget_s, path = seconds(args.budget), Path(args.out)
+    if path.exists() and not args.force:
+        raise InputError(f"{args.out!r} exists; choose another --out, or pass --force to replace it.")
+    from worldmodel.data.facts import read_facts
+    from worldmodel.io import atomic_file
+    from worldmodel.train.recipe import Machine, plan
+
+    facts, machine = read_facts(args.dataset, path.parent), Machine.measure()
+    recipe = plan(facts, budget_s, machine, f"runs/{path.stem}")
+    with atomic_file(path) as temporary:
+        temporary.write_text(as_yaml(recipe, machine, args), encoding="utf-8")
+    codec = recipe.config.model.codec
+    print(f"data       {facts.num_episodes} episodes, {facts.width} x {facts.height} pixels")
+    print(f"machine    {machine.device}, {machine.tflops:.3g} TFLOP/s in a matrix product")
+    print(f"model      {recipe.parameters / 1e6:.1f} M parameters, {codec.cells} latent cells per frame")
+    minutes = ", ".join(f"{name} {time / 60:.0f}" for name, time in recipe.seconds.items())
+    print(f"time       about {sum(recipe.seconds.values()) / 60:.0f} minutes of steps ({minutes})")
+    print(f"memory     about {recipe.memory / 2**30:.1f} GiB, without libraries")
+    print(f"config     {path}\n\nnext:\n{_next_steps(args.out, recipe.config.run_dir, bool(facts.held))}")
+
+
+def seconds(text: str) -> float:
+    """Read a time such as 90m, 1h or 1.5h.
+
+    Raises:
+        InputError: it is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h|d)", text.strip())
+    if not found or not float(found[1]):
+        raise InputError(f"--budget is {text!r}; pass a time such as 30m or 1h.")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
+    """Return the config with comments; settings that it leaves out have their defaults."""
+    config, model = recipe.config, recipe.config.model
+    action = {
+        "text": model.action.text,
+        **{
+            name: list(value) if isinstance(value, tuple) else value
+            for name in ("keys", "vector_size", "vector_names", "vector_low", "vector_high")
+            if (value := getattr(model.action, name))
+        },
+        **{name: True for name in ("mouse", "camera") if getattr(model.action, name)},
+    }
+    side = model.codec.image_size
+    codec = {
+        "image_size": list(side) if isinstance(side, tuple) else side,
+        "temporal_factor": model.codec.temporal_factor,
+    }
+    backbone = {"vocab_size": model.backbone.vocab_size, "architecture": model.backbone.architecture}
+    next_steps = _next_steps(args.out, config.run_dir, bool(config.validation.source))
+    lines = [
+        f"# A world model from scratch on {args.dataset}, planned for {args.budget} on {machine.device}.",
+        *(f"#   {line.strip()}" for line in next_steps.splitlines()),
+        "# All settings and their meanings: worldmodel config " + args.out,
+        f"run_dir: {config.run_dir}    # checkpoints, metrics, samples and the finished model",
+        "seed: 0",
+        "sample_every: 200          # images of what the model makes, in run_dir/samples",
+        "model:",
+        f"  fps: {model.fps}",
+        f"  chunk_frames: {model.chunk_frames}          # new frames per action: one round",
+        *(["  pace: on_action          # each recorded round has an action: the world waits for one"]
+          if model.pace == "on_action" else []),
+        *(["  outcomes: true           # rewards and ends of episodes are predicted, too"]
+          if model.outcomes else []),
+        "  num_inference_steps: 0     # shows the forecast of the condition adapter",
+        "  generator: null            # the forecast needs none; for worlds that do, see the end",
+        f"  codec: {_flow(codec)}",
+        f"  action: {_flow(action)}",
+        f"  backbone: {_flow(backbone)}",
+        f"  condition_adapter: {_flow(_sizes(model.condition_adapter))}",
+        "data:",
+        "  sources:",
+        *(f"    {name}: {_flow(_given(source))}" for name, source in config.data.sources.items()),
+    ]  # fmt: skip
+    if config.validation.source:
+        lines.append("validation: {source: held, every: 200}    # the best checkpoint is kept")
+    lines.append("stages:")
+    for name, stage in config.stages.items():
+        lines += [f"  # {COMMENTS[name]} About {recipe.seconds[name] / 60:.0f} minutes.", f"  {name}:"]
+        lines += [f"    {key}: {_flow(value)}" for key, value in _given(stage).items() if key != "train"]
+        lines.append(f"    train: {_flow({key: {} for key in stage.train})}")
+    return "\n".join([*lines, *GENERATOR, ""])
+
+
+COMMENTS = {
+    "codec": "The video autoencoder. Its ceiling on your data is a row of `worldmodel eval`: nothing that "
+    "it loses can be predicted.",
+    "single": "One action and the frames after it.",
+    "state": "Three rounds in a row, more and more often from the model's own predictions, against drift.",
+}
+"""What each stage is for."""
+GENERATOR = """\
+  # Where several futures are possible, a generator samples one instead of their average. To add one to the
+  # finished model: leave out `generator: null` and all stages above, and set num_inference_steps: 1, another
+  # run_dir and `init_from: {all: THIS_RUN_DIR/model, generator: null}` (a random generator). Then train it:
+  # generator: {objective: generator, train: {generator: {}}, steps: 200, batch_size: 32, lr: 1.0e-3,
+  #   muon_lr: 0.01, rounds: 1, tasks: {rounds: 1.0}}""".splitlines()
+
+
+def _next_steps(out: str, run_dir: str, held: bool) -> str:
+    evaluate = (
+        f"  worldmodel eval {run_dir}/model --data {out}" if held else "  (hold episodes out to evaluate)"
+    )
+    return f"  worldmodel train {out}\n{evaluate}\n  worldmodel demo {run_dir}/model"
+
+
+def _sizes(part: Any) -> dict[str, int]:
+    return {name: getattr(part, name) for name in ("width", "num_layers", "num_heads")}
+
+
+def _given(settings: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ from their defaults."""
+    defaults = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(settings)
+    }
+    return {name: value for name, value in vars(settings).items() if value != defaults[name]}
+
+
+def _flow(value: Any) -> str:
+    import yaml
+
+    plain = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(plain, default_flow_style=True, width=10_000, sort_keys=False).partition("\n")[0]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "worldmodel new",
+        "Look at a dataset and at this machine, and write a commented config that trains a model from\n"
+        "scratch in the given time. Holds a tenth of the episodes out if nothing is held out.",
+        "worldmodel new doorkey --budget 1h --out doorkey.yaml",
+    )
+    parser.add_argument(
+        "dataset",
+        metavar="DATASET",
+        help="LeRobot dataset (a folder, or lerobot:NAME on the Hub), or a table of clips or its folder",
+    )
+    parser.add_argument(
+        "--budget", default="1h", metavar="TIME", help="training time: 30m, 1h (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", default="world.yaml", metavar="CONFIG", help="config to write (default: %(default)s)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the config if it exists")
+    return parser

@@ -1,0 +1,184 @@
+"""`worldmodel plan`: search for actions in a model, and try them in the real environment."""
+
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from worldmodel.cli.parser import Parser
+from worldmodel.cli.record import env_arg
+from worldmodel.errors import InputError
+from worldmodel.imports import import_callable
+
+if TYPE_CHECKING:
+    from worldmodel.models.world_model import WorldModel
+    from worldmodel.planning import Objective, PlanSettings
+
+
+def main(argv: list[str]) -> None:
+    """Plan once from an image, or play episodes of an environment by plans."""
+    args = _parser().parse_args(argv)
+    if (args.start is None) == (args.env is None):
+        raise InputError("Pass either --start IMAGE or --env ENV_ID.")
+    if args.goal is not None and args.reward is not None:
+        raise InputError("Pass either --goal IMAGE or --reward MODULE:NAME.")
+    from worldmodel.models.world_model import WorldModel
+    from worldmodel.planning import GoalImage, PlanSettings, Return
+
+    reward = None if args.reward is None else import_callable("reward", args.reward)
+    settings = PlanSettings(
+        method=args.method,
+        horizon=args.horizon,
+        candidates=args.candidates,
+        iterations=args.iterations,
+        until=args.until,
+        seed=args.seed,
+    )
+    model = WorldModel.from_pretrained(args.model, device=args.device)
+    size = model.config.codec.image_size
+    objective = GoalImage(args.goal, size) if args.goal else Return(reward, args.discount)
+    if args.env:
+        _try_in_environment(args, model, objective, settings)
+    else:
+        _plan_from_image(args, model, objective, settings)
+
+
+def _plan_from_image(
+    args: Namespace, model: "WorldModel", objective: "Objective", settings: "PlanSettings"
+) -> None:
+    from worldmodel.planning import ModelSimulator, action_set, plan
+
+    simulator = ModelSimulator(model, args.seed)
+    session = model.session(args.seed)
+    first = session.reset(args.start)
+    found = plan(simulator, simulator.start(first[-1]), objective, action_set(model.config), settings)
+    for number, action in enumerate(found.trajectory.actions, 1):
+        print(f"{number:3d}  {action}")
+    print(f"score {found.score:g} after {found.num_rounds} rounds")
+    if args.out:
+        for action in found.trajectory.actions:
+            session.step(action)
+        print(session.save(args.out))
+
+
+def _try_in_environment(
+    args: Namespace, model: "WorldModel", objective: "Objective", settings: "PlanSettings"
+) -> None:
+    import numpy as np
+
+    from worldmodel.planning import ModelSimulator, action_set
+    from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
+    from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
+    from worldmodel.worlds.recorder.settings import EnvironmentSettings
+
+    played = EnvironmentEpisodes(
+        EnvironmentSettings(
+            args.env,
+            max_steps=args.max_steps,
+            size=model.config.codec.image_size,
+            env_args=dict(map(env_arg, args.env_arg)),
+        )
+    )
+    actions, learned = action_set(model.config), ModelSimulator(model, args.seed)
+    wins: dict[str, list[bool]] = {"planned in the model": [], "random actions": []}
+    first_plans: list[bool] = []
+    if args.true_simulator:
+        wins["planned in the environment itself"] = []
+    for seed in range(args.seed, args.seed + args.episodes):
+        attempt = control(played, seed, learned, objective, actions, settings, args.plans)
+        wins["planned in the model"].append(attempt.success)
+        first_plans.append(attempt.success and len(attempt.plans) == 1)
+        print(
+            f"seed {seed}: {'success' if attempt.success else 'failure'} after {len(attempt.actions)} steps "
+            f"and {len(attempt.plans)} plans of {sum(each.num_rounds for each in attempt.plans)} rounds",
+            flush=True,
+        )
+        random = random_attempt(played, seed, actions, np.random.default_rng(seed))
+        wins["random actions"].append(random.success)
+        if args.true_simulator:
+            true = control(played, seed, EnvironmentSimulator(played), objective, actions, settings, 1)
+            wins["planned in the environment itself"].append(true.success)
+    played.close()
+    wins["planned in the model, by the first plan"] = first_plans
+    for name, each in wins.items():
+        print(f"{name:40s} {sum(each):4d} of {len(each)}")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "worldmodel plan",
+        "Search for actions that lead a world to a goal, by playing them in a model.\n"
+        "With --env, episodes of the real environment are played by such plans, and by random actions.",
+        "worldmodel plan mine --start now.png --goal wanted.png --out plan.mp4\n"
+        "  worldmodel plan mine --env minigrid:MiniGrid-DoorKey-6x6-v0 --method search --horizon 24 \\\n"
+        "    --candidates 256 --until 0.5 --episodes 20",
+    )
+    parser.add_argument("model", metavar="MODEL", help="name or folder of a model")
+    goal = parser.add_argument_group("goal")
+    goal.add_argument("--goal", metavar="IMAGE", help="an image to arrive at")
+    goal.add_argument(
+        "--reward",
+        metavar="MODULE:NAME",
+        help="function of the frames of a round and its action, or a class of such functions, whose sum is "
+        "maximised (default: the rewards that the model predicts)",
+    )
+    goal.add_argument(
+        "--discount", type=float, default=1.0, metavar="X", help="of rewards (default: %(default)s)"
+    )
+    goal.add_argument(
+        "--until", type=float, default=float("inf"), metavar="SCORE", help="end the search with this score"
+    )
+    _add_search_options(parser)
+    _add_places(parser)
+    return parser
+
+
+def _add_search_options(parser: Parser) -> None:
+    search = parser.add_argument_group("search")
+    search.add_argument(
+        "--method",
+        choices=("random", "cem", "mppi", "search"),
+        default="cem",
+        help="random sequences, the cross-entropy method, path integrals, or breadth-first search of a world "
+        "with keys (default: %(default)s)",
+    )
+    search.add_argument(
+        "--horizon", type=int, default=12, metavar="N", help="most actions of a plan (default: %(default)s)"
+    )
+    search.add_argument(
+        "--candidates",
+        type=int,
+        default=64,
+        metavar="N",
+        help="sequences per iteration; for search, states of a depth (default: %(default)s)",
+    )
+    search.add_argument(
+        "--iterations", type=int, default=4, metavar="N", help="except for search (default: %(default)s)"
+    )
+    search.add_argument(
+        "--seed", type=int, default=0, help="seed of the search, the world and the episodes (default: 0)"
+    )
+    search.add_argument("--device", help="device of the model (default: cpu)")
+
+
+def _add_places(parser: Parser) -> None:
+    image = parser.add_argument_group("one plan")
+    image.add_argument("--start", metavar="IMAGE", help="image or video to start from")
+    image.add_argument("--out", metavar="FILE", help="write the plan as .mp4, .gif or .png")
+    environment = parser.add_argument_group("the real environment")
+    environment.add_argument("--env", metavar="ENV_ID", help="id of a Gymnasium environment, or module:ID")
+    environment.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the environment"
+    )
+    environment.add_argument(
+        "--episodes", type=int, default=10, metavar="N", help="episodes to play (default: %(default)s)"
+    )
+    environment.add_argument(
+        "--max-steps", type=int, default=100, metavar="N", help="longest episode (default: %(default)s)"
+    )
+    environment.add_argument(
+        "--plans", type=int, default=8, metavar="N", help="most plans of an episode (default: %(default)s)"
+    )
+    environment.add_argument(
+        "--true-simulator",
+        action="store_true",
+        help="also plan in copies of the environment itself, the best that a model can be",
+    )
