@@ -1,8 +1,10 @@
 """The FastAPI application: routes, lifespan, error handlers and the OpenAPI schema."""
 
 import asyncio
+import itertools
 import logging
 import math
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -14,6 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.routing import Match, Route
 
 from worldmodel import __version__
 from worldmodel.errors import InputError
@@ -23,20 +26,46 @@ from worldmodel.serving.errors import ApiError
 from worldmodel.serving.logs import HEADER, HeadRequests, RequestLog
 from worldmodel.serving.media import decoding
 from worldmodel.serving.metrics import Metrics
-from worldmodel.serving.protocol import ErrorBody, ErrorObject, ResetRequest, VideoRequest, WorldRequest
+from worldmodel.serving.protocol import (
+    EditRequest,
+    ErrorBody,
+    ErrorObject,
+    ExtendRequest,
+    ResetRequest,
+    VideoRequest,
+    WorldRequest,
+)
 from worldmodel.serving.rate_limits import RequestLimiter
 from worldmodel.serving.realtime.events import SessionLimits
-from worldmodel.serving.routes import chat, health, images, parsing, realtime, videos, worlds
+from worldmodel.serving.routes import (
+    chat,
+    derived_videos,
+    health,
+    images,
+    models,
+    parsing,
+    realtime,
+    videos,
+    worlds,
+)
 from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, HttpOptions, ServerConfig
 from worldmodel.serving.videos.jobs import VideoJobs
 from worldmodel.serving.worlds.registry import WorldRegistry
-from worldmodel.serving.worlds.service import WorldService
+from worldmodel.serving.worlds.service import MAX_STEPS, WorldService
 
 LOG = logging.getLogger(__name__)
 
-CODES = {404: "not_found", 408: "timeout", 405: "method_not_allowed", 413: "too_large"}
+CODES = {404: "not_found", 416: "invalid_range", 408: "timeout", 405: "method_not_allowed", 413: "too_large"}
+ROUTERS = (
+    *(module.router for module in (worlds, videos, derived_videos, chat, images, health, realtime, models)),
+    health.metrics_router,
+)
 INTERNAL_ERROR = "Internal server error; try again, and report it if it persists."
 MAX_MESSAGE_CHARACTERS = 300
+NEGATIVE_PROMPT = (
+    "negative_prompt is not supported: guidance is away from the prediction without a condition, never away "
+    "from a prompt. Omit it, and use guidance_scale."
+)
 
 
 def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
@@ -58,10 +87,8 @@ def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
     )
     _add_middleware(app, config.http)
     app.state.context = create_context(service, config)
-    for module in (worlds, videos, chat, images, health, realtime):
-        app.include_router(module.router)
-    app.include_router(chat.models_router)
-    app.include_router(health.metrics_router)
+    for router in ROUTERS:
+        app.include_router(router)
     app.openapi = lambda: _openapi_schema(app)
     return app
 
@@ -109,6 +136,7 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
         max_messages_per_s=30.0,
         max_rounds=service.max_rounds,
         max_snapshots=service.max_snapshots,
+        max_inference_steps=MAX_STEPS if model.generator else 0,
     )
     return ServerContext(
         service=service,
@@ -125,6 +153,7 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServerContext = app.state.context
+    context.jobs.start()
     sweeper = asyncio.create_task(_sweep(context))
     try:
         yield
@@ -159,9 +188,20 @@ def _response(
     return JSONResponse(content, status, headers)
 
 
-def _http_error(_: Request, error: HTTPException) -> JSONResponse:
-    code = CODES.get(error.status_code, "invalid_request")
-    return _response(error.status_code, code, f"{error.detail.rstrip('.')}.", headers=error.headers)
+def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+    code, headers = CODES.get(error.status_code, "invalid_request"), error.headers
+    if error.status_code == 405:  # Starlette names the methods of the first route only
+        headers = {"allow": ", ".join(sorted(_methods(request)))}
+    return _response(error.status_code, code, f"{error.detail.rstrip('.')}.", headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """Return the methods of all routes with the path of a request."""
+    methods: set[str] = set()
+    for route in (route for router in ROUTERS for route in router.routes):
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return methods | ({"HEAD"} if "GET" in methods else set())
 
 
 HANDLERS: dict[Any, Any] = {
@@ -176,13 +216,22 @@ HANDLERS: dict[Any, Any] = {
 
 def _describe(error: RequestValidationError) -> str:
     """Name the invalid field and the problem without repeating the input."""
-    first = error.errors()[0]
-    field = ".".join(str(part)[:64] for part in first["loc"][1:]) or str(first["loc"][0])
+    first = max(error.errors(), key=lambda each: len(each["loc"]))  # of a union, the member that fits best
+    path = [str(part)[:64] for part in first["loc"][1:]]
+    # Pydantic adds the names of models and types, and the tags of unions, which are no fields.
+    named = [part for part, below in itertools.pairwise([*path, ""]) if _is_field(part, below)]
+    field = ".".join(named) or str(first["loc"][0])
+    if first["type"] == "extra_forbidden" and named[-1:] == ["negative_prompt"]:
+        return NEGATIVE_PROMPT
     if first["type"] == "extra_forbidden":
         return f"There is no field {field!r}; omit it."
     if first["type"] in ("missing", "json_invalid"):
         return f"{field!r} is missing." if first["type"] == "missing" else "The body is not JSON."
     return f"{field!r} is invalid: {first['msg']}."[:MAX_MESSAGE_CHARACTERS]
+
+
+def _is_field(part: str, below: str) -> bool:
+    return part != below and not part[:1].isupper() and not re.search(r"[-\[(]", part)
 
 
 # OpenAPI
@@ -198,7 +247,9 @@ def _openapi_schema(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
         )
         components = schema.setdefault("components", {}).setdefault("schemas", {})
-        components |= parsing.referenced_schemas(VideoRequest, WorldRequest, ResetRequest)
+        components |= parsing.referenced_schemas(
+            VideoRequest, EditRequest, ExtendRequest, WorldRequest, ResetRequest
+        )
         for operations in schema["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)  # validation errors are answered with 400

@@ -48,7 +48,7 @@ class Generation(RequestBody):
     model: Name | None = None
     """Name of the server's model or of one of its adapters."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    num_inference_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
+    num_inference_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] | None = None
     guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
 
 
@@ -69,7 +69,7 @@ class ResetRequest(RequestBody):
 class StepRequest(RequestBody):
     """Plays one round."""
 
-    step_id: Annotated[int, Field(ge=1, le=2**31)]
+    step_id: Annotated[int, Field(ge=1, le=2**31, strict=True)]
     """The world's round + 1; repeating the last step returns the same frames."""
     action: Action = None
 
@@ -84,6 +84,14 @@ class DescribeRequest(RequestBody):
     """Requests a description of the newest observation, or an answer to a question."""
 
     question: Annotated[str, Field(min_length=1, max_length=400)] | None = None
+
+
+class OutcomeObject(ResponseBody):
+    """What the model predicts for a round besides its frames."""
+
+    reward: float
+    ended: bool
+    """Whether the episode ends with the round."""
 
 
 class WorldObject(ResponseBody):
@@ -106,6 +114,8 @@ class WorldObject(ResponseBody):
     num_inference_steps: int
     guidance_scale: float
     snapshots: list[str]
+    outcome: OutcomeObject | None
+    """Of the newest round; null before it, and for models that predict none."""
     idle_timeout_s: float
     """Time without use after which the world is closed."""
 
@@ -154,6 +164,11 @@ def _from_text(value: Any) -> Any:
     return value
 
 
+Actions = Annotated[Annotated[list[Action], Field(max_length=MAX_ACTIONS)], BeforeValidator(_from_text)]
+Seconds = Annotated[str, Field(pattern=r"^\d{1,4}(\.\d{1,3})?$")]
+NumFrames = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class VideoRequest(Generation):
     """Requests a video.
 
@@ -162,16 +177,56 @@ class VideoRequest(Generation):
     """
 
     prompt: Prompt
-    actions: Annotated[
-        Annotated[list[Action], Field(max_length=MAX_ACTIONS)], BeforeValidator(_from_text)
-    ] = []
+    actions: Actions = []
     size: Size | None = None
     """`WIDTHxHEIGHT`; must be the frame size of the model."""
-    seconds: Annotated[str, Field(pattern=r"^\d{1,4}(\.\d{1,3})?$")] | None = None
-    num_frames: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    seconds: Seconds | None = None
+    num_frames: NumFrames | None = None
     """Alternative to `seconds`; without both, one round per action."""
     fps: Annotated[int, Field(ge=1, le=240)] | None = None
     """Frames per second; must be the frame rate of the model."""
+
+
+class RemixRequest(RequestBody):
+    """Requests a video like another one, with the same seed, start and other actions, from a new prompt."""
+
+    prompt: Prompt
+
+
+class VideoReference(RequestBody):
+    """A completed video of this key."""
+
+    id: Name
+
+
+class EditRequest(RequestBody):
+    """Requests a video with the start and length of another one, in which something else happens.
+
+    The source is a completed video, which also gives the settings, or the upload `video` (an MP4).
+    """
+
+    video: VideoReference | None = None
+    prompt: Prompt
+    """The action of the first round."""
+    actions: Actions | None = None
+    """Those of the further rounds; by default the ones of the source."""
+
+
+class ExtendRequest(RequestBody):
+    """Requests a video that begins with another one and goes on.
+
+    The source is a completed video, which also gives the settings, or the upload `video` (an MP4).
+    """
+
+    video: VideoReference | None = None
+    prompt: Prompt
+    """The action of the first new round."""
+    actions: Actions = []
+    """Those of the further new rounds."""
+    seconds: Seconds | None = None
+    """Length of what is added."""
+    num_frames: NumFrames | None = None
+    """Alternative to `seconds`; without both, one round per action."""
 
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
@@ -202,12 +257,14 @@ class VideoObject(ResponseBody):
     prompt: str
     seconds: str
     size: str
+    """Frame size of the model; in the MP4 small frames are enlarged by a whole factor."""
     num_frames: int
     fps: int
     seed: int
     inference_time_s: float | None
     error: VideoError | None
-    remixed_from_video_id: None = None
+    remixed_from_video_id: str | None
+    """The video that this one is a remix, an edit or an extension of."""
 
 
 class VideoList(ResponseBody):
@@ -227,6 +284,12 @@ class DataUrl(RequestBody):
     """Media as `data:` URL; other URLs are not fetched."""
 
     url: Annotated[str, Field(max_length=MAX_MEDIA_CHARACTERS, pattern=r"^data:")]
+    detail: Literal["auto"] = "auto"
+    """Models see all media in one size."""
+
+
+FinishReason = Literal["stop", "length"]
+"""The model ended its text, or `max_tokens` did."""
 
 
 class TextPart(RequestBody):
@@ -254,21 +317,41 @@ Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
 
 
 class Message(RequestBody):
-    """An image or video, and optionally a question."""
+    """A question, an image or video, or both."""
 
-    role: Literal["user"]
-    content: Annotated[list[Part], Field(min_length=1, max_length=4)]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, Field(max_length=400)] | Annotated[list[Part], Field(min_length=1, max_length=4)]
+
+
+class StreamOptions(RequestBody):
+    """What a stream has beside the text."""
+
+    include_usage: bool = False
+    """Whether the last chunk has the usage, and no choice."""
 
 
 class ChatRequest(RequestBody):
-    """One question about one observation; without text, a request for a description."""
+    """A question about an observation; without text, a request for a description.
+
+    The answer is to the last message, about the newest image or video. The text of system messages is put
+    before the question; that of earlier messages of the user and the assistant is not read.
+    """
 
     model: Name | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1)]
-    stream: Literal[False] = False
-    n: Literal[1] = 1
-    temperature: Annotated[float, Field(ge=0, le=0)] = 0
-    """Decoding is greedy."""
+    messages: Annotated[list[Message], Field(min_length=1, max_length=64)]
+    stream: bool = False
+    """Whether to send the text as it is made, as server-sent events of type `chat.completion.chunk`."""
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Longest text; by default 96 tokens."""
+    max_completion_tokens: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """The newer name of `max_tokens`; it wins if both are given."""
+    n: Annotated[int, Field(ge=1, le=8)] = 1
+    """Number of answers; answer `i` is sampled with seed `seed + i`."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0
+    """0 takes the most likely token."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Seed of the sampling, by default a random one."""
 
 
 class ChatMessage(ResponseBody):
@@ -280,12 +363,20 @@ class ChatMessage(ResponseBody):
 
 
 class Choice(ResponseBody):
-    """The single answer."""
+    """One answer."""
 
-    index: int = 0
+    index: int
     message: ChatMessage
-    finish_reason: Literal["stop"] = "stop"
+    finish_reason: FinishReason
     logprobs: None = None
+
+
+class Usage(ResponseBody):
+    """Tokens of a request: those of the image or video and the question, and those of the answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
 
 
 class ChatObject(ResponseBody):
@@ -296,15 +387,44 @@ class ChatObject(ResponseBody):
     created: int
     model: str
     choices: list[Choice]
+    usage: Usage
+
+
+class Delta(ResponseBody):
+    """Text that follows what was sent before."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(ResponseBody):
+    """What is new of one answer."""
+
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: None = None
+
+
+class ChatChunk(ResponseBody):
+    """One server-sent event of a streamed answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
 
 
 class ImageRequest(Generation):
-    """Requests images of a described scene; image `i` has seed `seed + i`."""
+    """Requests images; image `i` has seed `seed + i`."""
 
     prompt: Prompt
     n: Annotated[int, Field(ge=1, le=8)] = 1
-    size: Size | None = None
+    size: Size | Literal["auto"] | None = None
     response_format: Literal["b64_json"] = "b64_json"
+    output_format: Literal["png"] = "png"
 
 
 class ImageObject(ResponseBody):
@@ -334,6 +454,20 @@ class ModelList(ResponseBody):
 
     object: Literal["list"] = "list"
     data: list[ModelObject]
+
+
+class StartImageObject(ResponseBody):
+    """An image to start a world from: a PNG in base64."""
+
+    title: str
+    b64_json: str
+
+
+class StartImageList(ResponseBody):
+    """Images to start worlds from."""
+
+    object: Literal["list"] = "list"
+    data: list[StartImageObject]
 
 
 # Health and errors

@@ -75,7 +75,7 @@ async def serve(
     folder = model_folder.resolve(name_or_path)
     config = replace(config, model_name=config.model_name or folder.resolve().name)
     with _bind(host, port) as listener:
-        LOG.info("loading %s", folder)
+        print(f"loading {config.model_name} ...", file=sys.stderr, flush=True)  # this can take minutes
         model = WorldModel.from_pretrained(name_or_path, device=_resolve_device(device))
         compute = Compute()
         options = options or EngineOptions()
@@ -144,7 +144,7 @@ async def _start_engine(
         from worldmodel.serving.engine.vllm_engine import VllmEngine
 
         return await VllmEngine.start(
-            folder / "backbone",
+            model_folder.backbone_folder(folder),
             adapters=adapters,
             limits=limits,
             tensor_parallel_size=options.tensor_parallel_size,

@@ -77,6 +77,8 @@ class ServerConfig:
     """Rate limit of one key."""
     max_requests_per_key: int = 64
     """Concurrent requests of one key."""
+    max_sockets_per_key: int = 32
+    """Open WebSockets of one key."""
     drain_timeout_s: float = 30.0
     """Time for unfinished work when the server is stopped."""
 

@@ -22,6 +22,7 @@ from worldmodel.serving.client.errors import ServerUnreachableError, VideoFailed
 from worldmodel.serving.client.payloads import AnyAction, Observation, as_json, as_upload, drop_none
 from worldmodel.serving.client.transport import AsyncTransport, HttpApi, parse, parse_base_url
 from worldmodel.serving.errors import ApiError, NotFoundError
+from worldmodel.types import Outcome, StartImage
 
 BASE_URL = "http://127.0.0.1:8000"
 CLIP_FPS = 8.0
@@ -82,11 +83,14 @@ class AsyncRemoteWorld:
     Attributes:
         info: Latest description of the world by the server.
         round: Rounds played, by the newest response; `refresh` updates it.
+        outcome: Reward and end that the model predicts for the newest frames that were received; None for
+            the first observation, and for models without outcomes.
     """
 
     _api: HttpApi = field(repr=False)
     info: WorldInfo
     round: int = 0
+    outcome: Outcome | None = None
 
     @property
     def id(self) -> str:
@@ -99,7 +103,8 @@ class AsyncRemoteWorld:
 
     async def frames(self) -> Frames:
         """Return the newest observation, uint8 `[t, h, w, 3]`."""
-        return await self._api.frames("GET", f"{self._path}/frames")
+        frames, self.outcome = await self._api.frames("GET", f"{self._path}/frames")
+        return frames
 
     async def step(self, action: AnyAction = None) -> Frames:
         """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the empty action.
@@ -107,7 +112,7 @@ class AsyncRemoteWorld:
         If the response is lost, repeating the call returns the same frames: the round is played once.
         """
         body = {"step_id": self.round + 1, "action": as_json(action)}
-        frames = await self._api.frames("POST", f"{self._path}/step", json=body)
+        frames, self.outcome = await self._api.frames("POST", f"{self._path}/step", json=body)
         self.round += 1
         return frames
 
@@ -116,11 +121,13 @@ class AsyncRemoteWorld:
     ) -> Frames:
         """Restart the world, by default from its initial observation; return the first observation."""
         if observation is not None:
-            frames = await self._api.frames(
+            frames, self.outcome = await self._api.frames(
                 "POST", f"{self._path}/reset", files=as_upload("observation", observation, fps)
             )
         else:
-            frames = await self._api.frames("POST", f"{self._path}/reset", json=drop_none(text=text))
+            frames, self.outcome = await self._api.frames(
+                "POST", f"{self._path}/reset", json=drop_none(text=text)
+            )
         self.round = 0
         return frames
 
@@ -371,6 +378,13 @@ class AsyncClient:
         """Return the names that `model` accepts: the server's model and its adapters."""
         return [str(item["id"]) for item in (await self._api.json("GET", "/v1/models"))["data"]]
 
+    async def start_images(self, model: str | None = None) -> list[StartImage]:
+        """Return images from which worlds of a model can start; None asks for those of the server's model."""
+        name = model or (await self.models())[0]
+        path = f"/v1/models/{quote(name, safe='')}/start_images"
+        found = (await self._api.json("GET", path))["data"]
+        return [StartImage(str(item["title"]), _decode_png(item["b64_json"])) for item in found]
+
     async def describe(
         self, observation: Observation, question: str | None = None, fps: float = CLIP_FPS
     ) -> str:
@@ -403,8 +417,7 @@ class AsyncClient:
             model=model,
         )
         response = await self._api.json("POST", "/v1/images/generations", json=body)
-        data = base64.b64decode(response["data"][0]["b64_json"])
-        return np.array(Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB"))
+        return _decode_png(response["data"][0]["b64_json"])
 
     async def close(self) -> None:
         """Close the connections; worlds stay on the server until they are closed or time out."""
@@ -415,6 +428,11 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _decode_png(text: str) -> np.ndarray:
+    data = base64.b64decode(text)
+    return np.array(Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB"))
 
 
 def _video_path(identity: str) -> str:

@@ -15,6 +15,7 @@ from worldmodel.serving.client.aio import (
     WorldInfo,
 )
 from worldmodel.serving.client.transport import BlockingTransport, HttpApi, parse_base_url
+from worldmodel.types import Outcome
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,6 +71,11 @@ class RemoteWorld:
     def round(self) -> int:
         """Rounds played, by the newest response; `refresh` updates it."""
         return self._async.round
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Reward and end of the newest frames that were received; see `AsyncRemoteWorld`."""
+        return self._async.outcome
 
     @property
     def info(self) -> WorldInfo:
@@ -144,6 +150,7 @@ class Client:
 
     ready = _blocking(AsyncClient.ready)
     models = _blocking(AsyncClient.models)
+    start_images = _blocking(AsyncClient.start_images)
     describe = _blocking(AsyncClient.describe)
     generate_image = _blocking(AsyncClient.generate_image)
     close = _blocking(AsyncClient.close)

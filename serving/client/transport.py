@@ -22,6 +22,7 @@ from worldmodel.serving.client.errors import (
     retry_after,
 )
 from worldmodel.serving.errors import RateLimitError, UnavailableError
+from worldmodel.types import Outcome
 
 T = TypeVar("T")
 
@@ -136,8 +137,8 @@ class HttpApi:
             raise ServerError(f"{self.base_url} did not return JSON; is it a worldmodel server?")
         return body
 
-    async def frames(self, method: str, path: str, **options: Any) -> Frames:
-        """Send a request and return the frames of the response, uint8 `[t, h, w, 3]`."""
+    async def frames(self, method: str, path: str, **options: Any) -> tuple[Frames, Outcome | None]:
+        """Send a request; return the frames of the response, uint8 `[t, h, w, 3]`, and their outcome."""
         response = await self.request(method, path, params={"format": "npy"}, **options)
         try:
             frames = np.lib.format.read_array(io.BytesIO(response.content), allow_pickle=False)
@@ -145,7 +146,9 @@ class HttpApi:
             frames = np.empty(0)
         if frames.dtype != np.uint8 or frames.ndim != 4:
             raise ServerError(f"{self.base_url} did not return frames; is it a worldmodel server?")
-        return frames
+        reward = response.headers.get("x-reward")
+        ended = response.headers.get("x-ended") == "true"
+        return frames, None if reward is None else Outcome(float(reward), ended)
 
     def _describe(self, error: httpx.TransportError) -> str:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):

@@ -8,7 +8,6 @@ import torch
 
 from worldmodel.errors import ConfigError
 from worldmodel.models import text
-from worldmodel.models.action import SLOT
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.errors import UnavailableError
@@ -120,11 +119,11 @@ def gib(num_bytes: int) -> str:
 
 def _length(given: int | None, model: WorldModel) -> int:
     """Return the positions of the longest sequence: by default those of histories of the longest actions."""
-    config, rounds = model.config, model.config.history_rounds
+    config, rounds, slot = model.config, model.config.context_rounds, model.action.slot
     action = config.action
     parts = 1 + (action.max_text_tokens if action.text else 0) + len(action.keys)
     parts += (action.vector_size > 0) + action.mouse + action.camera
-    longest_round = model.round_tokens + -(-parts // SLOT) * SLOT - SLOT
+    longest_round = model.round_tokens + -(-parts // slot) * slot - slot
     vision = model.vision.round_tokens
     if config.vision.sees_latents:  # a clip that is described has more frames than a round
         vision = vision // config.context_latents * config.vision.max_frames

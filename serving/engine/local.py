@@ -1,6 +1,6 @@
 """Engines run the backbone for states and text: the protocol, and the engine of this process."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.rollout import LocalEngine
 from worldmodel.serving.engine.batching import DENOISE, PREDICT, Batcher, Compute
+from worldmodel.serving.engine.completion import TextParams
 from worldmodel.serving.engine.limits import check_length
 
 
@@ -37,10 +38,10 @@ class Engine(Protocol):
         """Return the hidden states at the query positions of a history's newest round."""
         ...
 
-    async def generate_text(
-        self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None
-    ) -> str:
-        """Greedily continue a prefix with text."""
+    def generate_tokens(
+        self, prefix: Float[Tensor, "n d"], params: TextParams, adapter: str | None = None
+    ) -> AsyncGenerator[int, None]:
+        """Continue a prefix with text: yields up to `max_tokens` tokens, without the end token."""
         ...
 
     def stats(self) -> Mapping[str, float]:
@@ -86,20 +87,21 @@ class InProcessEngine:
         check_length(sum(map(len, history)), self._max_model_len)
         return await self._states((history, num_queries, known(adapter, self.adapters)))
 
-    async def generate_text(
-        self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None
-    ) -> str:
-        """Greedily continue a prefix; other work runs between two tokens."""
+    async def generate_tokens(
+        self, prefix: Float[Tensor, "n d"], params: TextParams, adapter: str | None = None
+    ) -> AsyncGenerator[int, None]:
+        """Continue a prefix with text; other work runs between two tokens."""
         known(adapter, self.adapters)
-        tokens: list[int] = []
+        generator = torch.Generator(prefix.device).manual_seed(params.seed)
         cache, embeds = self.backbone.new_cache(), prefix[None]
-        while len(tokens) < max_tokens:
-            token = await self._compute.run(self._next_token, embeds, cache, adapter, stage=DENOISE)
+        for _ in range(params.max_tokens):
+            token = await self._compute.run(
+                self._next_token, embeds, cache, adapter, params.temperature, generator, stage=DENOISE
+            )
             if token == self.backbone.end:
-                break
-            tokens.append(token)
+                return
+            yield token
             embeds = self.backbone.embed(torch.tensor([[token]], device=prefix.device))
-        return self.backbone.text(tokens)
 
     def stats(self) -> Mapping[str, float]:
         """Return the size of the cached keys and values."""
@@ -121,9 +123,14 @@ class InProcessEngine:
             results.update(zip(rows, states, strict=True))
         return [results[row] for row in range(len(requests))]
 
-    def _next_token(self, embeds: Tensor, cache: Any, adapter: str | None) -> int:
+    def _next_token(
+        self, embeds: Tensor, cache: Any, adapter: str | None, temperature: float, generator: torch.Generator
+    ) -> int:
         with self._using(adapter):
-            return int(self.backbone.logits(self.backbone(embeds, cache)[:, -1]).argmax())
+            logits = self.backbone.logits(self.backbone(embeds, cache)[0, -1]).float()
+        if not temperature:
+            return int(logits.argmax())
+        return int(torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator))
 
     def _using(self, adapter: str | None) -> AbstractContextManager[None]:
         return nullcontext() if self._lora is None else _switched(self._lora, adapter)

@@ -4,11 +4,10 @@ One vLLM engine in separate processes computes states and text (see `vllm_worker
 whole history, of which only the new positions are computed; forks share their common prefix.
 """
 
-import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -31,6 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from worldmodel.errors import ModelError
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.models.loading.pretrained import first_line
+from worldmodel.serving.engine.completion import TextParams
 from worldmodel.serving.engine.limits import BLOCK, EngineLimits, check_length
 from worldmodel.serving.engine.local import known
 from worldmodel.serving.engine.vllm_plugin import SERVER
@@ -183,7 +183,8 @@ class VllmEngine:
                 extra_args={"num_states": missing},
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            output = await self._request(embeds[:end], params, adapter)
+            async with aclosing(self._outputs(embeds[:end], params, adapter)) as outputs:
+                output = await anext(outputs)
             if not isinstance(output, PoolingRequestOutput):
                 raise UnavailableError("The vLLM engine closed before it returned the states; try again.")
             states.insert(0, output.outputs.data)
@@ -192,28 +193,31 @@ class VllmEngine:
             end, missing = end - len(states[0]), missing - len(states[0])
         return torch.cat(states).to(history[-1])
 
-    async def generate_text(
-        self, prefix: Float[Tensor, "n d"], max_tokens: int, adapter: str | None = None
-    ) -> str:
-        """Greedily continue a prefix with text, as `Backbone.decode_text` does.
+    async def generate_tokens(
+        self, prefix: Float[Tensor, "n d"], params: TextParams, adapter: str | None = None
+    ) -> AsyncGenerator[int, None]:
+        """Continue a prefix with text; greedily, it is that of `Backbone.decode_text`.
 
         Raises:
             InputError: there is no such adapter.
             UnavailableError: the prefix is longer than the engine allows, or the engine stopped.
         """
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=0,
+        sampling = SamplingParams(
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            seed=params.seed,
             detokenize=False,
             ignore_eos=True,  # a folder may name several ends of text; the tokenizer's own is the one
             stop_token_ids=[self._end],
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.DELTA,
         )
-        output = await self._request(self._embeds(prefix), params, adapter)
-        if not isinstance(output, RequestOutput) or output.outputs[0].finish_reason == "abort":
-            raise UnavailableError("The vLLM engine closed before the text was complete; try again.")
-        tokens = [token for token in output.outputs[0].token_ids if token != self._end]
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+        async with aclosing(self._outputs(self._embeds(prefix), sampling, adapter)) as outputs:
+            async for output in outputs:
+                if not isinstance(output, RequestOutput) or output.outputs[0].finish_reason == "abort":
+                    raise UnavailableError("The vLLM engine closed before the text was complete; try again.")
+                for token in output.outputs[0].token_ids:
+                    if token != self._end:
+                        yield token
 
     def stats(self) -> Mapping[str, float]:
         """Return the size of the KV cache, and the number of positions and cached positions of histories."""
@@ -237,28 +241,30 @@ class VllmEngine:
         check_length(len(embeds) + 1, self._max_model_len)  # a token follows every sequence
         return embeds.detach().to("cpu", self._dtype)
 
-    async def _request(
+    async def _outputs(
         self, embeds: Tensor, params: SamplingParams, adapter: str | None
-    ) -> RequestOutput | PoolingRequestOutput:
-        """Return the result of one request; cancelling the caller aborts it."""
+    ) -> AsyncGenerator[RequestOutput | PoolingRequestOutput, None]:
+        """Yield the results of one request; a caller who is cancelled, or leaves early, aborts it."""
         lora = self._lora.get(known(adapter, self.adapters) or "")
         if self._closed:
             raise UnavailableError("The vLLM engine is closed; start the server again.")
-        name = uuid4().hex
+        name, finished = uuid4().hex, False
         self._live.add(name)
         try:
             # Not `generate`, which rejects outputs with states.
             queue = await self._llm.add_request(name, {"prompt_embeds": embeds}, params, lora_request=lora)
-            return await queue.get()
-        except asyncio.CancelledError:
-            await self._abort(name)
-            raise
+            while not finished:
+                output = await queue.get()
+                finished = output.finished
+                yield output
         except EngineDeadError:
             raise UnavailableError(
                 "The vLLM engine has failed; see the server's log and restart the server."
             ) from None
         finally:
             self._live.discard(name)
+            if not finished:
+                await self._abort(name)
 
     async def _abort(self, *names: str) -> None:
         with suppress(EngineDeadError):  # nothing left to abort

@@ -84,16 +84,30 @@ async def decode_observation(data: bytes, config: WorldModelConfig) -> Frames:
     Raises:
         ApiError, InputError: as `decode_upload`.
     """
+    # A world continues from the end of a video; the copy frees the rest.
+    return (await _decode_all(data, config))[-observed_frames(config) :].copy()
+
+
+async def decode_video(data: bytes, config: WorldModelConfig) -> Frames:
+    """Decode all frames of an uploaded video, uint8 `[t, h, w, 3]`.
+
+    Raises:
+        ApiError, InputError: as `decode_upload`, or the upload is an image.
+    """
+    if sniff.detect_format(data[:16]) in UploadLimits().media.image_formats:
+        raise UnsupportedFormatError("The upload is an image, and a video is needed; send an MP4 (H.264).")
+    return await _decode_all(data, config)
+
+
+async def _decode_all(data: bytes, config: WorldModelConfig) -> Frames:
     limits = UploadLimits()
-    frames = await decode_upload(
+    return await decode_upload(
         data,
         size=config.codec.image_size,
         fps=config.fps,
         max_frames=min(limits.max_frames, int(limits.media.max_video_s * config.fps)),
         limits=limits,
     )
-    # A world continues from the end of a video; the copy frees the rest.
-    return frames[-observed_frames(config) :].copy()
 
 
 def close_decoder() -> None:

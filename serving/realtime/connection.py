@@ -16,10 +16,16 @@ from typing import Any, get_args
 from fastapi import WebSocket, WebSocketDisconnect
 
 from worldmodel.config import height_width
-from worldmodel.errors import WorldModelError
+from worldmodel.errors import InputError, WorldModelError
 from worldmodel.serving.actions import ActionSchema
 from worldmodel.serving.context import ServerContext
-from worldmodel.serving.errors import ApiError, DeadlineExceededError, RateLimitError, TooLargeError
+from worldmodel.serving.errors import (
+    ApiError,
+    DeadlineExceededError,
+    RateLimitError,
+    TooLargeError,
+    UnsupportedFormatError,
+)
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.rate_limits import TokenBucket
 from worldmodel.serving.realtime import events
@@ -157,13 +163,26 @@ class Connection:
             guidance_scale=config.guidance_scale,
             formats=["jpeg", "fmp4"],
             paces=list(get_args(events.Pace)),
+            pace=config.pace,
             limits=self._limits,
         )
 
     # ---- the world -----------------------------------------------------------------------------------
 
     async def _play(self) -> Reason:
-        event, upload = await self._started
+        while True:
+            event, upload = await self._started
+            try:
+                return await self._play_world(event, upload)
+            except (InputError, TooLargeError, UnsupportedFormatError) as error:
+                if self._player is not None:
+                    raise
+                # What was sent is at fault, and can be sent again as long as there is no world.
+                self._start_event, self._started = None, asyncio.get_running_loop().create_future()
+                self._expires_at = time.monotonic() + self._limits.start_timeout_s
+                await self._reject(error, event)
+
+    async def _play_world(self, event: SessionStart, upload: bytes | None) -> Reason:
         started_at = time.monotonic()
         with self._context.worlds.temporary(self._caller):
             world = await self._start_world(event, upload)
@@ -176,7 +195,7 @@ class Connection:
                     self._service,
                     world,
                     encoder,
-                    event.pace,
+                    event.pace or config.pace,
                     self._send,
                     metrics=self._context.metrics,
                     max_queued=self._limits.max_queued_interactions,
@@ -218,7 +237,7 @@ class Connection:
             height=height,
             fps=config.fps,
             chunk_frames=config.chunk_frames,
-            pace=event.pace,
+            pace=event.pace or config.pace,
             seed=world.settings.seed,
             num_inference_steps=world.settings.num_inference_steps,
             guidance_scale=world.settings.guidance_scale,

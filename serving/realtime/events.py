@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from worldmodel.errors import WorldModelError
 from worldmodel.serving.actions import ActionBody, ActionSchema, StrictModel
 from worldmodel.serving.errors import ApiError
+from worldmodel.serving.protocol import OutcomeObject
 
 PROTOCOL = 1
 """Protocol version; incremented by changes that break existing clients."""
@@ -48,18 +49,22 @@ class ClientEvent(Event):
 
 
 class SessionStart(ClientEvent):
-    """Starts the world from `text`, or from the image or video in the next binary message."""
+    """Starts the world from `text`, or from the image or video in the next binary message.
+
+    One that is refused by an error that is not fatal may be followed by another.
+    """
 
     type: Literal["session.start"]
     text: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
     upload: bool = False
     """Whether the next message is binary and contains a PNG, JPEG, WebP or MP4 (H.264)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    num_inference_steps: Annotated[int, Field(ge=1, le=64)] | None = None
+    num_inference_steps: Annotated[int, Field(ge=0, le=64)] | None = None
     guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
     adapter: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     format: Format = "jpeg"
-    pace: Pace = "realtime"
+    pace: Pace | None = None
+    """By default the model's, which `session.created` names."""
 
 
 class InteractionEvent(Event):
@@ -179,6 +184,8 @@ class SessionLimits(Event):
     max_messages_per_s: float
     max_rounds: int
     max_snapshots: int
+    max_inference_steps: int
+    """Denoising steps of a round; 0 if the model has no generator, which then takes no guidance either."""
 
 
 class SessionCreated(Event):
@@ -198,6 +205,8 @@ class SessionCreated(Event):
     guidance_scale: float
     formats: list[Format]
     paces: list[Pace]
+    pace: Pace
+    """The model's, which is used unless `session.start` has another."""
     limits: SessionLimits
 
 
@@ -237,6 +246,8 @@ class ChunkMetadata(Event):
     """The action of this round; null for the empty action."""
     event_ids: list[str]
     """Interactions that took effect with the first frame of this chunk."""
+    outcome: OutcomeObject | None
+    """Reward and end of the round, if the model predicts them."""
     generation_s: float
 
 

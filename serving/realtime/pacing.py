@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from worldmodel.serving.actions import action_body, plain
 from worldmodel.serving.errors import ApiError, DeadlineExceededError
 from worldmodel.serving.media.fragmented_mp4 import FragmentedMp4
 from worldmodel.serving.metrics import Metrics
+from worldmodel.serving.protocol import OutcomeObject
 from worldmodel.serving.realtime import events
 from worldmodel.serving.worlds.service import World, WorldService
 from worldmodel.types import Action
@@ -235,6 +236,7 @@ class WorldPlayer:
             num_bytes=sum(map(len, messages)),
             action=action_body(action),
             event_ids=[interaction.event_id] if interaction is not None else [],
+            outcome=self.world.outcome and OutcomeObject(**asdict(self.world.outcome)),
             generation_s=round(duration, 6),
         )
         self.chunks, self.frames = self.chunks + 1, self.frames + len(frames)

@@ -12,6 +12,7 @@ from fastapi import Query, Response
 
 from worldmodel.media import Frames
 from worldmodel.media.encoding import encode_png, encode_video
+from worldmodel.types import Outcome
 
 FrameFormat = Literal["mp4", "zip", "npy"]
 Format = Annotated[
@@ -39,14 +40,23 @@ FRAME_RESPONSES: dict[int | str, dict[str, Any]] = {
                 "x-num-frames": "Number of frames.",
                 "x-fps": "Frames per second.",
             }.items()
+        }
+        | {
+            "x-reward": {"schema": {"type": "number"}, "description": "Reward, if the model predicts it."},
+            "x-ended": {
+                "schema": {"type": "boolean"},
+                "description": "Whether the episode ends with the round, if the model predicts it.",
+            },
         },
     }
 }
 """OpenAPI description of a response with frames."""
 
 
-async def frames_response(format: FrameFormat, frames: np.ndarray, fps: float, round_number: int) -> Response:
-    """Encode frames in a thread and return them with headers for round, step, count and frame rate."""
+async def frames_response(
+    format: FrameFormat, frames: np.ndarray, fps: float, round_number: int, outcome: Outcome | None = None
+) -> Response:
+    """Encode frames in a thread; return them with headers for round, step, count, frame rate and outcome."""
     encoders: dict[FrameFormat, Callable[[np.ndarray], bytes]] = {
         "mp4": partial(encode_video, fps=fps),
         "zip": encode_png_frames,
@@ -60,6 +70,8 @@ async def frames_response(format: FrameFormat, frames: np.ndarray, fps: float, r
         "x-fps": f"{fps:g}",
         "cache-control": "no-store",
     }
+    if outcome is not None:
+        headers |= {"x-reward": f"{outcome.reward:g}", "x-ended": str(outcome.ended).lower()}
     return Response(data, media_type=MEDIA_TYPES[format], headers=headers)
 
 

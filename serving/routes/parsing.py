@@ -12,7 +12,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from worldmodel.config import height_width
 from worldmodel.errors import InputError
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.errors import NotFoundError, UnsupportedFormatError
@@ -26,6 +25,7 @@ REF_TEMPLATE = "#/components/schemas/{model}"
 MAX_FORM_FIELDS = 32
 PART_CHARACTERS = MIB
 """Characters of base64 that are decoded at once, a multiple of 4; about 10 ms."""
+_NESTED_FIELD = re.compile(r"(\w{1,64})\[(\w{1,64})\]")
 _DATA_URL = re.compile(r"data:[a-z]{1,16}/[a-z0-9.+-]{1,64};base64,", re.IGNORECASE)
 
 
@@ -68,7 +68,7 @@ def _validate(model: type[Model], values: Any) -> Model:
 
 
 def _text_fields(form: FormData, upload: str) -> dict[str, Any]:
-    """Return the text fields of a form; repeated fields `name[]` become the list `name`."""
+    """Return the text fields of a form: `name[]` as items of a list, `name[key]` as an item of an object."""
     fields: dict[str, Any] = {}
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
@@ -77,12 +77,27 @@ def _text_fields(form: FormData, upload: str) -> dict[str, Any]:
         elif name == upload:
             raise InputError(f"{upload!r} is not an upload; send the content of the file.")
         elif name.endswith("[]"):
-            fields.setdefault(name.removesuffix("[]"), []).append(value)
-        elif name in fields:
-            raise InputError("The form has a repeated field; send each field once, lists as JSON.")
+            _container(fields, name.removesuffix("[]"), list).append(value)
         else:
-            fields[name] = value
+            nested = _NESTED_FIELD.fullmatch(name)
+            within = fields if nested is None else _container(fields, nested[1], dict)
+            key = name if nested is None else nested[2]
+            if key in within:
+                raise _repeated()
+            within[key] = value
     return fields
+
+
+def _container(fields: dict[str, Any], name: str, kind: type[Any]) -> Any:
+    """Return the list or object of a field, which may be empty yet."""
+    found = fields.setdefault(name, kind())
+    if not isinstance(found, kind):
+        raise _repeated()
+    return found
+
+
+def _repeated() -> InputError:
+    return InputError("The form has a repeated field; send each field once, lists as JSON.")
 
 
 async def _uploaded_bytes(form: FormData, upload: str) -> bytes | None:
@@ -104,6 +119,8 @@ def body_schema(model: type[BaseModel], upload: str, required: bool = True) -> d
         }
         | {upload: {"type": "string", "format": "binary", "description": "PNG, JPEG, WebP or MP4 (H.264)"}},
     }
+    if upload in schema["properties"]:  # the field is a reference to an object, or the upload itself
+        form["properties"][f"{upload}[id]"] = {"type": "string"}
     content = {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}
     return {"requestBody": {"required": required, "content": content}}
 
@@ -162,19 +179,13 @@ def generation_settings(context: ServerContext, body: Generation) -> WorldSettin
     return context.service.settings(body.seed, body.num_inference_steps, body.guidance_scale, adapter)
 
 
-def frame_size(context: ServerContext) -> str:
-    """Return the model's frame size as `WIDTHxHEIGHT`."""
-    height, width = height_width(context.model_config.codec.image_size)
-    return f"{width}x{height}"
-
-
 def check_size(context: ServerContext, size: str | None) -> str:
     """Return the model's frame size as `WIDTHxHEIGHT`.
 
     Raises:
         InputError: another size is requested.
     """
-    model_size = frame_size(context)
+    model_size = context.service.frame_size
     if size not in (None, model_size):
         raise InputError(f"size is {size}; this model generates {model_size}: pass that, or omit size.")
     return model_size

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastapi import APIRouter, Response, WebSocket
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 
 from worldmodel.serving.auth import accepted_subprotocol, authenticate
 from worldmodel.serving.context import Context, ServerContext
@@ -17,7 +17,6 @@ from worldmodel.serving.realtime.events import error_event
 router = APIRouter()
 
 MAX_SOCKETS = 256
-MAX_SOCKETS_PER_CALLER = 32
 PLAY_FILES = {"play.js": "text/javascript", "play.css": "text/css"}
 PLAY_HEADERS = {
     # Nothing is loaded from other origins. The Gradio demo, on another local port, may embed the page.
@@ -52,7 +51,7 @@ def _count_socket(context: ServerContext, caller: str) -> Iterator[None]:
     with context.limiter.request(caller):
         pass  # the handshake counts as a request, the session does not
     sockets = context.num_sockets
-    if sockets[caller] >= MAX_SOCKETS_PER_CALLER:
+    if sockets[caller] >= context.config.max_sockets_per_key:
         raise RateLimitError(f"This key has {sockets[caller]} open sockets; close one first.", 5)
     if sockets.total() >= MAX_SOCKETS:
         raise RateLimitError(f"The server has {MAX_SOCKETS} open sockets, its maximum; try again later.", 5)
@@ -76,6 +75,12 @@ async def _deny(websocket: WebSocket, error: ApiError) -> None:
 def asyncapi_document() -> Response:
     """Return the AsyncAPI document of the WebSocket; `/openapi.json` describes the other routes."""
     return Response(asyncapi.document_yaml(ROUTE), media_type="application/yaml")
+
+
+@router.get("/", include_in_schema=False)
+def root() -> Response:
+    """Redirect to the play page; the target is relative, so that it holds behind a proxy's path."""
+    return RedirectResponse("play")
 
 
 @router.get("/play", include_in_schema=False)

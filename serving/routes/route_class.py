@@ -15,7 +15,7 @@ from starlette.types import Message, Receive
 
 from worldmodel.errors import InputError
 from worldmodel.serving.context import get_context, require_key
-from worldmodel.serving.errors import ApiError, UnavailableError
+from worldmodel.serving.errors import ApiError, UnavailableError, UnsupportedFormatError
 from worldmodel.serving.protocol import ErrorObject
 from worldmodel.serving.settings import MIB, ServerConfig
 
@@ -48,6 +48,8 @@ class AuthenticatedRoute(APIRoute):
                 caller = await require_key(request)
                 if request.method == "POST":
                     context.require_running()
+                if self.body_field is not None and not _is_json(request):
+                    raise UnsupportedFormatError("Send the body as application/json.")
                 with context.limiter.request(caller):
                     limited = _limit_body(request, self._max_body_bytes(request, context.config))
                     async with context.large_bodies if _is_large(request) else nullcontext():
@@ -82,6 +84,12 @@ class MediaInJsonRoute(AuthenticatedRoute):
 
     def _max_body_bytes(self, request: Request, config: ServerConfig) -> int:
         return MIB + config.max_upload_bytes * 4 // 3
+
+
+def _is_json(request: Request) -> bool:
+    """Return whether a body is declared as JSON, or not declared at all."""
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    return content_type == "application/json"
 
 
 def _is_large(request: Request) -> bool:

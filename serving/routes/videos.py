@@ -1,10 +1,14 @@
 """Videos as background jobs, in the shape of the Videos API."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from worldmodel.errors import InputError
 from worldmodel.serving import protocol
@@ -14,16 +18,14 @@ from worldmodel.serving.errors import ConflictError, NotFoundError
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.routes.parsing import body_schema, check_size, generation_settings, read_body
 from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
-from worldmodel.serving.videos.jobs import (
-    VideoJob,
-    VideoJobs,
+from worldmodel.serving.videos.jobs import VideoJob, VideoJobs
+from worldmodel.serving.videos.record import (
     VideoPlan,
     VideoRecord,
     hash_idempotency_key,
     hash_request,
     new_record,
 )
-from worldmodel.serving.worlds.service import WorldService
 from worldmodel.types import Action
 
 router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=AuthenticatedRoute, responses=ERRORS)
@@ -32,6 +34,27 @@ UPLOAD = "input_reference"
 POLL_MS, MAX_POLL_MS = 500, 5000
 SHARED_FIELDS = protocol.VideoObject.model_fields.keys() & VideoRecord.__annotations__
 MEDIA_TYPES = {"video": "video/mp4", "thumbnail": "image/jpeg", "spritesheet": "image/jpeg"}
+
+
+class VideoFile(FileResponse):
+    """A file of a video; Starlette answers an invalid Range in plain text, this one as all errors."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the file.
+
+        Raises:
+            HTTPException: the Range header is invalid, or outside of the file.
+        """
+
+        async def checked(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] in (400, 416):
+                size = Headers(raw=message["headers"]).get("content-range")
+                detail = "The Range header is invalid, or outside of the file; send bytes=FIRST-LAST."
+                headers = None if size is None else {"content-range": size}
+                raise HTTPException(message["status"], detail, headers)
+            await send(message)
+
+        await super().__call__(scope, receive, checked)
 
 
 def _owned_job(context: Context, caller: Caller, video_id: Annotated[str, Path(max_length=64)]) -> VideoJob:
@@ -53,8 +76,10 @@ async def create(
     """Request a video; repeating a request with the same Idempotency-Key returns the first video."""
     body, upload = await read_body(request, protocol.VideoRequest, UPLOAD)
     fps = context.model_config.fps
+    key, fingerprint = hash_idempotency_key(caller, idempotency_key), hash_request(body.model_dump(), upload)
     settings = generation_settings(context, body)
-    actions, num_frames = await _actions_of_rounds(context, body, prompt_is_action=upload is not None)
+    actions, num_frames = _actions_of_rounds(context, body, prompt_is_action=upload is not None)
+    plan = VideoPlan(settings, actions, text=body.prompt if upload is None else None)
     record = new_record(
         caller,
         context.config,
@@ -65,15 +90,17 @@ async def create(
         num_frames=num_frames,
         fps=fps,
         seed=body.seed,
-        idempotency=hash_idempotency_key(caller, idempotency_key),
-        fingerprint=hash_request(body.model_dump(), upload),
+        plan=plan,
+        idempotency=key,
+        fingerprint=fingerprint,
     )
-    job = context.jobs.find_duplicate(record)
+    job = context.jobs.find_duplicate(key, fingerprint)
     if job is None:
+        context.jobs.admit(caller)  # a refusal does not wait for the model or a decoder
+        await validate(context, (*actions, Action.of(body.prompt)))
         frames = await decode_observation(upload, context.model_config) if upload is not None else None
-        text = body.prompt if upload is None else None
-        job = await context.jobs.submit(record, VideoPlan(settings, actions, num_frames, frames, text))
-    return _with_poll_header(context.jobs, job, response)
+        job = await context.jobs.submit(record, frames)
+    return with_poll_header(context.jobs, job, response)
 
 
 @router.get("")
@@ -104,7 +131,7 @@ async def list_videos(
 @router.get("/{video_id}")
 async def retrieve(context: Context, response: Response, job: OwnedJob) -> protocol.VideoObject:
     """Return the progress of a video; `openai-poll-after-ms` says when to poll again."""
-    return _with_poll_header(context.jobs, job, response)
+    return with_poll_header(context.jobs, job, response)
 
 
 @router.get(
@@ -126,7 +153,7 @@ async def content(context: Context, job: OwnedJob, variant: protocol.Variant = "
     if job.record.status != "completed":
         raise ConflictError(f"The video is {job.record.status}; wait until it is completed.")
     path = context.jobs.storage.path(job.record.id, variant)
-    return FileResponse(
+    return VideoFile(
         path,
         media_type=MEDIA_TYPES[variant],
         filename=path.name,
@@ -141,47 +168,83 @@ async def delete(context: Context, job: OwnedJob) -> protocol.Deleted:
     return protocol.Deleted(id=job.record.id, object="video.deleted")
 
 
-async def _actions_of_rounds(
+def _actions_of_rounds(
     context: ServerContext, body: protocol.VideoRequest, prompt_is_action: bool
 ) -> tuple[tuple[Action, ...], int]:
     """Return the action of every round, and the number of frames of the video.
 
     Raises:
-        InputError: the lengths do not fit, or the model does not accept an action.
+        InputError: the lengths do not fit.
     """
-    config, max_frames = context.model_config, context.config.max_video_frames
+    config = context.model_config
     if body.fps not in (None, config.fps):
         raise InputError(f"fps is {body.fps}; this model generates {config.fps}: pass that, or omit fps.")
+    given = [Action.of(plain(action)) for action in body.actions]
+    actions = [Action.of(body.prompt), *given] if prompt_is_action else given
+    num_frames = requested_frames(context, body, max(1, len(actions)))
+    check_length(context, num_frames)
+    return fill_rounds(context, actions, math.ceil(num_frames / config.chunk_frames)), num_frames
+
+
+def requested_frames(
+    context: ServerContext, body: protocol.VideoRequest | protocol.ExtendRequest, rounds: int
+) -> int:
+    """Return the number of frames that a request names, by default those of `rounds`.
+
+    Raises:
+        InputError: it names the length twice.
+    """
     if body.seconds is not None and body.num_frames is not None:
         raise InputError("seconds and num_frames exclude each other; send one of them.")
-    given = [plain(action) for action in body.actions]
-    actions = [Action.of(action) for action in ([body.prompt, *given] if prompt_is_action else given)]
-    num_frames = max(1, len(actions)) * config.chunk_frames
     if body.seconds is not None:
-        num_frames = round(float(body.seconds) * config.fps)
-    elif body.num_frames is not None:
-        num_frames = body.num_frames
+        return round(float(body.seconds) * context.model_config.fps)
+    return rounds * context.model_config.chunk_frames if body.num_frames is None else body.num_frames
+
+
+def check_length(context: ServerContext, num_frames: int) -> None:
+    """Check the number of frames of a video.
+
+    Raises:
+        InputError: there are none, or too many.
+    """
+    fps, max_frames = context.model_config.fps, context.config.max_video_frames
     if not 1 <= num_frames <= max_frames:
         raise InputError(
-            f"The video would have {num_frames} frames; request 1 to {max_frames} "
-            f"({max_frames / config.fps:g} s)."
+            f"The video would have {num_frames} frames; request 1 to {max_frames} ({max_frames / fps:g} s)."
         )
-    rounds = math.ceil(num_frames / config.chunk_frames)
+
+
+def fill_rounds(context: ServerContext, actions: Sequence[Action], rounds: int) -> tuple[Action, ...]:
+    """Return the action of every round: those given, and then the empty action.
+
+    Raises:
+        InputError: there are more actions than rounds.
+    """
     if len(actions) > rounds:
         raise InputError(
-            f"There are {len(actions)} actions for {rounds} rounds of {config.chunk_frames} frames; "
-            "request more frames, or send fewer actions."
+            f"There are {len(actions)} actions for {rounds} rounds of {context.model_config.chunk_frames} "
+            "frames; request more frames, or send fewer actions."
         )
-    await context.service.compute.run(_validate, context.service, (*actions, Action.of(body.prompt)))
-    return (*actions, *[Action()] * (rounds - len(actions))), num_frames
+    return (*actions, *[Action()] * (rounds - len(actions)))
 
 
-def _validate(service: WorldService, actions: tuple[Action, ...]) -> None:
-    for action in actions:
-        service.model.action.validate(action, service.model.backbone)
+async def validate(context: ServerContext, actions: Sequence[Action]) -> None:
+    """Check actions in the thread of the model.
+
+    Raises:
+        InputError: the model does not take one of them.
+    """
+    model = context.service.model
+
+    def check() -> None:
+        for action in actions:
+            model.action.validate(action, model.backbone)
+
+    await context.service.compute.run(check)
 
 
-def _with_poll_header(jobs: VideoJobs, job: VideoJob, response: Response) -> protocol.VideoObject:
+def with_poll_header(jobs: VideoJobs, job: VideoJob, response: Response) -> protocol.VideoObject:
+    """Describe a video, and say in a header when to ask again."""
     if not job.record.finished:
         wait_ms = POLL_MS * (1 + (jobs.position(job) or 0))
         response.headers["openai-poll-after-ms"] = str(min(MAX_POLL_MS, wait_ms))

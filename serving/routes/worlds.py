@@ -1,6 +1,7 @@
 """Live worlds: start, step, snapshot, restore, fork, describe."""
 
 import asyncio
+from dataclasses import asdict
 from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Depends, Path, Request, Response
@@ -14,7 +15,6 @@ from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.routes.frames import FRAME_RESPONSES, Format, frames_response
 from worldmodel.serving.routes.parsing import (
     body_schema,
-    frame_size,
     generation_settings,
     read_body,
 )
@@ -74,14 +74,15 @@ async def step(
 ) -> Response:
     """Play one round and return its frames; repeating the last step returns the same frames."""
     frames = await while_connected(request, context.worlds.step(world, body.step_id, plain(body.action)))
-    return await frames_response(format, frames, context.model_config.fps, body.step_id)
+    fps = context.model_config.fps
+    return await frames_response(format, frames, fps, body.step_id, world.world.outcome)
 
 
 @router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES)
 async def newest_frames(context: Context, world: World, format: Format = "mp4") -> Response:
     """Return the newest observation."""
     frames, fps = world.world.last_frames, context.model_config.fps
-    return await frames_response(format, frames, fps, world.world.round)
+    return await frames_response(format, frames, fps, world.world.round, world.world.outcome)
 
 
 @router.get(
@@ -157,13 +158,14 @@ def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:
         round=world.round,
         max_rounds=service.max_rounds,
         fps=config.fps,
-        size=frame_size(context),
+        size=context.service.frame_size,
         chunk_frames=config.chunk_frames,
         action_schema=ActionSchema.of(config.action),
         seed=world.settings.seed,
         num_inference_steps=world.settings.num_inference_steps,
         guidance_scale=world.settings.guidance_scale,
         snapshots=list(world.snapshots),
+        outcome=world.outcome and protocol.OutcomeObject(**asdict(world.outcome)),
         idle_timeout_s=context.config.idle_timeout_s,
     )
 

@@ -1,16 +1,15 @@
-"""Video jobs: a bounded queue, progress, cancellation within one denoising step, and records on disk.
+"""Video jobs: a bounded queue, progress, cancellation within one denoising step, and orders on disk.
 
-A record is on disk before its request is answered, and a video before its record says `completed`. Jobs that
-a killed server left unfinished are marked as failed at the next start.
+An order is on disk before its request is answered, and a video before its record says `completed`. The next
+server on the data folder generates the videos that this one leaves unfinished, however it ends.
 """
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,14 +19,15 @@ from worldmodel.errors import InputError, OutputError
 from worldmodel.media.encoding import encode_jpeg, encode_video
 from worldmodel.serving.errors import ConflictError, NotFoundError, RateLimitError, UnavailableError
 from worldmodel.serving.metrics import Metrics
-from worldmodel.serving.protocol import Status
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.videos.storage import Storage, new_id
-from worldmodel.serving.worlds.service import WorldService, WorldSettings
-from worldmodel.types import Action
+from worldmodel.serving.videos.record import VideoRecord
+from worldmodel.serving.videos.storage import Storage
+from worldmodel.serving.worlds.service import WorldService
 
 LOG = logging.getLogger(__name__)
 
+MAX_ATTEMPTS = 3
+"""Servers that may be killed while they generate a video; it could be what kills them."""
 SPRITE_COLUMNS = 4
 """Columns and maximum number of rows of a sprite sheet."""
 CANCELLED = ("cancelled", "The video was deleted before it was completed.")
@@ -40,57 +40,16 @@ class IdempotencyKeyReusedError(ConflictError):
     code = "idempotency_key_reused"
 
 
-@dataclass(frozen=True)
-class VideoPlan:
-    """Input of a video: an observation or a text to start from, and the action of every round."""
-
-    settings: WorldSettings
-    actions: tuple[Action, ...]
-    num_frames: int
-    frames: np.ndarray | None = None
-    text: str | None = None
-
-
-@dataclass
-class VideoRecord:
-    """Metadata of a video, as stored on disk."""
-
-    id: str
-    owner: str
-    model: str
-    prompt: str
-    size: str
-    seconds: str
-    num_frames: int
-    fps: int
-    seed: int
-    created_at: int
-    expires_at: int
-    status: Status = "queued"
-    completed_at: int | None = None
-    inference_time_s: float | None = None
-    error: dict[str, str] | None = None
-    idempotency: str | None = None
-    """Hash of the owner and the Idempotency-Key."""
-    fingerprint: str | None = None
-    """Hash of the request."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the video is completed or failed."""
-        return self.status in ("completed", "failed")
-
-
 @dataclass(eq=False)
 class VideoJob:
-    """A record and, until it is finished, its plan and its task."""
+    """A record, and the task that generates its video."""
 
     record: VideoRecord
-    plan: VideoPlan | None = None
     steps_done: int = 0
     task: asyncio.Task[None] | None = None
-    stop_reason: tuple[str, str] | None = None
-    """Error code and message of a job that is being stopped."""
+    stopping: bool = False
+    deleted: bool = False
+    """Whether it is stopped because its owner deleted it; otherwise the server stops."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -98,10 +57,7 @@ class VideoJob:
         """Percentage of the denoising steps of all rounds; 100 only when the file is stored."""
         if self.record.status == "completed":
             return 100
-        if self.plan is None:
-            return 0
-        total = len(self.plan.actions) * self.plan.settings.num_inference_steps
-        return min(99, 100 * self.steps_done // total)
+        return min(99, 100 * self.steps_done // max(1, self.record.plan.num_steps))
 
 
 class VideoJobs:
@@ -121,14 +77,18 @@ class VideoJobs:
         self._running: set[VideoJob] = set()
         self._submitting = asyncio.Lock()
         self._mean_run_s = 5.0
-        self._load_records()
+        self._load_orders()
         metrics.queued_jobs.set_function(lambda: len(self._queue))
         metrics.running_jobs.set_function(lambda: len(self._running))
 
+    def start(self) -> None:
+        """Start to generate the videos that an earlier server left."""
+        self._start_queued()
+
     # ---- requests --------------------------------------------------------------------------------------
 
-    async def submit(self, record: VideoRecord, plan: VideoPlan) -> VideoJob:
-        """Queue a video, or return the one with the same Idempotency-Key.
+    async def submit(self, record: VideoRecord, frames: np.ndarray | None) -> VideoJob:
+        """Store and queue an order, or return the video with the same Idempotency-Key.
 
         Raises:
             IdempotencyKeyReusedError: the key was used for a different request.
@@ -136,36 +96,62 @@ class VideoJobs:
             UnavailableError: the server is stopping or its disk is full.
         """
         async with self._submitting:
-            if (duplicate := self.find_duplicate(record)) is not None:
+            if (duplicate := self.find_duplicate(record.idempotency, record.fingerprint)) is not None:
                 return duplicate
-            self._admit(record.owner)
+            self.admit(record.owner)
             try:
-                await asyncio.to_thread(self.storage.write_record, asdict(record))
+                await asyncio.to_thread(self.storage.write_order, record.as_dict(), frames)
             except (OSError, OutputError):
-                LOG.exception("A record cannot be written.")
+                LOG.exception("An order cannot be written.")
                 raise UnavailableError(STORAGE_FAILED) from None
-            job = VideoJob(record, plan)
+            job = VideoJob(record)
             self._jobs[record.id] = job
             self._queue.append(job)
         self._start_queued()
         return job
 
-    def find_duplicate(self, record: VideoRecord) -> VideoJob | None:
-        """Return the job with the same Idempotency-Key, if any.
+    def find_duplicate(self, idempotency: str | None, fingerprint: str | None) -> VideoJob | None:
+        """Return the job with the same Idempotency-Key, if any; a new one may follow one the server failed.
+
+        Both arguments are hashes, as in `VideoRecord`.
 
         Raises:
             IdempotencyKeyReusedError: the key was used for a different request.
         """
-        if record.idempotency is None:
+        if idempotency is None:
             return None
         for job in self._jobs.values():
-            if job.record.idempotency == record.idempotency:
-                if job.record.fingerprint != record.fingerprint:
+            if job.record.idempotency == idempotency:
+                if job.record.fingerprint != fingerprint:
                     raise IdempotencyKeyReusedError(
                         "This Idempotency-Key was used for a different request; use a new one."
                     )
-                return job
+                if not job.record.failed_by_server:
+                    return job
         return None
+
+    def admit(self, owner: str) -> None:
+        """Check whether an owner may order one more video.
+
+        Raises:
+            RateLimitError: the queue is full, or the owner has the maximum number of videos.
+            UnavailableError: the server is stopping.
+        """
+        if self.draining:
+            raise UnavailableError("The server is stopping and takes no more videos; try again later.")
+        wait_s = min(60.0, self._mean_run_s)
+        if self.full:
+            raise RateLimitError(
+                f"{len(self._queue)} videos are queued, the maximum; try again later.", wait_s
+            )
+        owned = self.owned_by(owner)
+        if sum(not job.record.finished for job in owned) >= self.config.max_jobs_per_key:
+            raise RateLimitError(
+                f"This key has {self.config.max_jobs_per_key} unfinished videos; wait for one to finish.",
+                wait_s,
+            )
+        if len(owned) >= self.config.max_videos_per_key:
+            raise RateLimitError(f"This key has {len(owned)} videos, its maximum; delete some first.", 60.0)
 
     def get(self, owner: str, video_id: str) -> VideoJob:
         """Return a video of its owner.
@@ -188,8 +174,12 @@ class VideoJobs:
 
     async def delete(self, job: VideoJob) -> None:
         """Stop a job within one denoising step, and delete its record and files."""
-        if not job.record.finished:
-            await self._stop(job, *CANCELLED)
+        job.deleted = True
+        if job in self._queue:
+            self._queue.remove(job)
+            await self._fail(job, *CANCELLED)
+        elif not job.record.finished:
+            await self._stop(job)
         self._jobs.pop(job.record.id, None)
         await asyncio.to_thread(self.storage.remove, job.record.id)
 
@@ -208,77 +198,61 @@ class VideoJobs:
         return len(self._queue) >= self.config.max_queued_jobs
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new jobs, wait for the others, and fail those that are unfinished after the timeout."""
+        """Start no more videos, wait for those in progress, and leave the rest to the next server."""
         self.draining = True
-        unfinished = [job for job in self._jobs.values() if not job.record.finished]
-        if unfinished:
-            waits = [asyncio.ensure_future(job.ended.wait()) for job in unfinished]
+        running = list(self._running)
+        if running:
+            waits = [asyncio.ensure_future(job.ended.wait()) for job in running]
             _, late = await asyncio.wait(waits, timeout=timeout_s)
             for wait in late:
                 wait.cancel()
-        for job in unfinished:
-            if not job.record.finished:
-                await self._stop(job, "server_stopped", "The server stopped before the video was completed.")
+        for job in running:
+            if not job.ended.is_set():
+                await self._stop(job)
 
     async def close(self) -> None:
-        """Fail unfinished jobs and unlock the data folder."""
+        """Stop all jobs and unlock the data folder."""
         await self.drain(0)
         self.storage.close()
 
-    async def _stop(self, job: VideoJob, code: str, message: str) -> None:
-        if job.stop_reason is None:
-            job.stop_reason = (code, message)
-            if job in self._queue:
-                self._queue.remove(job)
-                await self._fail(job, code, message)
-            elif job.task is not None:
-                job.task.cancel()
+    async def _stop(self, job: VideoJob) -> None:
+        if not job.stopping and job.task is not None:
+            job.stopping = True
+            job.task.cancel()
         await job.ended.wait()
 
     # ---- execution --------------------------------------------------------------------------------------
 
-    def _admit(self, owner: str) -> None:
-        if self.draining:
-            raise UnavailableError("The server is stopping and takes no more videos; try again later.")
-        wait_s = min(60.0, self._mean_run_s)
-        if self.full:
-            raise RateLimitError(
-                f"{len(self._queue)} videos are queued, the maximum; try again later.", wait_s
-            )
-        owned = self.owned_by(owner)
-        if sum(not job.record.finished for job in owned) >= self.config.max_jobs_per_key:
-            raise RateLimitError(
-                f"This key has {self.config.max_jobs_per_key} unfinished videos; wait for one to finish.",
-                wait_s,
-            )
-        if len(owned) >= self.config.max_videos_per_key:
-            raise RateLimitError(f"This key has {len(owned)} videos, its maximum; delete some first.", 60.0)
-
     def _start_queued(self) -> None:
-        while self._queue and len(self._running) < self.config.max_running_jobs:
+        while self._queue and len(self._running) < self.config.max_running_jobs and not self.draining:
             job = self._queue.popleft()
             self._running.add(job)
             job.record.status = "in_progress"
+            job.record.attempts += 1
             job.task = asyncio.create_task(self._run(job))
             job.task.add_done_callback(partial(self._finished, job))
 
     def _finished(self, job: VideoJob, _: asyncio.Task[None]) -> None:
         self._running.discard(job)
         if not job.ended.is_set():  # cancelled before it started to run
-            job.task = asyncio.create_task(self._fail(job, *(job.stop_reason or CANCELLED)))
+            job.task = asyncio.create_task(self._cancelled(job))
         self._start_queued()
 
     async def _run(self, job: VideoJob) -> None:
         """Generate a video and record the outcome, also after errors and cancellation."""
         began = time.monotonic()
         try:
+            # The attempt is on disk before the work that may kill the server.
+            await _run_to_end(self.storage.write_record, job.record.as_dict())
+            if job.stopping:
+                raise asyncio.CancelledError
             async with asyncio.timeout(self.config.job_deadline_s):
                 frames = await self._generate(job)
             duration_s = time.monotonic() - began
             await self._complete(job, frames, duration_s)
             self._mean_run_s += 0.2 * (duration_s - self._mean_run_s)
         except asyncio.CancelledError:
-            await self._fail(job, *(job.stop_reason or CANCELLED))
+            await self._cancelled(job)
         except TimeoutError:
             limit = self.config.job_deadline_s
             await self._fail(
@@ -295,12 +269,11 @@ class VideoJobs:
             job.ended.set()
 
     async def _generate(self, job: VideoJob) -> np.ndarray:
-        plan = job.plan
-        assert plan is not None
-        settings = plan.settings
-        world = await self.service.start(plan.frames, text=plan.text, **asdict(settings))
+        plan, settings = job.record.plan, job.record.plan.settings
+        start = await asyncio.to_thread(self.storage.read_input, job.record.id)
+        world = await self.service.start(start, text=plan.text, **asdict(settings))
         try:
-            clips = []
+            clips = [] if start is None else [start[len(start) - plan.start_frames :]]
             for index, action in enumerate(plan.actions):
 
                 def on_progress(
@@ -311,7 +284,7 @@ class VideoJobs:
                 clips.append(await world.step(action, on_progress))
         finally:
             world.close()
-        return np.concatenate(clips)[: plan.num_frames]
+        return np.concatenate(clips)[: job.record.num_frames]
 
     async def _complete(self, job: VideoJob, frames: np.ndarray, duration_s: float) -> None:
         now = int(time.time())
@@ -322,75 +295,89 @@ class VideoJobs:
             inference_time_s=round(duration_s, 3),
             error=None,
         )
-        # A thread cannot be cancelled: stopping the job at this point waits for its files.
-        storing = asyncio.ensure_future(asyncio.to_thread(self._store, done, frames))
-        try:
-            await asyncio.shield(storing)
-        except asyncio.CancelledError:
-            await storing
-        job.record, job.plan = done, None
+        await _run_to_end(self._store, done, frames)
+        job.record = done
         self.metrics.jobs.labels(outcome="ok").inc()
 
     def _store(self, record: VideoRecord, frames: np.ndarray) -> None:
         self.storage.write(record.id, "video", encode_video(frames, record.fps))
         self.storage.write(record.id, "thumbnail", encode_jpeg(frames[0]))
         self.storage.write(record.id, "spritesheet", encode_jpeg(sprite_sheet(frames)))
-        self.storage.write_record(asdict(record))
+        self.storage.write_record(record.as_dict())
+
+    async def _cancelled(self, job: VideoJob) -> None:
+        """Record that a job was deleted, or leave it to the next server."""
+        if job.deleted:
+            await self._fail(job, *CANCELLED)
+            return
+        job.record.status = "queued"
+        job.record.attempts -= 1  # it was not this video that ended the server
+        await self._write(job)
 
     async def _fail(self, job: VideoJob, code: str, message: str) -> None:
-        record, job.plan = job.record, None
-        record.status, record.error = "failed", {"code": code, "message": message}
-        record.completed_at = int(time.time())
-        stopped = code in ("cancelled", "server_stopped")
-        self.metrics.jobs.labels(outcome="cancelled" if stopped else "failed").inc()
+        job.record.fail(code, message)
+        self.metrics.jobs.labels(outcome="cancelled" if job.deleted else "failed").inc()
+        await self._write(job)
+
+    async def _write(self, job: VideoJob) -> None:
         try:
-            await asyncio.to_thread(self.storage.write_record, asdict(record))
-        except (OSError, OutputError):  # the next server finds it unfinished and marks it as failed
-            LOG.exception("The record %s cannot be written.", record.id)
+            await asyncio.to_thread(self.storage.write_record, job.record.as_dict())
+        except (OSError, OutputError):  # the next server finds it in progress and generates it again
+            LOG.exception("The record %s cannot be written.", job.record.id)
         finally:
             job.ended.set()
 
-    def _load_records(self) -> None:
-        """Load the records on disk; mark unfinished videos and those without files as failed."""
-        known = {each.name for each in fields(VideoRecord)}
+    # ---- start -----------------------------------------------------------------------------------------
+
+    def _load_orders(self) -> None:
+        """Load the records on disk, queue unfinished videos, and fail those that cannot be generated."""
+        records = []
         for values in self.storage.records():
             try:
-                record = VideoRecord(**{name: value for name, value in values.items() if name in known})
-            except TypeError:
+                records.append(VideoRecord.from_dict(values))
+            except (KeyError, TypeError, InputError):
                 LOG.warning("The record %s lacks fields and is ignored.", values["id"])
+        for record in sorted(records, key=lambda record: record.created_ns):
+            if record.expires_at <= time.time():
+                self.storage.remove(record.id)
                 continue
-            lost = record.status == "completed" and not self.storage.complete(record.id)
-            if lost or not record.finished:
-                code = "files_lost" if lost else "server_restarted"
-                record.status = "failed"
-                record.error = {"code": code, "message": "The server stopped before the video was completed."}
-                record.completed_at = int(time.time())
-                self.storage.write_record(asdict(record))
-            self._jobs[record.id] = VideoJob(record)
-        self._jobs = dict(sorted(self._jobs.items(), key=lambda item: item[1].record.created_at))
-        self.storage.delete_orphans(
-            name for name, job in self._jobs.items() if job.record.status == "completed"
-        )
+            job = self._jobs[record.id] = VideoJob(record)
+            if (obstacle := self._obstacle(record)) is not None:
+                record.fail(*obstacle)
+                self.storage.write_record(record.as_dict())
+            elif not record.finished:
+                record.status = "queued"
+                self._queue.append(job)
+        completed = [name for name, job in self._jobs.items() if job.record.status == "completed"]
+        self.storage.delete_orphans(self._jobs, completed)
+
+    def _obstacle(self, record: VideoRecord) -> tuple[str, str] | None:
+        """Return why a stored video cannot be shown or generated, as error code and message."""
+        storage, service = self.storage, self.service
+        if record.finished:
+            lost = record.status == "completed" and not storage.complete(record.id)
+            return ("files_lost", "The files of the video are gone; request it again.") if lost else None
+        if record.attempts >= MAX_ATTEMPTS:
+            return (
+                "server_restarted",
+                f"The server was killed {record.attempts} times while it generated this video; "
+                "request a shorter one.",
+            )
+        if record.plan.text is None and not storage.has_input(record.id):
+            return "files_lost", "The upload of this video is gone; request it again."
+        served = record.model in (self.config.model_name, *service.engine.adapters)
+        if not served or (record.size, record.fps) != (service.frame_size, service.model.config.fps):
+            return "model_changed", "The server was started with another model; request the video again."
+        return None
 
 
-def new_record(owner: str, config: ServerConfig, **values: Any) -> VideoRecord:
-    """Return the record of a new video."""
-    now = int(time.time())
-    return VideoRecord(
-        id=new_id(), owner=owner, created_at=now, expires_at=now + int(config.video_lifetime_s), **values
-    )
-
-
-def hash_request(values: Mapping[str, Any], upload: bytes | None) -> str:
-    """Return a hash of a request's fields and upload."""
-    digest = hashlib.sha256(repr(sorted(values.items())).encode("utf-8", "surrogatepass"))
-    digest.update(b"\0" + hashlib.sha256(upload).digest() if upload is not None else b"")
-    return digest.hexdigest()
-
-
-def hash_idempotency_key(owner: str, key: str | None) -> str | None:
-    """Return a hash of an Idempotency-Key and its owner."""
-    return None if key is None else hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
+async def _run_to_end(function: Callable[..., Any], *args: Any) -> None:
+    """Run a function in a thread to its end, also when the caller is cancelled: a thread cannot be."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await running
 
 
 def sprite_sheet(frames: np.ndarray) -> np.ndarray:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.lib.format import read_array
+
 from worldmodel.errors import OutputError
 from worldmodel.io import TEMPORARY_PREFIX, atomic_file
 
@@ -18,6 +21,8 @@ LOG = logging.getLogger(__name__)
 SUFFIXES = {"video": ".mp4", "thumbnail": ".thumbnail.jpg", "spritesheet": ".spritesheet.jpg"}
 """File suffixes of a completed video, by variant."""
 RECORD = ".json"
+INPUT = ".input.npy"
+"""Suffix of the frames that a video starts from, uint8 `[t, h, w, 3]`."""
 _ID = re.compile(r"video_[A-Za-z0-9_-]{22}")
 
 
@@ -74,14 +79,13 @@ class Storage:
             else:
                 LOG.warning("The record %s cannot be read and is ignored.", path.name)
 
-    def delete_orphans(self, completed: Iterable[str]) -> None:
-        """Delete temporary files, and files of videos that are not among the completed ones."""
-        kept = set(completed)
+    def delete_orphans(self, ordered: Iterable[str], completed: Iterable[str]) -> None:
+        """Delete temporary files, inputs without an order, and files of videos that are not completed."""
+        inputs, results = set(ordered), set(completed)
+        kept = {INPUT: inputs, **{suffix: results for suffix in SUFFIXES.values()}}
         for path in self.folder.iterdir():
             video_id, dot, suffix = path.name.partition(".")
-            orphan = (
-                _ID.fullmatch(video_id) and f"{dot}{suffix}" in SUFFIXES.values() and video_id not in kept
-            )
+            orphan = _ID.fullmatch(video_id) and video_id not in kept.get(f"{dot}{suffix}", {video_id})
             if path.name.startswith(TEMPORARY_PREFIX) or orphan:
                 path.unlink(missing_ok=True)
 
@@ -100,6 +104,24 @@ class Storage:
         with atomic_file(self.folder / f"{record['id']}{RECORD}", durable=True, mode=0o600) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
+    def write_order(self, record: dict[str, Any], frames: np.ndarray | None) -> None:
+        """Write the frames that a video starts from and its record durably; the record comes last."""
+        if frames is not None:
+            with atomic_file(self._input(record["id"]), durable=True, mode=0o600) as temporary:
+                np.save(temporary, frames, allow_pickle=False)
+        self.write_record(record)
+
+    def read_input(self, video_id: str) -> np.ndarray | None:
+        """Return the frames that a video starts from, uint8 `[t, h, w, 3]`; None if it starts from text."""
+        if not self.has_input(video_id):
+            return None
+        with self._input(video_id).open("rb") as file:
+            return read_array(file, allow_pickle=False)
+
+    def has_input(self, video_id: str) -> bool:
+        """Whether the frames that a video starts from are stored."""
+        return self._input(video_id).is_file()
+
     def write(self, video_id: str, variant: str, data: bytes) -> None:
         """Write a file of a video durably."""
         with atomic_file(self.path(video_id, variant), durable=True, mode=0o600) as temporary:
@@ -108,5 +130,9 @@ class Storage:
     def remove(self, video_id: str) -> None:
         """Delete a video; the record first, since `delete_orphans` removes files without one."""
         (self.folder / f"{video_id}{RECORD}").unlink(missing_ok=True)
+        self._input(video_id).unlink(missing_ok=True)
         for variant in SUFFIXES:
             self.path(video_id, variant).unlink(missing_ok=True)
+
+    def _input(self, video_id: str) -> Path:
+        return self.folder / f"{video_id}{INPUT}"

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
+from worldmodel.serving.engine.completion import Completion, TextParams, merge
 from worldmodel.serving.errors import ConflictError, DeadlineExceededError, NotFoundError, RateLimitError
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.settings import ServerConfig
@@ -248,9 +249,11 @@ class WorldRegistry:
         """Return to a snapshot.
 
         Raises:
-            InputError: the world has no such snapshot.
+            NotFoundError: the world has no such snapshot.
         """
         async with self._locked(entry):
+            if snapshot not in entry.world.snapshots:
+                raise NotFoundError("This world has no snapshot with this name; GET the world lists them.")
             entry.world.restore(snapshot)
             entry.last_step = None
 
@@ -266,28 +269,46 @@ class WorldRegistry:
 
     # ---- temporary worlds ------------------------------------------------------------------------------
 
-    async def describe_frames(
-        self, owner: str, frames: np.ndarray, settings: WorldSettings, question: str | None = None
-    ) -> str:
-        """Describe an observation, or answer a question about it."""
+    async def complete_frames(
+        self,
+        owner: str,
+        frames: np.ndarray,
+        settings: WorldSettings,
+        question: str | None,
+        params: Sequence[TextParams],
+    ) -> AsyncGenerator[tuple[int, Completion], None]:
+        """Describe an observation, or answer a question about it, once for each of `params`.
 
-        async def describe() -> str:
-            world = await self.service.start(frames, **asdict(settings))
+        Yields every text as it grows, with its index.
+        """
+        end = asyncio.get_running_loop().time() + self.config.step_deadline_s
+        with self.temporary(owner):
+            world = await self._within_deadline(self.service.start(frames, **asdict(settings)), end)
             try:
-                return await world.describe(question)
+                async with aclosing(
+                    merge([world.fork().complete(question, each) for each in params])
+                ) as texts:
+                    while (grown := await self._within_deadline(anext(texts, None), end)) is not None:
+                        yield grown
             finally:
                 world.close()
 
-        with self.temporary(owner):
-            return await self._within_deadline(describe())
-
     async def generate_images(
-        self, owner: str, text: str, settings: Sequence[WorldSettings]
+        self,
+        owner: str,
+        prompt: str,
+        settings: Sequence[WorldSettings],
+        frames: np.ndarray | None = None,
     ) -> list[np.ndarray]:
-        """Generate one image of a described scene for each of the settings, uint8 `[h, w, 3]`."""
+        """Generate one image for each of the settings, uint8 `[h, w, 3]`.
+
+        The prompt describes the scene or, with frames, is the action that follows them.
+        """
 
         async def generate(each: WorldSettings) -> np.ndarray:
-            world = await self.service.start(text=text, **asdict(each))
+            world = await self.service.start(frames, text=prompt if frames is None else None, **asdict(each))
+            if frames is not None:
+                await world.step(prompt)
             world.close()
             return world.last_frames[-1]
 
@@ -316,10 +337,11 @@ class WorldRegistry:
         finally:
             entry.running = None
 
-    async def _within_deadline(self, call: Awaitable[Result]) -> Result:
+    async def _within_deadline(self, call: Awaitable[Result], end: float | None = None) -> Result:
+        """Await a call until `end` in the event loop's time, by default for `step_deadline_s`."""
         limit = self.config.step_deadline_s
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + limit if end is None else end):
                 return await call
         except TimeoutError:
             raise DeadlineExceededError(

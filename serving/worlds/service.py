@@ -8,8 +8,8 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from worldmodel import batch
+from worldmodel.config import height_width
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import InputError
 from worldmodel.models import text
@@ -28,12 +29,16 @@ from worldmodel.rollout.round import RoundInputs, SamplingParams, finish, prepar
 from worldmodel.rollout.session import read_question, transition
 from worldmodel.rollout.state import WorldState, newest_observation
 from worldmodel.serving.engine.batching import CONDITION, DENOISE, PREPARE, Batcher, Compute
+from worldmodel.serving.engine.completion import Completion, TextParams, last
 from worldmodel.serving.engine.denoiser import DenoisingLoop, Progress
 from worldmodel.serving.engine.local import Engine, InProcessEngine, known
-from worldmodel.types import WHAT_HAPPENED, Action
+from worldmodel.types import WHAT_HAPPENED, Action, Outcome
 
 MAX_STEPS = 64
 """Maximum number of denoising steps that a client can request."""
+
+
+GREEDY = TextParams()
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,12 @@ class WorldService:
         self._start = Batcher(self.compute, self._started, CONDITION, max_batch)
         self._finish = Batcher(self.compute, self._finished, DENOISE, max_batch)
 
+    @property
+    def frame_size(self) -> str:
+        """The model's frame size as `WIDTHxHEIGHT`."""
+        height, width = height_width(self.model.config.codec.image_size)
+        return f"{width}x{height}"
+
     async def start(
         self,
         frames: np.ndarray | None = None,
@@ -106,10 +117,19 @@ class WorldService:
         config = self.model.config
         steps = config.num_inference_steps if num_inference_steps is None else num_inference_steps
         guidance = config.guidance_scale if guidance_scale is None else guidance_scale
-        if not 1 <= steps <= MAX_STEPS:
-            raise InputError(f"num_inference_steps is {steps}; use 1 to {MAX_STEPS}.")
+        if not config.least_inference_steps <= steps <= MAX_STEPS:
+            least = config.least_inference_steps
+            raise InputError(f"num_inference_steps is {steps}; use {least} to {MAX_STEPS}.")
         if not math.isfinite(guidance) or abs(guidance) > 100:
             raise InputError(f"guidance_scale is {guidance}; use a number up to 100, 1 for no guidance.")
+        if error := config.sampling_error(steps, guidance):
+            raise InputError(error)
+        guides = config.generator is not None and config.generator.takes_guidance
+        if guidance not in (1.0, config.guidance_scale) and not guides:
+            raise InputError(
+                f"guidance_scale is {guidance}; this model was trained without the unconditional condition "
+                "that guidance needs: pass 1, or omit it."
+            )
         if not 0 <= seed < 2**63:
             raise InputError(f"seed is {seed}; use 0 to 2^63 - 1.")
         return WorldSettings(seed, steps, guidance, known(adapter, self.engine.adapters))
@@ -143,14 +163,23 @@ class WorldService:
         inputs = await self._prepare((state, action))
         num_queries = self.model.config.num_queries
         states = await self.engine.predict_states(inputs.histories[0], num_queries, settings.adapter)
-        chunk = await self._start((inputs, states[None].to(state.context), settings.params))
+        states = states[None].to(state.context)
+        chunk = await self._start((inputs, states, settings.params))
         await self.denoising.run(chunk, on_progress)
-        return await self._finish((inputs, chunk))
+        return await self._finish((inputs, states, chunk))
 
-    async def read(self, observation: Observation, prompt: str, adapter: str | None) -> str:
-        """Generate text about an observation."""
+    async def read(
+        self, observation: Observation, prompt: str, adapter: str | None, params: TextParams = GREEDY
+    ) -> AsyncGenerator[Completion, None]:
+        """Generate text about an observation; yields it after every token, and whole at the end."""
         ((prefix, _),) = await self.compute.run(text.sequences, self.model, [observation], [prompt])
-        return await self.engine.generate_text(prefix, text.MAX_TOKENS, adapter)
+        tokens: list[int] = []
+        async with aclosing(self.engine.generate_tokens(prefix, params, adapter)) as generated:
+            async for token in generated:
+                tokens.append(token)
+                yield Completion(self.model.backbone.text(tokens), len(prefix), len(tokens))
+        reason = "length" if len(tokens) == params.max_tokens else "stop"
+        yield Completion(self.model.backbone.text(tokens), len(prefix), len(tokens), reason)
 
     async def first(
         self, settings: WorldSettings, frames: np.ndarray | None, description: str | None
@@ -185,16 +214,17 @@ class WorldService:
             for (row, _, params), condition in zip(rows, conditions, strict=True)
         ]
 
-    def _finished(self, rows: Sequence[tuple[RoundInputs, Chunk[Condition]]]) -> list[WorldState]:
+    def _finished(self, rows: Sequence[tuple[RoundInputs, Tensor, Chunk[Condition]]]) -> list[WorldState]:
         """Finish rounds as batches: one of worlds that start from a description, one of all others."""
         after: dict[int, WorldState] = {}
         for blank in (False, True):
-            chosen = [row for row, (inputs, _) in enumerate(rows) if inputs.worlds[0].is_blank == blank]
+            chosen = [row for row, (inputs, *_) in enumerate(rows) if inputs.worlds[0].is_blank == blank]
             if chosen:
                 inputs = RoundInputs.join([rows[row][0] for row in chosen])
-                chunks = [rows[row][1] for row in chosen]
-                latents = [chunk.latents for chunk in chunks]
-                after |= dict(zip(chosen, finish(self.model, inputs, chunks, latents), strict=True))
+                states = torch.cat([rows[row][1] for row in chosen])
+                chunks = [rows[row][2] for row in chosen]
+                made = finish(self.model, inputs, states, chunks, [chunk.latents for chunk in chunks])
+                after |= dict(zip(chosen, made, strict=True))
         return [after[row] for row in range(len(rows))]
 
 
@@ -223,6 +253,11 @@ class World:
     def last_frames(self) -> np.ndarray:
         """Frames of the newest observation, uint8 `[t, h, w, 3]`."""
         return self._state.frames[0]
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the model predicts for the last round; None before it, and for models without outcomes."""
+        return self._state.outcomes[0] if self._state.outcomes else None
 
     @property
     def snapshots(self) -> tuple[str, ...]:
@@ -260,11 +295,19 @@ class World:
 
     async def describe(self, question: str | None = None) -> str:
         """Describe the newest observation, or answer a question about it."""
+        return (await last(self.complete(question))).text
+
+    async def complete(
+        self, question: str | None = None, params: TextParams = GREEDY
+    ) -> AsyncGenerator[Completion, None]:
+        """Describe the newest observation, or answer a question about it; yields the text as it grows."""
         prompt = read_question(question)
         async with self._used():
             service = self._service
             observation = newest_observation(service.model, self._state)
-            return await service.read(observation, prompt, self.settings.adapter)
+            async with aclosing(service.read(observation, prompt, self.settings.adapter, params)) as texts:
+                async for completion in texts:
+                    yield completion
 
     async def infer_action(self) -> str:
         """Return the action, in words, that led to the newest observation.
@@ -275,7 +318,7 @@ class World:
         async with self._used():
             service = self._service
             observation = transition(service.model, self._state)
-            return await service.read(observation, WHAT_HAPPENED, self.settings.adapter)
+            return (await last(service.read(observation, WHAT_HAPPENED, self.settings.adapter))).text
 
     def fork(self) -> "World":
         """Return an independent copy of the world, without its snapshots."""

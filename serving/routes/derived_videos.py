@@ -1,0 +1,212 @@
+"""Videos made from other videos: remixes, edits and extensions."""
+
+import asyncio
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from worldmodel.errors import InputError
+from worldmodel.serving import protocol
+from worldmodel.serving.actions import plain
+from worldmodel.serving.context import Caller, Context, ServerContext
+from worldmodel.serving.errors import ConflictError, NotFoundError
+from worldmodel.serving.media.decoding import decode_video
+from worldmodel.serving.routes.parsing import adapter_name, body_schema, check_size, read_body
+from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
+from worldmodel.serving.routes.videos import (
+    IdempotencyKey,
+    OwnedJob,
+    check_length,
+    fill_rounds,
+    requested_frames,
+    validate,
+    with_poll_header,
+)
+from worldmodel.serving.videos.jobs import VideoJob
+from worldmodel.serving.videos.record import (
+    VideoPlan,
+    VideoRecord,
+    hash_idempotency_key,
+    hash_request,
+    new_record,
+)
+from worldmodel.types import Action
+
+router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=AuthenticatedRoute, responses=ERRORS)
+
+UPLOAD = "video"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The video that another one is made from."""
+
+    model: str
+    plan: VideoPlan
+    num_frames: int
+    frames: np.ndarray | None
+    """Those that it starts from, uint8 `[t, h, w, 3]`; None if it starts from a text."""
+    id: str | None = None
+    """None for an upload."""
+
+
+@router.post("/{video_id}/remix")
+async def remix(
+    response: Response,
+    context: Context,
+    caller: Caller,
+    job: OwnedJob,
+    body: protocol.RemixRequest,
+    idempotency_key: IdempotencyKey = None,
+) -> protocol.VideoObject:
+    """Request a video like another one: the same seed, start and further actions, with a new prompt."""
+    key = hash_idempotency_key(caller, idempotency_key)
+    fingerprint = hash_request({"remix": job.record.id, "prompt": body.prompt}, None)
+    found = context.jobs.find_duplicate(key, fingerprint)
+    if found is None:
+        _check_served(context, job.record)
+        context.jobs.admit(caller)
+        await validate(context, [Action.of(body.prompt)])
+        source = await _stored(context, job.record)
+        source = replace(source, plan=source.plan.with_prompt(body.prompt))
+        found = await _submit(context, caller, source, body.prompt, (key, fingerprint))
+    return with_poll_header(context.jobs, found, response)
+
+
+@router.post("/edits", openapi_extra=body_schema(protocol.EditRequest, UPLOAD))
+async def edit(
+    request: Request,
+    response: Response,
+    context: Context,
+    caller: Caller,
+    idempotency_key: IdempotencyKey = None,
+) -> protocol.VideoObject:
+    """Request a video with the start and length of another one, in which something else happens."""
+    body, upload = await read_body(request, protocol.EditRequest, UPLOAD)
+    keys = hash_idempotency_key(caller, idempotency_key), hash_request({"edit": body.model_dump()}, upload)
+    found = context.jobs.find_duplicate(*keys)
+    if found is None:
+        source = await _source(context, caller, body.video, upload)
+        if source.id is None:  # the start of an upload is its first frame, not its end
+            rounds = math.ceil(source.num_frames / context.model_config.chunk_frames)
+            plan = replace(source.plan, actions=(Action(),) * rounds)
+            source = replace(source, plan=plan, frames=_copy(source.frames, 1))
+        num_rounds, kept = len(source.plan.actions), source.plan.actions[1:]
+        further = kept if body.actions is None else [Action.of(plain(action)) for action in body.actions]
+        actions = fill_rounds(context, [Action.of(body.prompt), *further], num_rounds)
+        await validate(context, actions)
+        edited = replace(source, plan=replace(source.plan, actions=actions))
+        found = await _submit(context, caller, edited, body.prompt, keys)
+    return with_poll_header(context.jobs, found, response)
+
+
+@router.post("/extensions", openapi_extra=body_schema(protocol.ExtendRequest, UPLOAD))
+async def extend(
+    request: Request,
+    response: Response,
+    context: Context,
+    caller: Caller,
+    idempotency_key: IdempotencyKey = None,
+) -> protocol.VideoObject:
+    """Request a video that begins with another one and goes on.
+
+    A video of this server is generated again from its start, so that its world continues with all that it
+    remembers; an upload is continued from its last frames.
+    """
+    body, upload = await read_body(request, protocol.ExtendRequest, UPLOAD)
+    keys = hash_idempotency_key(caller, idempotency_key), hash_request({"extend": body.model_dump()}, upload)
+    found = context.jobs.find_duplicate(*keys)
+    if found is None:
+        source = await _source(context, caller, body.video, upload)
+        new = [Action.of(action) for action in (body.prompt, *map(plain, body.actions))]
+        plan, added = source.plan, requested_frames(context, body, len(new))
+        if source.id is None:
+            plan = replace(plan, start_frames=source.num_frames)
+        num_frames = source.num_frames + added
+        check_length(context, num_frames)
+        # A round that the source ends in is played to its end; the new actions begin with the next one.
+        generated = num_frames - plan.start_frames
+        num_new = math.ceil(generated / context.model_config.chunk_frames) - len(plan.actions)
+        actions = fill_rounds(context, new, num_new)
+        await validate(context, actions)
+        plan = replace(plan, actions=(*plan.actions, *actions))
+        extended = replace(source, plan=plan, num_frames=num_frames)
+        found = await _submit(context, caller, extended, body.prompt, keys)
+    return with_poll_header(context.jobs, found, response)
+
+
+async def _source(
+    context: ServerContext, caller: str, video: protocol.VideoReference | None, upload: bytes | None
+) -> Source:
+    """Return the source of a new video, whose owner may order one more.
+
+    Raises:
+        InputError: there is neither a reference nor an upload, or both, or the model generates other frames.
+        NotFoundError: there is no such video, or another key owns it.
+        ConflictError: the video is not completed.
+        RateLimitError: the queue is full, or the owner has the maximum number of videos.
+    """
+    if (video is None) == (upload is None):
+        raise InputError("Send either the id of a video as video[id], or an MP4 as the upload 'video'.")
+    if video is not None:
+        record = context.jobs.get(caller, video.id).record
+        if record.status != "completed":
+            raise ConflictError(f"The video is {record.status}; wait until it is completed.")
+        _check_served(context, record)
+        context.jobs.admit(caller)
+        return await _stored(context, record)
+    assert upload is not None
+    context.jobs.admit(caller)  # a refusal does not wait for a decoder
+    frames = await decode_video(upload, context.model_config)
+    plan = VideoPlan(context.service.settings(), actions=())
+    return Source(context.config.model_name, plan, len(frames), frames)
+
+
+def _check_served(context: ServerContext, record: VideoRecord) -> None:
+    """Check that a video can be generated again; the server may have another model than when it was made.
+
+    Raises:
+        UnknownModelError: the server does not have the model of the video.
+        InputError: its model generates frames of another size or rate.
+    """
+    adapter_name(context, record.model)
+    check_size(context, record.size)
+    if record.fps != context.model_config.fps:
+        raise InputError(f"The video has {record.fps} fps; this model generates {context.model_config.fps}.")
+
+
+async def _stored(context: ServerContext, record: VideoRecord) -> Source:
+    frames = await asyncio.to_thread(context.jobs.storage.read_input, record.id)
+    if frames is None and record.plan.text is None:
+        raise NotFoundError("The frames that this video starts from are gone; create it again.")
+    return Source(record.model, record.plan, record.num_frames, frames, record.id)
+
+
+def _copy(frames: np.ndarray | None, count: int) -> np.ndarray | None:
+    """Return the first frames, without those that follow in memory."""
+    return None if frames is None else frames[:count].copy()
+
+
+async def _submit(
+    context: ServerContext, caller: str, source: Source, prompt: str, keys: tuple[str | None, str]
+) -> VideoJob:
+    """Order a video with the plan and length of `source`, whose `id` is where it comes from."""
+    fps = context.model_config.fps
+    record = new_record(
+        caller,
+        context.config,
+        model=source.model,
+        prompt=prompt,
+        size=context.service.frame_size,
+        seconds=f"{source.num_frames / fps:g}",
+        num_frames=source.num_frames,
+        fps=fps,
+        seed=source.plan.settings.seed,
+        plan=source.plan,
+        idempotency=keys[0],
+        fingerprint=keys[1],
+        remixed_from_video_id=source.id,
+    )
+    return await context.jobs.submit(record, source.frames)

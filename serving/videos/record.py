@@ -1,0 +1,132 @@
+"""Orders of videos: what was requested, and how far it is."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from worldmodel.serving.protocol import Status
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.videos.storage import new_id
+from worldmodel.serving.worlds.service import WorldSettings
+from worldmodel.types import Action
+
+SERVER_ERRORS = ("server_restarted", "model_changed", "files_lost", "internal_error")
+"""Codes of failures that are not the request's: the same request may be sent again."""
+
+
+@dataclass(frozen=True)
+class VideoPlan:
+    """What to generate: the settings of the world, its start and the action of every round."""
+
+    settings: WorldSettings
+    actions: tuple[Action, ...]
+    text: str | None = None
+    """Description of the first frame; None starts from the stored frames."""
+    start_frames: int = 0
+    """How many of the stored frames, the last ones, the video begins with."""
+
+    @property
+    def num_steps(self) -> int:
+        """Denoising steps of all rounds."""
+        return len(self.actions) * self.settings.num_inference_steps
+
+    def with_prompt(self, prompt: str) -> "VideoPlan":
+        """Return the plan with another prompt: the description of the first frame, or the first action."""
+        if self.text is not None:
+            return replace(self, text=prompt)
+        return replace(self, actions=(Action.of(prompt), *self.actions[1:]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON object."""
+        actions = [action.as_dict() for action in self.actions]
+        return {**vars(self), "settings": asdict(self.settings), "actions": actions}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "VideoPlan":
+        """Return the plan of a JSON object."""
+        actions = tuple(Action.of(action) for action in values["actions"])
+        settings = WorldSettings(**values["settings"])
+        return cls(settings, actions, values["text"], values.get("start_frames", 0))
+
+
+@dataclass
+class VideoRecord:
+    """A video as stored on disk, from its order until it is deleted."""
+
+    id: str
+    owner: str
+    model: str
+    prompt: str
+    size: str
+    seconds: str
+    num_frames: int
+    fps: int
+    seed: int
+    created_at: int
+    expires_at: int
+    plan: VideoPlan
+    created_ns: int = field(default_factory=time.time_ns)
+    """Time of the order in nanoseconds, which puts orders of one second in sequence."""
+    status: Status = "queued"
+    attempts: int = 0
+    """How often generation was begun and not stopped by the server itself."""
+    completed_at: int | None = None
+    inference_time_s: float | None = None
+    error: dict[str, str] | None = None
+    idempotency: str | None = None
+    """Hash of the owner and the Idempotency-Key."""
+    fingerprint: str | None = None
+    """Hash of the request."""
+    remixed_from_video_id: str | None = None
+    """The video that this one is a remix, an edit or an extension of."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the video is completed or failed."""
+        return self.status in ("completed", "failed")
+
+    @property
+    def failed_by_server(self) -> bool:
+        """Whether the video failed for a reason that is not in its request."""
+        return self.error is not None and self.error["code"] in SERVER_ERRORS
+
+    def fail(self, code: str, message: str) -> None:
+        """Mark the video as failed."""
+        self.status, self.error = "failed", {"code": code, "message": message}
+        self.completed_at = int(time.time())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record as JSON object."""
+        return {**vars(self), "plan": self.plan.as_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "VideoRecord":
+        """Return the record of a JSON object; fields of newer versions are ignored.
+
+        Raises:
+            KeyError, TypeError, InputError: fields are missing or have other types.
+        """
+        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        return cls(**{**known, "plan": VideoPlan.from_dict(values["plan"])})
+
+
+def new_record(owner: str, config: ServerConfig, **values: Any) -> VideoRecord:
+    """Return the record of a new video."""
+    now = int(time.time())
+    return VideoRecord(
+        id=new_id(), owner=owner, created_at=now, expires_at=now + int(config.video_lifetime_s), **values
+    )
+
+
+def hash_request(values: Mapping[str, Any], upload: bytes | None) -> str:
+    """Return a hash of a request's fields and upload."""
+    digest = hashlib.sha256(repr(sorted(values.items())).encode("utf-8", "surrogatepass"))
+    digest.update(b"\0" + hashlib.sha256(upload).digest() if upload is not None else b"")
+    return digest.hexdigest()
+
+
+def hash_idempotency_key(owner: str, key: str | None) -> str | None:
+    """Return a hash of an Idempotency-Key and its owner."""
+    return None if key is None else hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
