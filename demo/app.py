@@ -22,6 +22,9 @@ from worldmodel.worlds import World, get_world
 if TYPE_CHECKING:
     import gradio as gr
 
+    from worldmodel.config.flow import FlowConfig
+    from worldmodel.demo.flow_reader import FlowReader
+
 KEY_VARIABLE = "WORLDMODEL_API_KEY"
 """Environment variable with the API key of a running server; other users could read an argument."""
 START_TIMEOUT_S = 300.0
@@ -29,7 +32,11 @@ STOP_TIMEOUT_S = 40.0
 
 
 def run(
-    model: str | None = None, server: str | None = None, port: int | None = None, world: str | None = None
+    model: str | None = None,
+    server: str | None = None,
+    port: int | None = None,
+    world: str | None = None,
+    flow: "FlowConfig | None" = None,
 ) -> None:
     """Show the page until interrupted, for a running server or for one started with `model`.
 
@@ -37,11 +44,13 @@ def run(
         model: Name or folder of the model to serve; None uses `server`.
         server: URL of a running server.
         port: Port of the page; None takes a free one.
-        world: World whose start images and actions are suggested; None takes that of `model`, and suggests
-            none for `server`, whose world is unknown.
+        world: World whose actions are suggested; None takes that of `model`, and suggests none for `server`,
+            whose world is unknown.
+        flow: Flow whose clips a tab of the page shows.
 
     Raises:
         ConfigError: Gradio is not installed, or the port is in use.
+        FlowError: the flow was not started yet.
         ModelError: the server for `model` does not start.
     """
     # SIGTERM ends the demo as Ctrl-C does, so that its own server does not outlive it.
@@ -52,8 +61,13 @@ def run(
     except ImportError:
         raise ConfigError("`worldmodel demo` needs Gradio; run pip install 'worldmodel[demo]'.") from None
     world = world or (world_of(model) if model else None)
+    reader = None
+    if flow is not None:
+        from worldmodel.demo.flow_reader import FlowReader
+
+        reader = FlowReader(flow)
     with served(model) if model else nullcontext(server or "") as url:
-        blocks = build(url, None if model else os.environ.get(KEY_VARIABLE), world)
+        blocks = build(url, None if model else os.environ.get(KEY_VARIABLE), world, reader)
         try:
             address = page.launch(blocks, port)
         except OSError:
@@ -65,13 +79,19 @@ def run(
             blocks.close(verbose=False)
 
 
-def build(client_url: str, api_key: str | None = None, world: str | None = None) -> "gr.Blocks":
+def build(
+    client_url: str,
+    api_key: str | None = None,
+    world: str | None = None,
+    flow: "FlowReader | None" = None,
+) -> "gr.Blocks":
     """Return the page for the server at `client_url`; `page.launch` shows it.
 
     Args:
         client_url: Address of the server.
         api_key: Key of the server.
-        world: Name of the world whose start images and actions the page suggests.
+        world: Name of the world whose actions the page suggests.
+        flow: Reader of a flow whose clips the page shows.
 
     Raises:
         ConfigError: There is no such world.
@@ -79,7 +99,7 @@ def build(client_url: str, api_key: str | None = None, world: str | None = None)
     from worldmodel.demo.page import Page
     from worldmodel.serving.client import AsyncClient
 
-    return Page(AsyncClient(client_url, api_key), get_world(world) if world else World()).blocks
+    return Page(AsyncClient(client_url, api_key), get_world(world) if world else World(), flow).blocks
 
 
 def world_of(model: str) -> str | None:

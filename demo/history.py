@@ -13,7 +13,7 @@ from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
 from worldmodel.serving.client.payloads import AnyAction, Observation
-from worldmodel.types import Action
+from worldmodel.types import Action, Outcome
 from worldmodel.worlds.base import Target, World
 
 MAX_BRANCHES = 4
@@ -31,6 +31,8 @@ class Moment:
     snapshot: str | None = None
     targets: tuple[Target, ...] = ()
     """Objects for suggested actions."""
+    outcome: Outcome | None = None
+    """Reward and end that the model predicts for the round, if it predicts them."""
 
     @property
     def label(self) -> str:
@@ -102,7 +104,7 @@ class RolloutHistory:
             await self._drop_futures()
             parsed = Action.of(action)
             clip = await branch.world.step(parsed)
-            await self._append(branch, Moment(parsed, clip))
+            await self._append(branch, Moment(parsed, clip, outcome=branch.world.outcome))
 
     async def go(self, index: int) -> None:
         """Go to an earlier or later moment of the branch."""
@@ -146,7 +148,10 @@ class RolloutHistory:
                 worlds = [await stack.enter_async_context(await self.branch.world.fork()) for _ in actions]
                 clips = await asyncio.gather(*(w.step(a) for w, a in zip(worlds, actions, strict=True)))
                 stack.pop_all()  # keep the worlds open
-            moments = [Moment(action, clip) for action, clip in zip(actions, clips, strict=True)]
+            moments = [
+                Moment(action, clip, outcome=world.outcome)
+                for action, clip, world in zip(actions, clips, worlds, strict=True)
+            ]
             self.futures = list(zip(worlds, moments, strict=True))
 
     async def choose(self, index: int) -> None:

@@ -1,11 +1,13 @@
 """Layout of the page; its event handlers are in page.py."""
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import gradio as gr
 
 from worldmodel.demo import rendering
-from worldmodel.worlds.base import StartImage
+
+if TYPE_CHECKING:
+    from worldmodel.demo.flow_reader import FlowReader
 
 # Values of gr.HTML are inserted by `${value}` only: a Handlebars template would execute text of visitors.
 ON_CLICK = """
@@ -32,9 +34,9 @@ TEXT_LIMIT, QUESTION_LIMIT = 1000, 400
 class Layout:
     """All components of the page, created in the order of the page."""
 
-    def __init__(self, state: gr.State, start_images: Sequence[StartImage]) -> None:
-        """Create the components in the current `gr.Blocks`."""
-        self.history, self._start_images = state, start_images
+    def __init__(self, state: gr.State, flow: "FlowReader | None") -> None:
+        """Create the components in the current `gr.Blocks`, with a tab for a flow if there is one."""
+        self.history = state
         self.head = gr.HTML(rendering.header("Steer a world by text."), elem_id="wm-head")
         with gr.Tabs(elem_id="wm-tabs"):
             with gr.Tab("Steer"):
@@ -47,12 +49,17 @@ class Layout:
                         self._lay_out_futures()
             with gr.Tab("Play live") as self.live_tab:
                 self.live = gr.HTML(elem_id="wm-live")
+            if flow is not None:
+                from worldmodel.demo.data_tab import DataTab  # needs the packages of the extra `flow`
+
+                with gr.Tab("Data") as data_tab:
+                    DataTab(flow).connect(data_tab.select)
 
     def _lay_out_start(self) -> None:
         gr.HTML(
             '<h2>Pick a scene</h2><p class="wm-quiet">Then describe what happens next, round after round.</p>'
         )
-        self.tiles = gr.HTML(rendering.tiles(self._start_images), js_on_load=ON_CLICK, elem_id="wm-tiles")
+        self.tiles = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-tiles")
         with gr.Row(equal_height=False, elem_id="wm-own"):
             with gr.Column(min_width=280):
                 gr.HTML("<h3>or upload your own</h3>")
@@ -102,7 +109,7 @@ class Layout:
             self.download = gr.Textbox(show_label=False, container=False, elem_id="wm-download")
 
     def _lay_out_words(self) -> None:
-        with gr.Group(elem_id="wm-ask"):
+        with gr.Group(elem_id="wm-ask") as self.words:
             with gr.Row(equal_height=True):
                 self.describe = _button("Describe", "wm-describe")
                 self.explain = _button("What happened?", "wm-explain")

@@ -2,10 +2,10 @@
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
@@ -16,7 +16,11 @@ from worldmodel.demo.theme import theme
 from worldmodel.errors import InputError, WorldModelError
 from worldmodel.serving.client import AsyncClient
 from worldmodel.serving.client.payloads import AnyAction
+from worldmodel.types import StartImage
 from worldmodel.worlds import World
+
+if TYPE_CHECKING:
+    from worldmodel.demo.flow_reader import FlowReader
 
 MAX_UPLOAD = "20mb"
 STATE_LIFETIME_S = 3600
@@ -73,20 +77,24 @@ def _with_warnings(handler: Handler, needs_world: bool) -> Handler:
 class Page:
     """The page and its event handlers; the only state is the history of each visitor."""
 
-    def __init__(self, client: AsyncClient, catalog: World) -> None:
-        """Create the page for the client of a server, with the start images and actions of a world."""
+    def __init__(self, client: AsyncClient, catalog: World, flow: "FlowReader | None" = None) -> None:
+        """Create the page for the client of a server, with the suggested actions of a world.
+
+        With a flow, it has a tab that shows its clips.
+        """
         self.client, self.catalog = client, catalog
-        self.start_images = catalog.start_images()
+        self.start_images: Sequence[StartImage] = ()
+        """Those of the server's model, from the first visit on."""
         with gr.Blocks(title="worldmodel", analytics_enabled=False) as self.blocks:
             state = gr.State(None, time_to_live=STATE_LIFETIME_S, delete_callback=_close_callback())
-            self.at = Layout(state, self.start_images)
+            self.at = Layout(state, flow)
             self._connect()
 
     def _connect(self) -> None:
         at = self.at
         shown = [
             *(at.history, at.start, at.play, at.main, at.futures, at.compare, at.undo),
-            *(at.stage, at.timeline, at.branches, at.palette, at.answer, *at.stages),
+            *(at.stage, at.timeline, at.branches, at.palette, at.words, at.action, at.answer, *at.stages),
         ]
         on = self._on
         start = functools.partial(on, busy=[at.tiles], needs_world=False)
@@ -95,7 +103,7 @@ class Page:
         for event in (at.imagine.click, at.text.submit):
             start(event, self._start_text, [at.text, at.seed], shown)
         for event in (at.act.click, at.action.submit):
-            on(event, self._step_text, [at.action], [*shown, at.action])
+            on(event, self._step_text, [at.action], shown)
         on(at.palette.click, self._step_chip, [], shown)
         on(at.undo.click, self._undo, [], shown)
         on(at.timeline.click, self._go, [], shown)
@@ -118,7 +126,7 @@ class Page:
         on(at.anew.click, self._reset, [], [at.history, at.start, at.play], needs_world=False)
         # The iframe is loaded only when its tab is opened.
         at.live_tab.select(lambda: _frame(self.client.base_url), None, at.live, show_progress="hidden")
-        self.blocks.load(self._greet, None, at.head, show_progress="hidden")
+        self.blocks.load(self._greet, None, [at.head, at.tiles], show_progress="hidden")
 
     def _on(
         self,
@@ -143,7 +151,9 @@ class Page:
 
     async def _greet(self) -> Any:
         try:
-            return rendering.header(" · ".join(await self.client.models()))
+            names = await self.client.models()
+            self.start_images = await self.client.start_images(names[0])
+            return rendering.header(" · ".join(names)), rendering.tiles(self.start_images)
         except WorldModelError as error:
             gr.Warning(escape(str(error)), duration=None)
             return gr.skip()
@@ -182,7 +192,8 @@ class Page:
     async def _step_text(self, history: RolloutHistory, text: str) -> Updates:
         if not text.strip():
             raise InputError("Describe the action, or pick one of the suggestions.")
-        return {**await self._step(history, text), self.at.action: ""}
+        shown = await self._step(history, _typed(history, text))
+        return {**shown, self.at.action: gr.Textbox("", placeholder=_hint(history))}
 
     async def _step_chip(self, history: RolloutHistory, event: gr.EventData) -> Updates:
         kind, act = (str(event._data.get(name, "")) for name in ("kind", "act"))
@@ -226,7 +237,7 @@ class Page:
         at = self.at
         if not first.strip() or not second.strip():
             raise InputError("Describe two actions, one in each field.")
-        await history.compare(first, second)
+        await history.compare(_typed(history, first), _typed(history, second))
         rendered = [
             rendering.stage(moment, history.branch.now, world.info.fps, name)
             for name, (world, moment) in zip(("First", "Second"), history.futures, strict=True)
@@ -279,9 +290,24 @@ class Page:
             at.timeline: rendering.timeline(branch),
             at.branches: rendering.branches(history),
             at.palette: rendering.palette(self.catalog, branch.now.targets, branch.at, keys),
+            at.words: gr.Group(visible=info.action_schema["text"]),
+            at.action: gr.Textbox(placeholder=_hint(history)),
             at.answer: "",
             **dict.fromkeys(at.stages, ""),
         }
+
+
+def _hint(history: RolloutHistory) -> str:
+    """Return what can be typed as an action."""
+    schema = history.branch.world.info.action_schema
+    return "What happens next?" if schema["text"] else f"Keys, such as {' '.join(schema['keys'][:2])}"
+
+
+def _typed(history: RolloutHistory, text: str) -> AnyAction:
+    """Return a typed action: words or, for a model that takes none, keys."""
+    return (
+        text if history.branch.world.info.action_schema["text"] else {"keys": text.replace(",", " ").split()}
+    )
 
 
 def _index(event: gr.EventData, count: int) -> int:

@@ -1,8 +1,8 @@
 // Plays one live world over WS /v1/realtime/video (see /asyncapi.yaml): chunks of JPEG frames in, actions out.
 
 const $ = (id) => document.getElementById(id);
-const ARROWS = { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down" };
-const SIGNS = { left: "←", right: "→", up: "↑", down: "↓" };
+const ARROWS = { ArrowLeft: ["left"], ArrowRight: ["right"], ArrowUp: ["up", "forward"], ArrowDown: ["down", "backward"] };
+const SIGNS = { left: "←", right: "→", up: "↑", forward: "↑", down: "↓", backward: "↓" };
 const KEPT_LOG = 6;
 const MAX_AHEAD_CHUNKS = 2; // a tab that was hidden drops frames instead of lagging
 
@@ -105,7 +105,8 @@ function connect() {
       if (socket !== session.socket) return;
       const met = session.hello !== null;
       ended();
-      link(met ? "Not connected" : "No connection", "closed");
+      if (code === 1000) link("Ended", "ended");
+      else link(met ? "Not connected" : "No connection", "closed");
       if (!met) {
         $("locked").hidden = false;
         reject(new Error("The server refused the connection. If it requires an API key, enter it and start again."));
@@ -136,7 +137,11 @@ const HANDLERS = {
     $("model").textContent = `${event.model} · ${[event.image_size].flat().toReversed().join(" x ")} px · ${event.fps} frames a second`;
     $("steps").placeholder = `${event.num_inference_steps}, as the model says`;
     $("guidance").placeholder = `${event.guidance_scale}, as the model says`;
+    $("steps").max = event.limits.max_inference_steps;
+    for (const name of ["steps", "guidance"]) $(name).disabled = !event.limits.max_inference_steps;
     showActions(event.action);
+    $("paused").checked = event.pace === "on_action";
+    offer(event.model);
     link("Connected", "open");
   },
   "video.start"(event) {
@@ -156,6 +161,11 @@ const HANDLERS = {
   "video.chunk_metadata"(event) {
     session.expecting = { ...event, received: 0 };
     $("round").textContent = event.round;
+    $("reward-row").hidden = event.outcome === null;
+    if (event.outcome) {
+      $("reward").textContent = event.outcome.reward.toFixed(2);
+      if (event.outcome.ended) tell("The episode ends here.");
+    }
     if (event.source === "round") $("making").textContent = duration(event.generation_s * 1000);
     if (event.source === "restore") screen.clear();
   },
@@ -185,6 +195,7 @@ const HANDLERS = {
     complain(event.error.message);
     if (event.event_id) mark(event.event_id, "refused");
     if (event.fatal) session.socket.close();
+    else if (!session.live) ended(); // the start was refused: another one may follow
   },
 };
 
@@ -237,14 +248,15 @@ function choose(thing) {
   }
 }
 
-function showActions({ text, keys, vector_size: size }) {
+function showActions({ text, keys, ...vector }) {
   const things = keys.filter((key) => CSS.supports("color", key));
   const moves = keys.filter((key) => key in SIGNS);
   const verbs = keys.filter((key) => !things.includes(key) && !moves.includes(key));
   const shortcuts = letters(verbs);
   session.shortcuts = new Map([
     ...things.slice(0, 9).map((key, index) => [String(index + 1), () => choose(key)]),
-    ...Object.entries(ARROWS).filter(([, key]) => moves.includes(key)).map(([arrow, key]) => [arrow, () => press(key)]),
+    ...Object.entries(ARROWS).flatMap(([arrow, names]) =>
+      names.filter((key) => moves.includes(key)).slice(0, 1).map((key) => [arrow, () => press(key)])),
     ...verbs.filter((key) => shortcuts.has(key)).map((key) => [shortcuts.get(key), () => press(key)]),
   ]);
   const chip = (key, shortcut, use) => {
@@ -272,7 +284,7 @@ function showActions({ text, keys, vector_size: size }) {
   $("pad").hidden = !moves.length;
   $("verbs").hidden = !verbs.length;
   $("say").hidden = !text;
-  showNumbers(size);
+  showNumbers(vector);
   if (things.length) choose(things.includes(session.thing) ? session.thing : things[0]);
   $("hint").textContent = hint(things, moves, text);
 }
@@ -297,16 +309,18 @@ function letters(verbs) {
   return given;
 }
 
-function showNumbers(size) {
+function showNumbers({ vector_size: size, vector_names: names, vector_low: low, vector_high: high }) {
   $("numbers").hidden = !size;
   if (!size) return;
   const sliders = Array.from({ length: size }, (_, index) => {
-    const input = Object.assign(document.createElement("input"), { type: "range", min: -1, max: 1, step: 0.05, value: 0 });
+    const [min, max] = [low[index] ?? -1, high[index] ?? 1];
+    const input = Object.assign(document.createElement("input"), { type: "range", min, max, step: (max - min) / 40 });
+    input.value = Math.min(Math.max(0, min), max);
     const shown = document.createElement("output");
-    shown.textContent = "0";
+    shown.textContent = input.value;
     input.addEventListener("input", () => (shown.textContent = input.value));
     const label = document.createElement("label");
-    label.append(String(index + 1), input, shown);
+    label.append(names[index] ?? String(index + 1), input, shown);
     return label;
   });
   const go = Object.assign(document.createElement("button"), { type: "button", textContent: "Send numbers" });
@@ -338,12 +352,27 @@ function paced(pace) {
   link(pace === "realtime" ? "Live" : "Paused: every action plays one moment", "live");
 }
 
+/** Show the images that the server offers to start from. */
+async function offer(model) {
+  const key = $("key").value.trim();
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const response = await fetch(`v1/models/${encodeURIComponent(model)}/start_images`, { headers });
+  if (!response.ok) return;
+  const { data } = await response.json();
+  $("tiles").hidden = !data.length;
+  $("tiles").replaceChildren(...data.map(({ title, b64_json: png }) => {
+    const button = Object.assign(document.createElement("button"), { type: "button", title });
+    button.append(Object.assign(document.createElement("img"), { src: `data:image/png;base64,${png}`, alt: title }));
+    button.addEventListener("click", () =>
+      start(new Blob([Uint8Array.from(atob(png), (each) => each.charCodeAt(0))], { type: "image/png" })));
+    return button;
+  }));
+}
+
 // ---- what a person does -----------------------------------------------------------------------------------
 
-async function start(event) {
-  event.preventDefault();
+async function start(file) {
   complain("");
-  const file = $("file").files[0];
   const text = $("text").value.trim() || (file ? "" : $("text").placeholder);
   $("go").disabled = true;
   $("go").textContent = "Starting…";
@@ -388,7 +417,10 @@ function pressed(event) {
 }
 
 $("key").value = sessionStorage.getItem("worldmodel.key") ?? "";
-$("start").addEventListener("submit", start);
+$("start").addEventListener("submit", (event) => {
+  event.preventDefault();
+  start($("file").files[0]);
+});
 $("say").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("words").value.trim();

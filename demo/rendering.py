@@ -11,7 +11,8 @@ from html import escape
 from worldmodel.demo.history import Branch, Moment, RolloutHistory
 from worldmodel.media import Frame, Frames
 from worldmodel.media.encoding import encode_png, encode_video
-from worldmodel.worlds.base import StartImage, SuggestedAction, Target, World
+from worldmodel.types import StartImage
+from worldmodel.worlds.base import SuggestedAction, Target, World
 
 STAGE_SIDE = 512
 """Least side of clips in pixels: browsers blur videos that they enlarge."""
@@ -48,11 +49,15 @@ def stage(moment: Moment, before: Moment | None, fps: float, heading: str) -> st
             f'<video src="{video_uri(moment.clip, fps, STAGE_SIDE)}" autoplay muted playsinline tabindex="0" '
             f'aria-label="Clip; press to play again" style="background-image:url({background})"></video>'
         )
-    words = escape(moment.label)
+    words, outcome = escape(moment.label), ""
+    if moment.outcome is not None:
+        ended = " · the episode ends here" if moment.outcome.ended else ""
+        outcome = f'<span class="wm-outcome">reward {moment.outcome.reward:.2f}{ended}</span>'
     height, width = moment.clip.shape[1:3]
     return (
         f'<figure class="wm-stage"><div class="wm-frame" style="aspect-ratio:{width}/{height}">{shown}</div>'
-        f'<figcaption aria-live="polite"><b>{escape(heading)}</b><span>{words}</span></figcaption></figure>'
+        f'<figcaption aria-live="polite"><b>{escape(heading)}</b><span>{words}</span>{outcome}'
+        "</figcaption></figure>"
     )
 
 
@@ -117,12 +122,14 @@ def _swatch(colour: tuple[int, int, int] | None) -> str:
 
 
 def tiles(start_images: Iterable[StartImage]) -> str:
-    """Return the images to start from."""
+    """Return the images to start from, or what else to start from."""
     cells = [
         f'<button type="button" class="wm-tile" data-index="{index}">'
         f'<img src="{image_uri(start.image)}" alt=""><small>{escape(start.title)}</small></button>'
         for index, start in enumerate(start_images)
     ]
+    if not cells:
+        return '<p class="wm-none">This model brings no images to start from; upload one of yours.</p>'
     return f'<div class="wm-tiles">{"".join(cells)}</div>'
 
 

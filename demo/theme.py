@@ -22,6 +22,9 @@ def theme() -> Base:
     return base.set(
         body_background_fill="*neutral_50",
         body_background_fill_dark="*neutral_950",
+        body_text_color_subdued="*neutral_600",  # Gradio's default has a contrast of 2.4:1
+        input_placeholder_color="*neutral_600",
+        input_placeholder_color_dark="*neutral_400",
         block_background_fill="white",
         block_background_fill_dark="*neutral_900",
         block_border_color="*neutral_200",
