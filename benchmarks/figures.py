@@ -35,7 +35,7 @@ def main() -> None:
     args = parser.parse_args()
     model = WorldModel.from_pretrained(args.model)
     settings = EvalSettings(num_samples=args.num_samples, rounds=args.rounds, seed=args.seed)
-    parts = suite_of(model.config).parts(settings, model.config.action.keys, Album())
+    parts = suite_of(model.config).parts(settings, model.config, Album())
     names = {part.name.split("/")[0] for part in parts}
     if not args.names or not names.issuperset(args.names):
         parser.exit(2, f"figures: {', '.join(sorted(names))}\n")

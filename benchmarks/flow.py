@@ -254,7 +254,7 @@ class SlowHandler(http.server.SimpleHTTPRequestHandler):
 
 
 def serve(folder: Path, port: int, latency_s: float, bytes_s: float) -> None:
-    """Serve a folder for ever."""
+    """Serve a folder until the process is killed."""
     SlowHandler.latency_s, SlowHandler.bytes_s = latency_s, bytes_s
     handler = partial(SlowHandler, directory=str(folder))
     http.server.ThreadingHTTPServer(("127.0.0.1", port), handler).serve_forever()

@@ -1,10 +1,9 @@
-"""Sequence parallelism: exactness, bytes sent, balance, and speed of the kernels.
+"""Sequence parallelism: exactness, bytes sent, and balance.
 
     exactness   attention on 2 and 4 gloo processes against one, and the bytes sent against the formulas
     balance     the busiest rank against the mean when a packed sequence is cut for context parallelism
-    kernels     forward and backward of each kernel on this device, by the area of the mask
 
-Only `exactness` and `kernels` run attention; `balance` counts visible pairs.
+Only `exactness` runs attention; `balance` counts visible pairs.
 """
 
 import argparse
@@ -13,8 +12,6 @@ import math
 import os
 import random
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -149,45 +146,7 @@ def balance(args: argparse.Namespace) -> None:
         print(f"{length:7,d}  {ranks:2d} " + " ".join(f"{cell:>15}" for cell in cells))
 
 
-# ---- kernels -------------------------------------------------------------------------------------------
-
-
-def kernels(args: argparse.Namespace) -> None:
-    """Time kernels forward and backward; FLOPs are 14 x area x heads x width, masked pairs count nothing."""
-    cuda = torch.cuda.is_available()
-    device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
-    print(f"{torch.cuda.get_device_name() if cuda else f'CPU, {torch.get_num_threads()} threads'}, {dtype}")
-    print("mask     tokens  kernel     forward+backward   TFLOP/s")
-    for length in (8192, 32_768) if cuda else (512, 1024):
-        masks = {
-            "text": Layout.causal(length),
-            "packed": Layout.rows([documents(length, args.seed)]),
-            "frames": Layout.rows([[[(Kind.FRAME, 256)] * (length // 256)]]),
-        }
-        for mask, layout in masks.items():
-            flops = 14 * int(layout.area().sum()) * 16 * 128
-            for kernel in ("sdpa", "flex") if cuda else ("sdpa", "reference"):
-                q, k, v = (torch.randn(1, h, length, 128, device=device, dtype=dtype) for h in (16, 8, 8))
-                parts = [part.requires_grad_() for part in (q, k, v)]
-                with attention.using(kernel):
-                    seconds = timed(lambda p=parts, at=layout: attend(*p, at).sum().backward(), cuda)
-                rate = flops / seconds / 1e12
-                print(f"{mask:7}  {length:6,d}  {kernel:9} {1e3 * seconds:12.1f} ms {rate:13.3f}")
-
-
-def timed(run: Callable[[], None], cuda: bool, repeats: int = 3) -> float:
-    """Return the shortest of some runs, after one that compiles and warms up."""
-    took = []
-    for _ in range(1 + repeats):
-        began = time.perf_counter()
-        run()
-        if cuda:
-            torch.cuda.synchronize()
-        took.append(time.perf_counter() - began)
-    return min(took[1:])
-
-
-TABLES = {"exactness": exactness, "balance": balance, "kernels": kernels}
+TABLES = {"exactness": exactness, "balance": balance}
 
 
 def main() -> None:

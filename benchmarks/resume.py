@@ -1,9 +1,10 @@
 """Exactness of resumed training runs whose processes are killed at random.
 
-Two processes train a small model to its end. The same run is then repeated, and random processes are killed
-with SIGKILL at random steps, every other time while a checkpoint is written; torchrun restarts all of them.
-Every loss of every step, also of repeated ones, and every byte of the finished model must be equal. Finally,
-the order of samples is compared between numbers of processes and workers. Exits with 1 if anything differs.
+Two processes train a small model to its end, or one with deterministic kernels where there is a single GPU.
+The same run is then repeated, and random processes are killed with SIGKILL at random steps, every other time
+while a checkpoint is written; torchrun restarts all of them. Every loss of every step, also of repeated ones,
+and every byte of the finished model must be equal. Finally, the order of samples is compared between numbers
+of processes and workers. Exits with 1 if anything differs.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from worldmodel.data import loader
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 
-NUM_PROCESSES = 2
+NUM_PROCESSES = min(2, torch.cuda.device_count() or 2)
 SMALL = configs.WorldModelConfig(
     codec=configs.CodecConfig(latent_channels=4, widths=(8, 16), num_blocks=2),
     backbone=configs.BackboneConfig(
@@ -81,6 +82,7 @@ def settings(folder: Path, steps: int, seed: int) -> configs.TrainConfig:
         checkpoint_every=2,
         log_every=1,
         hang_timeout_s=120,
+        deterministic=torch.cuda.is_available(),
     )
 
 

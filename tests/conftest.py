@@ -85,6 +85,12 @@ def tiny_config(image_size: ImageSize = 32) -> WorldModelConfig:
 
 
 @pytest.fixture(scope="session")
+def device() -> torch.device:
+    """The device of tests that `make gpu-check` runs on a GPU (`-m gpu`): CUDA where there is one."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
     """The shapes world's tokenizer, learned once."""
     with pytest.MonkeyPatch.context() as patch:

@@ -36,13 +36,15 @@ def server(
     listening: Callable[[Any], AbstractContextManager[str]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """The address of a server of a tiny model with 64 x 64 frames."""
+    """The address of a server of a tiny model with the frames and start images of the shapes world."""
     from worldmodel.serving.app import create_app
     from worldmodel.serving.settings import ServerConfig
     from worldmodel.serving.worlds.service import WorldService
 
     config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), requests_per_minute=60_000)
-    with listening(create_app(WorldService(make_model(image_size=64)), config)) as address:
+    with listening(
+        create_app(WorldService(make_model(image_size=64, world="shapes", outcomes=True)), config)
+    ) as address:
         yield address
 
 

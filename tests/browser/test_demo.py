@@ -88,7 +88,8 @@ def test_steer_undo_fork_compare_and_save(page: Any, tmp_path: Path, server: str
     chip.click()
     stands_at(page, 2, 3)
     plays(page)
-    assert page.inner_text("#wm-stage figcaption span") == action
+    assert page.locator("#wm-stage figcaption span").first.inner_text() == action
+    assert re.match(r"reward -?\d+\.\d\d", page.inner_text("#wm-stage .wm-outcome"))
     assert fits(page)
 
     page.click("#wm-describe")
@@ -216,3 +217,41 @@ def test_command_errors(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert named in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_tab_of_a_flow_shows_its_clips(browser: Any, tmp_path: Path, size: str) -> None:
+    from flow_stages import flow_config, write_table
+
+    from worldmodel.demo import app
+    from worldmodel.demo import page as pages
+    from worldmodel.demo.flow_reader import FlowReader
+    from worldmodel.flow.run import run_flow
+
+    (tmp_path / "files").mkdir()
+    stages = {"read": {}, "measure": {"settings": {"least": 106}}}
+    config = flow_config(tmp_path / "flow", write_table(tmp_path / "files", 70), stages)
+    run_flow(config)
+    width, height = SIZES[size]
+    blocks = app.build("http://127.0.0.1:9", world="shapes", flow=FlowReader(config))
+    page = browser.new_page(viewport={"width": width, "height": height})
+    page.set_default_timeout(PATIENCE_MS)
+    try:
+        page.goto(pages.launch(blocks, None))
+        page.get_by_role("tab", name="Data").click()
+        clips = "document.querySelectorAll('.wm-clip').length"
+        page.wait_for_function(f"{clips} === 64")
+        assert fits(page)
+        assert page.locator("#wm-previous").is_disabled()
+        page.click("#wm-next")
+        page.wait_for_function(f"{clips} === 6")
+        page.click("#wm-previous")
+        page.wait_for_function(f"{clips} === 64")
+        page.click("#wm-stage-name input")
+        page.get_by_role("option", name="measure").click()
+        page.wait_for_function(f"{clips} === 6")
+        assert "103 bytes, below 106" in page.inner_text("#wm-clips")
+        assert "6 dropped" in page.inner_text("#wm-counts")
+    finally:
+        page.close()
+        blocks.close(verbose=False)

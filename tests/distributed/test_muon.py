@@ -52,6 +52,19 @@ def test_one_process_equals_torch(dtype: torch.dtype) -> None:
     assert all(torch.equal(*pair) for pair in zip(weights, reference(dtype), strict=True))
 
 
+def test_products_in_fp32_are_nearer_to_the_decomposition() -> None:
+    matrix = torch.randn(32, 80, generator=torch.Generator().manual_seed(2))
+    exact = muon.orthogonal(matrix.double())
+    errors = [
+        (muon.orthogonal(matrix.to(t)).double() - exact).norm() for t in (torch.float32, torch.bfloat16)
+    ]
+    weights = nn.ParameterList([torch.zeros(32, 80)])
+    weights[0].grad = matrix
+    muon.Muon(weights.parameters(), lr=1.0, momentum=0.0, dtype=torch.float32).step()
+    assert errors[0] < 1e-3 < errors[1]
+    assert torch.allclose(weights[0].double(), -exact, atol=1e-4)
+
+
 def test_parameters_without_gradient_are_unchanged() -> None:
     weights = net(torch.float32)
     optimizer = muon.Muon(weights.parameters(), **SETTINGS)

@@ -10,6 +10,7 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "resume.py"
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes to kill in /proc")
 def test_killed_processes_do_not_change_results() -> None:

@@ -115,7 +115,9 @@ def run_config(folder: Path, run: str, mesh: MeshConfig | None = None, backbone:
     model = dataclasses.replace(
         model, backbone=BackboneConfig(pretrained=str(folder / (backbone or run)), dtype=dtype)
     )
-    return TrainConfig(model=model, mesh=mesh or MeshConfig(), stages={stage: STAGES[stage]}, seed=5)
+    return TrainConfig(
+        model=model, mesh=mesh or MeshConfig(), stages={stage: STAGES[stage]}, seed=5, precision="fp32"
+    )  # not "auto", whose measurement makes large tensors
 
 
 def weights_of(model: WorldModel) -> State:

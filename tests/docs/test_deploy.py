@@ -14,6 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from fastapi import FastAPI
+from packaging.requirements import Requirement
 from torch.distributed.run import parse_args
 
 from worldmodel import config as configs
@@ -37,10 +38,39 @@ def objects(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def core(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The object, or the Jobs that the controller of JobSet makes of it: its schema is not in Kubernetes."""
-    if item["kind"] != "JobSet":
+    """The object, or what its controller makes of it if its schema is not in Kubernetes."""
+    if item["kind"] == "JobSet":
+        yield from jobs_of(item)
+    elif item["kind"] == "RayJob":
+        yield from pods_of(item)
+    else:
         yield item
-        return
+
+
+def pods_of(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The pods of KubeRay, whose fields outside of pods are those of its resource definition v1."""
+    assert item["apiVersion"] == "ray.io/v1"
+    spec = item["spec"]
+    assert set(spec) <= {
+        *("activeDeadlineSeconds", "backoffLimit", "entrypoint", "rayClusterSpec", "runtimeEnvYAML"),
+        *("shutdownAfterJobFinishes", "submissionMode", "suspend", "ttlSecondsAfterFinished"),
+    }
+    assert spec["submissionMode"] in ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
+    cluster = spec["rayClusterSpec"]
+    assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    assert set(cluster["headGroupSpec"]) == {"rayStartParams", "template"}
+    sizes = {"replicas", "minReplicas", "maxReplicas"}
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        name = f"{item['metadata']['name']}-{group.get('groupName', 'head')}"
+        yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, **group["template"]}
+    for group in cluster["workerGroupSpecs"]:
+        assert set(group) == {"groupName", "rayStartParams", "template", *sizes}
+        assert len({group[each] for each in sizes}) == 1  # the flow needs all of them when it begins
+
+
+def jobs_of(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The Jobs of a JobSet."""
     assert item["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
     assert set(item["spec"]) <= {"network", "failurePolicy", "replicatedJobs", "successPolicy", "suspend"}
     assert set(item["spec"]["network"]) <= {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"}
@@ -58,7 +88,9 @@ def pods() -> Iterator[tuple[Path, dict[str, Any]]]:
             for each in core(item):
                 spec = each.get("spec", {})
                 spec = spec.get("jobTemplate", {}).get("spec", spec)
-                if "template" in spec:
+                if each["kind"] == "Pod":
+                    yield path, spec
+                elif "template" in spec:
                     yield path, spec["template"]["spec"]
 
 
@@ -90,7 +122,7 @@ def test_a_wrong_field_is_found() -> None:
 
 def test_pods_run_without_privileges_and_mount_what_there_is() -> None:
     found = list(pods())
-    assert len(found) == 4  # serve, flow, compact, train
+    assert len(found) == 7  # serve, flow, compact, train, and head and workers of Ray
     for path, pod in found:
         (container,) = pod["containers"]
         assert pod["securityContext"]["runAsNonRoot"]
@@ -137,6 +169,49 @@ def test_the_flow_and_its_compaction_take_their_arguments_and_config(tmp_path: P
     assert Chain.of(config).names == ["fetch", "probe", "filter", "pack"]
     assert config.catalog.startswith("postgresql+psycopg://")
     assert config.buffer.startswith("s3://") and config.log.startswith("s3://")
+
+
+def test_the_flow_on_ray_fits_its_cluster(tmp_path: Path) -> None:
+    path = DEPLOY / "kubernetes" / "flow-ray.yaml"
+    spec = objects(path)["RayJob", "worldmodel-flow-ray"]["spec"]
+    program, verb, *arguments = shlex.split(spec["entrypoint"])
+    args = flow._parser().parse_args(arguments)
+    assert (program, verb, args.what, args.config) == (
+        "worldmodel",
+        "flow",
+        "run",
+        "/etc/worldmodel/flow.yaml",
+    )
+    config = configs.load(config_of(path, "worldmodel-flow-ray", tmp_path), args.overrides, FlowConfig)
+    assert config.executor == "ray"
+    links = Chain.of(config).links
+    groups, head = spec["rayClusterSpec"]["workerGroupSpecs"], spec["rayClusterSpec"]["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    for resource, needed in {
+        "cpu": sum(link.workers * link.stage.resources.cpu for link in links),
+        "nvidia.com/gpu": sum(link.workers * link.stage.resources.gpu for link in links),
+    }.items():
+        limits = [each["template"]["spec"]["containers"][0]["resources"]["limits"] for each in groups]
+        offered = [
+            int(limit.get(resource, 0)) * group["replicas"]
+            for limit, group in zip(limits, groups, strict=True)
+        ]
+        assert 0 < needed <= sum(offered), resource
+    memory_gb = sum(link.workers * link.stage.resources.memory_gb for link in links)
+    sizes = [
+        int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"].removesuffix("Gi"))
+        * group["replicas"]
+        for group in groups
+    ]
+    assert memory_gb <= 0.7 * sum(sizes), "Ray keeps the rest for its objects"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (need,) = extras["ray"]
+    assert Requirement(need).specifier.contains(spec["rayClusterSpec"]["rayVersion"])
+    assert "default" in Requirement(need).extras, "it has the server that takes jobs"
+    shared = ("catalog", "buffer", "log")
+    other = config_of(DEPLOY / "kubernetes" / "flow.yaml", "worldmodel-flow", tmp_path)
+    same = configs.load(other, [], FlowConfig)
+    assert [getattr(config, name) for name in shared] == [getattr(same, name) for name in shared]
 
 
 def test_the_training_starts_torchrun_on_the_log_of_the_flow(tmp_path: Path) -> None:

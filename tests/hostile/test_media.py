@@ -120,7 +120,7 @@ def slow_video() -> bytes:
         grain = noise(1, 128)[0].repeat(16, 0).repeat(16, 1)
         packet = [*stream.encode(av.VideoFrame.from_ndarray(grain, format="rgb24")), *stream.encode(None)][0]
         tick = round(1 / (60 * packet.time_base))
-        for index in range(300):
+        for index in range(660):
             again = av.Packet(bytes(packet))
             again.stream, again.time_base, again.is_keyframe = stream, packet.time_base, True
             again.pts = again.dts = index * tick

@@ -35,7 +35,7 @@ from worldmodel.serving.errors import (
 )
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
-from worldmodel.types import Action
+from worldmodel.types import Action, StartImage
 
 ACTIONS = ("the red ball moves left", {"keys": ["left"]}, None, Action(text="wait", vector=(0.0, 1.0, 0.5)))
 KEY = "correct-horse-battery-staple"
@@ -192,7 +192,7 @@ def test_errors_are_typed(address: str, client: Client, image: np.ndarray) -> No
         assert (refused.value.status, refused.value.type) == (400, "invalid_request_error")
         with pytest.raises(InputError, match="empty"):
             world.step(" ")
-        with pytest.raises(InputError, match="snapshot-none"):
+        with pytest.raises(NotFoundError):
             world.restore("snapshot-none")
         assert world.round == 0
     for bad, expected in (
@@ -249,6 +249,50 @@ def test_describe_and_generate_image(client: Client, model: WorldModel, image: n
     assert client.describe(image) == session.describe()
     assert client.describe(image, "how many") == session.describe("how many")
     assert near(client.generate_image("a red ball", seed=1)[None], session.reset(text="a red ball")[-1:])
+
+
+def test_start_images_are_those_of_the_model(
+    client: Client, model: WorldModel, image: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.start_images() == []
+    monkeypatch.setattr(model, "start_images", [StartImage("a door", image)])
+    for name in (None, "tiny"):
+        (start,) = client.start_images(name)
+        assert start.title == "a door"
+        assert np.array_equal(start.image, image)
+    with pytest.raises(NotFoundError):
+        client.start_images("gpt")
+
+
+def test_outcomes_of_rounds_reach_the_client(
+    make_model: Callable[..., WorldModel],
+    listening: Callable[[Any], AbstractContextManager[str]],
+    client: Client,
+    image: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    scored = make_model(outcomes=True)
+    session = scored.session(seed=3)
+    session.reset(image)
+    with (
+        listening(create_app(WorldService(scored), ServerConfig("tiny", tmp_path))) as own,
+        Client(own) as scoring,
+        scoring.worlds.create(image, seed=3) as world,
+    ):
+        assert world.outcome is None
+        for action in ACTIONS[:2]:
+            world.step(action)
+            session.step(action)
+            assert world.outcome is not None and session.outcome is not None
+            assert world.outcome.reward == pytest.approx(session.outcome.reward, abs=1e-2)
+            assert world.outcome.ended == session.outcome.ended
+        stated = httpx.get(f"{own}/v1/worlds/{world.id}").json()["outcome"]
+        assert stated["reward"] == pytest.approx(world.outcome.reward, rel=1e-4)  # type: ignore[union-attr]
+        world.reset()
+        assert world.outcome is None
+    with client.worlds.create(image) as plain:
+        plain.step(ACTIONS[0])
+        assert plain.outcome is None
 
 
 def test_async_client_runs_requests_concurrently(address: str, model: WorldModel, image: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from PIL import Image
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
+from worldmodel.serving.engine.local import InProcessEngine
 from worldmodel.serving.server import Server
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
@@ -80,11 +82,11 @@ def test_chat_describes_a_video(api: LocalClient, model: WorldModel, image: np.n
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"stream": True}, "stream"),
-        ({"n": 2}, "n"),
-        ({"temperature": 0.5}, "temperature"),
+        ({"n": 9}, "'n'"),
+        ({"temperature": 3}, "temperature"),
         ({"tools": []}, "no field 'tools'"),
-        ({"max_tokens": 5}, "no field 'max_tokens'"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stream_options": {"include_everything": True}}, "include_everything"),
     ],
 )
 def test_chat_rejects_unsupported_options(
@@ -96,10 +98,42 @@ def test_chat_rejects_unsupported_options(
 def test_chat_requires_exactly_one_image_or_video(api: LocalClient, image_part: dict[str, Any]) -> None:
     text = {"type": "text", "text": "how many"}
     for parts in ((text,), (image_part, image_part), (text, text, image_part)):
-        assert "one image" in error_of(ask(api, *parts), 400)["message"]
+        assert "image or video" in error_of(ask(api, *parts), 400)["message"]
     assert error_of(ask(api, image_part, model="gpt"), 404)["code"] == "model_not_found"
-    for message in ({"role": "system", "content": [text]}, {"role": "user", "content": "how many"}):
-        error_of(api.post("/v1/chat/completions", json={"messages": [message]}), 400)
+    user = {"role": "user", "content": "how many"}
+    in_system = {"role": "system", "content": [image_part]}
+    for messages in ([{"role": "system", "content": [text]}], [user], [in_system, user]):
+        error_of(api.post("/v1/chat/completions", json={"messages": messages}), 400)
+
+
+def test_streamed_chat_with_an_invalid_request_has_its_status(
+    api: LocalClient, image_part: dict[str, Any]
+) -> None:
+    """Nothing is sent before the first token, so that errors up to then are those of other requests."""
+    assert error_of(ask(api, image_part, model="gpt", stream=True), 404)["code"] == "model_not_found"
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error(
+    model: WorldModel, tmp_path: Path, image_part: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = InProcessEngine._next_token
+    calls = itertools.count()
+
+    def slower(engine: InProcessEngine, *args: Any) -> Any:
+        token = compute(engine, *args)
+        if next(calls):
+            time.sleep(0.3)
+        return 0 if token == engine.backbone.end else token  # the text never ends by itself
+
+    monkeypatch.setattr(InProcessEngine, "_next_token", slower)
+    config = ServerConfig("tiny", tmp_path, step_deadline_s=2)
+    with LocalClient(create_app(WorldService(model), config)) as client:
+        events = ask(client, image_part, stream=True).text.strip().split("\n\n")
+        assert len(events) > 1
+        error = json.loads(events[-1].removeprefix("data: "))["error"]
+        assert error["code"] == "deadline_exceeded"
+        app: Any = client.app
+        assert len(app.state.context.worlds) == 0
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,11 @@ def test_content_ranges_and_variants(api: LocalClient) -> None:
     part = api.get(path, headers={"range": "bytes=4-11"})
     assert (part.status_code, part.content) == (206, film[4:12])
     assert part.headers["content-range"] == f"bytes 4-11/{len(film)}"
-    assert api.get(path, headers={"range": "bytes=999999999-"}).status_code == 416
+    outside = api.get(path, headers={"range": "bytes=999999999-"})
+    assert error_of(outside, 416)["code"] == "invalid_range"
+    assert outside.headers["content-range"] == f"bytes */{len(film)}"
+    assert error_of(api.get(path, headers={"range": "pages=1"}), 400)["type"] == "invalid_request_error"
+    assert decoded(film).shape[1:3] == (256, 256)  # 32 x 32 pixels, enlarged for players
     thumbnail = api.get(path, params={"variant": "thumbnail"})
     assert Image.open(io.BytesIO(thumbnail.content)).size == (32, 32)
     sheet = api.get(path, params={"variant": "spritesheet"})

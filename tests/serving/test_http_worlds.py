@@ -153,7 +153,7 @@ def test_restore_fork_reset_delete(api: LocalClient, png: bytes) -> None:
     for name in (world, fork["id"]):
         # The step played before `restore` is no longer the last one.
         assert np.abs(step(2, "the blue box jumps", name).astype(int) - second.astype(int)).max() <= 1
-    assert error_of(api.post(f"{path}/restore", json={"snapshot": "none"}), 400)["code"] == "invalid_input"
+    assert error_of(api.post(f"{path}/restore", json={"snapshot": "none"}), 404)["code"] == "not_found"
 
     begun = frames_of(api.post(f"{path}/reset", params=NPY))
     assert api.get(path).json()["round"] == 0
@@ -214,7 +214,9 @@ def test_invalid_requests_have_the_error_format(api: LocalClient, body: Any, nam
 
 def test_unknown_routes_and_models_have_the_error_format(api: LocalClient, png: bytes) -> None:
     assert error_of(api.get("/v1/nothing"), 404)["code"] == "not_found"
-    assert error_of(api.put("/v1/worlds"), 405)["code"] == "method_not_allowed"
+    refused = api.put("/v1/worlds")
+    assert error_of(refused, 405)["code"] == "method_not_allowed"
+    assert refused.headers["allow"] == "GET, HEAD, POST"
     assert error_of(api.post("/v1/worlds", content=b"{"), 415)["code"] == "unsupported_format"
     broken = api.post("/v1/worlds", content=b"{", headers={"content-type": "application/json"})
     assert error_of(broken, 400)["code"] == "invalid_input"
@@ -277,3 +279,42 @@ def test_chat_route_exists(api: LocalClient, png: bytes) -> None:
     part = {"type": "image_url", "image_url": {"url": url}}
     body = {"messages": [{"role": "user", "content": [part]}]}
     assert api.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/worlds/WORLD/step", {"step_id": 1, "action": {"mouse": ["left", 0]}}, "'action.mouse.0'"),
+        ("/v1/worlds/WORLD/step", {"step_id": True}, "'step_id'"),
+        ("/v1/worlds/WORLD/step", {"step_id": "1"}, "'step_id'"),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "http://a.example/x.png"}}],
+                    }
+                ]
+            },
+            "'messages.0.content.0.image_url.url'",
+        ),
+    ],
+)
+def test_errors_name_fields_as_the_request_does(
+    api: LocalClient, path: str, body: dict[str, Any], field: str
+) -> None:
+    world = api.post("/v1/worlds", json={"text": "a red ball"}).json()["id"]
+    assert error_of(api.post(path.replace("WORLD", world), json=body), 400)["message"].startswith(field)
+
+
+def test_json_must_be_declared_as_such(api: LocalClient) -> None:
+    world = api.post("/v1/worlds", json={"text": "a red ball"}).json()["id"]
+    form = {"content-type": "application/x-www-form-urlencoded"}  # what curl sends with -d
+    refused = api.post(f"/v1/worlds/{world}/step", content=b'{"step_id": 1}', headers=form)
+    assert "application/json" in error_of(refused, 415)["message"]
+
+
+def test_root_leads_to_the_play_page(api: LocalClient) -> None:
+    assert api.get("/", follow_redirects=False).headers["location"] == "play"
+    assert api.get("/").headers["content-type"].startswith("text/html")

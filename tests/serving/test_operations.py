@@ -1,8 +1,10 @@
 """What operators need: request ids, access log, CORS, trusted hosts, root path, HEAD, TLS."""
 
+import asyncio
 import io
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,13 @@ import pytest
 from local_client import LocalClient
 from starlette.testclient import TestClient
 
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import logs
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.realtime.connection import ROUTE
-from worldmodel.serving.server import check_http
+from worldmodel.serving.server import check_http, serve
 from worldmodel.serving.settings import HttpOptions, ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -138,3 +140,15 @@ def test_http_options_that_cannot_work_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=named):
             check_http(options, Keys())
+
+
+def test_server_says_what_it_loads(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loading can take minutes; a model that cannot be loaded ends the server after the message."""
+    folder = shutil.copytree(model_folder, tmp_path / "damaged")
+    for weights in folder.rglob("*.safetensors"):
+        weights.write_bytes(b"")
+    with pytest.raises(ModelError):
+        asyncio.run(serve(str(folder), ServerConfig("tiny", tmp_path / "data"), port=0))
+    assert "loading tiny" in capsys.readouterr().err

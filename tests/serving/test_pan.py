@@ -55,17 +55,17 @@ def pan(tokenizer: PreTrainedTokenizerBase) -> WorldModel:
 def test_limits_hold_every_history_of_pan(pan: WorldModel) -> None:
     found = limits.resolve(EngineOptions(), pan, "vllm", free_bytes=2**34)
     assert pan.round_tokens == ROUND_TOKENS
-    assert found.max_model_len > pan.config.history_rounds * ROUND_TOKENS
+    assert found.max_model_len > pan.config.context_rounds * ROUND_TOKENS
     assert found.kv_bytes >= found.max_sessions * found.max_model_len * 2 * 2 * 32 * 4  # keys and values
 
 
 def test_options_that_cannot_hold_pan_are_refused_with_the_numbers(pan: WorldModel) -> None:
     for options, named in (
-        (EngineOptions(max_model_len=4096), "13121 positions .10 rounds of 1312.*4096"),
+        (EngineOptions(max_model_len=4096), "14433 positions .11 rounds of 1312.*4096"),
         (EngineOptions(max_model_len=200_000), "128000"),
-        (EngineOptions(kv_cache_memory=2**20), "1.0 MiB, but one session of 18241 positions need 8.9 MiB"),
+        (EngineOptions(kv_cache_memory=2**20), "1.0 MiB, but one session of 20065 positions need 9.8 MiB"),
         (EngineOptions(max_sessions=4, kv_cache_memory=2**24), "16.0 MiB, but 4 sessions"),
-        (EngineOptions(max_sessions=1000), "8.7 GiB .* do not fit into the 1023.6 MiB"),
+        (EngineOptions(max_sessions=1000), "9.6 GiB .* do not fit into the 1023.6 MiB"),
     ):
         with pytest.raises(ConfigError, match=named):
             limits.resolve(options, pan, "vllm", free_bytes=2**30)

@@ -107,6 +107,47 @@ def test_session_from_upload(model: WorldModel, image: np.ndarray) -> None:
         decoding.close_decoder()
 
 
+def test_the_pace_is_the_models_unless_the_client_asks_for_another(
+    model: WorldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(server: Server) -> None:
+        for pace in (None, "realtime"):
+            async with server.client() as client:
+                created = await client.until("session.created")
+                assert created["pace"] == "on_action"
+                asked = {} if pace is None else {"pace": pace}
+                await client.send("session.start", text="a red ball", **asked)
+                assert (await client.until("video.start"))["pace"] == (pace or "on_action")
+
+    monkeypatch.setattr(model, "config", replace(model.config, pace="on_action"))
+    serve(model, body)
+
+
+def test_chunks_have_the_outcome_of_their_round(
+    make_model: Callable[..., WorldModel], model: WorldModel
+) -> None:
+    async def outcomes(server: Server, found: list[Any]) -> None:
+        async with server.client() as client:
+            await client.start(seed=3)
+            found.append((await client.until("video.chunk_metadata"))["outcome"])
+            await client.act("e1", {"keys": ["left"]})
+            found.append((await client.until("video.chunk_metadata"))["outcome"])
+
+    scored, found, none = make_model(outcomes=True), list[Any](), list[Any]()
+    serve(scored, lambda server: outcomes(server, found))
+    session = scored.session(seed=3)
+    session.reset(text="a red ball")
+    session.step({"keys": ["left"]})
+    assert session.outcome is not None
+    assert found[0] is None
+    assert found[1] == {
+        "reward": pytest.approx(session.outcome.reward, abs=1e-2),
+        "ended": session.outcome.ended,
+    }
+    serve(model, lambda server: outcomes(server, none))
+    assert none == [None, None]
+
+
 def test_mp4_segments_join_to_a_video(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
@@ -319,17 +360,27 @@ def test_action_queue_is_bounded_and_replaceable(model: WorldModel) -> None:
     serve(model, body, limits={"max_queued_interactions": 3})
 
 
-def test_failed_start_closes_the_session(model: WorldModel) -> None:
+def test_start_that_is_refused_can_be_sent_again(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
-            await client.send("session.start", upload=True)
-            await client.socket.send(b"not an image")
-            error = await client.refused()
-            assert error["code"] == "unsupported_format" and error["fatal"]
-            assert await client.closed() == 1008
-        async with server.client() as client:
+            for data, code in (
+                (b"not an image", "unsupported_format"),
+                (b"\x89PNG\r\n\x1a\n", "invalid_request"),
+            ):
+                await client.send("session.start", upload=True, event_id=code)
+                await client.socket.send(data)
+                error = await client.refused()
+                assert (error["code"], error["event_id"], error["fatal"]) == (code, code, False)
             await client.send("session.start", text="a ball", adapter="none")
-            assert "no adapter" in (await client.refused())["message"]
+            error = await client.refused()
+            assert "no adapter" in error["message"] and not error["fatal"]
+            await client.start()
+
+    serve(model, body, max_worlds_per_key=1)
+
+
+def test_failed_start_closes_the_session(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
         async with server.client() as first, server.client() as second:
             await first.start()
             await second.send("session.start", text="a ball")

@@ -83,11 +83,8 @@ def test_websocket_rejects_cross_origin_requests_and_shutdown(
         pass
 
 
-def test_sockets_and_handshakes_are_limited(
-    make_client: Callable[..., LocalClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worldmodel.serving.routes.realtime.MAX_SOCKETS_PER_CALLER", 2)
-    client = make_client()
+def test_sockets_and_handshakes_are_limited(make_client: Callable[..., LocalClient]) -> None:
+    client = make_client(max_sockets_per_key=2)
     with client.websocket_connect(ROUTE) as one, client.websocket_connect(ROUTE) as two:
         assert one.receive_json()["type"] == two.receive_json()["type"] == "session.created"
         with rejected(client, 429, "too_many_requests"):

@@ -12,6 +12,7 @@ from worldmodel.models.backbone.causal_lm import Backbone
 
 pytest.importorskip("vllm")
 
+from worldmodel.serving.engine.completion import TextParams
 from worldmodel.serving.engine.limits import EngineLimits
 from worldmodel.serving.engine.vllm_engine import VllmEngine
 
@@ -50,7 +51,8 @@ def test_states_and_text_match_transformers(
             for rounds in (2, 3):  # the second time on top of what is cached
                 states = await engine.predict_states(history[:rounds], NUM_QUERIES)
             torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)
-            assert await engine.generate_text(history[0], 12) == said
+            tokens = [token async for token in engine.generate_tokens(history[0], TextParams(12))]
+            assert backbone.text(tokens) == said
         finally:
             await engine.close()
 

@@ -276,10 +276,20 @@ def test_world_from_text_matches_session(model: WorldModel) -> None:
     assert close(run(body, model), session.reset(text="a red ball"))
 
 
+def test_zero_steps_show_the_forecast(model: WorldModel, image: np.ndarray) -> None:
+    async def body(service: WorldService) -> np.ndarray:
+        world = await service.start(image[None], num_inference_steps=0)
+        return await world.step("the red ball moves left")
+
+    session = model.session(num_inference_steps=0)
+    session.reset(image)
+    assert close(run(body, model), session.step("the red ball moves left"))
+
+
 def test_invalid_calls_keep_the_state(model: WorldModel, image: np.ndarray) -> None:
     async def body(service: WorldService) -> None:
         for settings, named in (
-            ({"num_inference_steps": 0}, "1 to 64"),
+            ({"num_inference_steps": -1}, "0 to 64"),
             ({"guidance_scale": float("nan")}, "guidance_scale"),
             ({"seed": -1}, "seed"),
             ({"adapter": "none"}, "none"),

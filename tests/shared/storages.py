@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 class Storages(TorchDispatchMode):
     """Records weak references to the storages of all tensors that operators return within the block."""
 
-    def __init__(self) -> None:
+    def __init__(self, measures_peak: bool = False) -> None:
         super().__init__()
         self.made: dict[int, StorageWeakRef] = {}
+        self.measures_peak, self.peak, self.bound = measures_peak, 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -24,10 +25,15 @@ class Storages(TorchDispatchMode):
             if storage._cdata not in given:  # a view of what was there before
                 ref = StorageWeakRef(storage)
                 self.made[ref.cdata] = ref
+                self.bound += storage.nbytes()
+        if self.measures_peak and self.bound > self.peak:  # otherwise nothing can be above the peak
+            self.bound = self.held()
+            self.peak = max(self.peak, self.bound)
         return result
 
     def held(self) -> int:
         """Return the bytes of the storages that are alive; those of freed gathered weights are empty."""
+        self.made = {key: ref for key, ref in self.made.items() if not ref.expired()}
         alive = [torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in self.made.values()]
         return sum(storage.nbytes() for storage in alive if storage is not None)
 

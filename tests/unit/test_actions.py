@@ -15,7 +15,7 @@ from torch import Tensor
 from worldmodel import config as configs
 from worldmodel.config import ActionConfig
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.models.action import SLOT, ActionAdapter, pose_features
+from worldmodel.models.action import ActionAdapter, pose_features
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action, Camera, Pose, resolve_camera_targets
@@ -266,7 +266,7 @@ def by_hand(adapter: ActionAdapter, model: WorldModel, action: Action) -> Tensor
         turn = matrix(action.camera.pose)[:3, :2].T.flatten()
         parts.append(token(adapter.camera, (*action.camera.pose.translation, *turn)))
     said = torch.cat(parts)
-    return torch.cat([adapter.blank.expand(-len(said) % SLOT, -1), said])
+    return torch.cat([adapter.blank.expand(-len(said) % adapter.slot, -1), said])
 
 
 @given(actions=st.lists(ACTIONS, min_size=1, max_size=3))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from einops import repeat
 from torch import Tensor
+from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from worldmodel.errors import ConfigError
@@ -39,39 +40,88 @@ def formula(parts: list[Tensor], seen: Tensor, softcap: float | None = None) -> 
     return torch.einsum("bknm,bkmd->bknd", scores.softmax(dim=-1), v)
 
 
-def drawn(length: int, heads: tuple[int, int], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def drawn(
+    length: int,
+    heads: tuple[int, int],
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> list[Tensor]:
     torch.manual_seed(0)
-    return [torch.randn(2, count, length, 16).to(dtype) for count in (heads[0], heads[1], heads[1])]
+    counts = heads[0], heads[1], heads[1]
+    return [torch.randn(2, count, length, 16).to(device, dtype) for count in counts]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("kernel", ["reference", "sdpa", "flex"])
 def test_kernels_equal_the_formula(
-    kernel: str, name: str, heads: tuple[int, int], softcap: float | None
+    kernel: str, name: str, heads: tuple[int, int], softcap: float | None, device: torch.device
 ) -> None:
     layout = LAYOUTS[name]
-    parts = drawn(layout.length, heads)
+    parts = drawn(layout.length, heads, device=device)
     with attention.using(kernel), torch.no_grad():
         out = attend(*parts, layout, softcap=softcap)
     assert out.dtype == torch.float32
-    torch.testing.assert_close(out.double(), formula(parts, layout.visible(), softcap), atol=2e-6, rtol=1e-5)
+    truth = formula(parts, layout.visible(device), softcap)
+    close = 2e-6 if device.type == "cpu" else 2e-5  # a GPU's kernels sum in another order
+    torch.testing.assert_close(out.double(), truth, atol=close, rtol=1e-5)
 
 
+def gradient_error(kernel: str, parts: list[Tensor], layout: Layout, softcap: float | None) -> float:
+    """Largest error of the gradients, relative to their norm."""
+    parts = [part.requires_grad_() for part in parts]
+    exact = [part.detach().double().requires_grad_() for part in parts]
+    with attention.using(kernel):
+        found = torch.autograd.grad(attend(*parts, layout, softcap=softcap).double().pow(2).sum(), parts)
+    seen = layout.visible(parts[0].device)
+    truth = torch.autograd.grad(formula(exact, seen, softcap).pow(2).sum(), exact)
+    pairs = zip(found, truth, strict=True)
+    return max(float((part.double() - other).norm() / other.norm()) for part, other in pairs)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
 def test_gradients_equal_the_formula(
-    kernel: str, dtype: torch.dtype, bound: float, softcap: float | None
+    kernel: str, dtype: torch.dtype, bound: float, softcap: float | None, device: torch.device
 ) -> None:
-    parts = [part.requires_grad_() for part in drawn(MIXED.length, (6, 2), dtype)]
-    exact = [part.detach().double().requires_grad_() for part in parts]
-    with attention.using(kernel):
-        found = torch.autograd.grad(attend(*parts, MIXED, softcap=softcap).double().pow(2).sum(), parts)
-    truth = torch.autograd.grad(formula(exact, MIXED.visible(), softcap).pow(2).sum(), exact)
-    for part, other in zip(found, truth, strict=True):
-        assert (part.double() - other).norm() < bound * other.norm()
+    parts = drawn(MIXED.length, (6, 2), dtype, device)
+    assert gradient_error(kernel, parts, MIXED, softcap) < bound
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex and flash train on CUDA only")
+@pytest.mark.parametrize("heads", [(8, 8), (28, 4)])
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kernel", ["flex", "flash"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-5), (torch.bfloat16, 0.03)])
+def test_kernels_that_train_on_a_gpu_have_the_gradients_of_the_formula(
+    kernel: str, name: str, heads: tuple[int, int], dtype: torch.dtype, bound: float, device: torch.device
+) -> None:
+    layout = LAYOUTS[name]
+    if kernel == "flash":
+        if not attention._flash_installed():
+            pytest.skip("flash-attn is not installed")
+        if layout.cu_seqlens() is None or dtype == torch.float32:
+            pytest.skip("flash-attn computes causal documents in half precision")
+    assert gradient_error(kernel, drawn(layout.length, heads, dtype, device), layout, None) < bound
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex is compiled on CUDA only")
+def test_flex_is_not_compiled_again_for_another_mask(device: torch.device) -> None:
+    def run(layout: Layout) -> int:
+        attend(*(part.requires_grad_() for part in drawn(layout.length, (4, 2), device=device)), layout)
+        return counters["stats"]["unique_graphs"]
+
+    with attention.using("flex"):
+        # The second length is compiled with lengths as variables.
+        graphs = [run(Layout.packed([[length - 40, 40], [length]])) for length in (300, 400, 500, 700)]
+        assert graphs[1] == graphs[2] == graphs[3]
+        assert run(Layout.packed([[100, 200, 400], [650]])) == graphs[3]
 
 
 def test_reference_kernel_computes_heads_independently() -> None:

@@ -190,24 +190,6 @@ def test_random_weights_with_a_given_vocabulary(tokenizer: PreTrainedTokenizerBa
         Backbone.from_config(config_of(vocab_size=9), tokenizer)
 
 
-def test_backbone_on_the_meta_device(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    large = {
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-    }
-    for config in (
-        dataclasses.replace(config_of(**{**large, "head_dim": 128}), dtype="bf16"),
-        BackboneConfig(pretrained=str(folder), dtype="bf16"),
-    ):
-        planned = Backbone.on_meta(config, tokenizer)
-        assert {parameter.device.type for parameter in planned.parameters()} == {"meta"}
-        assert {parameter.dtype for parameter in planned.parameters()} == {torch.bfloat16}
-    shapes = {name: x.shape for name, x in Backbone.from_pretrained(folder).state_dict().items()}
-    assert shapes == {name: x.shape for name, x in planned.state_dict().items()}
-
-
 def same(found: torch.nn.Module, wanted: torch.nn.Module) -> None:
     """Assert that weights and outputs are equal, bit for bit, and that the same weights are tied."""
     assert [name for name, _ in found.named_parameters()] == [name for name, _ in wanted.named_parameters()]

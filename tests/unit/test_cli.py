@@ -199,7 +199,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "not a number": rollout("frame.png", LEFT, "--rounds", "many"),
     "zero rounds": rollout("frame.png", LEFT, "--rounds", "0"),
     "too many rounds": rollout("frame.png", LEFT, "--rounds", "1000000"),
-    "zero steps": rollout("frame.png", LEFT, "--num-inference-steps", "0"),
+    "negative steps": rollout("frame.png", LEFT, "--num-inference-steps", "-1"),
     "guidance is nan": rollout("frame.png", LEFT, "--guidance-scale", "nan"),
     "actions twice": rollout("frame.png", LEFT, "--actions", "text.txt"),
     "no actions file": rollout("frame.png", "--actions", "none.txt"),

@@ -262,7 +262,7 @@ def test_a_resumed_run_does_not_read_over_earlier_rows(
     monkeypatch.setattr(EndlessRows, "skip", lambda self, n: skipped.append(n) or skip(self, n))
     with loader.batches(config, MODEL, STAGE, 1, 5, bookmarks=marks) as stream:
         assert answers(stream) == whole[5:]
-    assert set(skipped) == {0}
+    assert max(skipped) <= 8, "at most the window of a bookmark that was taken on the way to the next one"
     skipped.clear()
     with loader.batches(config, MODEL, STAGE, 1, 5) as stream:  # without bookmarks: the same, but slower
         assert answers(stream) == whole[5:]

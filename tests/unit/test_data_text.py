@@ -1,6 +1,7 @@
 """Tables of documents, and training of the language model on them."""
 
 import dataclasses
+import gzip
 import json
 import math
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_a_dataset_is_streamed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="it has no text"):
         source.at(2).episode("document", 0, 2, 1)
     source.close()
+
+
+def test_compressed_files_in_folders_are_streamed(tmp_path: Path) -> None:
+    """The layout of C4."""
+    (tmp_path / "c4" / "en").mkdir(parents=True)
+    for shard in range(2):
+        rows = [{"text": f"Document {shard} {n}.", "url": f"https://example.com/{n}"} for n in range(3)]
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        name = f"c4-train.{shard:05d}-of-00002.json.gz"
+        (tmp_path / "c4" / "en" / name).write_bytes(gzip.compress(lines))
+    source = open_source("web", config_of(tmp_path / "c4"), WorldModelConfig())
+    found = [source.at(index).episode("document", 0, 0, 1).answer for index in range(6)]
+    source.close()
+    assert found == [f"Document {shard} {n}." for n in range(3) for shard in range(2)]
 
 
 def test_wrong_columns_are_refused(tmp_path: Path) -> None:

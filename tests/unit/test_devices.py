@@ -7,29 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from emulated_device import DEVICE, DeviceError, EmulatedDevice, train_step
+from stages import STAGES
 
-from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.config import DataConfig, SourceConfig, TrainConfig
 from worldmodel.data import loader
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.registry import OBJECTIVES
-
-ALL = {"all": TrainedConfig()}
-STAGES = {
-    "codec": StageConfig("codec", tasks={"rounds": 1.0}, train={"codec": TrainedConfig()}, rounds=1),
-    "language": StageConfig("language", tasks={"document": 1.0}, train={"backbone": TrainedConfig()}),
-    "alignment": StageConfig("alignment", tasks={"rounds": 1.0}, train={"vision": TrainedConfig()}),
-    "state": StageConfig("state", tasks={"rounds": 1.0}, train=ALL),
-    "describe": StageConfig("state", tasks={"describe": 1.0}, train=ALL),
-    "imagine": StageConfig("state", tasks={"imagine": 1.0}, train=ALL, rounds=1),
-    "generator": StageConfig("generator", tasks={"rounds": 1.0}, train=ALL),
-    "joint": StageConfig("joint", tasks={"rounds": 1.0}, train=ALL, self_rollout=(1.0, 1.0)),
-    "lora": StageConfig(
-        "joint",
-        tasks={"rounds": 1.0},
-        train={"backbone": TrainedConfig(lora_rank=2), "adapters": TrainedConfig()},
-    ),
-}
 
 
 @pytest.fixture

@@ -81,11 +81,23 @@ def test_environment_passes_the_checker_of_gymnasium(model: WorldModel, kind: st
     [
         (None, gymnasium.spaces.MultiBinary(2)),
         ("keys", gymnasium.spaces.MultiBinary(2)),
+        ("key", gymnasium.spaces.Discrete(2)),
         ("vector", gymnasium.spaces.Box(-1, 1, (3,), np.float32)),
     ],
 )
 def test_action_space_follows_the_config_of_the_model(model: WorldModel, kind: Any, space: Any) -> None:
     assert WorldEnv(model, actions=kind).action_space == space
+
+
+def test_a_key_is_pressed_alone(model: WorldModel, image: np.ndarray) -> None:
+    env = WorldEnv(model, actions="key")
+    _, info = env.reset(seed=5, options={"observation": image})
+    session = model.session(info["world_seed"])
+    session.reset(image)
+    for number, key in enumerate(("left", "right")):
+        assert np.array_equal(env.step(np.int64(number))[0], session.step({"keys": [key]})[-1])
+    with pytest.raises(ConfigError, match="once"):
+        WorldEnv(model, actions=("key", "keys"))
 
 
 def test_samples_of_the_text_space_are_valid_actions(model: WorldModel) -> None:
@@ -368,10 +380,10 @@ def run(code: str) -> str:
     return subprocess.check_output([sys.executable, "-c", code], text=True, timeout=120).strip()
 
 
-def test_gymnasium_is_imported_only_by_worldmodel_env_and_the_recorder() -> None:
+def test_gymnasium_is_imported_only_where_environments_are_played() -> None:
     library = Path(worldmodel.__file__).parent
-    needing = {library / "env", library / "worlds" / "recorder"}
-    others = [path for path in library.rglob("*.py") if not needing & {*path.parents}]
+    needing = {library / "env", library / "worlds" / "recorder", library / "planning" / "environment.py"}
+    others = [path for path in library.rglob("*.py") if not needing & {path, *path.parents}]
     assert len(others) > 20
     needs = re.compile(
         r"^\s*(import|from) (gymnasium|worldmodel\.env|worldmodel import .*\benv\b)", re.MULTILINE
@@ -396,6 +408,8 @@ def test_gymnasium_is_imported_only_by_worldmodel_env_and_the_recorder() -> None
         ("keys", [1, 0, 1], "[1, 0, 1]"),
         ("keys", [0.5, 0], "[0.5, 0]"),
         ("keys", None, "None"),
+        ("key", 2, "2"),
+        ("key", [0, 1], "[0, 1]"),
         ("keys", np.zeros((32, 32, 3)), "(32, 32, 3)"),
         ("vector", [1, 2], "[1, 2]"),
         ("vector", [1, 2, float("nan")], "nan"),
@@ -421,7 +435,7 @@ def test_invalid_action(model: WorldModel, kind: Any, action: Any, value: str) -
         ({"actions": "mouse"}, "'mouse'"),
         ({"start": "cubes"}, "'cubes'"),
         ({"start": 3}, "start is a int"),
-        ({"num_inference_steps": 0}, "num_inference_steps is 0"),
+        ({"num_inference_steps": -1}, "num_inference_steps is -1"),
         ({"world": 3}, "world is a int"),
     ],
 )

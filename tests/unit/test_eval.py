@@ -361,7 +361,7 @@ def test_one_split_alone(true_subject: TrueSubject) -> None:
     [
         (["--num-samples", "0"], "num_samples is 0"),
         (["--rounds", "-1"], "rounds is -1"),
-        (["--num-inference-steps", "0"], "num_inference_steps is 0"),
+        (["--num-inference-steps", "-1"], "num_inference_steps is -1"),
         (["--split", "test"], "test"),
         (["--num-samples", "many"], "invalid int value"),
         (["--report", __file__], "is a file"),

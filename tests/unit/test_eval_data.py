@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from worldmodel.data.argument import read_held_out, read_source
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.data.counterfactuals import difference
-from worldmodel.eval.data.episodes import EpisodeReader
+from worldmodel.eval.data.episodes import EpisodeReader, Recorded
+from worldmodel.eval.data.outcomes import outcomes
 from worldmodel.eval.data.returns import parse_inverse
 from worldmodel.eval.data.suite import DataSettings, DataSuite
 from worldmodel.eval.drift import rollouts
@@ -35,7 +37,7 @@ from worldmodel.eval.report import write_report
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.suite import evaluate
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action, Episode
+from worldmodel.types import Action, Episode, Outcome
 from worldmodel.worlds import World, register_world, shapes
 from worldmodel.worlds.registry import _CLASSES, get_world
 from worldmodel.worlds.shapes.evaluation import cases
@@ -343,7 +345,7 @@ def test_sources_as_arguments(recorded: Path, tmp_path: Path) -> None:
 def test_judges_are_loaded_by_name() -> None:
     assert isinstance(load_judge(f"{__name__}:SameSquare"), SameSquare)
     for name in ("gone.module:Judge", f"{__name__}:Gone", f"{__name__}", f"{__name__}:SIDE"):
-        with pytest.raises(InputError, match="MODULE:CLASS"):
+        with pytest.raises(InputError, match=r"MODULE:NAME|__call__"):
             load_judge(name)
 
 
@@ -438,3 +440,53 @@ def test_a_table_with_a_column_that_the_model_does_not_take(recorded: Path) -> N
     config = WorldModelConfig(action=ActionConfig(text=True))
     with pytest.raises(ConfigError, match="takes no keys"):
         list(EpisodeReader(read_source(str(recorded)), config, 2, 0).read(1))
+
+
+class Scored:
+    """Worlds whose squares reach a wall, which ends the episode; some subjects see every second end only."""
+
+    def __init__(self, episodes: Sequence[Recorded], share: int) -> None:
+        self.episodes, self.share, self.round, self.outcomes = episodes, share, 0, ()
+
+    def step(self, actions: Sequence[Action]) -> np.ndarray:
+        said = [
+            each.outcomes[self.round] if row % self.share == 0 else Outcome(0.0, False)
+            for row, each in enumerate(self.episodes)
+        ]
+        self.outcomes: tuple[Outcome, ...] = tuple(said)
+        self.round += 1
+        return np.zeros((len(actions), FRAMES, 32, 32, 3), np.uint8)
+
+
+class ScoredEpisodes:
+    """Eight episodes of three rounds, of which six end with a reward of 2 in the last."""
+
+    seed = 0
+
+    def batches(self, count: int) -> Iterator[list[Recorded]]:
+        frame, clip = np.zeros((32, 32, 3), np.uint8), np.zeros((FRAMES, 32, 32, 3), np.uint8)
+        for first in (0, 4):
+            ends = [Outcome(2.0, True) if first + row < 6 else Outcome(0.0, False) for row in range(4)]
+            quiet = Outcome(0.0, False)
+            self.now = [
+                Recorded(frame, (Action(),) * 3, (clip,) * 3, (Outcome(0.1, False), quiet, end))
+                for end in ends
+            ]
+            yield self.now
+
+
+@pytest.mark.parametrize(("share", "recall", "f1"), [(1, 1.0, 1.0), (2, 0.5, 2 / 3)])
+def test_rewards_and_ends_are_compared_round_by_round(share: int, recall: float, f1: float) -> None:
+    reader = ScoredEpisodes()
+    subject = SimpleNamespace(open=lambda images, seeds: Scored(reader.now, share))
+    figures = outcomes(subject, reader, 8)  # type: ignore[arg-type]
+    for name in ("reward", "end"):
+        assert figures[f"{name}_f1"]["model"]["value"] == pytest.approx(f1)
+        assert figures[f"{name}_f1"]["model"]["n"] == 6
+        assert figures[f"{name}_recall"]["model"]["value"] == pytest.approx(recall)
+        assert figures[f"{name}_precision"]["model"]["value"] == 1
+    error, none = (figures["reward_error"][row]["value"] for row in ("model", "none"))
+    assert none == pytest.approx((6 * 2.1 + 2 * 0.1) / 24)
+    assert error == pytest.approx(none * (1 - recall) if share == 1 else (3 * 2.1 + 0.1) / 24)
+    silent = SimpleNamespace(open=lambda images, seeds: Walk(images, False))
+    assert outcomes(silent, reader, 8) == {}  # type: ignore[arg-type]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from emulated_device import DEVICE, EmulatedDevice
+from stages import STAGES
 
-from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.config import DataConfig, SourceConfig, TrainConfig
 from worldmodel.data import loader
 from worldmodel.media import tensors
 from worldmodel.models.world_model import WorldModel
@@ -18,17 +19,8 @@ from worldmodel.train.distributed import Root
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.trainer import Trainer, freeze
 
-ALL = {"all": TrainedConfig()}
 TRANSFORMERS = "causal_lm.py"
 """Calls transformers, which looks once a forward pass whether the positions are those of packed sequences."""
-STAGES = {
-    "codec": StageConfig("codec", tasks={"rounds": 1.0}, train={"codec": TrainedConfig()}, rounds=1),
-    "language": StageConfig("language", tasks={"document": 1.0}, train={"backbone": TrainedConfig()}),
-    "alignment": StageConfig("alignment", tasks={"rounds": 1.0}, train={"vision": TrainedConfig()}),
-    "state": StageConfig("state", tasks={"rounds": 1.0}, train=ALL),
-    "describe": StageConfig("state", tasks={"describe": 1.0}, train=ALL),
-    "joint": StageConfig("joint", tasks={"rounds": 1.0}, train=ALL, self_rollout=(1.0, 1.0)),
-}
 
 
 @pytest.mark.parametrize("name", STAGES)

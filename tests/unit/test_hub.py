@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from worldmodel import config as configs
 from worldmodel.errors import ConfigError, ModelError, OutputError
-from worldmodel.models.loading import deferred
+from worldmodel.models.loading import deferred, location
 from worldmodel.models.loading import model_folder as folders
 from worldmodel.models.world_model import WorldModel
 
-PARTS = ("backbone", *folders.COMPONENTS)
+PARTS = ("backbone", *(name for name in folders.COMPONENTS if name != "outcome"))
 
 
 @pytest.fixture
@@ -109,6 +109,15 @@ def test_a_folder_of_format_1_is_loaded_bit_for_bit(folder: Path, model: WorldMo
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize(("former", "kept"), [(1, 0), (3, 1), (4, 1), (10, 4)])
+def test_the_context_of_a_folder_of_format_2_does_not_grow(folder: Path, former: int, kept: int) -> None:
+    settings = json.loads((folder / "config.json").read_text())["model"] | {"history_rounds": former}
+    change_json(folder / "config.json", format=2, model=settings)
+    config = folders.read_config(folder)
+    assert config.history_rounds == kept
+    assert config.context_rounds <= former
+
+
 def test_device_and_dtype_can_be_chosen(folder: Path, image: np.ndarray) -> None:
     loaded = WorldModel.from_pretrained(folder, device="cpu", dtype=torch.bfloat16)
     assert {tensor.dtype for tensor in loaded.backbone.model.parameters()} == {torch.bfloat16}
@@ -127,7 +136,7 @@ def test_a_repository_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         asked.append({"name": name, **options})
         return str(folder)
 
-    monkeypatch.setattr(folders, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(location, "snapshot_download", snapshot_download)
     WorldModel.from_pretrained("someone/model", revision="v1", token="secret", cache_dir="cache")
     assert asked[0]["name"] == "someone/model"
     assert (asked[0]["revision"], asked[0]["token"], asked[0]["cache_dir"]) == ("v1", "secret", "cache")
@@ -227,7 +236,7 @@ def test_a_folder_without_config_is_a_model_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "3", '{"format": 2}', '{"format": 3, "model": {}}', '{"format": 2, "model": []}', "\x00"],
+    ["", "{", "[]", "3", '{"format": 2}', '{"format": 4, "model": {}}', '{"format": 2, "model": []}', "\x00"],
 )
 def test_an_invalid_config_is_a_model_error(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)

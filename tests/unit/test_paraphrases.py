@@ -12,8 +12,8 @@ from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes import Act, Plan, Scene, SceneObject, chance
 from worldmodel.worlds.shapes.evaluation import paraphrases
 from worldmodel.worlds.shapes.evaluation.recognition import recognise
-from worldmodel.worlds.shapes.evaluation.relations import relations
 from worldmodel.worlds.shapes.language import _PHRASES, _SHAPE_WORDS, _SIZE_WORDS
+from worldmodel.worlds.shapes.relations import relations
 
 SEED = 1234
 TEMPLATES = paraphrases.templates()

@@ -1,7 +1,8 @@
 """Sessions: determinism, forks, snapshots, and bounded memory."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,11 @@ from PIL import Image
 
 from worldmodel import media
 from worldmodel.errors import ConfigError, InputError, OutputError, WorldModelError
+from worldmodel.media.tensors import to_frames
+from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
+from worldmodel.rollout.round import LocalEngine
 from worldmodel.types import Action
 
 LEFT, JUMP = "the red ball moves left", "the blue box jumps"
@@ -111,8 +115,32 @@ def test_the_cache_stays_within_the_window(session: Session, model: WorldModel) 
     for _ in range(8):
         session.step(LEFT)
         lengths.append(cached(session))
-    window = [ROUND_TOKENS * count for count in range(1, model.config.history_rounds + 1)]
-    assert lengths == (window * 3)[:8]
+    assert model.config.history_rounds == 1
+    assert [length / ROUND_TOKENS for length in lengths] == [1, 2, 3, 2, 3, 2, 3, 2]
+
+
+@pytest.mark.parametrize("least", [0, 1, 3])
+def test_a_round_sees_the_rounds_before_it(
+    make_model: Callable[..., WorldModel], image: np.ndarray, least: int
+) -> None:
+    """At least `history_rounds`, at most twice as many, and always the newest."""
+
+    class RecordingEngine(LocalEngine):
+        def predict_states(self, histories: Sequence[History], num_queries: int) -> torch.Tensor:
+            seen.append(histories[0])
+            return super().predict_states(histories, num_queries)
+
+    seen: list[History] = []
+    model = make_model(history_rounds=least)
+    session = Session(model, engine=RecordingEngine(model.backbone))
+    session.reset(image)
+    for _ in range(9):
+        session.step(LEFT)
+    played = [history[-1] for history in seen]
+    for index, history in enumerate(seen):
+        assert min(index, least) <= len(history) - 1 <= 2 * least
+        rounds = played[index + 1 - len(history) : index + 1]
+        assert all(torch.equal(one, other) for one, other in zip(history, rounds, strict=True))
 
 
 def test_actions_change_the_next_frames(session: Session) -> None:
@@ -284,10 +312,27 @@ def test_calls_before_reset_are_input_errors(model: WorldModel) -> None:
     assert not Path("never.gif").exists()
 
 
-@pytest.mark.parametrize("settings", [{"num_inference_steps": 0}, {"guidance_scale": float("nan")}])
+@pytest.mark.parametrize("settings", [{"num_inference_steps": -1}, {"guidance_scale": float("nan")}])
 def test_settings_out_of_range_are_config_errors(model: WorldModel, settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         model.session(**settings)
+
+
+def test_zero_steps_show_the_forecast_without_the_generator(
+    model: WorldModel, image: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = model.session(num_inference_steps=0)
+    session.reset(image)
+    context = session.state.context
+    with torch.no_grad():
+        forecast = model(context[:, None], [[Action.of(LEFT)]]).condition.forecast
+        expected = to_frames(model.decode(forecast, context)[0])
+    monkeypatch.setattr(model, "config", replace(model.config, num_inference_steps=0))
+    by_default = model.session()
+    by_default.reset(image)
+    monkeypatch.setattr(model.generator, "velocity", None)  # calling it would fail
+    for each in (session, by_default):
+        assert np.abs(each.step(LEFT).astype(int) - expected).max() <= 1
 
 
 # Words about it, and files

@@ -18,6 +18,7 @@ from worldmodel.config import (
     ValidationConfig,
 )
 from worldmodel.errors import ConfigError
+from worldmodel.models.conditioning import GridAdapter
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import finetune
 from worldmodel.train.checkpoint import checkpointer, export
@@ -127,3 +128,23 @@ def test_deterministic_kernels_are_used_within_the_run(
         read_metrics(Path(f"{config.run_dir}-{deterministic}"))["state"][1] for deterministic in (False, True)
     )
     assert {k: v for k, v in one.items() if "/" in k} == {k: v for k, v in two.items() if "/" in k}
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "named"),
+    [
+        (GridAdapter, "forward", r"condition_adapter \(forward\).*stages\.state\.microbatch_size"),
+        (torch.optim.AdamW, "step", r"the optimizer.*mesh\.dp_shard"),
+        (Trainer, "start", r"loading of the weights.*mesh\.dp_shard"),
+    ],
+)
+def test_a_device_without_memory_is_a_sentence_with_the_setting_to_change(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, named: str
+) -> None:
+    def exhausted(self: Any, *_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(owner, method, exhausted)
+    config = changed(run_config, tasks={"rounds": 1.0}, muon_lr=0)
+    with pytest.raises(ConfigError, match=named):
+        finetune.train(config)

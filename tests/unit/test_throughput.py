@@ -12,10 +12,11 @@ from worldmodel.config import StageConfig, TrainedConfig
 from worldmodel.data.loader import Batch
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
+from worldmodel.train import distributed, throughput
 from worldmodel.train.objectives.base import Rounds, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.stage import shutdown_advice
-from worldmodel.train.throughput import Meter, Stack, Work, measured_tflops, stacks
+from worldmodel.train.throughput import Meter, Stack, Work, faster_precision, measured_tflops, stacks
 from worldmodel.train.timing import Phases, collective_seconds, computing
 from worldmodel.train.trainer import freeze
 from worldmodel.types import Action, Episode
@@ -75,6 +76,15 @@ def test_the_measured_peak_is_that_of_a_matrix_product() -> None:
         left @ left
     mean = 20 * 2 * 512**3 / (time.perf_counter() - began) / 1e12
     assert 0.3 * mean < peak < 30 * mean
+
+
+@pytest.mark.parametrize("faster", ["bf16", "fp32"])
+def test_the_faster_precision_is_that_of_the_faster_product(
+    monkeypatch: pytest.MonkeyPatch, faster: str
+) -> None:
+    rates = {distributed.PRECISIONS[each]: 2.0 if each == faster else 1.0 for each in distributed.PRECISIONS}
+    monkeypatch.setattr(throughput, "measured_tflops", lambda device, dtype: rates[dtype])
+    assert faster_precision(CPU) == faster
 
 
 def rounds_batch(model: WorldModel, batch: int = 2, rounds: int = 2) -> StageBatch:

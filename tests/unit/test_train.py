@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import signal
+import socket
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -33,9 +34,10 @@ from worldmodel.data import loader
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models import lora
+from worldmodel.models.conditioning import GridAdapter
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import distributed, finetune, publish, start
+from worldmodel.train import distributed, finetune, publish, start, trainer
 from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.components import settings_of
 from worldmodel.train.run_log import read_metrics
@@ -140,6 +142,24 @@ def test_a_stopped_run_resumes_bit_for_bit(run_config: TrainConfig, tmp_path: Pa
         assert file.read_bytes() == (tmp_path / "halves" / "model" / file.relative_to(model)).read_bytes()
 
 
+def test_a_resumed_run_keeps_the_precision_that_auto_chose(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(run_config, precision="auto", sample_every=0)
+    monkeypatch.setattr(trainer, "faster_precision", lambda device: "bf16")
+    answers = iter([False, True])
+    finetune.train(config, stop=lambda: next(answers))
+    monkeypatch.setattr(trainer, "faster_precision", lambda device: "fp32")
+    newest = checkpointer.latest(Path(config.run_dir))
+    mesh = distributed.init(config)
+    try:
+        resumed, progress = Trainer.start(config, "state", mesh, newest)
+    finally:
+        distributed.shutdown()
+    assert progress.precision == resumed.config.precision == "bf16"
+    assert resumed.optimizers["muon"].dtype == torch.bfloat16  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_signals_are_handled_for_the_command_line_alone(
     run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +251,19 @@ def test_a_stage_returns_its_memory_before_the_next_is_built(
         gc.enable()
     assert alive == [[], [False, False]]
     assert not any(each() for each in built)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_null_condition_is_computed_where_conditions_are_dropped(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch, dropout: float
+) -> None:
+    null, calls = GridAdapter.null, []
+    monkeypatch.setattr(GridAdapter, "null", lambda self, x: calls.append(len(x)) or null(self, x))
+    generator = dataclasses.replace(run_config.model.generator, condition_dropout=dropout)
+    model = dataclasses.replace(run_config.model, generator=generator)
+    stage = dataclasses.replace(STAGES["generator"], steps=1, batch_size=2)
+    finetune.train(dataclasses.replace(run_config, model=model, stages={"only": stage}, sample_every=0))
+    assert calls == ([2] if dropout else [])
 
 
 def test_a_stage_ends_with_the_average_of_its_weights(run_config: TrainConfig) -> None:
@@ -420,6 +453,20 @@ def test_a_run_starts_from_components_of_a_model(
 
 def replace_generator(config: WorldModelConfig, **changes: Any) -> WorldModelConfig:
     return dataclasses.replace(config, generator=dataclasses.replace(config.generator, **changes))
+
+
+def test_processes_that_never_start_are_a_sentence(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in rendezvous.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(ConfigError, match="hang_timeout_s"):
+        finetune.train(dataclasses.replace(run_config, hang_timeout_s=1.0))
+    assert not dist.is_initialized()
 
 
 def test_a_mesh_of_the_wrong_size_is_refused(

@@ -115,6 +115,17 @@ def test_threads_may_write_at_the_same_time(buffer: Buffer) -> None:
     assert buffer.read(places, "latents") == [b"%d" % (index // 3) for index in range(24)]
 
 
+def test_writers_that_make_a_dataset_together_lose_no_rows(tmp_path: Path) -> None:
+    # Lance repeats a commit that creates a dataset as one that overwrites it.
+    buffer = open_buffer(f"lance:{tmp_path}")
+    values = (b"0", b"1", b"2", b"3")
+    with ThreadPoolExecutor(len(values)) as pool:
+        for key in range(60):
+            written = [pool.submit(buffer.write, "encode", f"{key}-a", rows(value)) for value in values]
+            places = [place for each in written for place in each.result()]
+            assert buffer.read(places, "latents") == list(values)
+
+
 @pytest.mark.parametrize("damage", ["cut off", "missing"])
 def test_damage_is_an_error_that_names_the_file(buffer: Buffer, address: str, damage: str) -> None:
     places = buffer.write("encode", "1-a", rows(b"x" * 30_000))

@@ -11,7 +11,7 @@ from worldmodel.flow import migrations
 from worldmodel.flow.database import connect, transaction
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.migrations import VERSION_TABLE, migrate
-from worldmodel.flow.schema import message, metadata
+from worldmodel.flow.schema import listing, message, metadata
 
 
 def add(url: str, key: str) -> None:
@@ -45,7 +45,7 @@ def test_a_schema_of_an_earlier_version_is_brought_up_to_date(
     shutil.copytree(migrations.FOLDER, folder)
     (folder / "versions" / "second.py").write_text(
         "from alembic import op\nimport sqlalchemy as sa\n"
-        "revision, down_revision = 'newest', '2'\n"
+        "revision, down_revision = 'newest', '3'\n"
         "def upgrade(): op.add_column('message', sa.Column('priority', sa.Integer))\n"
     )
     monkeypatch.setattr(migrations, "FOLDER", folder)
@@ -53,6 +53,20 @@ def test_a_schema_of_an_earlier_version_is_brought_up_to_date(
         migrate(engine)
         assert "priority" in {column["name"] for column in inspect(engine).get_columns("message")}
     assert count(database_url) == 1
+
+
+def test_a_catalog_without_bookmarks_gets_them(database_url: str) -> None:
+    engine = connect(database_url)
+    migrate(engine)
+    statements = (
+        "ALTER TABLE listing DROP COLUMN bookmark",
+        f"UPDATE {VERSION_TABLE} SET version_num = '2'",
+        "INSERT INTO listing (source, position, rows, finished) VALUES ('web', 0, 7, 0)",
+    )
+    transaction(engine, lambda connection: [connection.execute(text(each)) for each in statements])
+    migrate(engine)
+    row = transaction(engine, lambda connection: connection.execute(select(listing)).one())
+    assert (row.rows, row.bookmark) == (7, None)
 
 
 def test_a_schema_of_a_newer_version_is_refused(database_url: str) -> None:

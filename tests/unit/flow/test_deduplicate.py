@@ -139,7 +139,7 @@ def test_the_log_depends_neither_on_the_order_of_the_work_nor_on_stops(tmp_path:
     slow = config(tmp_path, wait_s=0.01, name="stopped")
     for limit in (10, 25, 1000):
         stop = threading.Event()
-        with closing(StatusReader(slow)) as reader:
+        with closing(StatusReader(slow, create=True)) as reader:
 
             def watch(
                 reader: StatusReader = reader, limit: int = limit, stop: threading.Event = stop
@@ -167,7 +167,11 @@ def test_copies_that_are_added_later_are_dropped_although_no_segment_follows(tmp
 def test_the_index_is_added_to_an_older_catalog(tmp_path: Path, database_url: str) -> None:
     engine = connect(database_url)
     migrate(engine)
-    old = [text("DROP TABLE band"), text(f"UPDATE {VERSION_TABLE} SET version_num = '1'")]
+    old = [
+        text("DROP TABLE band"),
+        text("ALTER TABLE listing DROP COLUMN bookmark"),
+        text(f"UPDATE {VERSION_TABLE} SET version_num = '1'"),
+    ]
     before = inspect(engine).get_columns("band")
     transaction(engine, lambda db: [db.execute(each) for each in old])
     migrate(engine)

@@ -1,6 +1,7 @@
 """The stage encode: its files are what training computes, and a source gives episodes of them."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, load_file, save_file
 
 from worldmodel import media
-from worldmodel.config import SourceConfig
-from worldmodel.errors import ConfigError, InputError
+from worldmodel.config import SourceConfig, build
+from worldmodel.config.flow import FlowConfig
+from worldmodel.errors import ConfigError, InputError, ModelError
+from worldmodel.flow.chain import Chain
 from worldmodel.flow.clips import COLUMNS, ClipReader
-from worldmodel.flow.stages import find_stage
+from worldmodel.flow.stages import find_stage, weights
 from worldmodel.media.tensors import to_tensor
+from worldmodel.models.loading import location
 from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
@@ -124,3 +128,61 @@ def test_wrong_actions_are_the_clips_error(model: WorldModel) -> None:
     for actions in ("{", 3, [3]):
         with pytest.raises(InputError, match="actions"):
             reader.clip("0", {"actions": actions}, {})
+
+
+def test_other_weights_of_the_same_name_are_another_stage(model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+
+    def key(name: str) -> str:
+        config = build(FlowConfig, {"stages": {name: {"settings": {"model": str(folder)}}}})
+        return Chain.of(config).link(name).key
+
+    def change(file: str) -> None:
+        state = load_file(folder / file)
+        name = max(state, key=lambda each: state[each].numel())
+        save_file({**state, name: state[name] + 1}, folder / file)
+
+    keys = [(key("encode"), key("label_actions"))]
+    assert keys == [(key("encode"), key("label_actions"))]
+    for file in ("generator/model.safetensors", "codec/model.safetensors"):
+        change(file)
+        keys.append((key("encode"), key("label_actions")))
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["fps"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+    keys.append((key("encode"), key("label_actions")))
+    encode, label = zip(*keys, strict=True)
+    assert encode[0] == encode[1]  # training of the generator leaves latents as they are
+    assert len(set(encode)) == 3
+    assert len(set(label)) == 4
+
+
+def test_large_files_are_sampled_and_every_change_of_all_weights_is_seen(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    monkeypatch.setattr(weights, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(weights, "NUM_SAMPLES", 8)
+    monkeypatch.setattr(weights, "SAMPLE_BYTES", 64)
+    file = folder / "codec" / "model.safetensors"
+    before = weights.weights_digest(str(folder), ["codec"])
+    assert weights.weights_digest(str(folder), ["codec"]) == before
+    state = load_file(file)
+    save_file({name: tensor + 1 for name, tensor in state.items()}, file)
+    assert weights.weights_digest(str(folder), ["codec"]) != before
+
+
+def test_a_repository_is_known_by_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.append((name, options["allow_patterns"]))
+        return str(tmp_path / ("a" * 40))
+
+    monkeypatch.setattr(location, "snapshot_download", snapshot_download)
+    assert weights.weights_digest("someone/model", ["codec"]) == "a" * 40
+    assert asked == [("someone/model", ["config.json"])]  # no weights
+    with pytest.raises(ModelError, match="nothing"):
+        weights.weights_digest("nothing", ["codec"])

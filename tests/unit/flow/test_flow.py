@@ -230,7 +230,7 @@ def test_clips_in_flight_are_bounded(tmp_path: Path) -> None:
         max_in_flight=16,
     )  # fmt: skip
     most = 0
-    reader = StatusReader(config)
+    reader = StatusReader(config, create=True)
 
     def watch() -> None:
         nonlocal most

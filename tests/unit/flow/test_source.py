@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from clip_tables import MODEL
 from flow_stages import flow_config
+from PIL import Image
 
-from worldmodel.config import DataConfig, SourceConfig, StageConfig
+from worldmodel.config import DataConfig, SourceConfig, StageConfig, build
 from worldmodel.config.flow import FlowConfig
 from worldmodel.data.loader import BatchLoader, batches
+from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError
 from worldmodel.flow.run import run_flow
 from worldmodel.media.encoding import encode_video
@@ -91,7 +93,8 @@ def test_training_on_a_growing_log_sees_what_a_replay_sees(tmp_path: Path, table
 
 
 def test_a_flow_that_stands_still_is_an_error_that_names_the_segment(tmp_path: Path, table: Path) -> None:
-    config = small_flow(tmp_path, table)
+    # Slow, so that it does not end before it is stopped.
+    config = flow_config(tmp_path, table, {"read": {}, "measure": {"settings": {"wait_s": 0.2}}})
     stop = threading.Event()
 
     def stop_soon() -> None:
@@ -125,3 +128,48 @@ def test_what_is_no_log_is_an_error(tmp_path: Path) -> None:
     stage = StageConfig(steps=2, batch_size=4, rounds=1, tasks={"rounds": 1.0})
     with pytest.raises(ConfigError, match="not the log of a flow"):
         batches(data, MODEL, stage, 5)
+
+
+def image_flow(folder: Path, texts: bool) -> FlowConfig:
+    """A flow of six images, each of one grey value."""
+    files = folder / "images"
+    files.mkdir()
+    for number in range(6):
+        pixels = np.full((32, 32, 3), 40 * number, np.uint8)
+        Image.fromarray(pixels).save(files / f"{number}.{'png' if number % 2 else 'webp'}", lossless=True)
+        if texts:
+            (files / f"{number}.txt").write_text(f"grey {40 * number}")
+    values = {
+        "folder": str(folder / "flow"), "topics": "memory:", "segment_size": 4, "max_in_flight": 8,
+        "sources": {"mine": {"kind": "folder", "path": str(files)}},
+        "stages": {"fetch": {"settings": {"root": str(files)}}, "probe": {}},
+    }  # fmt: skip
+    return build(FlowConfig, values)
+
+
+def test_images_of_a_flow_are_imagined_and_described(tmp_path: Path) -> None:
+    config = image_flow(tmp_path, texts=True)
+    run_flow(config)
+    data = DataConfig({"web": SourceConfig("flow", config.place("log"))}, timeout_s=20)
+    source = open_source("web", data, MODEL)
+    assert source.tasks == ("imagine", "describe")
+    stage = StageConfig(steps=6, batch_size=4, rounds=1, tasks={"imagine": 0.5, "describe": 0.5})
+    with batches(data, MODEL, stage, 5, 0, 0, 1) as found:
+        episodes = [each for step in found for batch in step for each in batch.episodes]
+    seen = set()
+    for each in episodes:
+        text = each.answer or each.actions[0].text
+        frames = each.observations[-1]
+        assert f"grey {frames.min()}" == f"grey {frames.max()}" == text
+        seen.add(("describe" if each.answer else "imagine", text))
+    assert len(episodes) == 24
+    assert {task for task, _ in seen} == {"imagine", "describe"}
+    assert {text for _, text in seen} == {f"grey {40 * n}" for n in range(6)}
+
+
+def test_images_without_texts_are_refused(tmp_path: Path) -> None:
+    config = image_flow(tmp_path, texts=False)
+    run_flow(config)
+    data = DataConfig({"web": SourceConfig("flow", config.place("log"))}, timeout_s=20)
+    with pytest.raises(ConfigError, match=r"data\.sources\.web"):
+        open_source("web", data, MODEL)

@@ -221,3 +221,101 @@ def test_streamed_data_sets_name_addresses(tmp_path: Path) -> None:
     assert listed(tmp_path, first=2, kind="huggingface", columns={"text": "caption"}) == found[2:]
     with pytest.raises(ConfigError, match="held"):
         listed(tmp_path, kind="huggingface", split="held")
+
+
+def write_rows(folder: Path, rows: list[dict[str, Any]], sizes: list[int], **types: Any) -> None:
+    """Write files of a data set with so many rows each, as `datasets` does."""
+    from datasets import Dataset, Features
+
+    folder.mkdir()
+    dataset, first = Dataset.from_list(rows, features=Features(types)), 0
+    for number, size in enumerate(sizes):
+        dataset.select(range(first, first + size)).to_parquet(folder / f"train-{number:05d}.parquet")
+        first += size
+
+
+@pytest.fixture
+def held(recorded: Path, tmp_path: Path) -> Path:
+    """A data set of two files whose rows hold videos; row 2 holds text, and row 4 nothing."""
+    datasets = pytest.importorskip("datasets")
+    videos = [path.read_bytes() for path in sorted(recorded.glob("*.mp4"))][:5]
+    videos[2], videos[4] = b"no video" * 100, None
+    rows = [
+        {"video": {"bytes": data, "path": f"{n}.mp4"} if data else None, "caption": f"t{n}", "year": 2000 + n}
+        for n, data in enumerate(videos)
+    ]
+    types = {"video": datasets.Video(), "caption": datasets.Value("string"), "year": datasets.Value("int64")}
+    write_rows(tmp_path / "held", rows, [3, 2], **types)
+    return tmp_path / "held"
+
+
+def test_rows_that_hold_videos_are_streamed(held: Path, recorded: Path) -> None:
+    found = [clip for (clip,) in listed(held, kind="huggingface", licence="cc0")]
+    videos = [path.read_bytes() for path in sorted(recorded.glob("*.mp4"))]
+    assert [clip.content for clip in found] == [*videos[:2], b"no video" * 100, videos[3], None]
+    assert [clip.address for clip in found] == [*(f"{held}/train#{n}" for n in range(4)), ""]
+    assert [clip.row for clip in found[:4]] == [{"text": f"t{n}", "year": 2000 + n} for n in range(4)]
+    assert found[0].licence == "cc0"
+    assert "row 5" in found[4].row["error"]
+
+
+def test_a_stream_resumes_at_its_bookmark_after_every_row(held: Path) -> None:
+    config = FlowSourceConfig("huggingface", str(held))
+    whole = listed(held, kind="huggingface")
+    for cut in range(len(whole) + 1):
+        assert listed(held, cut, kind="huggingface") == whole[cut:], "read over"
+        reading: Any = open_listing("mine", config, 0)
+        assert [next(reading) for _ in range(cut)] == whole[:cut]
+        mark = json.loads(json.dumps(reading.bookmark()))
+        again: Any = open_listing("mine", config, cut, mark)
+        assert list(again) == whole[cut:]
+        assert list(open_listing("mine", config, len(whole), again.bookmark())) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "found"),
+    [
+        ({"mp4": "binary", "txt": "string"}, {}, ("mp4", "txt")),
+        ({"url": "string", "mp4": "binary"}, {}, ("mp4", None)),
+        ({"url": "string", "mp4": "binary"}, {"columns": {"address": "url"}}, ("url", None)),
+        ({"url": "string", "embedding": "binary"}, {}, ("url", None)),
+        ({"blob": "large_binary", "prompt": "string"}, {}, ("blob", "prompt")),
+        ({"thumb": "Image", "film": "Video"}, {}, ("film", None)),
+        ({"photo": "Image", "caption": "string"}, {}, ("photo", "caption")),
+    ],
+)
+def test_the_column_of_files_is_found_by_type_or_name(
+    columns: dict[str, str], settings: dict[str, Any], found: tuple[str, str | None], tmp_path: Path
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    data = {
+        "binary": b"1",
+        "large_binary": b"1",
+        "string": "one",
+        "Image": {"bytes": b"1"},
+        "Video": {"bytes": b"1"},
+    }
+    types = {
+        name: getattr(datasets, kind)() if kind in ("Image", "Video") else datasets.Value(kind)
+        for name, kind in columns.items()
+    }
+    row = {name: data[kind] for name, kind in columns.items()}
+    write_rows(tmp_path / "set", [row], [1], **types)
+    ((clip,),) = listed(tmp_path / "set", kind="huggingface", **settings)
+    file, text = found
+    assert (clip.content == b"1") == (columns[file] != "string")
+    assert clip.row.get("text") == (text and "one")
+
+
+def test_tables_may_hold_files_too(held: Path) -> None:
+    path = held / "train-00000.parquet"
+    found = [clip for (clip,) in listed(path, columns={"text": "caption"})]
+    assert [clip.content for clip in found] == [c.content for (c,) in listed(held, kind="huggingface")[:3]]
+    assert found[1].address == f"{path}#1"
+
+
+def test_a_damaged_stream_is_named(held: Path) -> None:
+    path = held / "train-00001.parquet"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ConfigError, match=r"sources\.mine\.path .*row 4"):
+        listed(held, kind="huggingface")

@@ -6,18 +6,21 @@ import urllib.request
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from flow_stages import flow_config, write_table
 from prometheus_client.parser import text_string_to_metric_families
 
 from worldmodel.cli import main
-from worldmodel.config import to_dict
+from worldmodel.config import build, to_dict
 from worldmodel.config.flow import FlowConfig
 from worldmodel.data.tar import samples
 from worldmodel.errors import ConfigError, InputError, OutputError
+from worldmodel.flow.clip_table import ClipTable
+from worldmodel.flow.errors import FlowError
 from worldmodel.flow.export import export_log
 from worldmodel.flow.metrics import metrics_server
-from worldmodel.flow.records import NewClip, Result
+from worldmodel.flow.records import BEGINNING, NewClip, Result
 from worldmodel.flow.run import run_flow
 from worldmodel.flow.status import StatusReader, general
 
@@ -39,6 +42,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> FlowConfig:
     )  # fmt: skip
     assert run_flow(config) == 0
     return config
+
+
+def metrics(port: int) -> dict[tuple[str, str | None], float]:
+    """The metrics that a server has, by name and stage."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, sample.labels.get("stage")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
 
 
 @pytest.fixture
@@ -70,7 +84,7 @@ def test_the_rate_is_that_of_the_last_minute(finished: FlowConfig, monkeypatch: 
 def test_waiting_clips_have_an_age_and_an_estimated_end(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     config = flow_config(tmp_path / "flow", write_table(tmp_path / "files", 12), {"read": {}, "measure": {}})
-    with closing(StatusReader(config)) as reader:
+    with closing(StatusReader(config, create=True)) as reader:
         assert reader.read().end_s is None
         catalog = reader.catalog
         catalog.begin()
@@ -83,6 +97,42 @@ def test_waiting_clips_have_an_age_and_an_estimated_end(tmp_path: Path) -> None:
         assert measure.end_s is None, "it has not moved"
         assert read.worker_s == 2.0
         assert 0 <= (read.oldest_s or -1) < 60
+
+
+def test_the_cost_is_the_time_of_workers_times_the_prices_of_their_resources(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    table, prices = write_table(tmp_path / "files", 4), {"cpu": 3.0, "memory_gb": 0.5, "gpu": 8.0}
+    config = build(
+        FlowConfig,
+        {
+            "folder": str(tmp_path / "flow"), "sources": {"files": {"path": str(table)}},
+            "stages": {"fetch": {}, "probe": {}}, "prices": prices,
+        },
+    )  # fmt: skip
+    with closing(StatusReader(config, create=True)) as reader:
+        reader.catalog.begin()
+        reader.catalog.add("files", [NewClip(str(i), str(i)) for i in range(4)], 4, finished=True)
+        reader.catalog.record("fetch", [Result(str(i)) for i in range(4)], seconds=1800.0)
+        reader.catalog.record("probe", [Result("0")], seconds=3600.0)
+        status = reader.read()
+        with metrics_server(reader.read, "127.0.0.1", 0) as port:
+            found = metrics(port)
+    # fetch: half a core and 4 GB for half an hour; probe: a core and 1 GB for an hour.
+    costs = {"fetch": 0.5 * (0.5 * 3.0 + 4 * 0.5), "probe": 3.0 + 0.5, "pack": 0.0}
+    assert {stage.name: stage.cost for stage in status.stages} == pytest.approx(costs)
+    assert status.cost == pytest.approx(sum(costs.values()))
+    assert {name: found["worldmodel_flow_cost", name] for name in costs} == pytest.approx(costs)
+    assert found["worldmodel_flow_total_cost", None] == pytest.approx(sum(costs.values()))
+    assert found["worldmodel_flow_remaining_seconds", "fetch"] == 0.0
+    assert found["worldmodel_flow_remaining_seconds", "probe"] > 0
+    assert ("worldmodel_flow_remaining_seconds", "pack") not in found, "nothing is packed yet"
+    assert ("worldmodel_flow_total_remaining_seconds", None) not in found
+
+
+@pytest.mark.parametrize(("name", "price"), [("gpu", -1.5), ("cpu", float("nan"))])
+def test_wrong_prices_are_named(name: str, price: float) -> None:
+    with pytest.raises(ConfigError, match=rf"prices\.{name} is {price}"):
+        build(FlowConfig, {"prices": {name: price}})
 
 
 def test_verdicts_are_counted_by_reason_with_examples(finished: FlowConfig) -> None:
@@ -112,22 +162,83 @@ def test_the_commands_show_status_and_reasons(path: str, capsys: pytest.CaptureF
     assert main(["flow", "status", path, "--stage", "measure"]) == 0
     assert "4 dropped: # bytes, below #" in capsys.readouterr().out
     assert main(["flow", "status", path, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["stages"][1]["dropped"] == 4
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["stages"][1]["dropped"], shown["stages"][1]["cost"], shown["cost"]) == (4, None, None)
     assert main(["flow", "status", path, "--stage", "banana"]) == 2
     assert "banana" in capsys.readouterr().err
 
 
+def test_a_parquet_export_has_every_clip_with_its_verdict(
+    finished: FlowConfig, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClipTable.pages, "__defaults__", (6,))  # several batches
+    out = tmp_path / "clips.parquet"
+    assert main(["flow", "export", path, str(out)]) == 0
+    assert pq.ParquetFile(out).num_row_groups == 4
+    table = pq.read_table(out)
+    assert {name: str(table.schema.field(name).type) for name in ("length", "odd", "digits", "start_s")} == {
+        "length": "int64", "odd": "int64", "digits": "string", "start_s": "double",
+    }  # fmt: skip
+    assert not {"video", "sum"} & set(table.schema.names)
+    rows = {Path(row["address"]).name: row for row in table.to_pylist()}
+    assert len(rows) == table.num_rows == 20
+    verdicts = {name: (row["verdict"], row["stage"], row["reason"]) for name, row in rows.items()}
+    assert verdicts.pop("19.bin") == ("dropped", "read", "there is no such file")
+    assert verdicts.pop("7.bin") == ("dead", "trouble", "the host is busy")
+    assert [verdicts.pop(f"{n}.bin") for n in range(4)] == [
+        ("dropped", "measure", f"{100 + n} bytes, below 104") for n in range(4)
+    ]
+    assert set(verdicts.values()) == {("packed", None, None)}
+    five = rows["5.bin"]
+    assert (five["length"], json.loads(five["digits"]), five["text"]) == (105, [1, 0, 5], "clip 5")
+    assert (five["source"], five["licence"], five["row"]) == ("files", "", '{"text":"clip 5"}')
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"verdict": "dead"}, ["7"]),
+        ({"stage": "measure"}, ["0", "1", "2", "3"]),
+        ({"verdict": "dropped", "reason": "NO SUCH"}, ["19"]),
+        ({"reason": "100%"}, []),
+        ({"verdict": "waiting"}, []),
+        ({"verdict": "packed"}, [str(n) for n in range(4, 19) if n != 7]),
+    ],
+)
+def test_clips_are_found_by_verdict_stage_and_reason(
+    finished: FlowConfig, asked: dict[str, str], found: list[str]
+) -> None:
+    with closing(StatusReader(finished)) as reader:
+        table, place, names = ClipTable(reader.catalog), BEGINNING, []
+        while entries := table.page(place, 3, **asked):
+            place = entries[-1].place
+            names += [Path(entry.address).stem for entry in entries]
+        assert names == found
+        with pytest.raises(InputError, match="banana"):
+            table.page(BEGINNING, 1, stage="banana")
+
+
+@pytest.mark.parametrize("command", ["status", "retry", "compact", "prune"])
+def test_no_command_but_run_creates_a_catalog(
+    command: str, database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = flow_config(tmp_path / "flow", tmp_path / "clips.jsonl", catalog=database_url)
+    path = tmp_path / "flow.yaml"
+    path.write_text(json.dumps(to_dict(config)))
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["flow", command, str(path)]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(FlowError):  # and the empty database of PostgreSQL stays empty
+        StatusReader(config)
+
+
 def test_prometheus_reads_the_metrics(finished: FlowConfig) -> None:
     with closing(StatusReader(finished)) as reader, metrics_server(reader.read, "127.0.0.1", 0) as port:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            text = answer.read().decode()
+        found = metrics(port)
         with pytest.raises(ConfigError, match=str(port)), metrics_server(reader.read, "127.0.0.1", port):
             pass
-    found = {
-        (sample.name, sample.labels.get("stage")): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    assert ("worldmodel_flow_cost", "measure") not in found, "the config has no prices"
     assert found["worldmodel_flow_clips_dropped", "measure"] == 4
     assert found["worldmodel_flow_clips_packed", None] == 14
 

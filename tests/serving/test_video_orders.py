@@ -1,0 +1,172 @@
+"""Orders of videos on disk: what the next server on a data folder does with them."""
+
+import io
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from local_client import LocalClient
+
+from worldmodel.media import encoding
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.app import create_app
+from worldmodel.serving.auth import ANONYMOUS
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.videos.record import VideoPlan, VideoRecord, new_record
+from worldmodel.serving.videos.storage import Storage
+from worldmodel.serving.worlds.service import WorldService, WorldSettings
+from worldmodel.types import Action
+
+FOREVER = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
+
+
+def serve(model: WorldModel, folder: Path, **limits: Any) -> LocalClient:
+    return LocalClient(create_app(WorldService(model), ServerConfig("tiny", folder, **limits)))
+
+
+def wait_for(api: LocalClient, video_id: str, *statuses: str) -> dict[str, Any]:
+    until = time.monotonic() + 60
+    while (now := api.get(f"/v1/videos/{video_id}").json())["status"] not in statuses:
+        assert time.monotonic() < until, now
+        time.sleep(0.01)
+    return now
+
+
+def order(folder: Path, **values: Any) -> VideoRecord:
+    """Store an order as a server does before it accepts one."""
+    fields = {"model": "tiny", "prompt": "a red ball", "size": "32x32", "seconds": "1", "num_frames": 8}
+    plan = VideoPlan(WorldSettings(3, 1, 1.0, None), (Action(),), text="a red ball")
+    fields |= {"fps": 8, "seed": 3, "plan": plan}
+    record = new_record(ANONYMOUS, ServerConfig("tiny", folder), **{**fields, **values})
+    storage = Storage(folder)
+    storage.write_order(record.as_dict(), None)
+    storage.close()
+    return record
+
+
+def stored(folder: Path, video_id: str) -> dict[str, Any]:
+    return json.loads((folder / f"{video_id}.json").read_text("utf-8"))
+
+
+def frames_of(film: bytes) -> np.ndarray:
+    with av.open(io.BytesIO(film)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def test_orders_are_stored_with_their_input_before_they_are_accepted(
+    world: WorldModel, image: np.ndarray, tmp_path: Path
+) -> None:
+    """The data folder as a killed server leaves it: every order that it accepted can be generated."""
+    actions = [
+        {"keys": [world.config.action.keys[0]], "mouse": [0.5, -0.25]},
+        {"camera": {"mode": "velocity", "data": {"translation": [0.0, 0.0, 0.5]}}},
+    ]
+    with serve(world, tmp_path / "killed", max_running_jobs=1) as api:
+        running = api.post("/v1/videos", json=FOREVER).json()["id"]
+        fields = {"prompt": "the red ball moves left", "seed": "3", "actions": json.dumps(actions)}
+        upload = {"input_reference": ("a.png", encoding.encode_png(image))}
+        headers = {"idempotency-key": "one"}
+        queued = api.post("/v1/videos", data=fields, files=upload, headers=headers).json()["id"]
+        while stored(tmp_path / "killed", running)["attempts"] == 0:
+            time.sleep(0.01)
+        shutil.copytree(tmp_path / "killed", tmp_path / "left")
+    (tmp_path / "left" / f"{running}.mp4").write_bytes(b"a film without its record")
+
+    with serve(world, tmp_path / "left", max_running_jobs=2) as api:
+        assert api.post("/v1/videos", data=fields, files=upload, headers=headers).json()["id"] == queued
+        wait_for(api, queued, "completed")
+        film = frames_of(api.get(f"/v1/videos/{queued}/content").content)
+        assert wait_for(api, running, "in_progress")["progress"] < 100
+        assert stored(tmp_path / "left", running)["attempts"] == 2
+        assert not (tmp_path / "left" / f"{running}.mp4").exists()
+        api.delete(f"/v1/videos/{queued}")
+        assert not list((tmp_path / "left").glob(f"{queued}*"))
+
+    session = world.session(seed=3)
+    session.reset(image)
+    rounds = [session.step(action) for action in ("the red ball moves left", *actions)]
+    expected = frames_of(encoding.encode_video(np.concatenate(rounds), world.config.fps))
+    assert film.shape == expected.shape
+    assert np.abs(film.astype(int) - expected.astype(int)).mean() < 1
+
+
+def test_orders_run_in_their_sequence_after_a_restart(model: WorldModel, tmp_path: Path) -> None:
+    ids = [order(tmp_path).id for _ in range(6)]
+    with serve(model, tmp_path, max_running_jobs=1) as api:
+        listed = api.get("/v1/videos", params={"order": "asc"}).json()["data"]
+        assert [each["id"] for each in listed] == ids
+        wait_for(api, ids[-1], "completed")
+        assert all(api.get(f"/v1/videos/{each}").json()["status"] == "completed" for each in ids)
+
+
+def test_stopped_server_leaves_its_orders_to_the_next(model: WorldModel, tmp_path: Path) -> None:
+    with serve(model, tmp_path, max_running_jobs=1) as api:
+        running, queued = (api.post("/v1/videos", json=FOREVER).json()["id"] for _ in range(2))
+        wait_for(api, running, "in_progress")
+    for each in (running, queued):
+        assert (stored(tmp_path, each)["status"], stored(tmp_path, each)["attempts"]) == ("queued", 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ({"status": "in_progress", "attempts": 3}, "server_restarted"),
+        ({"model": "another"}, "model_changed"),
+        ({"size": "64x64"}, "model_changed"),
+        ({"plan": VideoPlan(WorldSettings(3, 1, 1.0, None), (Action(),))}, "files_lost"),
+        ({"status": "completed"}, "files_lost"),
+    ],
+)
+def test_order_that_cannot_be_generated_fails_and_may_be_sent_again(
+    values: dict[str, Any], code: str, model: WorldModel, tmp_path: Path
+) -> None:
+    body = {"prompt": "a red ball", "num_frames": 8, "num_inference_steps": 1}
+    with serve(model, tmp_path) as api:
+        first = api.post("/v1/videos", json=body, headers={"idempotency-key": "one"}).json()["id"]
+        wait_for(api, first, "completed")
+    keys = {name: stored(tmp_path, first)[name] for name in ("idempotency", "fingerprint")}
+    (tmp_path / f"{first}.json").unlink()
+    lost = order(tmp_path, **values, **keys)
+
+    with serve(model, tmp_path) as api:
+        failed = api.get(f"/v1/videos/{lost.id}").json()
+        assert (failed["status"], failed["error"]["code"]) == ("failed", code)
+        again = api.post("/v1/videos", json=body, headers={"idempotency-key": "one"}).json()["id"]
+        assert again != lost.id
+        assert wait_for(api, again, "completed", "failed")["status"] == "completed"
+        assert api.post("/v1/videos", json=body, headers={"idempotency-key": "one"}).json()["id"] == again
+
+
+def test_expired_and_damaged_orders_do_not_run(model: WorldModel, tmp_path: Path) -> None:
+    expired, damaged = order(tmp_path, status="queued"), order(tmp_path)
+    path = tmp_path / f"{expired.id}.json"
+    path.write_text(path.read_text("utf-8").replace(str(expired.expires_at), "1"), "utf-8")
+    (tmp_path / f"{damaged.id}.json").write_text(json.dumps({"id": damaged.id, "plan": {}}), "utf-8")
+    with serve(model, tmp_path) as api:
+        assert api.get("/v1/videos").json()["data"] == []
+    assert not path.exists()
+
+
+def test_full_queue_is_answered_before_the_request_is_checked(model: WorldModel, tmp_path: Path) -> None:
+    """A refusal waits neither for the thread of the model nor for a decoder."""
+    with serve(model, tmp_path, max_running_jobs=1, max_queued_jobs=1) as api:
+        for _ in range(2):
+            api.post("/v1/videos", json=FOREVER)
+        broken = {"input_reference": ("a.png", b"\x89PNG\r\n\x1a\n")}
+        assert api.post("/v1/videos", data={"prompt": "a red ball"}, files=broken).status_code == 429
+
+
+def test_record_survives_the_disk(tmp_path: Path) -> None:
+    action = Action.of({"text": "go", "keys": ["left"], "vector": [0.1, 2.0], "mouse": [0.5, 0.0]})
+    settings = WorldSettings(2**62, 4, 1.5, "style")
+    record = order(
+        tmp_path, plan=VideoPlan(settings, (action, Action())), error={"code": "a", "message": "b"}
+    )
+    storage = Storage(tmp_path)
+    assert [VideoRecord.from_dict(values) for values in storage.records()] == [record]
+    storage.close()

@@ -1,0 +1,181 @@
+"""`worldmodel new`: its configs load, fit the data and the time, and can be trained."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from worldmodel import config as configs
+from worldmodel import media
+from worldmodel.cli import main, new
+from worldmodel.config import ActionSpec, TrainConfig
+from worldmodel.data.facts import read_facts
+from worldmodel.data.sources import open_sources
+from worldmodel.errors import InputError
+from worldmodel.train import finetune, recipe
+from worldmodel.train.run_log import read_metrics
+from worldmodel.types import Action
+from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
+from worldmodel.worlds.recorder.lerobot import LeRobotStore
+
+KEYS = tuple(ActionSpec(name, "key", rate=10) for name in ("left", "right", "jump"))
+VECTORS = (ActionSpec("gas", low=0, high=2, rate=5), ActionSpec("wheel", low=-1, high=1, rate=5))
+MACHINE = recipe.Machine("two cores", tflops=0.2, memory=8 * 2**30)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe.Machine, "measure", lambda: MACHINE)
+
+
+def recorded(
+    folder: Path, specs: tuple[ActionSpec, ...], fps: int, side: int = 48, episodes: int = 10
+) -> str:
+    """Random episodes of 12 steps."""
+    store = LeRobotStore(folder, RecordingFormat(fps, specs, {}))
+    for seed in range(episodes):
+        rng = np.random.default_rng(seed)
+        numbers = rng.integers(0, 2, (12, len(specs))).astype(np.float32)
+        frames = rng.integers(0, 255, (13, side, side, 3), dtype=np.uint8)
+        actions = tuple(Action.of_numbers(specs, row) for row in numbers)
+        rewards = np.zeros(12, np.float32)
+        store.write(RecordedEpisode({"render": frames}, actions, numbers, rewards, truncated=True, seed=seed))
+    store.finish()
+    return str(folder)
+
+
+def table(folder: Path, rows: list[dict[str, object]]) -> str:
+    """A table of clips of two seconds at 8 fps."""
+    folder.mkdir()
+    frames = np.random.default_rng(0).integers(0, 255, (17, 64, 96, 3), dtype=np.uint8)
+    media.write_video(frames, folder / "clip.mp4", 8, scale=1)
+    lines = [json.dumps({"video": "clip.mp4", **row}) for row in rows]
+    (folder / "clips.jsonl").write_text("\n".join(lines))
+    return str(folder)
+
+
+def made(dataset: str, tmp_path: Path, budget: str = "1h") -> TrainConfig:
+    """The config that the command writes, which can be opened."""
+    path = tmp_path / "made.yaml"
+    assert main(["new", dataset, "--budget", budget, "--out", str(path), "--force"]) == 0
+    config = configs.load(path)
+    finetune.check_stages(config)
+    for source in open_sources(config.data, config.model).values():
+        assert source.size
+        source.close()
+    return config
+
+
+def test_one_step_with_keys_is_one_round_of_a_frame(tmp_path: Path) -> None:
+    model = made(recorded(tmp_path / "set", KEYS, 10), tmp_path).model
+    assert (model.fps, model.chunk_frames, model.codec.temporal_factor) == (10, 1, 1)
+    assert (model.action.keys, model.action.text) == (("left", "right", "jump"), False)
+    assert model.codec.image_size == 48
+
+
+def test_a_world_waits_for_actions_if_no_recorded_round_is_without_one(tmp_path: Path) -> None:
+    assert read_facts(recorded(tmp_path / "some", KEYS, 10), tmp_path).pace == "realtime"
+    assert read_facts(recorded(tmp_path / "vectors", VECTORS, 10), tmp_path).pace == "on_action"
+    store = LeRobotStore(tmp_path / "every", RecordingFormat(10, KEYS, {}))
+    numbers = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]
+    actions = tuple(Action.of_numbers(KEYS, row) for row in numbers)
+    frames = np.zeros((5, 48, 48, 3), np.uint8)
+    rewards = np.zeros(4, np.float32)
+    for seed in range(2):
+        store.write(RecordedEpisode({"render": frames}, actions, numbers, rewards, truncated=True, seed=seed))
+    store.finish()
+    assert made(str(tmp_path / "every"), tmp_path).model.pace == "on_action"
+    for pressed, pace in (([["a"], ["b"]], "on_action"), ([["a"], []], "realtime")):
+        rows: list[dict[str, object]] = [{"text": "play", "keys": pressed}] * 2
+        assert read_facts(table(tmp_path / pace, rows), tmp_path).pace == pace
+
+
+def test_vectors_have_their_bounds_and_rate(tmp_path: Path) -> None:
+    model = made(recorded(tmp_path / "set", VECTORS, 10, side=70), tmp_path).model
+    assert (model.fps, model.chunk_frames, model.codec.temporal_factor) == (10, 2, 2)
+    assert (model.action.vector_names, model.action.keys) == (("gas", "wheel"), ())
+    assert (model.action.vector_low, model.action.vector_high) == ((0, -1), (2, 1))
+    assert model.codec.image_size == 64
+
+
+def test_clips_with_words_and_with_keys_per_round(tmp_path: Path) -> None:
+    words = made(table(tmp_path / "words", [{"text": f"act {i}"} for i in range(4)]), tmp_path).model
+    assert (words.action.text, words.action.keys, words.chunk_frames, words.fps) == (True, (), 8, 8)
+    assert words.codec.image_size == (48, 64)
+    rows = [{"text": "play", "keys": [["a"], ["b", "a"], [], ["a"]]}] * 4
+    keys = made(table(tmp_path / "keys", rows), tmp_path).model  # type: ignore[arg-type]
+    assert (keys.action.text, keys.action.keys, keys.chunk_frames, keys.fps) == (False, ("a", "b"), 4, 8)
+
+
+def test_held_out_episodes_are_those_of_the_split_or_a_tenth(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "set", KEYS, 10)
+    config = made(path, tmp_path)
+    sources = open_sources(config.data, config.model)
+    assert (config.validation.source, sources["mine"].size, sources["held"].size) == ("held", 9, 1)
+    (tmp_path / "set" / "meta" / "split.json").write_text(json.dumps({"held-out": [1, 2, 3]}))
+    config = made(path, tmp_path)
+    assert open_sources(config.data, config.model)["held"].size == 3
+
+    config = made(table(tmp_path / "words", [{"text": f"act {i}"} for i in range(6)]), tmp_path)
+    sources = open_sources(config.data, config.model)
+    texts = [{sources[name].at(i).text.values[0] for i in range(sources[name].size)} for name in sources]  # type: ignore[attr-defined, arg-type]
+    assert [len(each) for each in texts] == [5, 1] and not texts[0] & texts[1]
+
+
+def test_more_time_and_a_faster_machine_give_more_steps_and_larger_models(tmp_path: Path) -> None:
+    facts = read_facts(recorded(tmp_path / "set", KEYS, 10), tmp_path)
+
+    def planned(budget_s: float, tflops: float) -> recipe.Recipe:
+        found = recipe.plan(facts, budget_s, replace(MACHINE, tflops=tflops), "run")
+        assert sum(found.seconds.values()) <= budget_s
+        return found
+
+    short, long, fast = planned(1800, 0.2), planned(3600, 0.2), planned(3600, 200)
+    assert short.config.model == long.config.model
+    for name, stage in short.config.stages.items():
+        assert long.config.stages[name].steps == pytest.approx(2 * stage.steps, abs=2)
+    assert fast.parameters > 4 * long.parameters
+    little = recipe.plan(facts, 1800, replace(MACHINE, memory=2.0**28), "run")
+    assert 0 < little.config.stages["state"].microbatch_size < little.config.stages["state"].batch_size
+
+
+@pytest.mark.parametrize("words", [["nowhere"], ["set", "--budget", "soon"], ["set", "--budget", "1s"]])
+def test_what_cannot_be_planned_is_said_in_one_sentence(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded(tmp_path / "set", KEYS, 10)
+    assert main(["new", *words]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not (tmp_path / "world.yaml").exists()
+
+
+def test_an_unreadable_dataset_and_an_existing_config_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(table(tmp_path / "broken", [{"text": "a"}, {"text": "b"}]))
+    (path / "clip.mp4").write_bytes(b"no video")
+    assert main(["new", str(path), "--out", str(tmp_path / "a.yaml")]) == 2
+    assert "clips.jsonl" in capsys.readouterr().err
+    (tmp_path / "a.yaml").write_text("seed: 1")
+    assert main(["new", str(path), "--out", str(tmp_path / "a.yaml")]) == 2
+    assert (tmp_path / "a.yaml").read_text() == "seed: 1"
+
+
+def test_times_are_read() -> None:
+    assert [new.seconds(text) for text in ("90s", "30m", "1.5h")] == [90, 1800, 5400]
+    with pytest.raises(InputError):
+        new.seconds("0h")
+
+
+@pytest.mark.slow
+def test_the_config_trains(tmp_path: Path) -> None:
+    config = made(recorded(tmp_path / "set", KEYS, 10, side=32), tmp_path)
+    stages = {name: replace(stage, steps=2, batch_size=2) for name, stage in config.stages.items()}
+    validation = replace(config.validation, every=2, batches=1)
+    run = replace(config, stages=stages, run_dir=str(tmp_path / "run"), log_every=1, validation=validation)
+    assert (finetune.train(run) / "config.json").is_file()
+    metrics = read_metrics(tmp_path / "run")
+    assert list(metrics) == ["codec", "single", "state"]

@@ -1,0 +1,159 @@
+"""Backbones by reference: LoRA weights in a model folder, and the name of their base model."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from worldmodel import WorldModel
+from worldmodel.cli.info import model_facts
+from worldmodel.config import BackboneConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.errors import ModelError
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.loading import model_folder
+from worldmodel.models.loading.location import resolve
+from worldmodel.train import finetune
+from worldmodel.train.checkpoint import checkpointer, export
+
+STAGE = StageConfig(
+    "state",
+    steps=2,
+    batch_size=2,
+    tasks={"rounds": 1.0},
+    lr=0.02,
+    warmup_steps=1,
+    rounds=1,
+    train={"backbone": TrainedConfig(lora_rank=4, lora_alpha=8), "vision": TrainedConfig()},
+)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A language model that was trained before."""
+    return Path(shutil.copytree(resolve("shapes-tiny") / "backbone", tmp_path / "base"))
+
+
+@pytest.fixture
+def config(
+    run_config: TrainConfig, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> TrainConfig:
+    """A run of two stages that add to the first two layers of the base."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    backbone = BackboneConfig(pretrained=str(base), num_layers=2)
+    model = dataclasses.replace(run_config.model, backbone=backbone)
+    return dataclasses.replace(
+        run_config, model=model, stages={"first": STAGE, "second": STAGE}, sample_every=0
+    )
+
+
+def weights(model: WorldModel) -> dict[str, torch.Tensor]:
+    return dict(model.backbone.model.state_dict())
+
+
+def test_a_model_by_reference_equals_the_one_that_was_trained(config: TrainConfig, base: Path) -> None:
+    folder = finetune.train(config)
+    files = {path.name for path in (folder / "backbone").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "base.json"} <= files
+    assert not {"model.safetensors", "tokenizer.json"} & files
+    assert model_facts(str(folder))["base_model"] == f"{base}, 2 layers"
+
+    newest = checkpointer.latest(Path(config.run_dir))
+    assert newest is not None
+    trained, loaded = weights(export.load_model(config, newest)), weights(WorldModel.from_pretrained(folder))
+    untouched = Backbone.from_pretrained(base, num_layers=2).model.state_dict()
+    assert trained.keys() == loaded.keys() == untouched.keys()
+    for name, tensor in trained.items():  # the merged weights are stored in bf16
+        torch.testing.assert_close(loaded[name], tensor, atol=0.02, rtol=0.02)
+    moved = [name for name, tensor in trained.items() if not torch.equal(tensor, untouched[name])]
+    assert any("q_proj" in name for name in moved)
+    assert all(".layers." in name and "norm" not in name for name in moved)
+
+
+def test_peft_reads_it_and_without_it_the_base_is_untouched(config: TrainConfig, base: Path) -> None:
+    folder = finetune.train(config)
+    untouched, adapted = (Backbone.from_pretrained(base, num_layers=2).model.eval() for _ in range(2))
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = untouched(ids).logits
+        model = PeftModel.from_pretrained(adapted, folder / "backbone")
+        assert model.active_peft_config.base_model_name_or_path == str(base)
+        on = model(ids).logits
+        with model.disable_adapter():
+            assert torch.equal(model(ids).logits, expected)
+        merged = WorldModel.from_pretrained(folder).backbone
+        ours = merged.logits(merged(merged.embed(ids)))
+    assert not torch.allclose(on, expected, atol=1e-3)
+    torch.testing.assert_close(ours, on, atol=0.2, rtol=0.1)
+
+
+def test_saving_again_and_further_lora_keep_the_reference(
+    config: TrainConfig, tmp_path: Path, base: Path
+) -> None:
+    folder = finetune.train(config)
+    again = WorldModel.from_pretrained(folder).save_pretrained(tmp_path / "again")
+    first, second = (load_file(each / "backbone" / "adapter_model.safetensors") for each in (folder, again))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+    further = dataclasses.replace(
+        config, init_from=str(folder), run_dir=str(tmp_path / "further"), stages={"third": STAGE}
+    )
+    third = finetune.train(further)
+    reference = model_folder.reference.read(third / "backbone")
+    assert reference is not None
+    assert {down.shape[0] for _, down in reference.factors.values()} == {12}  # three stages of rank 4
+    assert reference.name == str(base)
+
+
+@pytest.mark.parametrize(
+    "train", [{"backbone": TrainedConfig()}, STAGE.train | {"backbone.model.model.norm": TrainedConfig()}]
+)
+def test_training_further_weights_ends_the_reference(
+    config: TrainConfig, tmp_path: Path, train: dict[str, TrainedConfig]
+) -> None:
+    folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
+    whole = dataclasses.replace(STAGE, train=train)
+    further = dataclasses.replace(
+        config, init_from=str(folder), run_dir=str(tmp_path / "further"), stages={"all": whole}
+    )
+    assert (finetune.train(further) / "backbone" / "model.safetensors").is_file()
+
+
+def test_a_frozen_backbone_is_saved_whole(config: TrainConfig) -> None:
+    frozen = dataclasses.replace(STAGE, train={"vision": TrainedConfig()})
+    folder = finetune.train(dataclasses.replace(config, stages={"first": frozen}))
+    assert (folder / "backbone" / "model.safetensors").is_file()
+
+
+def test_errors_name_the_base_model(config: TrainConfig, base: Path, tmp_path: Path) -> None:
+    folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
+    away = base.rename(tmp_path / "away")
+    with pytest.raises(ModelError, match=r"needs its base language model.*base"):
+        WorldModel.from_pretrained(folder)
+    away.rename(base)
+    file = base / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    next(iter(tensors.values())).add_(1)
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ModelError, match="other weights"):
+        WorldModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["base.json", "adapter_model.safetensors"])
+def test_damaged_files(config: TrainConfig, name: str) -> None:
+    folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
+    (folder / "backbone" / name).write_text("{")
+    with pytest.raises(ModelError, match=r"damaged|cannot be read"):
+        WorldModel.from_pretrained(folder)
+
+
+def test_factors_of_other_layers(config: TrainConfig, base: Path) -> None:
+    folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
+    file = folder / "backbone" / "base.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_layers": 1}))
+    with pytest.raises(ModelError, match=r"layers\.1.*do not fit"):
+        WorldModel.from_pretrained(folder)
