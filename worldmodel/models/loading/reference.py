@@ -87,10 +87,8 @@ class Reference:
         config.save_pretrained(str(folder))
         weights: dict[str, Tensor] = {}
         for name, (up, down) in self.factors.items():
-            weights[f"{lora.PREFIX}{name}.lora_A.weight"], weights[f"{lora.PREFIX}{name}.lora_B.weight"] = (
-                down,
-                up,
-            )
+            weights[f"{lora.PREFIX}{name}.lora_A.weight"] = down
+            weights[f"{lora.PREFIX}{name}.lora_B.weight"] = up
         save_file(pretrained.cast(weights, dtype), folder / lora.WEIGHTS)
         values = {key: value for key, value in asdict(self).items() if key != "factors"}
         (folder / BASE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
