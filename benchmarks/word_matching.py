@@ -58,6 +58,7 @@ def states(model: WorldModel, episode: Episode, words: bool) -> tuple[list[Tenso
     The sentences that name the objects of the scene follow each other along the first axis.
     """
     seen = model.encode_observation(model.observe(to_tensor([episode.observations[0]])))
+    assert episode.labels is not None, "the world labels cells"
     label = torch.from_numpy(episode.labels["words"]).flatten(0, 1)[:, : len(COLOURS)]
     colours = torch.where(label.any(dim=1), label.argmax(dim=1), -1)
     queries = word_queries(model, colours) if words else seen.queries[0]
