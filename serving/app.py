@@ -20,6 +20,7 @@ from starlette.routing import Match, Route
 
 from worldmodel import __version__
 from worldmodel.errors import InputError
+from worldmodel.serving import tracing
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.errors import ApiError
@@ -107,6 +108,9 @@ def _add_middleware(app: FastAPI, options: HttpOptions) -> None:
     if options.trusted_hosts:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=options.trusted_hosts)
     app.add_middleware(RequestLog)
+    app.state.traces = tracing.configure(options.traces)
+    if app.state.traces is not None:
+        tracing.instrument(app, app.state.traces)
 
 
 def create_context(service: WorldService, config: ServerConfig) -> ServerContext:
@@ -164,6 +168,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await context.jobs.close()
         await context.service.close()
         await asyncio.to_thread(decoding.close_decoder)
+        if app.state.traces is not None:
+            await asyncio.to_thread(app.state.traces.shutdown)
 
 
 async def _sweep(context: ServerContext) -> None:

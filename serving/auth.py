@@ -9,6 +9,7 @@ addresses, and rejects cross-origin requests that a browser on the same machine 
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
 import re
 import stat
@@ -21,6 +22,8 @@ from starlette.requests import HTTPConnection
 
 from worldmodel.errors import ConfigError
 from worldmodel.serving.errors import AuthenticationError, PermissionDeniedError
+
+LOG = logging.getLogger(__name__)
 
 VARIABLE = "WORLDMODEL_API_KEYS"
 """Environment variable with API keys, separated by commas or spaces."""
@@ -35,7 +38,11 @@ _ADVICE = "a key is 16 to 256 letters, digits or . _ ~ -, as `openssl rand -hex 
 
 
 class Keys:
-    """The API keys of a server, stored as hashes."""
+    """The API keys of a server, stored as hashes.
+
+    Those of a file follow the file: a request after it has changed is compared with the new keys. A file that
+    cannot be used changes nothing, and is logged once.
+    """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         """Hash the keys; without keys, no authentication is required.
@@ -48,6 +55,8 @@ class Keys:
             if not _KEY.fullmatch(key):
                 raise ConfigError(f"API key number {number} is invalid; {_ADVICE}.")
         self._hashes = [_hash(key) for key in keys]
+        self._file: Path | None = None
+        self._version: tuple[int, ...] | None = ()
 
     @classmethod
     def load(cls, path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> "Keys":
@@ -63,11 +72,21 @@ class Keys:
             if given is not None and not any(keys):
                 raise ConfigError(f"{VARIABLE} is set but contains no key; unset it or add one.")
             return cls(keys)
-        lines = (line.split("#")[0].strip() for line in _read_private(Path(path)).splitlines())
+        made = cls()
+        made._file = Path(path)
+        made._read_file()
+        return made
+
+    def _read_file(self) -> None:
+        """Take the keys of the file, if it has changed."""
+        if self._file is None or (version := _version(self._file)) == self._version:
+            return
+        self._version = version
+        lines = (line.split("#")[0].strip() for line in _read_private(self._file).splitlines())
         keys = [line for line in lines if line]
         if not keys:
-            raise ConfigError(f"The key file {str(path)!r} contains no key; write one per line.")
-        return cls(keys)
+            raise ConfigError(f"The key file {str(self._file)!r} contains no key; write one per line.")
+        self._hashes = Keys(keys)._hashes
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -80,12 +99,25 @@ class Keys:
 
         The comparison takes constant time.
         """
+        try:
+            self._read_file()
+        except ConfigError as error:
+            LOG.error("The keys stay as they were: %s", error)
         found = None
         sent = _hash(key)
         for known in self._hashes:
             if hmac.compare_digest(sent, known):
                 found = known
         return found.hex()[:16] if found is not None else None
+
+
+def _version(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is written or replaced."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _hash(key: str) -> bytes:

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from worldmodel.serving import tracing
 from worldmodel.serving.settings import HttpOptions
 
 ACCESS = logging.getLogger("worldmodel.serving.access")
@@ -32,6 +33,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             "request_id": getattr(record, "request_id", None),
+            "trace_id": getattr(record, "trace_id", None),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
@@ -43,7 +45,7 @@ class _Context(logging.Filter):
     """Adds the request id, and drops what is no error."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.request_id = REQUEST_ID.get()
+        record.request_id, record.trace_id = REQUEST_ID.get(), tracing.current_trace()
         return record.getMessage() != _REFUSED
 
 

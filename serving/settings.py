@@ -32,6 +32,8 @@ class HttpOptions:
     """Whether log lines are plain text or JSON objects."""
     access_log: bool = False
     """Whether every request is logged, with its id, status and duration."""
+    traces: bool = False
+    """Whether requests and the phases of rounds are sent to a collector as OpenTelemetry spans."""
 
 
 @dataclass(frozen=True)

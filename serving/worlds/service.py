@@ -32,6 +32,7 @@ from worldmodel.serving.engine.batching import CONDITION, DENOISE, PREPARE, Batc
 from worldmodel.serving.engine.completion import Completion, TextParams, last
 from worldmodel.serving.engine.denoiser import DenoisingLoop, Progress
 from worldmodel.serving.engine.local import Engine, InProcessEngine, known
+from worldmodel.serving.tracing import span
 from worldmodel.types import WHAT_HAPPENED, Action, Outcome
 
 MAX_STEPS = 64
@@ -160,13 +161,17 @@ class WorldService:
         Raises:
             InputError: the model does not take such an action.
         """
-        inputs = await self._prepare((state, action))
-        num_queries = self.model.config.num_queries
-        states = await self.engine.predict_states(inputs.histories[0], num_queries, settings.adapter)
-        states = states[None].to(state.context)
-        chunk = await self._start((inputs, states, settings.params))
-        await self.denoising.run(chunk, on_progress)
-        return await self._finish((inputs, states, chunk))
+        with span("prepare"):
+            inputs = await self._prepare((state, action))
+        with span("predict states"):
+            num_queries = self.model.config.num_queries
+            states = await self.engine.predict_states(inputs.histories[0], num_queries, settings.adapter)
+            states = states[None].to(state.context)
+        with span("denoise"):
+            chunk = await self._start((inputs, states, settings.params))
+            await self.denoising.run(chunk, on_progress)
+        with span("decode"):
+            return await self._finish((inputs, states, chunk))
 
     async def read(
         self, observation: Observation, prompt: str, adapter: str | None, params: TextParams = GREEDY

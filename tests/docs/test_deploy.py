@@ -1,6 +1,7 @@
 """The files of deploy/ are valid, and our commands and torchrun's take the options in them."""
 
 import functools
+import json
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from worldmodel import config as configs
 from worldmodel.cli import flow, serve
 from worldmodel.config.flow import FlowConfig
 from worldmodel.flow.chain import Chain
+from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.routes import health
 
 ROOT = Path(__file__).parents[2]
@@ -312,3 +314,22 @@ def test_the_commands_of_the_guide_name_files_that_exist() -> None:
     assert {f"deploy/kubernetes/{path.name}" for path in MANIFESTS} <= named
     assert {"deploy/Containerfile", "deploy/flow.slurm", "deploy/train.slurm"} <= named
     assert all((ROOT / name).exists() for name in named)
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    board = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"worldmodel_[a-z_]+", target["expr"])
+    }
+    metrics = Metrics()
+    metrics.request("steps", "ok")
+    metrics.reject("rate_limit")
+    metrics.chunk(0.1)
+    metrics.jobs.labels(outcome="completed").inc()
+    known = set(re.findall(r"^(worldmodel_[a-z_]+)", metrics.text().decode(), flags=re.MULTILINE))
+    assert asked <= known
+    families = {family.name for family in metrics.registry.collect()}
+    assert {re.sub(r"_(bucket|total)$", "", name) for name in asked} == families

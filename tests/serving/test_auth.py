@@ -128,6 +128,30 @@ def test_key_file_without_keys_is_rejected(tmp_path: Path) -> None:
         Keys.load(tmp_path / "missing", {})
 
 
+def test_keys_follow_their_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys"
+    path.write_text(ALICE)
+    path.chmod(0o600)
+    keys = Keys.load(path, {})
+    alice = keys.caller(ALICE)
+    assert alice and keys.caller(BOB) is None
+    replacement = tmp_path / "next"
+    replacement.write_text(f"{ALICE}\n{BOB}\n")
+    replacement.chmod(0o600)
+    replacement.replace(path)
+    assert keys.caller(ALICE) == alice
+    assert keys.caller(BOB)
+    for spoil in (lambda: path.write_text("short"), lambda: path.write_text(""), path.unlink):
+        spoil()
+        assert keys.caller(BOB)  # a secret that went missing neither opens nor closes the server
+        assert keys.caller("unknown-key-0123456789") is None
+    assert len(caplog.records) == 3
+    path.write_text(BOB)
+    path.chmod(0o600)
+    assert keys.caller(ALICE) is None
+    assert keys.caller(BOB)
+
+
 def test_keys_are_read_from_the_environment() -> None:
     assert len(Keys.load(None, {VARIABLE: f" {ALICE}, {BOB}\n"})) == 2
     assert len(Keys.load(None, {})) == 0

@@ -161,6 +161,7 @@ def _add_http_options(parser: Parser) -> None:
         "log_level": {"choices": ("debug", "info", "warning", "error"), "default": "warning"},
         "log_format": {"choices": ("text", "json"), "default": "text"},
         "access_log": {"action": argparse.BooleanOptionalAction, "default": False},
+        "traces": {"action": argparse.BooleanOptionalAction, "default": False},
     }
     for name, values in options.items():
         group.add_argument(f"--{name.replace('_', '-')}", help=docs[name].rstrip("."), **values)
