@@ -21,8 +21,9 @@ def add_data_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--data",
         metavar="SOURCE",
-        help="evaluate on held-out episodes: a table of clips or a folder with one, KIND:PATH for other "
-        "kinds of data.sources, CONFIG for its validation.source, or CONFIG:NAME for a source of it",
+        help="evaluate on held-out episodes: a LeRobot dataset, of which those of `worldmodel data split` "
+        "are taken; a table of clips or a folder with one; KIND:PATH for other kinds of data.sources; CONFIG "
+        "for its validation.source, or CONFIG:NAME for a source of it",
     )
     group.add_argument(
         "--train-data",

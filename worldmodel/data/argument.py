@@ -1,6 +1,7 @@
 """Data sources as arguments of commands: a folder, a table, `KIND:PATH`, or a source of a config."""
 
 import importlib.resources
+from dataclasses import replace
 from pathlib import Path
 
 from worldmodel import config as configs
@@ -20,8 +21,9 @@ def read_source(argument: str) -> DataConfig:
     """Return a data source by its argument, as a config with this source alone.
 
     Args:
-        argument: A table of clips, or a folder with one; `KIND:PATH` with a kind of `data.sources`; or
-            `CONFIG:NAME`, a source of a config. Columns of a table are found by their names.
+        argument: A LeRobot dataset; a table of clips, or a folder with one; `KIND:PATH` with a kind of
+            `data.sources`; or `CONFIG:NAME`, a source of a config. Columns of a table are found by their
+            names.
 
     Raises:
         InputError: There is no such table, folder or source.
@@ -31,14 +33,16 @@ def read_source(argument: str) -> DataConfig:
     if after and before in SOURCE_KINDS and before != "clips":
         return DataConfig({before: SourceConfig(before, after)})
     path = Path(after if after and before == "clips" else argument).expanduser()
+    if (path / "meta" / "info.json").is_file():
+        return DataConfig({"lerobot": SourceConfig("lerobot", str(path))})
     if path.is_dir():
         path = _table_in(path)
     if path.is_file() and path.suffix in TABLES:
         return DataConfig({path.stem: _clips(path)})
     if not (after and _is_config(before)):
         raise InputError(
-            f"There are no data {argument!r}; pass a table of clips, a folder with one, KIND:PATH, or "
-            "CONFIG:NAME for a source of a config."
+            f"There are no data {argument!r}; pass a LeRobot dataset, a table of clips, a folder with "
+            "one, KIND:PATH, or CONFIG:NAME for a source of a config."
         )
     config = configs.load(before)
     if after not in config.data.sources:
@@ -50,8 +54,9 @@ def read_held_out(argument: str, training: str | None = None) -> tuple[DataConfi
     """Return the held-out part of data, and the part for training, if there is one.
 
     Args:
-        argument: As for `read_source`, whose episodes are all held out; or a config, whose held-out part is
-            its `validation.source`, and whose part for training is the source of the highest weight.
+        argument: As for `read_source`, whose episodes are all held out, but for a LeRobot dataset that
+            `worldmodel data split` has divided; or a config, whose held-out part is its `validation.source`,
+            and whose part for training is the source of the highest weight.
         training: The part for training, as for `read_source`.
 
     Raises:
@@ -60,15 +65,25 @@ def read_held_out(argument: str, training: str | None = None) -> tuple[DataConfi
     before, _, name = argument.partition(":")
     if _is_config(argument):
         held, trained = _parts(argument, configs.load(argument))
-    else:
+    elif name and _is_config(before):
         held, trained = read_source(argument), None
-        if name and _is_config(before):
-            _check_untrained(before, name, configs.load(before))
+        _check_untrained(before, name, configs.load(before))
+    else:
+        held, trained = _divided(read_source(argument))
     if training is not None:
         trained = read_source(training)
     if trained is not None and [*held.sources.values()] == [*trained.sources.values()]:
         raise InputError(f"{training or argument!r} is also the held-out part; hold other episodes out.")
     return held, trained
+
+
+def _divided(source: DataConfig) -> tuple[DataConfig, DataConfig | None]:
+    """Return the two parts of a LeRobot dataset with a split; all of another source, and None."""
+    ((name, settings),) = source.sources.items()
+    whole = settings.kind == "lerobot" and settings.split == "train"
+    if not (whole and Path(settings.path, "meta", "split.json").is_file()):
+        return source, None
+    return DataConfig({name: replace(settings, split="held-out")}), source
 
 
 def _is_config(argument: str) -> bool:

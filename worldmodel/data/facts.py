@@ -64,11 +64,9 @@ def read_facts(argument: str, folder: Path) -> DatasetFacts:
         InputError: There is no such dataset, or nothing of it can be read.
         ConfigError: It cannot be read.
     """
-    before, _, name = argument.partition(":")
-    path = name if before == "lerobot" and name else argument
-    if path != argument or Path(path, "meta", "info.json").is_file():
-        return _lerobot(path)
     (source,) = read_source(argument).sources.values()
+    if source.kind == "lerobot":
+        return _lerobot(source.path)
     if source.kind != "clips":
         raise InputError(f"{argument!r} is of kind {source.kind}; use a LeRobot dataset or a table of clips.")
     return _clips(source, folder)
