@@ -23,7 +23,7 @@ from worldmodel.errors import InputError
 from worldmodel.serving import tracing
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.context import ServerContext
-from worldmodel.serving.errors import ApiError
+from worldmodel.serving.errors import ApiError, UnavailableError
 from worldmodel.serving.logs import HEADER, HeadRequests, RequestLog
 from worldmodel.serving.media import decoding
 from worldmodel.serving.metrics import Metrics
@@ -38,6 +38,8 @@ from worldmodel.serving.protocol import (
 )
 from worldmodel.serving.rate_limits import RequestLimiter
 from worldmodel.serving.realtime.events import SessionLimits
+from worldmodel.serving.replicas.database import Database
+from worldmodel.serving.replicas.lease import Lease
 from worldmodel.serving.routes import (
     chat,
     derived_videos,
@@ -51,8 +53,10 @@ from worldmodel.serving.routes import (
 )
 from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, HttpOptions, ServerConfig
 from worldmodel.serving.videos.jobs import VideoJobs
+from worldmodel.serving.videos.storage import Storage
 from worldmodel.serving.worlds.registry import WorldRegistry
 from worldmodel.serving.worlds.service import MAX_STEPS, WorldService
+from worldmodel.serving.worlds.store import WorldStore
 
 LOG = logging.getLogger(__name__)
 
@@ -63,6 +67,8 @@ ROUTERS = (
 )
 INTERNAL_ERROR = "Internal server error; try again, and report it if it persists."
 MAX_MESSAGE_CHARACTERS = 300
+SAVE_TIMEOUT_S = 5.0
+"""Time for storing worlds that are at rest when the app is closed."""
 NEGATIVE_PROMPT = (
     "negative_prompt is not supported: guidance is away from the prediction without a condition, never away "
     "from a prompt. Omit it, and use guidance_scale."
@@ -70,10 +76,11 @@ NEGATIVE_PROMPT = (
 
 
 def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
-    """Create the app. The data folder is locked immediately; background tasks start with the lifespan.
+    """Create the app. The server is registered at once; background tasks start with the lifespan.
 
     Raises:
-        OutputError: the data folder cannot be used.
+        OutputError: the data folder cannot be used, or servers of another model use the database.
+        ConfigError, FlowError: the database cannot be used.
     """
     app = FastAPI(
         title="worldmodel",
@@ -117,12 +124,15 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
     """Create the shared objects of an app.
 
     Raises:
-        OutputError: the data folder cannot be used.
+        OutputError, ConfigError, FlowError: as for `create_app`.
     """
     model = service.model.config
     service.max_rounds = config.max_rounds
     metrics = Metrics(chunk_deadline_s=model.chunk_frames / model.fps)
-    registry = WorldRegistry(service, config, metrics)
+    storage = Storage(config.data_dir)
+    database = Database(config.database or f"sqlite:///{(config.data_dir / 'server.db').absolute()}")
+    lease = Lease(database, service.identity, storage.identity())
+    registry = WorldRegistry(service, config, metrics, WorldStore(lease) if config.database else None)
     metrics.observe(service.stats, num_worlds=lambda: len(registry))
     limiter = RequestLimiter(
         max_concurrent=config.max_requests_per_key,
@@ -149,7 +159,8 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
         limiter=limiter,
         metrics=metrics,
         worlds=registry,
-        jobs=VideoJobs(service, config, metrics),
+        jobs=VideoJobs(service, config, metrics, storage, lease),
+        lease=lease,
         session_limits=session_limits,
     )
 
@@ -157,6 +168,7 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServerContext = app.state.context
+    context.lease.start()
     context.jobs.start()
     sweeper = asyncio.create_task(_sweep(context))
     try:
@@ -166,6 +178,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         with suppress(asyncio.CancelledError):
             await sweeper
         await context.jobs.close()
+        await context.worlds.stop(SAVE_TIMEOUT_S)
+        await context.lease.close()
+        context.lease.database.close()
         await context.service.close()
         await asyncio.to_thread(decoding.close_decoder)
         if app.state.traces is not None:
@@ -177,10 +192,10 @@ async def _sweep(context: ServerContext) -> None:
     while True:
         await asyncio.sleep(min(30.0, context.config.idle_timeout_s / 4))
         try:
-            context.worlds.sweep()
+            await context.worlds.sweep()
             await context.jobs.sweep()
-        except OSError:  # deleting is retried in the next sweep
-            LOG.exception("Expired videos cannot be deleted.")
+        except (OSError, UnavailableError):  # deleting is retried in the next sweep
+            LOG.exception("Idle worlds or expired videos cannot be deleted.")
 
 
 # Errors

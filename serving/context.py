@@ -16,6 +16,7 @@ from worldmodel.serving.errors import UnavailableError
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.rate_limits import RequestLimiter
 from worldmodel.serving.realtime.events import SessionLimits
+from worldmodel.serving.replicas.lease import Lease
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.jobs import VideoJobs
 from worldmodel.serving.worlds.registry import WorldRegistry
@@ -36,6 +37,8 @@ class ServerContext:
     metrics: Metrics
     worlds: WorldRegistry
     jobs: VideoJobs
+    lease: Lease
+    """This server among the replicas of its database."""
     session_limits: SessionLimits
     """Limits of WebSocket sessions."""
     num_sockets: Counter[str] = field(default_factory=Counter)
@@ -52,10 +55,11 @@ class ServerContext:
         """Config of the served model."""
         return self.service.model.config
 
-    def stop_sessions(self) -> None:
-        """End all WebSocket sessions, because the server was asked to stop."""
+    async def stop(self, timeout_s: float) -> None:
+        """End all WebSocket sessions, finish videos, and leave worlds to other replicas."""
         for event in self.sessions:
             event.set()
+        await asyncio.gather(self.jobs.drain(timeout_s), self.worlds.stop(timeout_s))
 
     def require_running(self) -> None:
         """Refuse new work while the server shuts down.

@@ -17,7 +17,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
-from worldmodel.errors import ConfigError, OutputError
+from worldmodel.errors import ConfigError, OutputError, WorldModelError
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import logs
@@ -65,7 +65,7 @@ async def serve(
         ConfigError: other machines could reach the address and there is no API key, or the engine cannot
             hold the sessions of the model.
         ModelError: the model or an adapter cannot be loaded.
-        OutputError: the address or the data folder cannot be used.
+        OutputError: the address, the data folder or the database cannot be used.
         SystemExit: the engine has failed; the exit code is 1, so that a supervisor starts the server again.
     """
     keys = config.keys or Keys()
@@ -87,7 +87,7 @@ async def serve(
         service = WorldService(model, runner, compute=compute, max_batch=limits.max_sessions)
         try:
             app = create_app(service, config)
-        except OutputError:
+        except WorldModelError:
             await service.close()
             raise
         host, port = listener.getsockname()[:2]
@@ -207,7 +207,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._context: ServerContext = app.state.context
-        self._jobs, self._drain_timeout_s = self._context.jobs, settings.drain_timeout_s
+        self._drain_timeout_s = settings.drain_timeout_s
         self._stop_requested = False
         self._draining: asyncio.Task[None] | None = None
         self._drain_deadline = math.inf
@@ -242,8 +242,7 @@ class Server(uvicorn.Server):
                 flush=True,
             )
             self._drain_deadline = time.monotonic() + self._drain_timeout_s
-            self._context.stop_sessions()
-            self._draining = asyncio.create_task(self._jobs.drain(self._drain_timeout_s))
+            self._draining = asyncio.create_task(self._context.stop(self._drain_timeout_s))
         if self._draining is not None and self._draining.done():
             remaining = self._drain_deadline - time.monotonic()
             self.config.timeout_graceful_shutdown = max(SHUTDOWN_TIMEOUT_S, math.ceil(remaining))

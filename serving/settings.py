@@ -48,6 +48,11 @@ class ServerConfig:
     """API keys; None for a server that is reachable only from this machine."""
     http: HttpOptions = HttpOptions()
     """Settings of the HTTP server."""
+    database: str | None = None
+    """Database in which worlds are stored and that replicas share, as sqlite:///FILE or
+    postgresql://USER@HOST/DATABASE; without one, worlds end with the server."""
+    rounds_per_save: int = 1
+    """Rounds after which a world is stored again in the database; those since then are lost with a server."""
     max_worlds: int = 64
     """Live worlds of all keys: worlds with an id and their forks (until they are deleted, or idle for
     `idle_timeout_s`), WebSocket sessions, and running chat and image requests. Videos do not count."""

@@ -19,7 +19,14 @@ from worldmodel.errors import InputError
 from worldmodel.io import atomic_file
 from worldmodel.media import Frames
 from worldmodel.serving.client.errors import ServerUnreachableError, VideoFailedError, video_error
-from worldmodel.serving.client.payloads import AnyAction, Observation, as_json, as_upload, drop_none
+from worldmodel.serving.client.payloads import (
+    AnyAction,
+    Observation,
+    as_json,
+    as_upload,
+    drop_none,
+    read_file,
+)
 from worldmodel.serving.client.transport import AsyncTransport, HttpApi, parse, parse_base_url
 from worldmodel.serving.errors import ApiError, NotFoundError
 from worldmodel.types import Outcome, StartImage
@@ -146,6 +153,10 @@ class AsyncRemoteWorld:
         body = await self._api.json("POST", f"{self._path}/restore", json={"snapshot": name})
         self.round = int(body["round"])
 
+    async def export(self, name: str | None = None) -> bytes:
+        """Return the current state, or the snapshot `name`, as a file from which `worlds.load` plays on."""
+        return (await self._api.request("GET", f"{self._path}/snapshot", params=drop_none(name=name))).content
+
     async def describe(self, question: str | None = None) -> str:
         """Describe the newest observation, or answer a question about it."""
         body = await self._api.json("POST", f"{self._path}/describe", json=drop_none(question=question))
@@ -214,6 +225,15 @@ class AsyncWorlds:
             files = as_upload("observation", observation, fps)
             body = await self._api.json("POST", "/v1/worlds", idempotent=False, data=settings, files=files)
         return _world(self._api, body)
+
+    async def load(self, snapshot: bytes | str | Path) -> AsyncRemoteWorld:
+        """Start a world from a snapshot that `export` returned, or from a file of one.
+
+        Any server of the same model takes it, and continues with the same frames.
+        """
+        data = snapshot if isinstance(snapshot, bytes) else read_file(snapshot, "an exported snapshot")
+        files = {"snapshot": ("world.safetensors", data, "application/octet-stream")}
+        return _world(self._api, await self._api.json("POST", "/v1/worlds", idempotent=False, files=files))
 
     async def open(self, identity: str) -> AsyncRemoteWorld:
         """Return the live world with this id."""

@@ -88,6 +88,7 @@ class RemoteWorld:
     fork = _blocking_world(AsyncRemoteWorld.fork)
     snapshot = _blocking(AsyncRemoteWorld.snapshot)
     restore = _blocking(AsyncRemoteWorld.restore)
+    export = _blocking(AsyncRemoteWorld.export)
     describe = _blocking(AsyncRemoteWorld.describe)
     infer_action = _blocking(AsyncRemoteWorld.infer_action)
     refresh = _blocking(AsyncRemoteWorld.refresh)
@@ -107,6 +108,7 @@ class Worlds:
         self._async = worlds
 
     create = _blocking_world(AsyncWorlds.create)
+    load = _blocking_world(AsyncWorlds.load)
     open = _blocking_world(AsyncWorlds.open)
     list = _blocking(AsyncWorlds.list)
 

@@ -30,14 +30,21 @@ def as_upload(field: str, observation: Observation, fps: float) -> dict[str, tup
     elif isinstance(observation, bytes):
         data = observation
     else:
-        try:
-            data = Path(observation).expanduser().read_bytes()
-        except (OSError, ValueError, RuntimeError):
-            raise InputError(
-                f"{str(observation)!r} cannot be read; pass the path of an image or video."
-            ) from None
+        data = read_file(observation, "an image or video")
     kind = sniff.detect_format(data[:16])
     return {field: ("upload", data, "video/mp4" if kind == "mp4" else f"image/{kind or 'png'}")}
+
+
+def read_file(path: str | Path, kind: str) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return Path(path).expanduser().read_bytes()
+    except (OSError, ValueError, RuntimeError):
+        raise InputError(f"{str(path)!r} cannot be read; pass the path of {kind}.") from None
 
 
 def _encode_array(array: np.ndarray, fps: float) -> bytes:

@@ -64,15 +64,15 @@ async def remix(
     """Request a video like another one: the same seed, start and further actions, with a new prompt."""
     key = hash_idempotency_key(caller, idempotency_key)
     fingerprint = hash_request({"remix": job.record.id, "prompt": body.prompt}, None)
-    found = context.jobs.find_duplicate(key, fingerprint)
+    found = await context.jobs.find_duplicate(key, fingerprint)
     if found is None:
         _check_served(context, job.record)
-        context.jobs.admit(caller)
+        await context.jobs.admit(caller)
         await validate(context, [Action.of(body.prompt)])
         source = await _stored(context, job.record)
         source = replace(source, plan=source.plan.with_prompt(body.prompt))
         found = await _submit(context, caller, source, body.prompt, (key, fingerprint))
-    return with_poll_header(context.jobs, found, response)
+    return with_poll_header(found, response)
 
 
 @router.post("/edits", openapi_extra=body_schema(protocol.EditRequest, UPLOAD))
@@ -84,9 +84,10 @@ async def edit(
     idempotency_key: IdempotencyKey = None,
 ) -> protocol.VideoObject:
     """Request a video with the start and length of another one, in which something else happens."""
-    body, upload = await read_body(request, protocol.EditRequest, UPLOAD)
+    body, uploads = await read_body(request, protocol.EditRequest, UPLOAD)
+    upload = uploads.get(UPLOAD)
     keys = hash_idempotency_key(caller, idempotency_key), hash_request({"edit": body.model_dump()}, upload)
-    found = context.jobs.find_duplicate(*keys)
+    found = await context.jobs.find_duplicate(*keys)
     if found is None:
         source = await _source(context, caller, body.video, upload)
         if source.id is None:  # the start of an upload is its first frame, not its end
@@ -99,7 +100,7 @@ async def edit(
         await validate(context, actions)
         edited = replace(source, plan=replace(source.plan, actions=actions))
         found = await _submit(context, caller, edited, body.prompt, keys)
-    return with_poll_header(context.jobs, found, response)
+    return with_poll_header(found, response)
 
 
 @router.post("/extensions", openapi_extra=body_schema(protocol.ExtendRequest, UPLOAD))
@@ -115,9 +116,10 @@ async def extend(
     A video of this server is generated again from its start, so that its world continues with all that it
     remembers; an upload is continued from its last frames.
     """
-    body, upload = await read_body(request, protocol.ExtendRequest, UPLOAD)
+    body, uploads = await read_body(request, protocol.ExtendRequest, UPLOAD)
+    upload = uploads.get(UPLOAD)
     keys = hash_idempotency_key(caller, idempotency_key), hash_request({"extend": body.model_dump()}, upload)
-    found = context.jobs.find_duplicate(*keys)
+    found = await context.jobs.find_duplicate(*keys)
     if found is None:
         source = await _source(context, caller, body.video, upload)
         new = [Action.of(action) for action in (body.prompt, *map(plain, body.actions))]
@@ -134,7 +136,7 @@ async def extend(
         plan = replace(plan, actions=(*plan.actions, *actions))
         extended = replace(source, plan=plan, num_frames=num_frames)
         found = await _submit(context, caller, extended, body.prompt, keys)
-    return with_poll_header(context.jobs, found, response)
+    return with_poll_header(found, response)
 
 
 async def _source(
@@ -151,14 +153,14 @@ async def _source(
     if (video is None) == (upload is None):
         raise InputError("Send either the id of a video as video[id], or an MP4 as the upload 'video'.")
     if video is not None:
-        record = context.jobs.get(caller, video.id).record
+        record = (await context.jobs.get(caller, video.id)).record
         if record.status != "completed":
             raise ConflictError(f"The video is {record.status}; wait until it is completed.")
         _check_served(context, record)
-        context.jobs.admit(caller)
+        await context.jobs.admit(caller)
         return await _stored(context, record)
     assert upload is not None
-    context.jobs.admit(caller)  # a refusal does not wait for a decoder
+    await context.jobs.admit(caller)  # a refusal does not wait for a decoder
     frames = await decode_video(upload, context.model_config)
     plan = VideoPlan(context.service.settings(), actions=())
     return Source(context.config.model_name, plan, len(frames), frames)

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from worldmodel.serving.context import Caller, Context
+from worldmodel.serving.errors import UnavailableError
 from worldmodel.serving.protocol import Health
 from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
 
@@ -24,17 +25,20 @@ async def health() -> Health:
 
 @router.get("/ready", responses={503: {"model": Health, "description": "Accepts no work."}})
 async def ready(context: Context, response: Response) -> Health:
-    """Report whether the server accepts work: engine and model respond, the queue has room, no shutdown."""
+    """Report whether the server accepts work: engine, model and database respond, the queue has room."""
     if context.jobs.draining:
         status = "stopping"
     elif not context.service.engine.alive:
         status = "failed"
     elif not await _model_responds(context):
         status = "starting"
-    elif context.jobs.full:
-        status = "full"
     else:
-        return Health(status="ok")
+        try:
+            status = "full" if await context.jobs.full() else "ok"
+        except UnavailableError:
+            status = "failed"
+    if status == "ok":
+        return Health(status=status)
     response.status_code = 503
     return Health(status=status)
 

@@ -29,7 +29,8 @@ async def generate(request: Request, context: Context, caller: Caller, body: Ima
 @router.post("/v1/images/edits", openapi_extra=body_schema(ImageRequest, UPLOAD))
 async def edit(request: Request, context: Context, caller: Caller) -> ImageList:
     """Play one round from an image, with the prompt as its action, and return the last frame, `n` times."""
-    body, upload = await read_body(request, ImageRequest, UPLOAD)
+    body, uploads = await read_body(request, ImageRequest, UPLOAD)
+    upload = uploads.get(UPLOAD)
     if upload is None:
         raise InputError("There is no image to edit; upload one as the form field 'image'.")
     frames = await decode_observation(upload, context.model_config)

@@ -5,6 +5,7 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -35,8 +36,8 @@ class UnknownModelError(NotFoundError):
     code = "model_not_found"
 
 
-async def read_body(request: Request, model: type[Model], upload: str) -> tuple[Model, bytes | None]:
-    """Parse a body of JSON, or of a form with an optional file in the field `upload`.
+async def read_body(request: Request, model: type[Model], *uploads: str) -> tuple[Model, dict[str, bytes]]:
+    """Parse a body of JSON, or of a form with an optional file in one of the fields `uploads`.
 
     The file name and content type that the client gives are ignored.
 
@@ -47,7 +48,7 @@ async def read_body(request: Request, model: type[Model], upload: str) -> tuple[
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == "multipart/form-data":
         async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MIB // 4) as form:
-            return _validate(model, _text_fields(form, upload)), await _uploaded_bytes(form, upload)
+            return _validate(model, _text_fields(form, uploads)), await _uploaded_bytes(form)
     raw = await request.body()
     if content_type != "application/json" and (content_type or raw):
         raise UnsupportedFormatError("Send the body as application/json or multipart/form-data.")
@@ -55,7 +56,7 @@ async def read_body(request: Request, model: type[Model], upload: str) -> tuple[
         values = json.loads(raw) if raw else {}
     except (ValueError, RecursionError):
         raise InputError("The body is not JSON; send one JSON object.") from None
-    return _validate(model, values), None
+    return _validate(model, values), {}
 
 
 def _validate(model: type[Model], values: Any) -> Model:
@@ -67,15 +68,17 @@ def _validate(model: type[Model], values: Any) -> Model:
         ) from None
 
 
-def _text_fields(form: FormData, upload: str) -> dict[str, Any]:
+def _text_fields(form: FormData, uploads: Sequence[str]) -> dict[str, Any]:
     """Return the text fields of a form: `name[]` as items of a list, `name[key]` as an item of an object."""
     fields: dict[str, Any] = {}
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
-            if name != upload:
-                raise InputError(f"The form has an upload that is not named {upload!r}; rename it.")
-        elif name == upload:
-            raise InputError(f"{upload!r} is not an upload; send the content of the file.")
+            if name not in uploads:
+                raise InputError(
+                    f"The form has an upload that is not named {' or '.join(map(repr, uploads))}; rename it."
+                )
+        elif name in uploads:
+            raise InputError(f"{name!r} is not an upload; send the content of the file.")
         elif name.endswith("[]"):
             _container(fields, name.removesuffix("[]"), list).append(value)
         else:
@@ -100,12 +103,14 @@ def _repeated() -> InputError:
     return InputError("The form has a repeated field; send each field once, lists as JSON.")
 
 
-async def _uploaded_bytes(form: FormData, upload: str) -> bytes | None:
-    value = form.get(upload)
-    return await value.read() if isinstance(value, UploadFile) else None
+async def _uploaded_bytes(form: FormData) -> dict[str, bytes]:
+    """Return the content of the form's files, of which there is one at most."""
+    return {name: await each.read() for name, each in form.items() if isinstance(each, UploadFile)}
 
 
-def body_schema(model: type[BaseModel], upload: str, required: bool = True) -> dict[str, Any]:
+def body_schema(
+    model: type[BaseModel], upload: str, snapshot: str | None = None, required: bool = True
+) -> dict[str, Any]:
     """Return the OpenAPI description of a body that `read_body` parses."""
     schema = model.model_json_schema(ref_template=REF_TEMPLATE)
     schema.pop("$defs", None)
@@ -119,6 +124,9 @@ def body_schema(model: type[BaseModel], upload: str, required: bool = True) -> d
         }
         | {upload: {"type": "string", "format": "binary", "description": "PNG, JPEG, WebP or MP4 (H.264)"}},
     }
+    if snapshot is not None:
+        description = "A file of GET /v1/worlds/{world_id}/snapshot, sent without other fields"
+        form["properties"][snapshot] = {"type": "string", "format": "binary", "description": description}
     if upload in schema["properties"]:  # the field is a reference to an object, or the upload itself
         form["properties"][f"{upload}[id]"] = {"type": "string"}
     content = {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}

@@ -18,7 +18,7 @@ from worldmodel.serving.errors import ConflictError, NotFoundError
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.routes.parsing import body_schema, check_size, generation_settings, read_body
 from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
-from worldmodel.serving.videos.jobs import VideoJob, VideoJobs
+from worldmodel.serving.videos.jobs import VideoJob
 from worldmodel.serving.videos.record import (
     VideoPlan,
     VideoRecord,
@@ -57,8 +57,10 @@ class VideoFile(FileResponse):
         await super().__call__(scope, receive, checked)
 
 
-def _owned_job(context: Context, caller: Caller, video_id: Annotated[str, Path(max_length=64)]) -> VideoJob:
-    return context.jobs.get(caller, video_id)
+async def _owned_job(
+    context: Context, caller: Caller, video_id: Annotated[str, Path(max_length=64)]
+) -> VideoJob:
+    return await context.jobs.get(caller, video_id)
 
 
 OwnedJob: TypeAlias = Annotated[VideoJob, Depends(_owned_job)]
@@ -74,7 +76,8 @@ async def create(
     idempotency_key: IdempotencyKey = None,
 ) -> protocol.VideoObject:
     """Request a video; repeating a request with the same Idempotency-Key returns the first video."""
-    body, upload = await read_body(request, protocol.VideoRequest, UPLOAD)
+    body, uploads = await read_body(request, protocol.VideoRequest, UPLOAD)
+    upload = uploads.get(UPLOAD)
     fps = context.model_config.fps
     key, fingerprint = hash_idempotency_key(caller, idempotency_key), hash_request(body.model_dump(), upload)
     settings = generation_settings(context, body)
@@ -94,13 +97,13 @@ async def create(
         idempotency=key,
         fingerprint=fingerprint,
     )
-    job = context.jobs.find_duplicate(key, fingerprint)
+    job = await context.jobs.find_duplicate(key, fingerprint)
     if job is None:
-        context.jobs.admit(caller)  # a refusal does not wait for the model or a decoder
+        await context.jobs.admit(caller)  # a refusal does not wait for the model or a decoder
         await validate(context, (*actions, Action.of(body.prompt)))
         frames = await decode_observation(upload, context.model_config) if upload is not None else None
         job = await context.jobs.submit(record, frames)
-    return with_poll_header(context.jobs, job, response)
+    return with_poll_header(job, response)
 
 
 @router.get("")
@@ -112,7 +115,7 @@ async def list_videos(
     order: Literal["asc", "desc"] = "desc",
 ) -> protocol.VideoList:
     """List the videos of this key by time of creation."""
-    owned = context.jobs.owned_by(caller)
+    owned = await context.jobs.owned_by(caller)
     if order == "desc":
         owned.reverse()
     ids = [job.record.id for job in owned]
@@ -121,7 +124,7 @@ async def list_videos(
     first = ids.index(after) + 1 if after is not None else 0
     page = owned[first : first + limit]
     return protocol.VideoList(
-        data=[video_object(context.jobs, job) for job in page],
+        data=[video_object(job) for job in page],
         first_id=page[0].record.id if page else None,
         last_id=page[-1].record.id if page else None,
         has_more=first + limit < len(owned),
@@ -131,7 +134,7 @@ async def list_videos(
 @router.get("/{video_id}")
 async def retrieve(context: Context, response: Response, job: OwnedJob) -> protocol.VideoObject:
     """Return the progress of a video; `openai-poll-after-ms` says when to poll again."""
-    return with_poll_header(context.jobs, job, response)
+    return with_poll_header(job, response)
 
 
 @router.get(
@@ -243,15 +246,15 @@ async def validate(context: ServerContext, actions: Sequence[Action]) -> None:
     await context.service.compute.run(check)
 
 
-def with_poll_header(jobs: VideoJobs, job: VideoJob, response: Response) -> protocol.VideoObject:
+def with_poll_header(job: VideoJob, response: Response) -> protocol.VideoObject:
     """Describe a video, and say in a header when to ask again."""
     if not job.record.finished:
-        wait_ms = POLL_MS * (1 + (jobs.position(job) or 0))
+        wait_ms = POLL_MS * (1 + (job.position or 0))
         response.headers["openai-poll-after-ms"] = str(min(MAX_POLL_MS, wait_ms))
-    return video_object(jobs, job)
+    return video_object(job)
 
 
-def video_object(jobs: VideoJobs, job: VideoJob) -> protocol.VideoObject:
+def video_object(job: VideoJob) -> protocol.VideoObject:
     """Return the description of a video for its client."""
     record = {name: value for name, value in vars(job.record).items() if name in SHARED_FIELDS}
-    return protocol.VideoObject(**record, progress=job.progress, queue_position=jobs.position(job))
+    return protocol.VideoObject(**record, progress=job.progress, queue_position=job.position)

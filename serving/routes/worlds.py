@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import asdict
 from typing import Annotated, TypeAlias
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from worldmodel.errors import InputError
 from worldmodel.media.encoding import encode_png
@@ -19,26 +19,34 @@ from worldmodel.serving.routes.parsing import (
     read_body,
 )
 from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute, while_connected
-from worldmodel.serving.worlds.registry import Origin, OwnedWorld
+from worldmodel.serving.worlds.owned import OwnedWorld
+from worldmodel.serving.worlds.saved import Origin
 
 router = APIRouter(prefix="/v1/worlds", tags=["worlds"], route_class=AuthenticatedRoute, responses=ERRORS)
 
-UPLOAD = "observation"
+UPLOAD, SNAPSHOT = "observation", "snapshot"
+SNAPSHOT_TYPE = "application/octet-stream"
 
 
-def _owned_world(
+async def _owned_world(
     context: Context, caller: Caller, world_id: Annotated[str, Path(max_length=64)]
 ) -> OwnedWorld:
-    return context.worlds.get(caller, world_id)
+    return await context.worlds.get(caller, world_id)
 
 
 World: TypeAlias = Annotated[OwnedWorld, Depends(_owned_world)]
 
 
-@router.post("", openapi_extra=body_schema(protocol.WorldRequest, UPLOAD))
+@router.post("", openapi_extra=body_schema(protocol.WorldRequest, UPLOAD, SNAPSHOT))
 async def start(request: Request, context: Context, caller: Caller) -> protocol.WorldObject:
-    """Start a world from a text, or from an uploaded image or video."""
-    body, upload = await read_body(request, protocol.WorldRequest, UPLOAD)
+    """Start a world from a text, from an uploaded image or video, or from an exported snapshot."""
+    body, uploads = await read_body(request, protocol.WorldRequest, UPLOAD, SNAPSHOT)
+    if SNAPSHOT in uploads:
+        if uploads.keys() | body.model_fields_set != {SNAPSHOT}:
+            raise InputError("A world from a snapshot keeps its settings; send the file alone.")
+        loading = context.worlds.load(caller, uploads[SNAPSHOT])
+        return world_object(context, await while_connected(request, loading))
+    upload = uploads.get(UPLOAD)
     if body.text is not None and body.prompt is not None:
         raise InputError("text and prompt are the same field; send one of them.")
     settings = generation_settings(context, body)
@@ -49,7 +57,7 @@ async def start(request: Request, context: Context, caller: Caller) -> protocol.
 
 @router.get("")
 async def list_worlds(context: Context, caller: Caller) -> protocol.WorldList:
-    """List the live worlds of this key."""
+    """List the live worlds of this key on this server."""
     return protocol.WorldList(
         data=[world_object(context, world) for world in context.worlds.owned_by(caller)]
     )
@@ -64,7 +72,7 @@ async def retrieve(context: Context, world: World) -> protocol.WorldObject:
 @router.delete("/{world_id}")
 async def delete(context: Context, world: World) -> protocol.Deleted:
     """Delete a world; a step in progress is cancelled."""
-    context.worlds.close(world)
+    await context.worlds.close(world)
     return protocol.Deleted(id=world.world.id, object="world.deleted")
 
 
@@ -104,8 +112,8 @@ async def newest_frame(world: World) -> Response:
 )
 async def reset(request: Request, context: Context, world: World, format: Format = "mp4") -> Response:
     """Restart a world, by default from its origin, and return the first observation."""
-    body, upload = await read_body(request, protocol.ResetRequest, UPLOAD)
-    origin = await _origin(context, body.text, upload)
+    body, uploads = await read_body(request, protocol.ResetRequest, UPLOAD)
+    origin = await _origin(context, body.text, uploads.get(UPLOAD))
     frames = await while_connected(request, context.worlds.reset(world, origin))
     return await frames_response(format, frames, context.model_config.fps, 0)
 
@@ -121,6 +129,28 @@ async def snapshot(context: Context, world: World) -> protocol.SnapshotObject:
     """Save the current state; above the limit the oldest snapshot is deleted."""
     snapshot_id, round_number = await context.worlds.snapshot(world)
     return protocol.SnapshotObject(snapshot=snapshot_id, round=round_number)
+
+
+@router.get(
+    "/{world_id}/snapshot",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A safetensors file, from which POST /v1/worlds starts a world.",
+            "content": {SNAPSHOT_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def export(
+    context: Context, world: World, name: Annotated[str | None, Query(max_length=64)] = None
+) -> Response:
+    """Download the current state of a world, or the snapshot `name`: another server can play on from it."""
+    data = await context.worlds.export(world, name)
+    headers = {
+        "cache-control": "no-store",
+        "content-disposition": f'attachment; filename="{world.world.id}.safetensors"',
+    }
+    return Response(data, media_type=SNAPSHOT_TYPE, headers=headers)
 
 
 @router.post("/{world_id}/restore")

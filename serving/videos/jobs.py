@@ -1,13 +1,12 @@
-"""Video jobs: a bounded queue, progress, cancellation within one denoising step, and orders on disk.
+"""Video jobs: a bounded queue in the database, progress, and cancellation within one denoising step.
 
-An order is on disk before its request is answered, and a video before its record says `completed`. The next
-server on the data folder generates the videos that this one leaves unfinished, however it ends.
+An order is stored before its request is answered, and a video before its record says `completed`. Other
+servers on the database generate the videos that this one leaves unfinished, however it ends.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -17,9 +16,11 @@ import numpy as np
 
 from worldmodel.errors import InputError, OutputError
 from worldmodel.media.encoding import encode_jpeg, encode_video
-from worldmodel.serving.errors import ConflictError, NotFoundError, RateLimitError, UnavailableError
+from worldmodel.serving.errors import NotFoundError, UnavailableError
 from worldmodel.serving.metrics import Metrics
+from worldmodel.serving.replicas.lease import Lease
 from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.videos.orders import Order, Orders, clean
 from worldmodel.serving.videos.record import VideoRecord
 from worldmodel.serving.videos.storage import Storage
 from worldmodel.serving.worlds.service import WorldService
@@ -34,18 +35,14 @@ CANCELLED = ("cancelled", "The video was deleted before it was completed.")
 STORAGE_FAILED = "The server cannot store videos at the moment; try again later."
 
 
-class IdempotencyKeyReusedError(ConflictError):
-    """An Idempotency-Key was already used for a different request."""
-
-    code = "idempotency_key_reused"
-
-
 @dataclass(eq=False)
 class VideoJob:
-    """A record, and the task that generates its video."""
+    """A record, and the task that generates its video if that is on this server."""
 
     record: VideoRecord
     steps_done: int = 0
+    position: int | None = None
+    """Position in the queue, 1 for the next one."""
     task: asyncio.Task[None] | None = None
     stopping: bool = False
     deleted: bool = False
@@ -61,29 +58,32 @@ class VideoJob:
 
 
 class VideoJobs:
-    """All videos of one server."""
+    """The videos of all replicas, of which this one generates some at a time."""
 
-    def __init__(self, service: WorldService, config: ServerConfig, metrics: Metrics) -> None:
-        """Load the records in the data folder.
+    def __init__(
+        self, service: WorldService, config: ServerConfig, metrics: Metrics, storage: Storage, lease: Lease
+    ) -> None:
+        """Delete what earlier servers left half-written.
 
         Raises:
-            OutputError: the data folder cannot be used.
+            FlowError: the database does not answer.
         """
         self.service, self.config, self.metrics = service, config, metrics
-        self.storage = Storage(config.data_dir)
+        self.storage, self.orders = storage, Orders(lease, config)
         self.draining = False
-        self._jobs: dict[str, VideoJob] = {}
-        self._queue: deque[VideoJob] = deque()
-        self._running: set[VideoJob] = set()
-        self._submitting = asyncio.Lock()
+        self._running: dict[str, VideoJob] = {}
+        self._wake = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self._num_queued = 0
         self._mean_run_s = 5.0
-        self._load_orders()
-        metrics.queued_jobs.set_function(lambda: len(self._queue))
+        self.storage.delete_orphans(*lease.database.run_now(clean))
+        lease.after_heartbeats(self._report)
+        metrics.queued_jobs.set_function(lambda: self._num_queued)
         metrics.running_jobs.set_function(lambda: len(self._running))
 
     def start(self) -> None:
-        """Start to generate the videos that an earlier server left."""
-        self._start_queued()
+        """Start to generate videos, also those that other servers left."""
+        self._worker = asyncio.create_task(self._claim_queued())
 
     # ---- requests --------------------------------------------------------------------------------------
 
@@ -93,24 +93,25 @@ class VideoJobs:
         Raises:
             IdempotencyKeyReusedError: the key was used for a different request.
             RateLimitError: the queue is full, or the owner has the maximum number of videos.
-            UnavailableError: the server is stopping or its disk is full.
+            UnavailableError: the server is stopping, its disk is full or its database does not answer.
         """
-        async with self._submitting:
-            if (duplicate := self.find_duplicate(record.idempotency, record.fingerprint)) is not None:
-                return duplicate
-            self.admit(record.owner)
-            try:
-                await asyncio.to_thread(self.storage.write_order, record.as_dict(), frames)
-            except (OSError, OutputError):
-                LOG.exception("An order cannot be written.")
+        self._require_running()
+        try:
+            if frames is not None:
+                await _run_to_end(self.storage.write_input, record.id, frames)
+            found = await self.orders.submit(record, self._wait_s, self._usable)
+        except BaseException as error:
+            await asyncio.to_thread(self.storage.remove, record.id)
+            if isinstance(error, OSError | OutputError):
+                LOG.exception("The input of an order cannot be written.")
                 raise UnavailableError(STORAGE_FAILED) from None
-            job = VideoJob(record)
-            self._jobs[record.id] = job
-            self._queue.append(job)
-        self._start_queued()
-        return job
+            raise
+        if found is not None:
+            await asyncio.to_thread(self.storage.remove, record.id)
+        self._wake.set()
+        return await self._now(found or Order(record))
 
-    def find_duplicate(self, idempotency: str | None, fingerprint: str | None) -> VideoJob | None:
+    async def find_duplicate(self, idempotency: str | None, fingerprint: str | None) -> VideoJob | None:
         """Return the job with the same Idempotency-Key, if any; a new one may follow one the server failed.
 
         Both arguments are hashes, as in `VideoRecord`.
@@ -118,89 +119,90 @@ class VideoJobs:
         Raises:
             IdempotencyKeyReusedError: the key was used for a different request.
         """
-        if idempotency is None:
-            return None
-        for job in self._jobs.values():
-            if job.record.idempotency == idempotency:
-                if job.record.fingerprint != fingerprint:
-                    raise IdempotencyKeyReusedError(
-                        "This Idempotency-Key was used for a different request; use a new one."
-                    )
-                if not job.record.failed_by_server:
-                    return job
-        return None
+        found = await self.orders.duplicate(idempotency, fingerprint)
+        return await self._now(found) if found is not None and self._usable(found.record) else None
 
-    def admit(self, owner: str) -> None:
+    def _usable(self, record: VideoRecord) -> bool:
+        """Return whether a repeated request gets this video, and not a new one."""
+        return not (record.failed_by_server or self._lost(record))
+
+    def _lost(self, record: VideoRecord) -> bool:
+        return record.status == "completed" and not self.storage.complete(record.id)
+
+    async def admit(self, owner: str) -> None:
         """Check whether an owner may order one more video.
 
         Raises:
             RateLimitError: the queue is full, or the owner has the maximum number of videos.
-            UnavailableError: the server is stopping.
+            UnavailableError: the server is stopping, or its database does not answer.
         """
-        if self.draining:
-            raise UnavailableError("The server is stopping and takes no more videos; try again later.")
-        wait_s = min(60.0, self._mean_run_s)
-        if self.full:
-            raise RateLimitError(
-                f"{len(self._queue)} videos are queued, the maximum; try again later.", wait_s
-            )
-        owned = self.owned_by(owner)
-        if sum(not job.record.finished for job in owned) >= self.config.max_jobs_per_key:
-            raise RateLimitError(
-                f"This key has {self.config.max_jobs_per_key} unfinished videos; wait for one to finish.",
-                wait_s,
-            )
-        if len(owned) >= self.config.max_videos_per_key:
-            raise RateLimitError(f"This key has {len(owned)} videos, its maximum; delete some first.", 60.0)
+        self._require_running()
+        await self.orders.admit(owner, self._wait_s)
 
-    def get(self, owner: str, video_id: str) -> VideoJob:
+    async def get(self, owner: str, video_id: str) -> VideoJob:
         """Return a video of its owner.
 
         Raises:
             NotFoundError: there is no such video, or another key owns it.
         """
-        job = self._jobs.get(video_id)
-        if job is None or job.record.owner != owner:
+        found = await self.orders.get(video_id)
+        if found is None or found.record.owner != owner:
             raise NotFoundError("There is no video with this id; GET /v1/videos lists yours.")
-        return job
+        return self._view(found)
 
-    def owned_by(self, owner: str) -> list[VideoJob]:
+    async def owned_by(self, owner: str) -> list[VideoJob]:
         """Return an owner's videos, oldest first."""
-        return [job for job in self._jobs.values() if job.record.owner == owner]
-
-    def position(self, job: VideoJob) -> int | None:
-        """Return the position of a queued job, 1 for the next one."""
-        return self._queue.index(job) + 1 if job in self._queue else None
+        return [self._view(order) for order in await self.orders.owned_by(owner)]
 
     async def delete(self, job: VideoJob) -> None:
         """Stop a job within one denoising step, and delete its record and files."""
-        job.deleted = True
-        if job in self._queue:
-            self._queue.remove(job)
-            await self._fail(job, *CANCELLED)
+        video_id = job.record.id
+        running = self._running.get(video_id)
+        if running is not None:
+            running.deleted = True
+            await self._stop(running)
         elif not job.record.finished:
-            await self._stop(job)
-        self._jobs.pop(job.record.id, None)
-        await asyncio.to_thread(self.storage.remove, job.record.id)
+            self.metrics.jobs.labels(outcome="cancelled").inc()
+        await self.orders.remove(video_id)
+        await asyncio.to_thread(self.storage.remove, video_id)
 
     async def sweep(self) -> None:
         """Delete finished videos that have expired."""
-        now = time.time()
-        for job in list(self._jobs.values()):
-            if job.record.finished and job.record.expires_at <= now:
-                await self.delete(job)
+        for video_id in await self.orders.expired():
+            await self.orders.remove(video_id)
+            await asyncio.to_thread(self.storage.remove, video_id)
+
+    async def full(self) -> bool:
+        """Whether the queue is full."""
+        return await self.orders.num_queued() >= self.config.max_queued_jobs
+
+    @property
+    def _wait_s(self) -> float:
+        return min(60.0, self._mean_run_s)
+
+    def _require_running(self) -> None:
+        if self.draining:
+            raise UnavailableError("The server is stopping and takes no more videos; try again later.")
+
+    async def _now(self, order: Order) -> VideoJob:
+        """Return an order with its position in the queue."""
+        return self._view(await self.orders.get(order.record.id) or order)
+
+    def _view(self, order: Order) -> VideoJob:
+        """Return an order for its client, with the progress of this moment if it runs here."""
+        record = order.record
+        if (running := self._running.get(record.id)) is not None:
+            return running
+        if self._lost(record):
+            record.fail("files_lost", "The files of the video are gone; request it again.")
+        return VideoJob(record, order.steps_done, order.position)
 
     # ---- shutdown --------------------------------------------------------------------------------------
 
-    @property
-    def full(self) -> bool:
-        """Whether the queue is full."""
-        return len(self._queue) >= self.config.max_queued_jobs
-
     async def drain(self, timeout_s: float) -> None:
-        """Start no more videos, wait for those in progress, and leave the rest to the next server."""
+        """Start no more videos, wait for those in progress, and leave the rest to other servers."""
         self.draining = True
-        running = list(self._running)
+        running = list(self._running.values())
         if running:
             waits = [asyncio.ensure_future(job.ended.wait()) for job in running]
             _, late = await asyncio.wait(waits, timeout=timeout_s)
@@ -211,41 +213,72 @@ class VideoJobs:
                 await self._stop(job)
 
     async def close(self) -> None:
-        """Stop all jobs and unlock the data folder."""
+        """Stop all jobs."""
+        self.draining = True
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait({self._worker})
         await self.drain(0)
-        self.storage.close()
 
     async def _stop(self, job: VideoJob) -> None:
+        self._cancel(job)
+        await job.ended.wait()
+
+    @staticmethod
+    def _cancel(job: VideoJob) -> None:
         if not job.stopping and job.task is not None:
             job.stopping = True
             job.task.cancel()
-        await job.ended.wait()
 
     # ---- execution --------------------------------------------------------------------------------------
 
-    def _start_queued(self) -> None:
-        while self._queue and len(self._running) < self.config.max_running_jobs and not self.draining:
-            job = self._queue.popleft()
-            self._running.add(job)
-            job.record.status = "in_progress"
-            job.record.attempts += 1
-            job.task = asyncio.create_task(self._run(job))
-            job.task.add_done_callback(partial(self._finished, job))
+    async def _claim_queued(self) -> None:
+        """Claim orders whenever there may be some and this server has room for them."""
+        while True:
+            self._wake.clear()
+            try:
+                while len(self._running) < self.config.max_running_jobs and not self.draining:
+                    if (record := await self.orders.claim()) is None:
+                        break
+                    await self._begin(VideoJob(record))
+            except UnavailableError:
+                LOG.warning("The database does not answer; no video is begun.")
+            except Exception:  # nothing awaits this task
+                LOG.exception("An order cannot be begun.")
+            await self._wake.wait()
+
+    async def _begin(self, job: VideoJob) -> None:
+        if (obstacle := self._obstacle(job.record)) is not None:
+            await self._fail(job, *obstacle)
+            return
+        self._running[job.record.id] = job
+        job.task = asyncio.create_task(self._run(job))
+        job.task.add_done_callback(partial(self._finished, job))
 
     def _finished(self, job: VideoJob, _: asyncio.Task[None]) -> None:
-        self._running.discard(job)
         if not job.ended.is_set():  # cancelled before it started to run
             job.task = asyncio.create_task(self._cancelled(job))
-        self._start_queued()
+            job.task.add_done_callback(partial(self._finished, job))
+            return
+        self._running.pop(job.record.id, None)
+        self._wake.set()
+
+    async def _report(self) -> None:
+        """Store the progress of videos, and stop those that were deleted or taken elsewhere."""
+        running = dict(self._running)
+        kept, self._num_queued = await self.orders.report(
+            {video_id: job.steps_done for video_id, job in running.items()}
+        )
+        for video_id, job in running.items():
+            if video_id not in kept and not job.ended.is_set():
+                job.deleted = True
+                self._cancel(job)
+        self._wake.set()
 
     async def _run(self, job: VideoJob) -> None:
         """Generate a video and record the outcome, also after errors and cancellation."""
         began = time.monotonic()
         try:
-            # The attempt is on disk before the work that may kill the server.
-            await _run_to_end(self.storage.write_record, job.record.as_dict())
-            if job.stopping:
-                raise asyncio.CancelledError
             async with asyncio.timeout(self.config.job_deadline_s):
                 frames = await self._generate(job)
             duration_s = time.monotonic() - began
@@ -296,71 +329,46 @@ class VideoJobs:
             error=None,
         )
         await _run_to_end(self._store, done, frames)
-        job.record = done
-        self.metrics.jobs.labels(outcome="ok").inc()
+        if await self.orders.write(done):
+            job.record = done
+            self.metrics.jobs.labels(outcome="ok").inc()
+        elif await self.orders.get(done.id) is None:  # deleted at another replica
+            await asyncio.to_thread(self.storage.remove, done.id)
 
     def _store(self, record: VideoRecord, frames: np.ndarray) -> None:
         self.storage.write(record.id, "video", encode_video(frames, record.fps))
         self.storage.write(record.id, "thumbnail", encode_jpeg(frames[0]))
         self.storage.write(record.id, "spritesheet", encode_jpeg(sprite_sheet(frames)))
-        self.storage.write_record(record.as_dict())
 
     async def _cancelled(self, job: VideoJob) -> None:
-        """Record that a job was deleted, or leave it to the next server."""
+        """Record that a job was deleted, or leave it to other servers."""
         if job.deleted:
             await self._fail(job, *CANCELLED)
             return
         job.record.status = "queued"
         job.record.attempts -= 1  # it was not this video that ended the server
-        await self._write(job)
+        await self._write(job, release=True)
 
     async def _fail(self, job: VideoJob, code: str, message: str) -> None:
         job.record.fail(code, message)
         self.metrics.jobs.labels(outcome="cancelled" if job.deleted else "failed").inc()
         await self._write(job)
 
-    async def _write(self, job: VideoJob) -> None:
+    async def _write(self, job: VideoJob, release: bool = False) -> None:
         try:
-            await asyncio.to_thread(self.storage.write_record, job.record.as_dict())
-        except (OSError, OutputError):  # the next server finds it in progress and generates it again
-            LOG.exception("The record %s cannot be written.", job.record.id)
+            await self.orders.write(job.record, release)
+        except UnavailableError:  # another server finds it in progress and generates it again
+            LOG.warning("The record %s cannot be written.", job.record.id)
         finally:
             job.ended.set()
 
-    # ---- start -----------------------------------------------------------------------------------------
-
-    def _load_orders(self) -> None:
-        """Load the records on disk, queue unfinished videos, and fail those that cannot be generated."""
-        records = []
-        for values in self.storage.records():
-            try:
-                records.append(VideoRecord.from_dict(values))
-            except (KeyError, TypeError, InputError):
-                LOG.warning("The record %s lacks fields and is ignored.", values["id"])
-        for record in sorted(records, key=lambda record: record.created_ns):
-            if record.expires_at <= time.time():
-                self.storage.remove(record.id)
-                continue
-            job = self._jobs[record.id] = VideoJob(record)
-            if (obstacle := self._obstacle(record)) is not None:
-                record.fail(*obstacle)
-                self.storage.write_record(record.as_dict())
-            elif not record.finished:
-                record.status = "queued"
-                self._queue.append(job)
-        completed = [name for name, job in self._jobs.items() if job.record.status == "completed"]
-        self.storage.delete_orphans(self._jobs, completed)
-
     def _obstacle(self, record: VideoRecord) -> tuple[str, str] | None:
-        """Return why a stored video cannot be shown or generated, as error code and message."""
+        """Return why an order cannot be generated, as error code and message."""
         storage, service = self.storage, self.service
-        if record.finished:
-            lost = record.status == "completed" and not storage.complete(record.id)
-            return ("files_lost", "The files of the video are gone; request it again.") if lost else None
-        if record.attempts >= MAX_ATTEMPTS:
+        if record.attempts > MAX_ATTEMPTS:
             return (
                 "server_restarted",
-                f"The server was killed {record.attempts} times while it generated this video; "
+                f"The server was killed {MAX_ATTEMPTS} times while it generated this video; "
                 "request a shorter one.",
             )
         if record.plan.text is None and not storage.has_input(record.id):

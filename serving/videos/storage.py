@@ -1,14 +1,13 @@
-"""Video files on disk: atomic writes, server-generated names, one server per folder."""
+"""Video files on disk: atomic writes, server-generated names; replicas share the folder."""
 
-import fcntl
-import json
-import logging
+import errno
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.lib.format import read_array
@@ -16,13 +15,12 @@ from numpy.lib.format import read_array
 from worldmodel.errors import OutputError
 from worldmodel.io import TEMPORARY_PREFIX, atomic_file
 
-LOG = logging.getLogger(__name__)
-
 SUFFIXES = {"video": ".mp4", "thumbnail": ".thumbnail.jpg", "spritesheet": ".spritesheet.jpg"}
 """File suffixes of a completed video, by variant."""
-RECORD = ".json"
 INPUT = ".input.npy"
 """Suffix of the frames that a video starts from, uint8 `[t, h, w, 3]`."""
+ORPHAN_AGE_S = 3600.0
+"""Age from which a file that belongs to no order is deleted."""
 _ID = re.compile(r"video_[A-Za-z0-9_-]{22}")
 
 
@@ -32,62 +30,52 @@ def new_id() -> str:
 
 
 class Storage:
-    """A folder of records and videos.
+    """A folder of videos.
 
     A file is written under a temporary name, flushed to the disk and then renamed, so a file that exists is
     complete, even after a crash of the process or the machine.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Lock the folder for this process.
+        """Create the folder.
 
         Raises:
-            OutputError: the folder cannot be written, or another server uses it.
+            OutputError: the folder cannot be written.
         """
         self.folder = folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise OutputError(
                 f"The data folder {str(folder)!r} cannot be written ({error.strerror}); choose another."
             ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise OutputError(
-                f"Another server uses the data folder {str(folder)!r}; stop it or choose another folder."
-            ) from None
 
-    def close(self) -> None:
-        """Unlock the folder."""
-        os.close(self._lock)
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield all readable records; unreadable ones are logged and kept."""
-        for path in sorted(self.folder.glob(f"video_*{RECORD}")):
-            video_id = path.name.removesuffix(RECORD)
-            if not _ID.fullmatch(video_id):
-                continue
-            try:
-                record = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                record = None
-            if isinstance(record, dict) and record.get("id") == video_id:
-                yield record
-            else:
-                LOG.warning("The record %s cannot be read and is ignored.", path.name)
+    def identity(self) -> str:
+        """Return a random id that the folder has from its first use."""
+        path, written = self.folder / ".id", self.folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+        if not path.exists():
+            written.write_text(secrets.token_urlsafe(12), encoding="utf-8")
+            with suppress(FileExistsError):  # another server, which starts at the same time, has made it
+                os.link(written, path)
+            written.unlink()
+        return path.read_text("utf-8")
 
     def delete_orphans(self, ordered: Iterable[str], completed: Iterable[str]) -> None:
-        """Delete temporary files, inputs without an order, and files of videos that are not completed."""
+        """Delete old temporary files, inputs without an order, and files of videos that are not completed.
+
+        New ones may be those that another server is writing.
+        """
         inputs, results = set(ordered), set(completed)
         kept = {INPUT: inputs, **{suffix: results for suffix in SUFFIXES.values()}}
         for path in self.folder.iterdir():
             video_id, dot, suffix = path.name.partition(".")
             orphan = _ID.fullmatch(video_id) and video_id not in kept.get(f"{dot}{suffix}", {video_id})
             if path.name.startswith(TEMPORARY_PREFIX) or orphan:
-                path.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):  # another server has deleted it
+                    if time.time() - path.stat().st_mtime > ORPHAN_AGE_S:
+                        path.unlink()
 
     def path(self, video_id: str, variant: str) -> Path:
         """Return the path of a video's file."""
@@ -98,18 +86,10 @@ class Storage:
         """Whether all files of a video exist."""
         return all(self.path(video_id, variant).is_file() for variant in SUFFIXES)
 
-    def write_record(self, record: dict[str, Any]) -> None:
-        """Write a video's record durably."""
-        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-        with atomic_file(self.folder / f"{record['id']}{RECORD}", durable=True, mode=0o600) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-
-    def write_order(self, record: dict[str, Any], frames: np.ndarray | None) -> None:
-        """Write the frames that a video starts from and its record durably; the record comes last."""
-        if frames is not None:
-            with atomic_file(self._input(record["id"]), durable=True, mode=0o600) as temporary:
-                np.save(temporary, frames, allow_pickle=False)
-        self.write_record(record)
+    def write_input(self, video_id: str, frames: np.ndarray) -> None:
+        """Write the frames that a video starts from durably."""
+        with atomic_file(self._input(video_id), durable=True, mode=0o600) as temporary:
+            np.save(temporary, frames, allow_pickle=False)
 
     def read_input(self, video_id: str) -> np.ndarray | None:
         """Return the frames that a video starts from, uint8 `[t, h, w, 3]`; None if it starts from text."""
@@ -128,8 +108,7 @@ class Storage:
             temporary.write_bytes(data)
 
     def remove(self, video_id: str) -> None:
-        """Delete a video; the record first, since `delete_orphans` removes files without one."""
-        (self.folder / f"{video_id}{RECORD}").unlink(missing_ok=True)
+        """Delete the files of a video."""
         self._input(video_id).unlink(missing_ok=True)
         for variant in SUFFIXES:
             self.path(video_id, variant).unlink(missing_ok=True)

@@ -1,78 +1,43 @@
-"""Registry of live worlds: owners, limits, the idle timeout, and steps that are safe to retry."""
+"""Registry of live worlds: owners, limits, the idle timeout, steps that are safe to retry, and storing."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
 
 from worldmodel.serving.engine.completion import Completion, TextParams, merge
-from worldmodel.serving.errors import ConflictError, DeadlineExceededError, NotFoundError, RateLimitError
+from worldmodel.serving.errors import (
+    ApiError,
+    DeadlineExceededError,
+    NotFoundError,
+    RateLimitError,
+    UnavailableError,
+)
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import World, WorldService, WorldSettings
+from worldmodel.serving.worlds.owned import (
+    CommittedStep,
+    OwnedWorld,
+    Slot,
+    StepAlreadyCommittedError,
+    StepOutOfOrderError,
+)
+from worldmodel.serving.worlds.saved import Origin, SavedWorld
+from worldmodel.serving.worlds.service import WorldService, WorldSettings
+from worldmodel.serving.worlds.store import WAIT_S, WorldHeldError, WorldMovedError, WorldStore
 from worldmodel.types import Action
 
 Result = TypeVar("Result")
 
+LOG = logging.getLogger(__name__)
 
-class StepAlreadyCommittedError(ConflictError):
-    """The step was already played with another action."""
-
-    code = "step_already_committed"
-
-
-class StepOutOfOrderError(ConflictError):
-    """The step is neither the last one nor the next one."""
-
-    code = "step_out_of_order"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The observation or the text that a world starts from."""
-
-    frames: np.ndarray | None = None
-    text: str | None = None
-
-
-@dataclass(frozen=True)
-class CommittedStep:
-    """The last step of a world, kept for a client that retries it."""
-
-    step_id: int
-    action: Action
-    frames: np.ndarray
-
-
-@dataclass(eq=False, frozen=True)
-class Slot:
-    """A reservation for one live world, counted against the limits until `WorldRegistry.release`."""
-
-    owner: str
-
-
-@dataclass(eq=False)
-class OwnedWorld:
-    """A live world that its owner addresses by id."""
-
-    world: World
-    origin: Origin
-    slot: Slot
-    created_at: int = field(default_factory=lambda: int(time.time()))
-    last_step: CommittedStep | None = None
-    closed: bool = False
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    running: "asyncio.Task[Any] | None" = None
-    """The call that is in progress; closing the world cancels it."""
-
-    @property
-    def owner(self) -> str:
-        """Caller id of the owner."""
-        return self.slot.owner
+POLL_S = 0.2
+"""How often a request looks whether another replica has let go of its world."""
 
 
 class WorldRegistry:
@@ -80,12 +45,19 @@ class WorldRegistry:
 
     Each of these takes one slot of `max_worlds` and `max_worlds_per_key`: a world with an id (also a fork),
     the world of a WebSocket session, and a chat or image request while it runs. Videos are limited as jobs.
+    With a store, worlds with an id are stored after their rounds, and resumed where requests for them arrive.
     """
 
-    def __init__(self, service: WorldService, config: ServerConfig, metrics: Metrics) -> None:
-        self.service, self.config, self.metrics = service, config, metrics
+    def __init__(
+        self, service: WorldService, config: ServerConfig, metrics: Metrics, store: WorldStore | None = None
+    ) -> None:
+        self.service, self.config, self.metrics, self.store = service, config, metrics, store
         self._worlds: dict[str, OwnedWorld] = {}
         self._slots: set[Slot] = set()
+        self._resuming: dict[tuple[str, str], asyncio.Task[OwnedWorld | None]] = {}
+        self._stopping = False
+        if store is not None:
+            store.lease.after_heartbeats(self.hand_over)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -124,13 +96,22 @@ class WorldRegistry:
 
     # ---- lookup ----------------------------------------------------------------------------------------
 
-    def get(self, owner: str, world_id: str) -> OwnedWorld:
-        """Return a world of its owner.
+    async def get(self, owner: str, world_id: str) -> OwnedWorld:
+        """Return a world of its owner; one that another replica has left is resumed.
 
         Raises:
             NotFoundError: there is no such world, it was closed, or another key owns it.
+            WorldHeldError: another replica plays it, and does not hand it over soon.
+            RateLimitError: it would be resumed, but the owner or the server has the maximum of live worlds.
+            UnavailableError: the server is stopping, or its database does not answer.
         """
         entry = self._worlds.get(world_id)
+        if entry is None and self.store is not None:
+            key = owner, world_id
+            if key not in self._resuming:
+                self._resuming[key] = asyncio.create_task(self._resume(self.store, owner, world_id))
+                self._resuming[key].add_done_callback(lambda _: self._resuming.pop(key))
+            entry = await asyncio.shield(self._resuming[key])
         if entry is None or entry.owner != owner:
             raise NotFoundError(
                 "There is no world with this id: it was deleted, or closed after "
@@ -139,7 +120,7 @@ class WorldRegistry:
         return entry
 
     def owned_by(self, owner: str) -> list[OwnedWorld]:
-        """Return an owner's worlds, oldest first."""
+        """Return an owner's worlds on this server, oldest first."""
         return [entry for entry in self._worlds.values() if entry.owner == owner]
 
     # ---- life cycle ------------------------------------------------------------------------------------
@@ -162,7 +143,28 @@ class WorldRegistry:
             self.release(slot)
             raise
         self.metrics.first_chunk(time.monotonic() - began)
-        return self._add(world, origin, slot)
+        return await self._add(OwnedWorld(world, origin, slot))
+
+    async def load(self, owner: str, data: bytes) -> OwnedWorld:
+        """Start a world from an exported snapshot.
+
+        Raises:
+            InputError: it is not a snapshot of a world, is damaged, or is one of another model.
+            RateLimitError: the owner or the server has the maximum number of live worlds.
+            DeadlineExceededError: computing its history took longer than the step deadline.
+        """
+        return await self._add(await self._loaded(owner, data))
+
+    async def export(self, entry: OwnedWorld, snapshot: str | None) -> bytes:
+        """Return a world, or one of its snapshots, as a file that `load` takes.
+
+        Raises:
+            NotFoundError: the world has no such snapshot.
+        """
+        async with self._locked(entry):
+            self._check_snapshot(entry, snapshot)
+            saved = entry.saved(snapshot)
+        return await asyncio.to_thread(saved.to_bytes, self.service.identity)
 
     async def fork(self, entry: OwnedWorld) -> OwnedWorld:
         """Return an independent copy of a world.
@@ -177,11 +179,38 @@ class WorldRegistry:
         except BaseException:
             self.release(slot)
             raise
-        return self._add(world, entry.origin, slot)
+        return await self._add(OwnedWorld(world, entry.origin, slot))
 
-    def close(self, entry: OwnedWorld) -> None:
-        """Close a world; a call in progress stops before its next denoising step."""
-        entry.closed = True
+    async def close(self, entry: OwnedWorld) -> None:
+        """Delete a world; a call in progress stops before its next denoising step."""
+        self._forget(entry, _deleted())
+        if self.store is not None:
+            await self.store.remove(entry.world.id)
+
+    async def sweep(self, idle_timeout_s: float | None = None) -> None:
+        """Delete the worlds that have been idle for longer than the timeout."""
+        timeout_s = self.config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
+        for entry in list(self._worlds.values()):
+            if entry.world.idle_s > timeout_s:
+                await self.close(entry)
+        if self.store is not None:
+            await self.store.sweep(timeout_s)
+
+    async def _add(self, entry: OwnedWorld) -> OwnedWorld:
+        if self.store is not None:
+            try:
+                await self.store.add(
+                    entry.world.id, entry.owner, entry.world.round, await self._bytes_of(entry)
+                )
+            except BaseException:
+                self.release(entry.slot)
+                raise
+        self._worlds[entry.world.id] = entry
+        return entry
+
+    def _forget(self, entry: OwnedWorld, reason: ApiError) -> None:
+        """End a world on this server; what is stored of it stays."""
+        entry.ended = reason
         if entry.running is not None:
             entry.running.cancel()
         entry.world.close()
@@ -189,17 +218,112 @@ class WorldRegistry:
         self.release(entry.slot)
         self._worlds.pop(entry.world.id, None)
 
-    def sweep(self, idle_timeout_s: float | None = None) -> None:
-        """Close the worlds that have been idle for longer than the timeout."""
-        timeout_s = self.config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
-        for entry in list(self._worlds.values()):
-            if entry.world.idle_s > timeout_s:
-                self.close(entry)
+    # ---- storing, and moving between replicas ----------------------------------------------------------
 
-    def _add(self, world: World, origin: Origin, slot: Slot) -> OwnedWorld:
-        entry = OwnedWorld(world, origin, slot)
-        self._worlds[world.id] = entry
+    async def hand_over(self) -> None:
+        """Let the replicas that ask for worlds have them, and forget those that were taken.
+
+        A world whose call is in progress stays until a later heartbeat.
+        """
+        assert self.store is not None
+        here = list(self._worlds.values())
+        held = await self.store.held()
+        for entry in here:
+            if entry.world.id not in held:
+                self._forget(entry, WorldMovedError())
+        for world_id in (name for name, wanted in held.items() if wanted):
+            entry = self._worlds.get(world_id)
+            if entry is not None:
+                if not entry.lock.locked():
+                    await self._give_up(self.store, entry)
+            elif not any(world_id == resumed for _, resumed in self._resuming):
+                await self.store.release(world_id)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Resume no more worlds; store all, when their calls have ended, for other replicas to resume."""
+        self._stopping = True
+        store = self.store
+        if store is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(self._give_up(store, entry) for entry in self._worlds.values()))
+
+    async def _give_up(self, store: WorldStore, entry: OwnedWorld) -> None:
+        with suppress(NotFoundError, WorldMovedError):  # it ended in the meantime
+            async with self._locked(entry):
+                try:
+                    await self._save(entry, always=True)
+                    await store.release(entry.world.id)
+                except UnavailableError:
+                    LOG.warning("The world %s cannot be stored.", entry.world.id)
+                    return
+                self._forget(entry, WorldMovedError())
+
+    async def _resume(self, store: WorldStore, owner: str, world_id: str) -> OwnedWorld | None:
+        """Resume a stored world, once no live replica holds it; None if there is none."""
+        if self._stopping:
+            raise UnavailableError("The server is stopping; send the request to another replica.")
+        end = time.monotonic() + WAIT_S
+        while True:
+            try:
+                data = await store.claim(owner, world_id)
+                break
+            except WorldHeldError:
+                if time.monotonic() > end:
+                    raise
+            await asyncio.sleep(POLL_S)
+        if data is None:
+            return None
+        try:
+            entry = await self._loaded(owner, data, world_id)
+        except BaseException:
+            await store.release(world_id)
+            raise
+        self._worlds[world_id] = entry
         return entry
+
+    async def _loaded(self, owner: str, data: bytes, world_id: str | None = None) -> OwnedWorld:
+        """Read a world, and compute its keys and values; it takes a slot."""
+        service = self.service
+        slot = self.reserve(owner)
+        try:
+            saved = await service.compute.run(SavedWorld.from_bytes, data, service.model, service.identity)
+            world = await self._within_deadline(service.resume(saved.settings, saved.state, world_id))
+        except BaseException:
+            self.release(slot)
+            raise
+        entry = OwnedWorld(world, saved.origin, slot)
+        if saved.last_action is not None:
+            entry.last_step = CommittedStep(world.round, saved.last_action, world.last_frames)
+        return entry
+
+    async def _save(self, entry: OwnedWorld, always: bool = False) -> None:
+        """Store a world that has changed often enough since it was stored.
+
+        Raises:
+            WorldMovedError: another replica has taken it; this server forgets it.
+            UnavailableError: the database does not answer.
+        """
+        if self.store is None or not entry.unsaved:
+            return
+        if entry.unsaved < self.config.rounds_per_save and not always:
+            self.store.lease.require()
+            return
+        try:
+            await self.store.put(entry.world.id, entry.world.round, await self._bytes_of(entry))
+        except WorldMovedError as error:
+            self._forget(entry, error)
+            raise
+        entry.unsaved = 0
+
+    async def _bytes_of(self, entry: OwnedWorld) -> bytes:
+        return await asyncio.to_thread(entry.saved().to_bytes, self.service.identity)
+
+    @staticmethod
+    def _check_snapshot(entry: OwnedWorld, snapshot: str | None) -> None:
+        if snapshot is not None and snapshot not in entry.world.snapshots:
+            raise NotFoundError("This world has no snapshot with this name; GET the world lists them.")
 
     # ---- calls on one world ----------------------------------------------------------------------------
 
@@ -214,6 +338,8 @@ class WorldRegistry:
             InputError: the model does not accept the action.
             NotFoundError: the world was deleted in the meantime.
             DeadlineExceededError: it took longer than the step deadline.
+            WorldMovedError: another replica plays the world.
+            UnavailableError: the database does not answer; the same step may be sent again.
         """
         act = Action.of(action)
         async with self._locked(entry):
@@ -223,6 +349,7 @@ class WorldRegistry:
                     raise StepAlreadyCommittedError(
                         f"Step {step_id} was played with another action; the next step_id is {next_id}."
                     )
+                await self._save(entry)  # where that failed
                 return last.frames
             if step_id != next_id:
                 raise StepOutOfOrderError(f"step_id is {step_id}; the next step_id is {next_id}.")
@@ -230,6 +357,7 @@ class WorldRegistry:
             frames = await self._run(entry, entry.world.step(act))
             self.metrics.chunk(time.monotonic() - began)
             entry.last_step = CommittedStep(step_id, act, frames)
+            await self._changed(entry)
             return frames
 
     async def reset(self, entry: OwnedWorld, origin: Origin | None) -> np.ndarray:
@@ -238,6 +366,7 @@ class WorldRegistry:
             origin = origin or entry.origin
             frames = await self._run(entry, entry.world.reset(origin.frames, text=origin.text))
             entry.origin, entry.last_step = origin, None
+            await self._changed(entry)
             return frames
 
     async def snapshot(self, entry: OwnedWorld) -> tuple[str, int]:
@@ -252,10 +381,14 @@ class WorldRegistry:
             NotFoundError: the world has no such snapshot.
         """
         async with self._locked(entry):
-            if snapshot not in entry.world.snapshots:
-                raise NotFoundError("This world has no snapshot with this name; GET the world lists them.")
+            self._check_snapshot(entry, snapshot)
             entry.world.restore(snapshot)
             entry.last_step = None
+            await self._changed(entry)
+
+    async def _changed(self, entry: OwnedWorld) -> None:
+        entry.unsaved += 1
+        await self._save(entry)
 
     async def describe(self, entry: OwnedWorld, question: str | None) -> tuple[str, int]:
         """Describe the newest observation or answer a question; return the text and the round."""
@@ -321,8 +454,8 @@ class WorldRegistry:
     async def _locked(self, entry: OwnedWorld) -> AsyncIterator[None]:
         """Serialize the calls on one world."""
         async with entry.lock:
-            if entry.closed:
-                raise _deleted()
+            if entry.ended is not None:
+                raise entry.ended
             yield
 
     async def _run(self, entry: OwnedWorld, call: Coroutine[Any, Any, Result]) -> Result:
@@ -331,8 +464,8 @@ class WorldRegistry:
         try:
             return await entry.running
         except asyncio.CancelledError:
-            if entry.closed:
-                raise _deleted() from None
+            if entry.ended is not None:
+                raise entry.ended from None
             raise
         finally:
             entry.running = None

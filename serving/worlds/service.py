@@ -10,7 +10,8 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from worldmodel.serving.engine.completion import Completion, TextParams, last
 from worldmodel.serving.engine.denoiser import DenoisingLoop, Progress
 from worldmodel.serving.engine.local import Engine, InProcessEngine, known
 from worldmodel.serving.tracing import span
+from worldmodel.serving.worlds.identity import identify
 from worldmodel.types import WHAT_HAPPENED, Action, Outcome
 
 MAX_STEPS = 64
@@ -79,6 +81,11 @@ class WorldService:
         self._start = Batcher(self.compute, self._started, CONDITION, max_batch)
         self._finish = Batcher(self.compute, self._finished, DENOISE, max_batch)
 
+    @cached_property
+    def identity(self) -> str:
+        """Digest of the model's config and weights."""
+        return identify(self.model)
+
     @property
     def frame_size(self) -> str:
         """The model's frame size as `WIDTHxHEIGHT`."""
@@ -102,6 +109,24 @@ class WorldService:
         """
         settings = self.settings(seed, num_inference_steps, guidance_scale, adapter)
         return World(self, settings, await self.first(settings, frames, text))
+
+    async def resume(
+        self, settings: WorldSettings, state: WorldState, world_id: str | None = None
+    ) -> "World":
+        """Return a world that plays on from a state which another server may have made.
+
+        The keys and values of its history are computed round by round, as its rounds did: computed at once,
+        they would differ in rounding, and so would the next frames.
+
+        Raises:
+            InputError: a setting is out of range, or there is no such adapter.
+        """
+        settings = self.settings(**asdict(settings))
+        (history,), config = state.histories, self.model.config
+        first = 1 if state.round <= config.context_rounds else config.history_rounds + 1
+        for end in range(first, len(history) + 1):
+            await self.engine.predict_states(history[:end], config.num_queries, settings.adapter)
+        return World(self, settings, state, world_id)
 
     def settings(
         self,
@@ -236,8 +261,10 @@ class WorldService:
 class World:
     """One live rollout; calls are serialized, and a call that fails or is cancelled changes nothing."""
 
-    def __init__(self, service: WorldService, settings: WorldSettings, state: WorldState) -> None:
-        self.id = f"world-{secrets.token_urlsafe(16)}"
+    def __init__(
+        self, service: WorldService, settings: WorldSettings, state: WorldState, world_id: str | None = None
+    ) -> None:
+        self.id = world_id or f"world-{secrets.token_urlsafe(16)}"
         self.settings = settings
         self._idle_since, self._users = time.monotonic(), 0
         self._service, self._state = service, state
@@ -337,15 +364,25 @@ class World:
             self._snapshots.popitem(last=False)
         return name
 
+    def state(self, name: str | None = None) -> WorldState:
+        """Return the state of a snapshot, by default the current one.
+
+        Raises:
+            InputError: there is no such snapshot.
+        """
+        if name is None:
+            return self._state
+        if name not in self._snapshots:
+            raise InputError(f"This world has no snapshot {name!r}; take one first, or use a newer one.")
+        return self._snapshots[name]
+
     def restore(self, name: str) -> None:
         """Return to a snapshot.
 
         Raises:
             InputError: there is no such snapshot.
         """
-        if name not in self._snapshots:
-            raise InputError(f"This world has no snapshot {name!r}; take one first, or use a newer one.")
-        self._state = self._snapshots[name]
+        self._state = self.state(name)
 
     def close(self) -> None:
         """Delete the snapshots."""

@@ -12,12 +12,14 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from local_client import LocalClient
 
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
+from worldmodel.serving.replicas.database import Database, videos
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -281,7 +283,9 @@ def test_orders_survive_a_restart(model: WorldModel, image: np.ndarray, tmp_path
         queued = api.post(f"/v1/videos/{path}", json=body).json()
         assert queued["status"] == "queued", queued
         api.delete(f"/v1/videos/{source}")
-    (tmp_path / f"{blocker}.json").unlink()
+    database = Database(f"sqlite:///{tmp_path / 'server.db'}")
+    database.run_now(lambda db: db.execute(sa.delete(videos).where(videos.c.id == blocker)))
+    database.close()
     with serve() as api:
         assert wait(api, queued["id"])["status"] == "completed"
         film = frames_of(api.get(f"/v1/videos/{queued['id']}/content").content)

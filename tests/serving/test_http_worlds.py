@@ -237,7 +237,7 @@ def test_world_limit_and_idle_timeout(api: LocalClient, png: bytes) -> None:
     api.delete(f"/v1/worlds/{worlds[0]}")
     start(api, png)
     app: Any = api.app
-    app.state.context.worlds.sweep(-1.0)
+    api.portal.call(app.state.context.worlds.sweep, -1.0)  # type: ignore[union-attr]
     assert error_of(api.get(f"/v1/worlds/{worlds[1]}"), 404)
     assert api.get("/v1/worlds").json()["data"] == []
     start(api, png)

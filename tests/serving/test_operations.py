@@ -42,7 +42,7 @@ def make_app(model: WorldModel, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     yield make
     for context in contexts:
         context.service.compute.close()
-        context.jobs.storage.close()
+        context.lease.database.close()
 
 
 @pytest.fixture

@@ -19,8 +19,12 @@ import pytest
 from websockets.sync.client import connect
 
 from worldmodel.cli import main
+from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.connections import HEAD_TIMEOUT_S
+from worldmodel.serving.replicas.database import Database
+from worldmodel.serving.replicas.lease import Lease
 from worldmodel.serving.videos.storage import Storage
+from worldmodel.serving.worlds.identity import identify
 
 # Long enough to be under way when it is looked at, short enough to show progress at once.
 LONG = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
@@ -98,7 +102,9 @@ def test_killed_server_loses_no_video(start: Start, tmp_path: Path) -> None:
         wait_for(client, interrupted, "in_progress", "completed", progress=1)
         server.send_signal(signal.SIGKILL)
         server.wait()
-        (data / ".writing-0123456789abcdef").write_bytes(b"half a film")
+        half = data / ".writing-0123456789abcdef"
+        half.write_bytes(b"half a film")
+        os.utime(half, (0, 0))
 
     _, client = start()
     for key, video in accepted.items():
@@ -199,6 +205,8 @@ def number(client: httpx.Client, name: str) -> float:
         (["--tls-key", "key.pem"], "--tls-certificate"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--config", "unknown.yaml"], "'colour'"),
+        (["--database", "mysql://host/db"], "mysql"),
+        (["--rounds-per-save", "0"], "1 or more"),
         (["--config", "options.yaml"], "nowhere"),
         (["--config", "options.yaml", "--device", "cpu"], "but the longest that fit are 99"),
     ],
@@ -220,13 +228,16 @@ def test_command_line_errors(
     assert named in error
 
 
-def test_data_folder_is_locked_by_one_server(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("live", [{"model": "other"}, {"folder": "other"}])
+def test_database_of_another_model_or_folder_is_refused(
+    live: dict[str, str], model: WorldModel, model_folder: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    storage = Storage(tmp_path)
-    assert main(["serve", str(model_folder), "--port", "0", "--data-dir", str(tmp_path)]) == 2
-    assert repr(str(tmp_path)) in capsys.readouterr().err
-    storage.close()
+    url = f"sqlite:///{tmp_path / 'server.db'}"
+    folder = Storage(tmp_path).identity()
+    Lease(Database(url), **{"model": identify(model), "folder": folder, **live})
+    command = ["serve", str(model_folder), "--port", "0", "--engine", "in-process"]
+    assert main([*command, "--data-dir", str(tmp_path), "--database", url]) == 2
+    assert "--database" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from local_client import LocalClient
 
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import ANONYMOUS
+from worldmodel.serving.replicas.database import Database, videos
 from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.videos.orders import _columns
 from worldmodel.serving.videos.record import VideoPlan, VideoRecord, new_record
-from worldmodel.serving.videos.storage import Storage
 from worldmodel.serving.worlds.service import WorldService, WorldSettings
 from worldmodel.types import Action
 
@@ -43,14 +46,26 @@ def order(folder: Path, **values: Any) -> VideoRecord:
     plan = VideoPlan(WorldSettings(3, 1, 1.0, None), (Action(),), text="a red ball")
     fields |= {"fps": 8, "seed": 3, "plan": plan}
     record = new_record(ANONYMOUS, ServerConfig("tiny", folder), **{**fields, **values})
-    storage = Storage(folder)
-    storage.write_order(record.as_dict(), None)
-    storage.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    row = {"id": record.id, "steps_done": 0, **_columns(record)}
+    change(folder, sa.insert(videos).values(**row))
     return record
 
 
+def change(folder: Path, *statements: Any) -> None:
+    """Change the database of a server that does not run."""
+    database = Database(f"sqlite:///{folder / 'server.db'}")
+    for statement in statements:
+        database.run_now(lambda db, statement=statement: db.execute(statement))
+    database.close()
+
+
 def stored(folder: Path, video_id: str) -> dict[str, Any]:
-    return json.loads((folder / f"{video_id}.json").read_text("utf-8"))
+    database = Database(f"sqlite:///{folder / 'server.db'}")
+    chosen = sa.select(videos.c.record).where(videos.c.id == video_id)
+    text = database.run_now(lambda db: db.scalar(chosen))
+    database.close()
+    return json.loads(text or "{}")
 
 
 def frames_of(film: bytes) -> np.ndarray:
@@ -75,15 +90,19 @@ def test_orders_are_stored_with_their_input_before_they_are_accepted(
         while stored(tmp_path / "killed", running)["attempts"] == 0:
             time.sleep(0.01)
         shutil.copytree(tmp_path / "killed", tmp_path / "left")
-    (tmp_path / "left" / f"{running}.mp4").write_bytes(b"a film without its record")
+    film_without_record = tmp_path / "left" / f"{running}.mp4"
+    film_without_record.write_bytes(b"")
+    os.utime(film_without_record, (0, 0))
 
     with serve(world, tmp_path / "left", max_running_jobs=2) as api:
         assert api.post("/v1/videos", data=fields, files=upload, headers=headers).json()["id"] == queued
         wait_for(api, queued, "completed")
         film = frames_of(api.get(f"/v1/videos/{queued}/content").content)
         assert wait_for(api, running, "in_progress")["progress"] < 100
+        while stored(tmp_path / "left", running)["attempts"] == 1:  # until the killed server's lease ends
+            time.sleep(0.05)
         assert stored(tmp_path / "left", running)["attempts"] == 2
-        assert not (tmp_path / "left" / f"{running}.mp4").exists()
+        assert not film_without_record.exists()
         api.delete(f"/v1/videos/{queued}")
         assert not list((tmp_path / "left").glob(f"{queued}*"))
 
@@ -119,7 +138,7 @@ def test_stopped_server_leaves_its_orders_to_the_next(model: WorldModel, tmp_pat
         ({"model": "another"}, "model_changed"),
         ({"size": "64x64"}, "model_changed"),
         ({"plan": VideoPlan(WorldSettings(3, 1, 1.0, None), (Action(),))}, "files_lost"),
-        ({"status": "completed"}, "files_lost"),
+        ({"status": "completed", "completed_at": 1}, "files_lost"),
     ],
 )
 def test_order_that_cannot_be_generated_fails_and_may_be_sent_again(
@@ -130,11 +149,11 @@ def test_order_that_cannot_be_generated_fails_and_may_be_sent_again(
         first = api.post("/v1/videos", json=body, headers={"idempotency-key": "one"}).json()["id"]
         wait_for(api, first, "completed")
     keys = {name: stored(tmp_path, first)[name] for name in ("idempotency", "fingerprint")}
-    (tmp_path / f"{first}.json").unlink()
+    change(tmp_path, sa.delete(videos))
     lost = order(tmp_path, **values, **keys)
 
     with serve(model, tmp_path) as api:
-        failed = api.get(f"/v1/videos/{lost.id}").json()
+        failed = wait_for(api, lost.id, "failed")
         assert (failed["status"], failed["error"]["code"]) == ("failed", code)
         again = api.post("/v1/videos", json=body, headers={"idempotency-key": "one"}).json()["id"]
         assert again != lost.id
@@ -144,12 +163,15 @@ def test_order_that_cannot_be_generated_fails_and_may_be_sent_again(
 
 def test_expired_and_damaged_orders_do_not_run(model: WorldModel, tmp_path: Path) -> None:
     expired, damaged = order(tmp_path, status="queued"), order(tmp_path)
-    path = tmp_path / f"{expired.id}.json"
-    path.write_text(path.read_text("utf-8").replace(str(expired.expires_at), "1"), "utf-8")
-    (tmp_path / f"{damaged.id}.json").write_text(json.dumps({"id": damaged.id, "plan": {}}), "utf-8")
+    text = json.dumps({"id": damaged.id, "plan": {}})
+    change(
+        tmp_path,
+        sa.update(videos).where(videos.c.id == expired.id).values(expires_at=1),
+        sa.update(videos).where(videos.c.id == damaged.id).values(record=text),
+    )
     with serve(model, tmp_path) as api:
         assert api.get("/v1/videos").json()["data"] == []
-    assert not path.exists()
+    assert stored(tmp_path, expired.id) == {}
 
 
 def test_full_queue_is_answered_before_the_request_is_checked(model: WorldModel, tmp_path: Path) -> None:
@@ -167,6 +189,4 @@ def test_record_survives_the_disk(tmp_path: Path) -> None:
     record = order(
         tmp_path, plan=VideoPlan(settings, (action, Action())), error={"code": "a", "message": "b"}
     )
-    storage = Storage(tmp_path)
-    assert [VideoRecord.from_dict(values) for values in storage.records()] == [record]
-    storage.close()
+    assert VideoRecord.from_dict(stored(tmp_path, record.id)) == record

@@ -40,7 +40,9 @@ def main(argv: list[str]) -> None:
 
     quiet_transformers()
     http = HttpOptions(**{field.name: getattr(args, field.name) for field in fields(HttpOptions)})
-    config = ServerConfig(args.name or "", Path(args.data_dir), Keys.load(args.keys_file), http, **limits)
+    config = ServerConfig(
+        args.name or "", Path(args.data_dir), Keys.load(args.keys_file), http, args.database, **limits
+    )
     options = _engine_options(args)
     asyncio.run(serve(args.model, config, args.host, args.port, args.engine, args.device, adapters, options))
 
@@ -118,6 +120,7 @@ def _parser() -> Parser:
         metavar="FOLDER",
         help="folder for generated videos (default: %(default)s)",
     )
+    parser.add_argument("--database", metavar="URL", help=field_docs(ServerConfig)["database"].rstrip("."))
     parser.add_argument("--keys-file", metavar="FILE", help="file with one API key per line")
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options; the command line wins")
     _add_engine_options(parser)

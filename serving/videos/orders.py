@@ -1,0 +1,220 @@
+"""Orders of videos in the database: one queue for all replicas, from which each order is claimed by one."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from worldmodel.errors import InputError
+from worldmodel.serving.errors import ConflictError, RateLimitError
+from worldmodel.serving.replicas.database import free, now, videos
+from worldmodel.serving.replicas.lease import Lease
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.videos.record import VideoRecord
+
+UNFINISHED = ("queued", "in_progress")
+DAMAGED = "damaged"
+"""Status of a row whose record this version cannot read."""
+
+
+class IdempotencyKeyReusedError(ConflictError):
+    """An Idempotency-Key was already used for a different request."""
+
+    code = "idempotency_key_reused"
+
+
+@dataclass(frozen=True)
+class Order:
+    """A stored record, how far its video is, and its position in the queue, 1 for the next one."""
+
+    record: VideoRecord
+    steps_done: int = 0
+    position: int | None = None
+
+
+class Orders:
+    """The stored orders, as one replica reads and writes them; all methods raise `UnavailableError`."""
+
+    def __init__(self, lease: Lease, config: ServerConfig) -> None:
+        self._run, self._me, self._config = lease.database.run, lease.id, config
+
+    # ---- requests --------------------------------------------------------------------------------------
+
+    async def submit(
+        self, record: VideoRecord, wait_s: float, usable: Callable[[VideoRecord], bool]
+    ) -> Order | None:
+        """Store a new order; return the one with the same Idempotency-Key instead, if it is usable.
+
+        Raises:
+            IdempotencyKeyReusedError: the key was used for a different request.
+            RateLimitError: the queue is full, or the owner has the maximum number of videos.
+        """
+
+        def work(db: Connection) -> Order | None:
+            if db.dialect.name == "postgresql":  # one order at a time; SQLite has one writer anyway
+                db.execute(sa.text("LOCK TABLE server_videos IN SHARE ROW EXCLUSIVE MODE"))
+            if (found := _duplicate(db, record.idempotency, record.fingerprint)) is not None:
+                if usable(found.record):
+                    return found
+                earlier = videos.c.idempotency == record.idempotency
+                db.execute(sa.update(videos).where(earlier).values(idempotency=None))
+            self._admit(db, record.owner, wait_s)
+            db.execute(sa.insert(videos).values(id=record.id, steps_done=0, **_columns(record)))
+            return None
+
+        return await self._run(work)
+
+    async def duplicate(self, idempotency: str | None, fingerprint: str | None) -> Order | None:
+        """Return the order with the same Idempotency-Key, if any.
+
+        Raises:
+            IdempotencyKeyReusedError: the key was used for a different request.
+        """
+        return await self._run(lambda db: _duplicate(db, idempotency, fingerprint))
+
+    async def admit(self, owner: str, wait_s: float) -> None:
+        """Check whether an owner may order one more video.
+
+        Raises:
+            RateLimitError: the queue is full, or the owner has the maximum number of videos.
+        """
+        await self._run(lambda db: self._admit(db, owner, wait_s))
+
+    def _admit(self, db: Connection, owner: str, wait_s: float) -> None:
+        config, owned = self._config, videos.c.owner == owner
+        if (queued := _count(db, videos.c.status == "queued")) >= config.max_queued_jobs:
+            raise RateLimitError(f"{queued} videos are queued, the maximum; try again later.", wait_s)
+        if _count(db, owned, videos.c.status.in_(UNFINISHED)) >= config.max_jobs_per_key:
+            raise RateLimitError(
+                f"This key has {config.max_jobs_per_key} unfinished videos; wait for one to finish.", wait_s
+            )
+        if (stored := _count(db, owned)) >= config.max_videos_per_key:
+            raise RateLimitError(f"This key has {stored} videos, its maximum; delete some first.", 60.0)
+
+    async def get(self, video_id: str) -> Order | None:
+        """Return an order, if there is one."""
+        found = await self._select(videos.c.id == video_id)
+        return found[0] if found else None
+
+    async def owned_by(self, owner: str) -> list[Order]:
+        """Return an owner's orders, oldest first."""
+        return await self._select(videos.c.owner == owner)
+
+    async def _select(self, condition: "sa.ColumnElement[bool]") -> list[Order]:
+        queued = sa.select(videos.c.id).where(videos.c.status == "queued").order_by(videos.c.created_ns)
+        chosen = sa.select(videos).where(condition).order_by(videos.c.created_ns)
+
+        def work(db: Connection) -> list[Order]:
+            positions = {name: index for index, name in enumerate(db.scalars(queued), start=1)}
+            orders = [(_read(row), row) for row in db.execute(chosen)]
+            return [
+                Order(record, row.steps_done, positions.get(row.id))
+                for record, row in orders
+                if record is not None
+            ]
+
+        return await self._run(work)
+
+    async def remove(self, video_id: str) -> None:
+        """Delete an order; a replica that generates the video stops at its next heartbeat."""
+        await self._run(lambda db: db.execute(sa.delete(videos).where(videos.c.id == video_id)))
+
+    # ---- the queue -------------------------------------------------------------------------------------
+
+    async def claim(self) -> VideoRecord | None:
+        """Take the oldest order that is queued, or whose replica died; it counts as an attempt."""
+
+        def work(db: Connection) -> VideoRecord | None:
+            waiting = sa.and_(videos.c.status.in_(UNFINISHED), free(db, videos.c.holder))
+            oldest = sa.select(videos).where(waiting).order_by(videos.c.created_ns).limit(1)
+            while (row := db.execute(oldest.with_for_update(skip_locked=True)).first()) is not None:
+                this, record = videos.c.id == row.id, _read(row)
+                if record is None:
+                    db.execute(sa.update(videos).where(this).values(status=DAMAGED))
+                    continue
+                record.status, record.attempts = "in_progress", record.attempts + 1
+                db.execute(sa.update(videos).where(this).values(holder=self._me, **_columns(record)))
+                return record
+            return None
+
+        return await self._run(work)
+
+    async def write(self, record: VideoRecord, release: bool = False) -> bool:
+        """Store the state of a claimed order; return whether this replica still had it.
+
+        `release` leaves it to others.
+        """
+        values = {"holder": None if release else self._me, **_columns(record)}
+        change = sa.update(videos).where(self._holds(record.id)).values(values)
+        return await self._run(lambda db: db.execute(change).rowcount) > 0
+
+    async def report(self, steps_done: Mapping[str, int]) -> tuple[set[str], int]:
+        """Store how far videos are; return which this replica still has, and the length of the queue."""
+
+        def work(db: Connection) -> tuple[set[str], int]:
+            kept = set()
+            for video_id, steps in steps_done.items():
+                change = sa.update(videos).where(self._holds(video_id)).values(steps_done=steps)
+                if db.execute(change).rowcount:
+                    kept.add(video_id)
+            return kept, _count(db, videos.c.status == "queued")
+
+        return await self._run(work)
+
+    async def num_queued(self) -> int:
+        """Return the length of the queue."""
+        return await self._run(lambda db: _count(db, videos.c.status == "queued"))
+
+    async def expired(self) -> Sequence[str]:
+        """Return the finished videos that have expired."""
+
+        def work(db: Connection) -> Sequence[str]:
+            over = sa.and_(videos.c.status.not_in(UNFINISHED), videos.c.expires_at <= now(db))
+            return db.scalars(sa.select(videos.c.id).where(over)).all()
+
+        return await self._run(work)
+
+    def _holds(self, video_id: str) -> "sa.ColumnElement[bool]":
+        return sa.and_(videos.c.id == video_id, videos.c.holder == self._me)
+
+
+def clean(db: Connection) -> tuple[set[str], set[str]]:
+    """Delete expired orders that no server works on; return the ids of all others, and of completed ones."""
+    db.execute(sa.delete(videos).where(videos.c.expires_at <= now(db), free(db, videos.c.holder)))
+    rows = db.execute(sa.select(videos.c.id, videos.c.status)).all()
+    return {row.id for row in rows}, {row.id for row in rows if row.status == "completed"}
+
+
+def _duplicate(db: Connection, idempotency: str | None, fingerprint: str | None) -> Order | None:
+    if idempotency is None:
+        return None
+    row = db.execute(sa.select(videos).where(videos.c.idempotency == idempotency)).first()
+    record = None if row is None else _read(row)
+    if row is None or record is None:
+        return None
+    if record.fingerprint != fingerprint:
+        raise IdempotencyKeyReusedError(
+            "This Idempotency-Key was used for a different request; use a new one."
+        )
+    return Order(record, row.steps_done)
+
+
+def _columns(record: VideoRecord) -> dict[str, Any]:
+    """Return the record, and the fields of it that queries read."""
+    names = ("owner", "created_ns", "expires_at", "status", "idempotency")
+    text = json.dumps(record.as_dict(), ensure_ascii=False, separators=(",", ":"))
+    return {**{name: getattr(record, name) for name in names}, "record": text}
+
+
+def _read(row: Any) -> VideoRecord | None:
+    try:
+        return VideoRecord.from_dict(json.loads(row.record))
+    except (ValueError, KeyError, TypeError, InputError):
+        return None
+
+
+def _count(db: Connection, *conditions: "sa.ColumnElement[bool]") -> int:
+    return db.scalar(sa.select(sa.func.count()).select_from(videos).where(*conditions)) or 0

@@ -1,0 +1,69 @@
+"""Live worlds with an owner, and the errors of steps that are safe to retry."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from worldmodel.serving.errors import ApiError, ConflictError
+from worldmodel.serving.worlds.saved import Origin, SavedWorld
+from worldmodel.serving.worlds.service import World
+from worldmodel.types import Action
+
+
+class StepAlreadyCommittedError(ConflictError):
+    """The step was already played with another action."""
+
+    code = "step_already_committed"
+
+
+class StepOutOfOrderError(ConflictError):
+    """The step is neither the last one nor the next one."""
+
+    code = "step_out_of_order"
+
+
+@dataclass(frozen=True)
+class CommittedStep:
+    """The last step of a world, kept for a client that retries it."""
+
+    step_id: int
+    action: Action
+    frames: np.ndarray
+
+
+@dataclass(eq=False, frozen=True)
+class Slot:
+    """A reservation for one live world, counted against the limits until `WorldRegistry.release`."""
+
+    owner: str
+
+
+@dataclass(eq=False)
+class OwnedWorld:
+    """A live world that its owner addresses by id."""
+
+    world: World
+    origin: Origin
+    slot: Slot
+    created_at: int = field(default_factory=lambda: int(time.time()))
+    last_step: CommittedStep | None = None
+    unsaved: int = 0
+    """Changes since it was stored."""
+    ended: ApiError | None = None
+    """Why there is no such world here any more: it was deleted, or has moved to another replica."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: "asyncio.Task[Any] | None" = None
+    """The call that is in progress; closing the world cancels it."""
+
+    @property
+    def owner(self) -> str:
+        """Caller id of the owner."""
+        return self.slot.owner
+
+    def saved(self, snapshot: str | None = None) -> SavedWorld:
+        """Return the world, or one of its snapshots, as it is stored."""
+        last = self.last_step.action if self.last_step is not None and snapshot is None else None
+        return SavedWorld(self.world.settings, self.world.state(snapshot), self.origin, last)

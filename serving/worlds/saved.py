@@ -1,0 +1,247 @@
+"""Worlds as bytes, from which another server of the same model plays on: safetensors, with JSON in its head.
+
+The file has all that the next round depends on: latents, the backbone's history, settings, and the seed and
+the round, from which noise is drawn. Keys and values are computed again (`WorldService.resume`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from worldmodel.config import height_width
+from worldmodel.diffusion.swin import ChunkTrace
+from worldmodel.errors import InputError
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.state import WorldState, observed_frames, observed_latents
+from worldmodel.serving.worlds.service import WorldSettings
+from worldmodel.types import Action, Outcome, Pose
+
+FORMAT = "worldmodel.world.1"
+MAX_HEADER_BYTES = 2**20
+DAMAGED = (
+    "This is not a snapshot of a world, or it is damaged; export it again with GET /v1/worlds/ID/snapshot."
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The observation or the text that a world starts from."""
+
+    frames: np.ndarray | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class SavedWorld:
+    """A world between two rounds."""
+
+    settings: WorldSettings
+    state: WorldState
+    origin: Origin
+    last_action: Action | None = None
+    """The action of the last round, which a client may send again; None if there is none to repeat."""
+
+    def to_bytes(self, identity: str) -> bytes:
+        """Return the world as a file; `identity` is that of its model."""
+        state = self.state
+        packed = torch.contiguous_format
+        tensors = {name: each.detach().cpu().clone(memory_format=packed) for name, each in self._tensors()}
+        document = {
+            "settings": asdict(self.settings),
+            "round": state.round,
+            "camera": asdict(state.cameras[0]),
+            "outcome": asdict(state.outcomes[0]) if state.outcomes else None,
+            "timesteps": state.trace and state.trace.timesteps,
+            "text": self.origin.text,
+            "last_action": None if self.last_action is None else self.last_action.as_dict(),
+        }
+        text = json.dumps(document, ensure_ascii=False, sort_keys=True)
+        metadata = {"format": FORMAT, "model": identity, "world": text}
+        return save(tensors, {**metadata, "sha256": _digest(metadata, tensors)})
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        state = self.state
+        yield from (("context", state.context), ("latents", state.latents))
+        for index, part in enumerate(state.histories[0]):
+            yield f"history.{index}", part
+        if state.previous_latents is not None:
+            yield "previous_latents", state.previous_latents
+        for name, array in (
+            ("frames", state.frames),
+            ("previous_frames", state.previous_frames),
+            ("origin", self.origin.frames),
+        ):
+            if array is not None:
+                yield name, torch.from_numpy(np.ascontiguousarray(array))
+        if state.trace is not None:
+            yield "trace.context", state.trace.context
+            for index, each in enumerate(state.trace.latents):
+                yield f"trace.latents.{index}", each
+            for index, condition in enumerate(state.trace.conditions):
+                for field in fields(condition):
+                    if (tensor := getattr(condition, field.name)) is not None:
+                        yield f"trace.conditions.{index}.{field.name}", tensor
+
+    @classmethod
+    def from_bytes(cls, data: bytes, model: WorldModel, identity: str) -> "SavedWorld":
+        """Read a world of this model; every tensor is checked against the model's shapes.
+
+        Raises:
+            InputError: it is not a snapshot of a world, is damaged, or is one of another model.
+        """
+        try:
+            metadata, tensors = _parse(data)
+            if metadata["model"] != identity:
+                raise InputError(
+                    f"The snapshot is of another model (identity {metadata['model'][:12]!r}, that of this "
+                    f"server is {identity[:12]!r}); send it to a server with the model that made it."
+                )
+            world = json.loads(metadata["world"])
+            state = _Reader(tensors, model).state(world)
+            origin = tensors.get("origin")
+            return cls(
+                WorldSettings(**world["settings"]),
+                state,
+                Origin(None if origin is None else origin.numpy(), world["text"]),
+                None if world["last_action"] is None else Action.of(world["last_action"]),
+            )
+        except InputError:
+            raise
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise InputError(DAMAGED) from None
+
+
+class _Reader:
+    """Reads the state of a world from tensors that may come from anyone.
+
+    States of many worlds are batched: one whose shapes were not those of the model would fail the rounds of
+    others.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], model: WorldModel) -> None:
+        self._tensors, self._model = tensors, model
+        config = model.config
+        blank = model.blank_observation(1).latents
+        self._dtype, self._cells = blank.dtype, tuple(blank.shape[2:])
+        self._pixels = (*height_width(config.codec.image_size), 3)
+        self._max_latents = max(config.chunk_latents, observed_latents(config))
+        self._max_frames = max(config.chunk_frames, observed_frames(config))
+
+    def state(self, world: Mapping[str, Any]) -> WorldState:
+        """Return the state."""
+        outcome, settings, played = world["outcome"], world["settings"], world["round"]
+        _check(type(settings["seed"]) is int and type(settings["num_inference_steps"]) is int)
+        _check(type(played) is int and 0 <= played < 2**31)
+        later = "previous_latents" in self._tensors
+        if "origin" in self._tensors:
+            self._frames("origin", self._max_frames)
+        return WorldState(
+            seeds=(settings["seed"],),
+            context=self._latents("context", self._model.config.context_latents),
+            latents=self._latents("latents", None),
+            frames=self._frames("frames", self._max_frames),
+            histories=(self._history(),),
+            cameras=(Pose(tuple(world["camera"]["translation"]), tuple(world["camera"]["rotation"])),),
+            round=played,
+            previous_latents=self._latents("previous_latents", 1) if later else None,
+            previous_frames=self._frames("previous_frames", 1) if later else None,
+            outcomes=()
+            if outcome is None
+            else (Outcome(float(outcome["reward"]), outcome["ended"] is True),),
+            trace=None if world["timesteps"] is None else self._trace(world["timesteps"]),
+        )
+
+    def _latents(self, name: str, count: int | None) -> Tensor:
+        """Return latent frames `[1, t, c, h, w]`; any number that the model makes if `count` is None."""
+        tensor = self._tensors[name]
+        _check(tensor.ndim == 5 and tensor.shape[0] == 1 and tuple(tensor.shape[2:]) == self._cells)
+        _check(tensor.shape[1] == count if count else 1 <= tensor.shape[1] <= self._max_latents)
+        _check(tensor.dtype == self._dtype)
+        return self._finite(tensor)
+
+    def _frames(self, name: str, most: int) -> np.ndarray:
+        tensor = self._tensors[name]
+        clip = tensor[0] if name != "origin" else tensor
+        _check(tensor.dtype == torch.uint8 and tensor.ndim == clip.ndim + (name != "origin"))
+        _check(clip.ndim == 4 and tuple(clip.shape[1:]) == self._pixels and len(clip) >= 1)
+        _check(name == "origin" or (len(tensor) == 1 and len(clip) <= most))
+        return tensor.numpy()
+
+    def _history(self) -> tuple[Tensor, ...]:
+        names = [name for name in self._tensors if name.startswith("history.")]
+        embedding = self._model.backbone.embed(torch.zeros(1, 1, dtype=torch.long, device=self._model.device))
+        _check(len(names) <= self._model.config.context_rounds)
+        parts = [self._tensors[f"history.{index}"] for index in range(len(names))]
+        for part in parts:
+            _check(part.ndim == 2 and len(part) >= 1 and part.shape[1] == embedding.shape[-1])
+            _check(part.dtype in (embedding.dtype, self._dtype))
+        return tuple(map(self._finite, parts))
+
+    def _trace(self, timesteps: Any) -> ChunkTrace[Condition]:
+        """Return the chunk that the next one overlaps; its conditions have the shapes of the model's own."""
+        model, config = self._model, self._model.config
+        context = self._latents("trace.context", config.context_latents)
+        states = torch.zeros(1, config.num_queries, self._model.backbone.width, device=model.device)
+        with torch.no_grad():
+            own = model.condition(states.to(context), context, (Action(),))
+        conditions: list[Condition] = []
+        for index in range(2):
+            prefix = f"trace.conditions.{index}."
+            found = {name.removeprefix(prefix): name for name in self._tensors if name.startswith(prefix)}
+            if found:
+                parts = {field: self._finite(self._tensors[name]) for field, name in found.items()}
+                conditions.append(_fitting(Condition(**parts), own))
+        latents = tuple(
+            self._latents(f"trace.latents.{index}", config.chunk_latents) for index in range(len(timesteps))
+        )
+        return ChunkTrace(context, tuple(conditions), latents, tuple(map(float, timesteps)))
+
+    def _finite(self, tensor: Tensor) -> Tensor:
+        _check(bool(torch.isfinite(tensor).all()))
+        return tensor.to(self._model.device)
+
+
+def _fitting(condition: Condition, own: Condition) -> Condition:
+    """Check that a condition can be batched with those of the model; texts may have any length."""
+    for field in fields(Condition):
+        tensor, expected = getattr(condition, field.name), getattr(own, field.name)
+        if tensor is None:
+            continue  # the unconditional condition has fewer parts
+        free = 1 if field.name == "text" else None
+        shapes = [[n for axis, n in enumerate(each.shape) if axis != free] for each in (tensor, expected)]
+        _check(shapes[0] == shapes[1] and tensor.dtype == expected.dtype)
+    return condition
+
+
+def _parse(data: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata and the tensors of a file, whose digest is checked."""
+    length = int.from_bytes(data[:8], "little")
+    _check(len(data) > 8 and length <= min(MAX_HEADER_BYTES, len(data)))
+    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+    _check(metadata["format"] == FORMAT)
+    tensors = load(data)
+    claimed = {name: metadata[name] for name in ("format", "model", "world")}
+    _check(metadata["sha256"] == _digest(claimed, tensors))
+    return metadata, tensors
+
+
+def _check(valid: bool) -> None:
+    if not valid:
+        raise InputError(DAMAGED)
+
+
+def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(dict(sorted(metadata.items()))).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,193 @@
+"""Replicas with one database: worlds are stored, move, and are played by one replica at a time."""
+
+import asyncio
+import io
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from local_client import LocalClient
+from postgres import PostgresServer
+
+from worldmodel.errors import OutputError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.app import create_app
+from worldmodel.serving.auth import Keys
+from worldmodel.serving.context import ServerContext
+from worldmodel.serving.replicas.lease import LEASE_S
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds.service import WorldService
+
+KEYS = ("first-key-0123456789", "second-key-0123456789")
+MINE, OTHER = ({"authorization": f"Bearer {key}"} for key in KEYS)
+
+
+class Replicas:
+    """Starts replicas of one model with one database, each in an event loop of its own."""
+
+    def __init__(self, model: WorldModel, url: str, folder: Path, stack: ExitStack) -> None:
+        self.model, self.url, self.folder, self.stack = model, url, folder, stack
+
+    def start(self, model: WorldModel | None = None, **limits: Any) -> LocalClient:
+        config = ServerConfig("tiny", self.folder, keys=Keys(KEYS), database=self.url, **limits)
+        app = create_app(WorldService(model or self.model), config)
+        return self.stack.enter_context(LocalClient(app, headers=MINE))
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def replicas(request: pytest.FixtureRequest, model: WorldModel, tmp_path: Path) -> Iterator[Replicas]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'server.db'}"
+    else:
+        url = request.getfixturevalue("postgres").database()
+    with ExitStack() as stack:
+        yield Replicas(model, url, tmp_path / "data", stack)
+
+
+def context_of(api: LocalClient) -> ServerContext:
+    app: Any = api.app
+    return app.state.context
+
+
+def call(api: LocalClient, function: Any, *args: Any) -> Any:
+    assert api.portal is not None
+    return api.portal.call(function, *args)
+
+
+def create(api: LocalClient, **fields: Any) -> str:
+    response = api.post("/v1/worlds", json={"text": "a ball", "num_inference_steps": 1, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()["id"]
+
+
+def step(api: LocalClient, world: str, step_id: int, text: str = "go") -> httpx.Response:
+    body = {"step_id": step_id, "action": {"text": text}}
+    return api.post(f"/v1/worlds/{world}/step", json=body, params={"format": "npy"})
+
+
+def frames(response: httpx.Response) -> np.ndarray:
+    assert response.status_code == 200, response.text
+    return np.load(io.BytesIO(response.content), allow_pickle=False)
+
+
+def suspend(api: LocalClient) -> None:
+    """Stop the heartbeats of a replica, as a machine that is suspended does."""
+
+    async def stop() -> None:
+        lease = context_of(api).lease
+        assert lease is not None
+        assert lease._beating is not None
+        lease._beating.cancel()
+
+    call(api, stop)
+
+
+def test_world_moves_to_the_replica_that_is_asked(replicas: Replicas, model: WorldModel) -> None:
+    first, second = replicas.start(), replicas.start()
+    session = model.session(seed=0, num_inference_steps=1)
+    session.reset(text="a ball")
+    world = create(first)
+    for round_number, api in enumerate((first, second, second, first, second), start=1):
+        assert np.array_equal(frames(step(api, world, round_number)), session.step("go")), round_number
+    repeated = step(first, world, 5)
+    assert np.array_equal(frames(repeated), session._state.frames[0])  # type: ignore[union-attr]
+    assert step(first, world, 5, "other").json()["error"]["code"] == "step_already_committed"
+    assert len(context_of(first).worlds) == 1
+    assert len(context_of(second).worlds) == 0
+    missing = second.get(f"/v1/worlds/{world}", headers=OTHER)
+    assert missing.status_code == 404
+    assert missing.json() == second.get("/v1/worlds/world-nothing", headers=OTHER).json()
+
+
+def test_stopped_replica_leaves_its_worlds(replicas: Replicas) -> None:
+    with ExitStack() as stack:
+        stopping = Replicas(replicas.model, replicas.url, replicas.folder, stack).start(rounds_per_save=10)
+        world = create(stopping)
+        expected = [frames(step(stopping, world, index)) for index in (1, 2)]
+    second = replicas.start()
+    began = time.monotonic()
+    assert second.get(f"/v1/worlds/{world}").json()["round"] == 2
+    assert time.monotonic() - began < LEASE_S
+    assert np.array_equal(frames(step(second, world, 2)), expected[1])
+
+
+def test_suspended_replica_cannot_go_on_with_a_world_that_was_taken(replicas: Replicas) -> None:
+    first, second = replicas.start(), replicas.start()
+    saved_late = replicas.start(rounds_per_save=10)
+    worlds = [create(first), create(saved_late)]
+    for api, world in zip((first, saved_late), worlds, strict=True):
+        step(api, world, 1)
+        suspend(api)
+    assert [second.get(f"/v1/worlds/{world}").json()["round"] for world in worlds] == [1, 0]
+    refused = step(first, worlds[0], 2)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "world_moved")
+    assert step(saved_late, worlds[1], 2).status_code == 503
+    assert frames(step(second, worlds[0], 2)).shape == (8, 32, 32, 3)
+
+
+def test_world_in_a_call_is_held(replicas: Replicas) -> None:
+    first, second = replicas.start(), replicas.start()
+    world = create(first)
+    entry = call(first, context_of(first).worlds.get, context_of(first).keys.caller(KEYS[0]), world)
+    call(first, entry.lock.acquire)
+    held = second.get(f"/v1/worlds/{world}")
+    assert (held.status_code, held.json()["error"]["code"]) == (409, "world_held")
+
+    async def unlock() -> None:
+        entry.lock.release()
+
+    call(first, unlock)
+    assert second.get(f"/v1/worlds/{world}").status_code == 200
+
+
+def test_deleted_and_idle_worlds_leave_the_database(replicas: Replicas) -> None:
+    first, second = replicas.start(), replicas.start()
+    worlds = [create(first) for _ in range(3)]
+    assert first.delete(f"/v1/worlds/{worlds[0]}").status_code == 200
+    assert second.delete(f"/v1/worlds/{worlds[1]}").status_code == 200
+    call(first, context_of(first).worlds.sweep, -1.0)
+    for world in worlds:
+        assert second.get(f"/v1/worlds/{world}").status_code == 404
+
+
+def test_limits_hold_for_resumed_worlds_and_forks_are_stored(replicas: Replicas) -> None:
+    first, second = replicas.start(), replicas.start(max_worlds_per_key=1)
+    world = create(first)
+    fork = first.post(f"/v1/worlds/{world}/fork").json()["id"]
+    assert second.get(f"/v1/worlds/{fork}").status_code == 200
+    refused = second.get(f"/v1/worlds/{world}")
+    assert refused.status_code == 429
+    assert first.get(f"/v1/worlds/{world}").status_code == 200  # it was let go again
+
+
+def test_requests_that_resume_a_world_at_the_same_time_get_one(replicas: Replicas) -> None:
+    with ExitStack() as stack:
+        world = create(Replicas(replicas.model, replicas.url, replicas.folder, stack).start())
+    second = replicas.start()
+    caller = context_of(second).keys.caller(KEYS[0])
+
+    async def both() -> list[Any]:
+        worlds = context_of(second).worlds
+        return await asyncio.gather(*(worlds.get(caller or "", world) for _ in range(4)))
+
+    found = call(second, both)
+    assert {id(each) for each in found} == {id(found[0])}
+    assert len(context_of(second).worlds) == 1
+
+
+def test_replica_with_another_model_is_refused(replicas: Replicas, make_model: Any) -> None:
+    replicas.start()
+    with pytest.raises(OutputError, match="--database"):
+        replicas.start(make_model(1))
