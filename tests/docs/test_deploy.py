@@ -16,6 +16,7 @@ import pytest
 import yaml
 from fastapi import FastAPI
 from packaging.requirements import Requirement
+from sqlalchemy import make_url
 from torch.distributed.run import parse_args
 
 from worldmodel import config as configs
@@ -124,7 +125,8 @@ def test_a_wrong_field_is_found() -> None:
 
 def test_pods_run_without_privileges_and_mount_what_there_is() -> None:
     found = list(pods())
-    assert len(found) == 7  # serve, flow, compact, train, and head and workers of Ray
+    # serve, its replicas with nginx and PostgreSQL, flow, compact, train, and head and workers of Ray
+    assert len(found) == 10
     for path, pod in found:
         (container,) = pod["containers"]
         assert pod["securityContext"]["runAsNonRoot"]
@@ -136,8 +138,14 @@ def test_pods_run_without_privileges_and_mount_what_there_is() -> None:
 
 def test_serving_takes_its_arguments_and_has_the_paths_of_the_probes() -> None:
     found = objects(DEPLOY / "kubernetes" / "serve.yaml")
-    deployment, service = found["Deployment", "worldmodel-serve"], found["Service", "worldmodel-serve"]
-    pod = deployment["spec"]["template"]
+    service = found["Service", "worldmodel-serve"]
+    container = check_server(found["Deployment", "worldmodel-serve"], service)
+    assert service["spec"]["ports"][0]["targetPort"] == container["ports"][0]["name"]
+
+
+def check_server(controller: dict[str, Any], service: dict[str, Any]) -> dict[str, Any]:
+    """Check the pods of servers; returns their container."""
+    pod = controller["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     verb, *arguments = container["args"]
     args = serve._parse(arguments)
@@ -145,7 +153,6 @@ def test_serving_takes_its_arguments_and_has_the_paths_of_the_probes() -> None:
     assert (verb, args.host, args.port) == ("serve", "0.0.0.0", port["containerPort"])
     assert args.drain_timeout_s < pod["spec"]["terminationGracePeriodSeconds"]
     assert args.data_dir in [mount["mountPath"] for mount in container["volumeMounts"]]
-    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     app = FastAPI()
     app.include_router(health.router)
@@ -154,6 +161,58 @@ def test_serving_takes_its_arguments_and_has_the_paths_of_the_probes() -> None:
     assert (probes["liveness"]["path"], probes["readiness"]["path"]) == ("/health", "/ready")
     assert {probe["path"] for probe in probes.values()} <= set(app.openapi()["paths"])
     assert container["readinessProbe"]["timeoutSeconds"] > health.MODEL_TIMEOUT_S
+    return container
+
+
+def names_of_upstream(conf: str) -> list[str]:
+    return re.findall(r"^\s*server (\S+:\d+) .*resolve;$", conf, flags=re.MULTILINE)
+
+
+def test_replicas_share_a_database_and_a_folder_behind_nginx() -> None:
+    found = objects(DEPLOY / "kubernetes" / "replicas.yaml")
+    replicas, service = found["StatefulSet", "worldmodel-serve"], found["Service", "worldmodel-serve"]
+    container = check_server(replicas, service)
+    args = serve._parse(container["args"][1:])
+    (volume,) = replicas["spec"]["template"]["spec"]["volumes"]
+    claim = found["PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    url = make_url(args.database)
+    postgres = found["Deployment", url.host]["spec"]["template"]["spec"]["containers"][0]
+    given = {each["name"]: each for each in postgres["env"]}
+    assert (url.drivername, given["POSTGRES_USER"]["value"]) == ("postgresql", url.username)
+    assert found["Service", url.host]["spec"]["ports"][0]["port"] == postgres["ports"][0]["containerPort"]
+    secrets = [each["secretRef"]["name"] for each in container["envFrom"]]
+    assert given["POSTGRES_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] in secrets
+    conf = found["ConfigMap", "worldmodel-nginx"]["data"]["nginx.conf"]
+    domain, port = f"{service['metadata']['name']}.default.svc.cluster.local", args.port
+    pods = [f"{replicas['metadata']['name']}-{index}" for index in range(replicas["spec"]["replicas"])]
+    assert names_of_upstream(conf) == [f"{pod}.{domain}:{port}" for pod in pods]
+    here = (DEPLOY / "replicas" / "nginx.conf").read_text(encoding="utf-8")
+    different = {line.split()[0] for line in set(conf.splitlines()) ^ set(here.splitlines())}
+    assert different == {"resolver", "server"}
+
+
+def test_compose_starts_the_replicas_that_nginx_names() -> None:
+    found = yaml.safe_load((DEPLOY / "replicas" / "compose.yaml").read_text(encoding="utf-8"))
+    services, conf = found["services"], (DEPLOY / "replicas" / "nginx.conf").read_text(encoding="utf-8")
+    names = [name for name in services if name.startswith("serve-")]
+    verbs = {services[name]["command"][0] for name in names}
+    parsed = [serve._parse(services[name]["command"][1:]) for name in names]
+    assert verbs == {"serve"}
+    assert names_of_upstream(conf) == [
+        f"{name}:{args.port}" for name, args in zip(names, parsed, strict=True)
+    ]
+    (url,) = {make_url(args.database) for args in parsed}
+    postgres = services[url.host]["environment"]
+    assert (postgres["POSTGRES_USER"], postgres["POSTGRES_DB"]) == (url.username, url.database)
+    assert postgres["POSTGRES_PASSWORD"] == services["serve-0"]["environment"]["PGPASSWORD"]
+    mounted = {each.split(":")[0] for service in services.values() for each in service.get("volumes", [])}
+    assert mounted - {"./nginx.conf"} == set(found["volumes"])
+    assert {f"data:{args.data_dir}" for args in parsed} == set(services["serve-0"]["volumes"])
+    for name in names:
+        assert "/ready" in services[name]["healthcheck"]["test"][-1]
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) > parsed[0].drain_timeout_s
+        assert set(services[name]["depends_on"]) <= set(services)
 
 
 def test_the_flow_and_its_compaction_take_their_arguments_and_config(tmp_path: Path) -> None:
@@ -309,7 +368,7 @@ def test_the_command_of_the_guide_is_one_of_torchrun() -> None:
 
 
 def test_the_commands_of_the_guide_name_files_that_exist() -> None:
-    guide = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+    guide = "".join((ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in ("deploy", "replicas"))
     named = set(re.findall(r"deploy/[\w./-]*\w", guide))
     assert {f"deploy/kubernetes/{path.name}" for path in MANIFESTS} <= named
     assert {"deploy/Containerfile", "deploy/flow.slurm", "deploy/train.slurm"} <= named
