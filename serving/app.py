@@ -69,10 +69,6 @@ INTERNAL_ERROR = "Internal server error; try again, and report it if it persists
 MAX_MESSAGE_CHARACTERS = 300
 SAVE_TIMEOUT_S = 5.0
 """Time for storing worlds that are at rest when the app is closed."""
-NEGATIVE_PROMPT = (
-    "negative_prompt is not supported: guidance is away from the prediction without a condition, never away "
-    "from a prompt. Omit it, and use guidance_scale."
-)
 
 
 def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
@@ -242,8 +238,6 @@ def _describe(error: RequestValidationError) -> str:
     # Pydantic adds the names of models and types, and the tags of unions, which are no fields.
     named = [part for part, below in itertools.pairwise([*path, ""]) if _is_field(part, below)]
     field = ".".join(named) or str(first["loc"][0])
-    if first["type"] == "extra_forbidden" and named[-1:] == ["negative_prompt"]:
-        return NEGATIVE_PROMPT
     if first["type"] == "extra_forbidden":
         return f"There is no field {field!r}; omit it."
     if first["type"] in ("missing", "json_invalid"):

@@ -50,6 +50,8 @@ class Generation(RequestBody):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     num_inference_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] | None = None
     guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
+    negative_prompt: Prompt | None = None
+    """Text that guidance leads away from, for models whose generator reads text."""
 
 
 class WorldRequest(Generation):

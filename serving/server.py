@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from worldmodel.errors import ConfigError, OutputError, WorldModelError
+from worldmodel.models.adapters import Adapters
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import logs
@@ -83,8 +84,13 @@ async def serve(
             engine = "vllm" if importlib.util.find_spec("vllm") is not None else "in-process"
         limits = engine_limits.resolve(options, model, engine)
         LOG.info("starting the %s engine: %s", engine, limits)
-        runner = await _start_engine(engine, folder, model, compute, adapters or {}, options, limits)
-        service = WorldService(model, runner, compute=compute, max_batch=limits.max_sessions)
+        if engine != "vllm":
+            model.backbone.model.to(limits.dtype)  # type: ignore[arg-type]
+        attached = Adapters(model, adapters, elsewhere=("backbone",) if engine == "vllm" else ())
+        runner = await _start_engine(engine, folder, model, compute, attached, options, limits)
+        service = WorldService(
+            model, runner, compute=compute, adapters=attached, max_batch=limits.max_sessions
+        )
         try:
             app = create_app(service, config)
         except WorldModelError:
@@ -136,7 +142,7 @@ async def _start_engine(
     folder: Path,
     model: WorldModel,
     compute: Compute,
-    adapters: Mapping[str, Path],
+    adapters: Adapters,
     options: EngineOptions,
     limits: EngineLimits,
 ) -> Engine:
@@ -145,13 +151,12 @@ async def _start_engine(
 
         return await VllmEngine.start(
             model_folder.backbone_folder(folder),
-            adapters=adapters,
+            adapters={name: adapters.folders.get("backbone", {}).get(name) for name in adapters.names},
             limits=limits,
             tensor_parallel_size=options.tensor_parallel_size,
             quantization=options.quantization,
             enforce_eager=options.enforce_eager,
         )
-    model.backbone.model.to(limits.dtype)  # type: ignore[arg-type]
     return InProcessEngine(model.backbone, compute, adapters, limits.kv_bytes, limits.max_model_len)
 
 

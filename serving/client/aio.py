@@ -206,6 +206,7 @@ class AsyncWorlds:
         seed: int | None = None,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
+        negative_prompt: str | None = None,
         model: str | None = None,
         fps: float = CLIP_FPS,
     ) -> AsyncRemoteWorld:
@@ -215,6 +216,7 @@ class AsyncWorlds:
             seed=seed,
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
+            negative_prompt=negative_prompt,
             model=model,
         )
         if (observation is None) == (text is None):
@@ -261,6 +263,7 @@ class AsyncVideos:
         seed: int | None = None,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
+        negative_prompt: str | None = None,
         model: str | None = None,
         idempotency_key: str | None = None,
         fps: float = CLIP_FPS,
@@ -277,6 +280,7 @@ class AsyncVideos:
             seed=seed,
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
+            negative_prompt=negative_prompt,
             model=model,
         )
         action_list = [as_json(action) for action in actions]
@@ -426,6 +430,7 @@ class AsyncClient:
         seed: int | None = None,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
+        negative_prompt: str | None = None,
         model: str | None = None,
     ) -> np.ndarray:
         """Generate an image from a text, uint8 `[h, w, 3]`."""
@@ -434,6 +439,7 @@ class AsyncClient:
             seed=seed,
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
+            negative_prompt=negative_prompt,
             model=model,
         )
         response = await self._api.json("POST", "/v1/images/generations", json=body)

@@ -4,8 +4,10 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from worldmodel.diffusion.sampler import Chunk, Denoiser
+from worldmodel.models.adapters import Adapters
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.serving.engine.batching import DENOISE, Compute
@@ -21,6 +23,12 @@ class Job:
     chunk: Chunk[Condition]
     done: asyncio.Future[None]
     on_progress: Progress | None = None
+    adapter: str | None = None
+
+    @property
+    def batch(self) -> tuple[Any, ...]:
+        """Jobs for which this is equal can share a pass of the generator."""
+        return self.adapter, self.chunk.shape
 
 
 @dataclass
@@ -41,19 +49,28 @@ class DenoisingLoop:
     turns.
     """
 
-    def __init__(self, generator: VideoGenerator, compute: Compute, max_batch: int = 16) -> None:
+    def __init__(
+        self,
+        generator: VideoGenerator,
+        compute: Compute,
+        max_batch: int = 16,
+        adapters: Adapters | None = None,
+    ) -> None:
         self._denoiser: Denoiser[Condition] = Denoiser(generator)
+        self._adapters = adapters or Adapters(generator)
         self._compute, self.max_batch = compute, max_batch
         self.occupancy = Occupancy()
         self._jobs: list[Job] = []  # shared with the thread
         self._lock = threading.Lock()
         self._loop: asyncio.Task[None] | None = None
 
-    async def run(self, chunk: Chunk[Condition], on_progress: Progress | None = None) -> None:
+    async def run(
+        self, chunk: Chunk[Condition], on_progress: Progress | None = None, adapter: str | None = None
+    ) -> None:
         """Denoise a chunk to its end, in place."""
         if chunk.finished:
             return
-        job = Job(chunk, asyncio.get_running_loop().create_future(), on_progress)
+        job = Job(chunk, asyncio.get_running_loop().create_future(), on_progress, adapter)
         with self._lock:
             self._jobs.append(job)
         if self._loop is None or self._loop.done():
@@ -87,17 +104,18 @@ class DenoisingLoop:
             self._jobs = [job for job in self._jobs if not (job.done.done() or job.chunk.finished)]
             jobs += self._next_batch()
         if jobs:
-            self._denoiser.step([job.chunk for job in jobs])
+            with self._adapters.using(jobs[0].adapter):
+                self._denoiser.step([job.chunk for job in jobs])
             self.occupancy.steps += 1
             self.occupancy.rows += len(jobs)
             self.occupancy.last_rows = len(jobs)
 
     def _next_batch(self) -> list[Job]:
-        """Take jobs of the same shape as the oldest, and move them to the end of the queue."""
+        """Take jobs that can share a pass with the oldest, and move them to the end of the queue."""
         if not self._jobs:
             return []
-        shape = self._jobs[0].chunk.shape
-        jobs = [job for job in self._jobs if job.chunk.shape == shape][: self.max_batch]
+        batch = self._jobs[0].batch
+        jobs = [job for job in self._jobs if job.batch == batch][: self.max_batch]
         if len(jobs) < len(self._jobs):
             chosen = {job.chunk.serial for job in jobs}
             self._jobs = [job for job in self._jobs if job.chunk.serial not in chosen] + jobs

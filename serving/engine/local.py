@@ -1,8 +1,6 @@
 """Engines run the backbone for states and text: the protocol, and the engine of this process."""
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from worldmodel.errors import InputError
-from worldmodel.models import lora
+from worldmodel.models.adapters import Adapters
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.rollout import LocalEngine
@@ -63,13 +61,13 @@ class InProcessEngine:
         self,
         backbone: Backbone,
         compute: Compute,
-        adapters: Mapping[str, Path] | None = None,
+        adapters: Adapters | None = None,
         max_cache_bytes: int = 2**29,
         max_model_len: int | None = None,
     ) -> None:
         self.backbone, self._compute, self._max_model_len = backbone, compute, max_model_len
-        self.adapters = tuple(adapters or ())
-        self._lora = lora.attach(backbone.model, adapters).eval() if adapters else None
+        adapters = adapters or Adapters(backbone)
+        self.adapters, self._using = adapters.names, adapters.using
         # Keys and values depend on the weights, so every adapter has its own cache.
         share = max_cache_bytes // (1 + len(self.adapters))
         self._engines = {name: LocalEngine(backbone, share) for name in (None, *self.adapters)}
@@ -95,13 +93,12 @@ class InProcessEngine:
         generator = torch.Generator(prefix.device).manual_seed(params.seed)
         cache, embeds = self.backbone.new_cache(), prefix[None]
         for _ in range(params.max_tokens):
-            token = await self._compute.run(
+            token, embeds = await self._compute.run(
                 self._next_token, embeds, cache, adapter, params.temperature, generator, stage=DENOISE
             )
             if token == self.backbone.end:
                 return
             yield token
-            embeds = self.backbone.embed(torch.tensor([[token]], device=prefix.device))
 
     def stats(self) -> Mapping[str, float]:
         """Return the size of the cached keys and values."""
@@ -125,15 +122,15 @@ class InProcessEngine:
 
     def _next_token(
         self, embeds: Tensor, cache: Any, adapter: str | None, temperature: float, generator: torch.Generator
-    ) -> int:
+    ) -> tuple[int, Tensor]:
+        """Return the token after a prefix, and its embedding."""
         with self._using(adapter):
             logits = self.backbone.logits(self.backbone(embeds, cache)[0, -1]).float()
-        if not temperature:
-            return int(logits.argmax())
-        return int(torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator))
-
-    def _using(self, adapter: str | None) -> AbstractContextManager[None]:
-        return nullcontext() if self._lora is None else _switched(self._lora, adapter)
+            if temperature:
+                token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
+            else:
+                token = logits.argmax(dim=-1, keepdim=True)
+            return int(token), self.backbone.embed(token[None])
 
 
 def known(adapter: str | None, adapters: Sequence[str]) -> str | None:
@@ -149,13 +146,3 @@ def known(adapter: str | None, adapters: Sequence[str]) -> str | None:
             else f"There is no adapter {adapter!r}: this server has none."
         )
     return adapter
-
-
-@contextmanager
-def _switched(adapters: Any, adapter: str | None) -> Iterator[None]:
-    if adapter is None:
-        with adapters.disable_adapter():
-            yield
-    else:
-        adapters.set_adapter(adapter)
-        yield

@@ -6,7 +6,7 @@ whole history, of which only the new positions are computed; forks share their c
 
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,13 @@ class VllmEngine:
         self,
         llm: AsyncLLM,
         tokenizer: PreTrainedTokenizerBase,
-        adapters: Mapping[str, LoRARequest],
+        adapters: Sequence[str],
+        requests: Mapping[str, LoRARequest],
         dtype: torch.dtype,
         kv_bytes: int,
     ) -> None:
         self.adapters = tuple(adapters)
-        self._llm, self._tokenizer, self._lora = llm, tokenizer, adapters
+        self._llm, self._tokenizer, self._lora = llm, tokenizer, requests
         self._dtype, self._kv_bytes = dtype, kv_bytes
         self._max_model_len: int = llm.model_config.max_model_len
         self._end = int(tokenizer.eos_token_id)  # type: ignore[arg-type]
@@ -91,7 +92,7 @@ class VllmEngine:
         cls,
         backbone_folder: str | Path,
         *,
-        adapters: Mapping[str, Path] | None = None,
+        adapters: Mapping[str, Path | None] | None = None,
         limits: EngineLimits,
         tensor_parallel_size: int = 1,
         quantization: str | None = None,
@@ -101,7 +102,7 @@ class VllmEngine:
 
         Args:
             backbone_folder: The `backbone` folder of a saved model, as transformers wrote it.
-            adapters: Folders of LoRA adapters written by peft, by name.
+            adapters: Folders of LoRA adapters written by peft, by name; None has none for the backbone.
             limits: Size of the KV cache, which is allocated at the start, and of batches and histories. In
                 float32, states agree with the in-process engine to 1e-4.
             tensor_parallel_size: GPUs among which the backbone is divided.
@@ -124,6 +125,7 @@ class VllmEngine:
         lora = {
             name: LoRARequest(name, number, str(path))
             for number, (name, path) in enumerate((adapters or {}).items(), 1)
+            if path is not None
         }
         _prepare_environment()
         options = dict(
@@ -145,7 +147,7 @@ class VllmEngine:
             raise ModelError(
                 f"vLLM cannot serve the backbone in {str(folder)!r}; see its log: {first_line(error)}"
             ) from None
-        engine = cls(llm, tokenizer, lora, limits.dtype, limits.kv_bytes)
+        engine = cls(llm, tokenizer, tuple(adapters or ()), lora, limits.dtype, limits.kv_bytes)
         for name, request in lora.items():
             try:
                 await llm.add_lora(request)

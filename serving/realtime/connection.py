@@ -220,6 +220,7 @@ class Connection:
                     seed=event.seed,
                     num_inference_steps=event.num_inference_steps,
                     guidance_scale=event.guidance_scale,
+                    negative_prompt=event.negative_prompt,
                     adapter=event.adapter,
                 )
         except TimeoutError:

@@ -61,6 +61,8 @@ class SessionStart(ClientEvent):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     num_inference_steps: Annotated[int, Field(ge=0, le=64)] | None = None
     guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
+    negative_prompt: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
+    """Text that guidance leads away from, for models whose generator reads text."""
     adapter: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     format: Format = "jpeg"
     pace: Pace | None = None

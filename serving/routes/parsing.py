@@ -183,8 +183,13 @@ def generation_settings(context: ServerContext, body: Generation) -> WorldSettin
     Raises:
         UnknownModelError: the server has no such model.
     """
-    adapter = adapter_name(context, body.model)
-    return context.service.settings(body.seed, body.num_inference_steps, body.guidance_scale, adapter)
+    return context.service.settings(
+        body.seed,
+        body.num_inference_steps,
+        body.guidance_scale,
+        adapter_name(context, body.model),
+        body.negative_prompt,
+    )
 
 
 def check_size(context: ServerContext, size: str | None) -> str:

@@ -8,10 +8,10 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from worldmodel.config import height_width
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import InputError
 from worldmodel.models import text
+from worldmodel.models.adapters import Adapters
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
@@ -52,11 +53,12 @@ class WorldSettings:
     num_inference_steps: int
     guidance_scale: float
     adapter: str | None
+    negative_prompt: str = ""
 
     @property
     def params(self) -> SamplingParams:
         """Settings of the sampler."""
-        return SamplingParams(self.num_inference_steps, self.guidance_scale)
+        return SamplingParams(self.num_inference_steps, self.guidance_scale, self.negative_prompt)
 
 
 class WorldService:
@@ -68,18 +70,20 @@ class WorldService:
         engine: Engine | None = None,
         *,
         compute: Compute | None = None,
+        adapters: Adapters | None = None,
         max_batch: int = 16,
         max_rounds: int = 10_000,
         max_snapshots: int = 16,
     ) -> None:
         self.model = model.eval()
         self.compute = compute or Compute()
-        self.engine: Engine = engine or InProcessEngine(model.backbone, self.compute)
-        self.denoising = DenoisingLoop(model.generator, self.compute, max_batch)
+        self.adapters = adapters or Adapters(model)
+        self.engine: Engine = engine or InProcessEngine(model.backbone, self.compute, self.adapters)
+        self.denoising = DenoisingLoop(model.generator, self.compute, max_batch, self.adapters)
         self.max_rounds, self.max_snapshots = max_rounds, max_snapshots
-        self._prepare = Batcher(self.compute, self._prepared, PREPARE, max_batch)
-        self._start = Batcher(self.compute, self._started, CONDITION, max_batch)
-        self._finish = Batcher(self.compute, self._finished, DENOISE, max_batch)
+        self._prepare = Batcher(self.compute, partial(self._each, self._prepared), PREPARE, max_batch)
+        self._start = Batcher(self.compute, partial(self._each, self._started), CONDITION, max_batch)
+        self._finish = Batcher(self.compute, partial(self._each, self._finished), DENOISE, max_batch)
 
     @cached_property
     def identity(self) -> str:
@@ -100,6 +104,7 @@ class WorldService:
         seed: int = 0,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
+        negative_prompt: str | None = None,
         adapter: str | None = None,
     ) -> "World":
         """Start a world from frames (uint8 `[t, h, w, 3]`, the model's size) or from a description.
@@ -107,7 +112,7 @@ class WorldService:
         Raises:
             InputError: neither or both are given, or a setting is out of range.
         """
-        settings = self.settings(seed, num_inference_steps, guidance_scale, adapter)
+        settings = self.settings(seed, num_inference_steps, guidance_scale, adapter, negative_prompt)
         return World(self, settings, await self.first(settings, frames, text))
 
     async def resume(
@@ -134,6 +139,7 @@ class WorldService:
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         adapter: str | None = None,
+        negative_prompt: str | None = None,
     ) -> WorldSettings:
         """Complete settings that are None from the model's config.
 
@@ -148,7 +154,7 @@ class WorldService:
             raise InputError(f"num_inference_steps is {steps}; use {least} to {MAX_STEPS}.")
         if not math.isfinite(guidance) or abs(guidance) > 100:
             raise InputError(f"guidance_scale is {guidance}; use a number up to 100, 1 for no guidance.")
-        if error := config.sampling_error(steps, guidance):
+        if error := config.sampling_error(steps, guidance, negative_prompt):
             raise InputError(error)
         guides = config.generator is not None and config.generator.takes_guidance
         if guidance not in (1.0, config.guidance_scale) and not guides:
@@ -158,7 +164,8 @@ class WorldService:
             )
         if not 0 <= seed < 2**63:
             raise InputError(f"seed is {seed}; use 0 to 2^63 - 1.")
-        return WorldSettings(seed, steps, guidance, known(adapter, self.engine.adapters))
+        adapter = known(adapter, self.engine.adapters)
+        return WorldSettings(seed, steps, guidance, adapter, negative_prompt or "")
 
     def stats(self) -> dict[str, float]:
         """Return statistics of the denoising loop and the engine."""
@@ -187,22 +194,22 @@ class WorldService:
             InputError: the model does not take such an action.
         """
         with span("prepare"):
-            inputs = await self._prepare((state, action))
+            inputs = await self._prepare((settings.adapter, state, action))
         with span("predict states"):
             num_queries = self.model.config.num_queries
             states = await self.engine.predict_states(inputs.histories[0], num_queries, settings.adapter)
             states = states[None].to(state.context)
         with span("denoise"):
-            chunk = await self._start((inputs, states, settings.params))
-            await self.denoising.run(chunk, on_progress)
+            chunk = await self._start((settings.adapter, inputs, states, settings.params))
+            await self.denoising.run(chunk, on_progress, settings.adapter)
         with span("decode"):
-            return await self._finish((inputs, states, chunk))
+            return await self._finish((settings.adapter, inputs, states, chunk))
 
     async def read(
         self, observation: Observation, prompt: str, adapter: str | None, params: TextParams = GREEDY
     ) -> AsyncGenerator[Completion, None]:
         """Generate text about an observation; yields it after every token, and whole at the end."""
-        ((prefix, _),) = await self.compute.run(text.sequences, self.model, [observation], [prompt])
+        ((prefix, _),) = await self._run(adapter, text.sequences, self.model, [observation], [prompt])
         tokens: list[int] = []
         async with aclosing(self.engine.generate_tokens(prefix, params, adapter)) as generated:
             async for token in generated:
@@ -223,9 +230,30 @@ class WorldService:
             raise InputError("Pass either an image or video, or a text.")
         seeds = (settings.seed,)
         if frames is not None:
-            return await self.compute.run(WorldState.from_frames, self.model, frames[None], seeds)
-        blank = WorldState.blank(self.model, seeds)
+            return await self._run(settings.adapter, WorldState.from_frames, self.model, frames[None], seeds)
+        blank = await self._run(settings.adapter, WorldState.blank, self.model, seeds)
         return await self.play(settings, blank, Action.of(description))
+
+    async def _run(self, adapter: str | None, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function with an adapter, in the thread that runs the model."""
+
+        def call() -> Any:
+            with self.adapters.using(adapter):
+                return function(*args)
+
+        return await self.compute.run(call)
+
+    def _each(
+        self, function: Callable[[Sequence[Any]], Sequence[Any]], rows: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        """Call a function once per adapter, with its rows; the adapter comes first in every row."""
+        results: dict[int, Any] = {}
+        for adapter in dict.fromkeys(row[0] for row in rows):
+            chosen = [index for index, row in enumerate(rows) if row[0] == adapter]
+            with self.adapters.using(adapter):
+                made = function([rows[index][1:] for index in chosen])
+            results |= dict(zip(chosen, made, strict=True))
+        return [results[index] for index in range(len(rows))]
 
     def _prepared(self, rows: Sequence[tuple[WorldState, Action]]) -> Sequence[RoundInputs | Exception]:
         try:

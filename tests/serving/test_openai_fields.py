@@ -99,7 +99,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "user": "me", "verbosity": "low", "web_search_options": {},
         "n": 9, "temperature": 3.0, "max_tokens": 1025,
     },
-    "videos.create": {"size": "720x1280", "negative_prompt": "a blue box", "n": 2},
+    "videos.create": {"size": "720x1280", "negative_prompt": "a blue box", "n": 2},  # the model reads no text
 }  # fmt: skip
 """Fields and values that the server refuses; the first ones of each method are all that the client has."""
 NO_ROUTE: dict[str, dict[str, Any]] = {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 
 from worldmodel import config as configs
 from worldmodel.config import TrainConfig, TrainedConfig
@@ -70,15 +71,20 @@ def test_lora_weights_are_exported_as_adapters(
     run: Path, model_folder: Path, model: WorldModel, tmp_path: Path
 ) -> None:
     train = {name: TrainedConfig(lora_rank=2) for name in ("backbone", "generator")}
+    train["queries"] = TrainedConfig()
     trained = WorldModel.from_pretrained(model_folder)
+    trained.queries.normal_()
     lora.add(trained, train)
     with torch.no_grad():
         for name, parameter in trained.named_parameters():
             if ".lora_B." in name:
                 parameter.normal_()
-    checkpoint = save(run, trained, {name: asdict(settings) for name, settings in train.items()})
+    averages = {"queries": torch.randn_like(trained.queries)}
+    checkpoint = save(run, trained, {name: asdict(settings) for name, settings in train.items()}, **averages)
     folder = export.export_adapters(checkpoint, tmp_path / "adapters")
+    assert load_file(folder / lora.WHOLE).keys() == {"queries"}
     lora.merge(trained)
+    trained.queries.copy_(averages["queries"])
     together = WorldModel.from_pretrained(model_folder, adapters=folder)
     for (name, expected), actual in zip(
         trained.state_dict().items(), together.state_dict().values(), strict=True

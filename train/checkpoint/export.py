@@ -3,8 +3,8 @@
 worldmodel export runs/mine/checkpoints/00007-state-400 mine
 
 LoRA weights are merged and averaged weights are used where there are any, so `WorldModel.from_pretrained`
-reads the folder like any other. With --adapters only the LoRA weights are written, in the format of peft,
-for use with the model that the run started from.
+reads the folder like any other. With --adapters only what the stage has trained is written, LoRA weights in
+the format of peft, for use with the model that the run started from.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from worldmodel import config as configs
 from worldmodel.config import TrainConfig, TrainedConfig
@@ -42,7 +43,9 @@ def export(checkpoint: Path, folder: Path) -> Path:
 
 
 def export_adapters(checkpoint: Path, folder: Path) -> Path:
-    """Write the LoRA weights of a checkpoint in the format of peft; returns the folder.
+    """Write what the stage of a checkpoint trained: LoRA weights in the format of peft, and whole weights.
+
+    Averaged weights are used where there are any. Returns the folder.
 
     Raises:
         ModelError: the checkpoint is damaged, or has no LoRA weights.
@@ -57,9 +60,18 @@ def export_adapters(checkpoint: Path, folder: Path) -> Path:
     deferred.materialize(model, torch.device("cpu"))
     weights, tensors = module_state(model), Manifest.read(checkpoint).tensors
     load(checkpoint, {name: tensor for name, tensor in weights.items() if name in tensors})
+    averaged = [name for name in tensors if name.startswith("ema.")]
+    load(checkpoint, {name: weights[name.replace("ema.", "model.", 1)] for name in averaged})
+    whole = {
+        deferred.base_name(name): weight.detach().contiguous()
+        for name, weight in model.named_parameters()
+        if is_trained(name, train) and ".lora_" not in name
+    }
     try:
         folder.mkdir(parents=True)
         lora.save(model, train, folder)
+        if whole:
+            save_file(whole, folder / lora.WHOLE)
     except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error.strerror}; choose another folder.") from None
     return folder

@@ -27,7 +27,9 @@ def main(argv: list[str]) -> None:
         model = load_model(args.model)
         for action in actions:
             model.action.validate(action, model.backbone)
-        session = model.session(args.seed, args.num_inference_steps, args.guidance_scale)
+        session = model.session(
+            args.seed, args.num_inference_steps, args.guidance_scale, args.negative_prompt
+        )
         session.reset(observation, text=args.text)
         play(session, actions)
         for name in FILES:
@@ -74,6 +76,11 @@ def _parser() -> Parser:
         type=float,
         metavar="X",
         help="classifier-free guidance; 1 disables it (default: the model's)",
+    )
+    parser.add_argument(
+        "--negative-prompt",
+        metavar="TEXT",
+        help="text that guidance leads away from, for models whose generator reads text",
     )
     return parser
 

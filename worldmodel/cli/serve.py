@@ -111,7 +111,8 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="NAME=FOLDER",
-        help="a LoRA adapter that requests can select by the model name NAME; repeatable",
+        help="an adapter that requests can select by the model name NAME: a folder that `worldmodel export "
+        "--adapters` wrote, or one of peft for the backbone; repeatable",
     )
     parser.add_argument("--name", help="model name in the API (default: name of the folder)")
     parser.add_argument(

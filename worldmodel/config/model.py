@@ -371,8 +371,17 @@ class WorldModelConfig:
         """Fewest denoising steps: 0 if the condition adapter makes a forecast."""
         return 0 if self.condition_adapter.kind == "grid" else 1
 
-    def sampling_error(self, num_inference_steps: int, guidance_scale: float) -> str | None:
-        """Return why a model without a generator cannot sample so, in a sentence; None if it can."""
+    def sampling_error(
+        self, num_inference_steps: int, guidance_scale: float, negative_prompt: str | None = None
+    ) -> str | None:
+        """Return why a model cannot sample so, in a sentence; None if it can."""
+        if negative_prompt and not self.condition_adapter.text:
+            return (
+                "negative_prompt is for models whose generator reads text (condition_adapter.text), and "
+                "that of this one does not; omit it, and use guidance_scale."
+            )
+        if negative_prompt and guidance_scale == 1.0:
+            return "negative_prompt has no effect with guidance_scale 1; set another guidance_scale."
         if self.generator is not None or (num_inference_steps, guidance_scale) == (0, 1.0):
             return None
         return (

@@ -1,9 +1,10 @@
 """LoRA (Hu et al. 2021, arXiv:2106.09685) for the components of a model, by peft.
 
-A folder of adapters has one folder of peft per component: FOLDER/backbone/adapter_model.safetensors, ...
+A folder of adapters has one folder of peft per component, FOLDER/backbone/adapter_model.safetensors, ..., and
+the weights that were trained whole beside them (queries, for example) in FOLDER/trained.safetensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from peft import (
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import cast_adapter_dtype
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from worldmodel.config import TrainedConfig
@@ -28,6 +29,8 @@ from worldmodel.models.loading import deferred, pretrained
 NAME = "stage"
 """Name of the adapter that a stage trains."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WHOLE = "trained.safetensors"
+"""Weights that were trained whole, by their names in the model."""
 PREFIX = "base_model.model."
 """Prefix of all names in files of peft."""
 Factors = dict[str, tuple[Tensor, Tensor]]
@@ -103,17 +106,55 @@ def load(model: nn.Module, folder: Path) -> None:
     Raises:
         ModelError: the folder has no adapters, or they do not fit the model.
     """
-    found = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+    found, whole = parts(model, folder), read_whole(model, folder)
+    with torch.no_grad():
+        for name, weight in whole.items():
+            model.get_parameter(name).copy_(weight)
+    for component, path in found.items():
+        attach(root_of(model, component), {NAME: path}).merge_and_unload()
+
+
+def parts(model: nn.Module, folder: Path) -> dict[str, Path]:
+    """Return the folders of peft in a folder of adapters, by component; one of peft itself is the backbone's.
+
+    Raises:
+        ModelError: there is none, or the model lacks a component.
+    """
+    if (folder / CONFIG).is_file():
+        return {"backbone": folder}
+    found = {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))}
     if not found:
         raise ModelError(
             f"{folder} has no COMPONENT/{CONFIG}; pass a folder written by `worldmodel export --adapters`."
         )
-    for path in found:
+    for component, path in found.items():
         try:
-            root = root_of(model, path.name)
+            root_of(model, component)
         except AttributeError:
-            raise ModelError(f"The adapter {path} does not fit this model: it has no {path.name}") from None
-        attach(root, {NAME: path}).merge_and_unload()
+            raise ModelError(f"The adapter {path} does not fit this model: it has no {component}") from None
+    return found
+
+
+def read_whole(model: nn.Module, folder: Path, elsewhere: Collection[str] = ()) -> dict[str, nn.Parameter]:
+    """Read the weights in a folder of adapters that were trained whole, like those of the model.
+
+    Raises:
+        ModelError: the file is damaged, does not fit the model, or has weights of a component that runs
+            `elsewhere`.
+    """
+    file, known = folder / WHOLE, dict(model.named_parameters())
+    if not file.is_file():
+        return {}
+    try:
+        stored = load_file(file)
+    except (OSError, SafetensorError):
+        raise ModelError(f"{file} is damaged; export the adapters again.") from None
+    for name, weight in stored.items():
+        if name not in known or known[name].shape != weight.shape:
+            raise ModelError(f"{file} does not fit this model at {name!r}; pass adapters of this model.")
+        if name.partition(".")[0] in elsewhere:
+            raise ModelError(f"{file} replaces {name!r}, which vLLM cannot; use --engine in-process.")
+    return {name: nn.Parameter(weight.to(known[name]), False) for name, weight in stored.items()}
 
 
 def attach(root: nn.Module, adapters: Mapping[str, Path]) -> Any:

@@ -67,12 +67,16 @@ class WorldModel(nn.Module, PretrainedMixin):
         return cls(config, Backbone.from_config(config.backbone, tokenizer))
 
     def session(
-        self, seed: int = 0, num_inference_steps: int | None = None, guidance_scale: float | None = None
+        self,
+        seed: int = 0,
+        num_inference_steps: int | None = None,
+        guidance_scale: float | None = None,
+        negative_prompt: str | None = None,
     ) -> "Session":
         """Open a session: a live rollout."""
         from worldmodel.rollout import Session
 
-        return Session(self, seed, num_inference_steps, guidance_scale)
+        return Session(self, seed, num_inference_steps, guidance_scale, negative_prompt=negative_prompt)
 
     @property
     def device(self) -> torch.device:
@@ -149,9 +153,10 @@ class WorldModel(nn.Module, PretrainedMixin):
         frames = latents.new_zeros(batch, 0, 3, *height_width(self.config.codec.image_size))
         return Observation(latents, self.vision.select_frames(frames))
 
-    def null_condition(self, context: Float[Tensor, "b s c h w"]) -> Condition:
-        """Return the unconditional condition, which guidance extrapolates away from."""
-        return self._add_text(self.condition_adapter.null(context), [Action()] * len(context))
+    def null_condition(self, context: Float[Tensor, "b s c h w"], negative_prompt: str = "") -> Condition:
+        """Return what guidance extrapolates away from: no state, with no text or a negative one."""
+        actions = [Action(text=negative_prompt or None)] * len(context)
+        return self._add_text(self.condition_adapter.null(context), actions)
 
     def _add_text(self, condition: Condition, actions: Sequence[Action] | None) -> Condition:
         if not self.config.condition_adapter.text:

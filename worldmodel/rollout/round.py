@@ -65,6 +65,8 @@ class SamplingParams:
     """0 decodes the regressed forecast, without the generator."""
     guidance_scale: float = 1.0
 
+    negative_prompt: str = ""
+    """Text that guidance leads away from, where the generator reads text."""
 
 @dataclass(frozen=True)
 class RoundInputs:
@@ -154,7 +156,8 @@ def start_chunks(
     context, overlapping = inputs.context, model.config.sampler == "swin"
     branches = [batch.split(condition, inputs.sizes)]
     if params.guidance_scale != 1.0:
-        branches.append(batch.split(model.null_condition(context), inputs.sizes))
+        null = model.null_condition(context, params.negative_prompt)
+        branches.append(batch.split(null, inputs.sizes))
     chunks = []
     for world, *conditions in zip(inputs.worlds, *branches, strict=True):
         draws = [(seed, world.round) for seed in world.seeds]

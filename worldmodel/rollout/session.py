@@ -43,10 +43,11 @@ class Session:
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         engine: LocalEngine | None = None,
+        negative_prompt: str | None = None,
     ) -> None:
         self.model, self.seed = model, seed
         self.engine = engine or LocalEngine(model.backbone)
-        self.params = sampling_params(model, num_inference_steps, guidance_scale)
+        self.params = sampling_params(model, num_inference_steps, guidance_scale, negative_prompt)
         self._state: WorldState | None = None
         self._recording = Recording(())
 
@@ -136,8 +137,9 @@ class Session:
 
     def fork(self) -> "Session":
         """Return an independent copy of the session."""
-        steps, guidance = self.params.num_inference_steps, self.params.guidance_scale
-        other = Session(self.model, self.seed, steps, guidance, self.engine)
+        params = self.params
+        steps, guidance = params.num_inference_steps, params.guidance_scale
+        other = Session(self.model, self.seed, steps, guidance, self.engine, params.negative_prompt)
         other.restore(self.snapshot())
         return other
 
@@ -187,7 +189,10 @@ class Session:
 
 
 def sampling_params(
-    model: WorldModel, num_inference_steps: int | None, guidance_scale: float | None
+    model: WorldModel,
+    num_inference_steps: int | None,
+    guidance_scale: float | None,
+    negative_prompt: str | None = None,
 ) -> SamplingParams:
     """Fill settings that are None from the model's config.
 
@@ -201,9 +206,9 @@ def sampling_params(
         raise ConfigError(f"num_inference_steps is {steps}; use {config.least_inference_steps} or more.")
     if not math.isfinite(guidance):
         raise ConfigError(f"guidance_scale is {guidance}; use a finite number, 1 for no guidance.")
-    if error := config.sampling_error(steps, guidance):
+    if error := config.sampling_error(steps, guidance, negative_prompt):
         raise ConfigError(error)
-    return SamplingParams(steps, guidance)
+    return SamplingParams(steps, guidance, negative_prompt or "")
 
 
 def read_question(question: str | None) -> str:

@@ -1,0 +1,134 @@
+"""Adapters by request: LoRA of the backbone and the generator, queries, several in one batch."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from worldmodel.config import TrainedConfig
+from worldmodel.errors import ModelError
+from worldmodel.models import lora
+from worldmodel.models.adapters import Adapters
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.engine.batching import Compute
+from worldmodel.serving.engine.local import InProcessEngine
+from worldmodel.serving.worlds.service import WorldService
+
+ACTIONS = ("the red ball moves left", "the blue box jumps")
+PARTS = {"text": ("backbone",), "look": ("generator", "condition_adapter"), "both": ("backbone", "generator")}
+"""Components of each adapter; the last one replaces the queries, too."""
+WORLDS = (None, *PARTS)
+
+
+def close(made: np.ndarray, expected: np.ndarray) -> bool:
+    """Equal up to the rounding of a batch: a value may fall on the other side of a half."""
+    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
+
+
+@pytest.fixture(scope="module")
+def folders(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Adapters of different parts and ranks, as an export writes them."""
+    root = tmp_path_factory.mktemp("adapters")
+    for rank, (name, components) in enumerate(PARTS.items(), 2):
+        model = WorldModel.from_pretrained(model_folder)
+        train = {component: TrainedConfig(lora_rank=rank) for component in components}
+        torch.manual_seed(rank)
+        lora.add(model, train)
+        for key, parameter in model.named_parameters():
+            if ".lora_B." in key:
+                parameter.data.normal_(std=0.3)
+        lora.save(model, train, root / name)
+    base = WorldModel.from_pretrained(model_folder)
+    save_file({"queries": torch.randn_like(base.queries)}, root / "both" / lora.WHOLE)
+    return {name: root / name for name in PARTS}
+
+
+@pytest.fixture(scope="module")
+def expected(
+    folders: dict[str, Path], model_folder: Path, image: np.ndarray
+) -> dict[str | None, SimpleNamespace]:
+    """What models with one merged adapter generate and say."""
+    results: dict[str | None, SimpleNamespace] = {}
+    for name in WORLDS:
+        merged = WorldModel.from_pretrained(model_folder, adapters=folders[name] if name else None)
+        session = merged.session(seed=3, num_inference_steps=2)
+        session.reset(image)
+        clips = [session.step(action) for action in ACTIONS]
+        results[name] = SimpleNamespace(clips=clips, text=session.describe())
+    return results
+
+
+def serve(model: WorldModel, folders: dict[str, Path], body: Any) -> Any:
+    async def whole() -> Any:
+        compute, adapters = Compute(), Adapters(model, folders)
+        engine = InProcessEngine(model.backbone, compute, adapters)
+        service = WorldService(model, engine, compute=compute, adapters=adapters)
+        try:
+            return await asyncio.wait_for(body(service), 120)
+        finally:
+            await service.close()
+
+    return asyncio.run(whole())
+
+
+def test_worlds_of_several_adapters_match_merged_models(
+    folders: dict[str, Path],
+    expected: dict[str | None, SimpleNamespace],
+    model_folder: Path,
+    image: np.ndarray,
+) -> None:
+    async def body(service: WorldService) -> list[tuple[list[np.ndarray], str]]:
+        assert service.engine.adapters == tuple(PARTS)
+
+        async def one(name: str | None) -> tuple[list[np.ndarray], str]:
+            world = await service.start(image[None], seed=3, num_inference_steps=2, adapter=name)
+            return [await world.step(action) for action in ACTIONS], await world.describe()
+
+        return list(await asyncio.gather(*(one(name) for name in WORLDS)))
+
+    played = serve(WorldModel.from_pretrained(model_folder), folders, body)
+    for name, (clips, text) in zip(WORLDS, played, strict=True):
+        wanted = expected[name]
+        assert text == wanted.text, name
+        assert all(close(made, clip) for made, clip in zip(clips, wanted.clips, strict=True)), name
+    different = [expected[name].clips[-1].astype(int) for name in WORLDS]
+    for row, clip in enumerate(different):
+        for other in different[:row]:
+            assert np.abs(clip - other).max() > 1
+
+
+def test_the_model_is_unchanged_outside_of_an_adapter(
+    folders: dict[str, Path],
+    expected: dict[str | None, SimpleNamespace],
+    model_folder: Path,
+    image: np.ndarray,
+) -> None:
+    model = WorldModel.from_pretrained(model_folder)
+    queries, adapters = model.queries, Adapters(model, folders)
+    with adapters.using("both"):
+        assert model.queries is not queries
+    assert model.queries is queries
+    session = model.session(seed=3, num_inference_steps=2)
+    session.reset(image)
+    assert np.array_equal(session.step(ACTIONS[0]), expected[None].clips[0])
+
+
+def test_adapters_that_do_not_fit_are_named(
+    folders: dict[str, Path], model_folder: Path, tmp_path: Path
+) -> None:
+    model = WorldModel.from_pretrained(model_folder)
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        Adapters(model, {"empty": tmp_path})
+    for weights in ({"queries": torch.zeros(1, 2)}, {"nothing": torch.zeros(1)}):
+        save_file(weights, tmp_path / lora.WHOLE)
+        with pytest.raises(ModelError, match=next(iter(weights))):
+            Adapters(model, {"other": tmp_path})
+    name, weight = next(iter(model.backbone.named_parameters(prefix="backbone")))
+    save_file({name: weight.clone()}, tmp_path / lora.WHOLE)
+    with pytest.raises(ModelError, match="in-process"):
+        Adapters(model, {"vllm": tmp_path}, elsewhere=("backbone",))
