@@ -338,6 +338,9 @@ class WorldModelConfig:
     generator, for worlds whose next frame is certain."""
     guidance_scale: float = 1.0
     """Classifier-free guidance by default; 1 disables it."""
+    cache_threshold: float = 0.0
+    """Relative change of the generator's prediction below which a denoising step reuses the last one that was
+    computed (step caching), 0.1 for example; 0 computes every step."""
     world: str | None = None
     """Name of the world that the model is trained in (shapes, or one that you registered); needed by
     `worldmodel eval`, the suggestions of the demo and some objectives."""
@@ -448,5 +451,7 @@ class WorldModelConfig:
                 f"num_inference_steps is {self.num_inference_steps} with sampler: swin; use an even "
                 "number or sampler: chunk."
             )
+        if not self.cache_threshold >= 0:
+            raise ConfigError(f"cache_threshold is {self.cache_threshold}; use 0 or more, 0 for no caching.")
         if self.history_rounds < 0:
             raise ConfigError(f"history_rounds is {self.history_rounds}; use 0 or more.")

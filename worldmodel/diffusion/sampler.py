@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from worldmodel import batch
 from worldmodel.diffusion.solver import Solver
+from worldmodel.diffusion.step_cache import StepCache
 from worldmodel.diffusion.swin import ChunkTrace, half
 
 C = TypeVar("C")
@@ -54,6 +55,8 @@ class Chunk(Generic[C]):
     """Whether the next chunk will follow this one's trace (sampler: swin)."""
     previous: ChunkTrace[C] | None = None
     """The trace that this one follows in its first half."""
+    step_cache: StepCache | None = None
+    """Which steps reuse an earlier prediction; None computes all."""
     step: int = 0
     caches: tuple[Any, ...] = ()
     """Caches of the context, one per condition; filled before the first step."""
@@ -90,14 +93,22 @@ class Chunk(Generic[C]):
         latents, timesteps = zip(*self.seen, strict=True)
         return ChunkTrace(self.context, self.conditions, latents, timesteps)
 
-    def advance(self, predictions: Sequence[Float[Tensor, "b t c h w"]]) -> None:
-        """Take one step, given a prediction under each condition.
+    def needed(self) -> Bool[Tensor, " b"]:
+        """Return the rows whose prediction this step needs, on the CPU."""
+        if self.step_cache is None:
+            return torch.ones(len(self.latents), dtype=torch.bool)
+        return self.step_cache.decide(self.latents, last=self.step == self.solver.num_steps - 1)
+
+    def advance(self, predictions: Sequence[Float[Tensor, "n t c h w"]]) -> None:
+        """Take one step, given the predictions of the needed rows under each condition.
 
         Guidance extrapolates away from the unconditional one (Ho & Salimans 2022, arXiv:2207.12598, eq. 6).
         """
         prediction, *unconditional = predictions
         if unconditional:
             prediction = unconditional[0] + self.guidance_scale * (prediction - unconditional[0])
+        if self.step_cache is not None:
+            prediction = self.step_cache.complete(self.latents, prediction)
         if self.overlapping and self.step >= half(self.solver.num_steps):
             self.seen.append((self.latents, self.solver.timestep(self.step)))
         self.latents = self.solver.step(self.step, prediction, self.latents)
@@ -121,19 +132,28 @@ class Denoiser(Generic[C]):
             groups.setdefault(chunk.shape, []).append(chunk)
         for group in groups.values():
             self._prefill([chunk for chunk in group if not chunk.caches])
+            needed = [chunk.needed() for chunk in group]
             predictions: list[list[Tensor]] = [[] for _ in group]
             for branch in range(max(len(chunk.conditions) for chunk in group)):
                 rows = [row for row, chunk in enumerate(group) if len(chunk.conditions) > branch]
-                chosen = [group[row] for row in rows]
-                latents = batch.stack([chunk.latents for chunk in chosen])
-                timestep = _timesteps(latents, [(c.latents, c.solver.timestep(c.step)) for c in chosen])
-                condition, cache = self._conditions(chosen, branch)
-                predicted = self.generator(latents, timestep, condition, cache)
-                parts = batch.split(predicted, [len(chunk.latents) for chunk in chosen])
+                parts = self._predict([group[row] for row in rows], branch, [needed[row] for row in rows])
                 for row, part in zip(rows, parts, strict=True):
                     predictions[row].append(part)
             for chunk, given in zip(group, predictions, strict=True):
                 chunk.advance(given)
+
+    def _predict(
+        self, chunks: Sequence[Chunk[C]], branch: int, needed: Sequence[Bool[Tensor, " b"]]
+    ) -> Sequence[Tensor]:
+        """Return the predictions of the needed rows of each chunk."""
+        latents, rows = batch.stack([chunk.latents for chunk in chunks]), torch.cat(list(needed))
+        if not rows.any():
+            return [chunk.latents[:0] for chunk in chunks]
+        timestep = _timesteps(latents, [(c.latents, c.solver.timestep(c.step)) for c in chunks])
+        inputs = latents, timestep, *self._conditions(chunks, branch)
+        if not rows.all():
+            inputs = batch.take(inputs, rows.nonzero()[:, 0].to(latents.device))
+        return self.generator(*inputs).split([int(each.sum()) for each in needed])
 
     def _prefill(self, chunks: Sequence[Chunk[C]]) -> None:
         """Fill the caches of the context frames, of chunks that start together in one pass."""

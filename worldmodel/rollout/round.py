@@ -17,6 +17,7 @@ from torch import Tensor
 from worldmodel import batch
 from worldmodel.diffusion import swin
 from worldmodel.diffusion.sampler import Chunk
+from worldmodel.diffusion.step_cache import StepCache
 from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_frames
 from worldmodel.models.backbone.causal_lm import Backbone
@@ -64,9 +65,9 @@ class SamplingParams:
     num_inference_steps: int
     """0 decodes the regressed forecast, without the generator."""
     guidance_scale: float = 1.0
-
     negative_prompt: str = ""
     """Text that guidance leads away from, where the generator reads text."""
+
 
 @dataclass(frozen=True)
 class RoundInputs:
@@ -170,8 +171,18 @@ def start_chunks(
                 raise ConfigError("This model regresses no forecast; use 1 or more denoising steps.")
             latents, overlapping = conditions[0].forecast, False
         solver = model.generator.solver(params.num_inference_steps)
-        guidance = params.guidance_scale
-        chunks.append(Chunk(latents, solver, tuple(conditions), past, guidance, overlapping, world.trace))
+        chunks.append(
+            Chunk(
+                latents,
+                solver,
+                tuple(conditions),
+                past,
+                params.guidance_scale,
+                overlapping,
+                world.trace,
+                StepCache(threshold) if (threshold := model.config.cache_threshold) else None,
+            )
+        )
     return chunks
 
 
