@@ -28,6 +28,11 @@ its first frame. With pace `realtime` the world keeps running, at most one chunk
 plays at `fps`, and an action replaces a chunk without one that is being generated; with `on_action` it \
 waits for actions; with `asap` too, and plays them as fast as it can.
 
+The client messages of vLLM-Omni's socket of the same path are accepted too: `prompt`, `model`, `width`, `height`, \
+`fps`, `num_frames`, `image_reference` and the format `m4s` in `session.start`, and `prompt`, \
+`multi_modal_data.camera` and `transition_chunks` (0 or 1) in `session.interaction`. The server's events are those \
+below.
+
 Times are in seconds. A rejected event is answered with `error`; only fatal errors close the socket. Close \
 codes: 1000 after `session.done`, 1001 after that of a server that stops, 1008 client error, 1009 message \
 too large, 1011 internal error, 1013 server full. A handshake without a valid key is answered with 401.
@@ -54,6 +59,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "session.start": [
         {"type": "session.start", "text": "a red ball", "pace": "on_action"},
         {"type": "session.start", "upload": True, "seed": 7},
+        {"type": "session.start", "model": "shapes-tiny", "prompt": "a red ball", "format": "m4s"},
     ],
     "session.interaction": [
         {"type": "session.interaction", "interaction": {"event_id": f"e{index}", "event": {"action": action}}}
@@ -71,6 +77,12 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
                 None,
             )
         )
+    ]
+    + [
+        {
+            "type": "session.interaction",
+            "interaction": {"event": {"prompt": "the red ball jumps"}, "transition_chunks": 0},
+        }
     ],
 }
 

@@ -32,7 +32,9 @@ from worldmodel.serving.realtime import events
 from worldmodel.serving.realtime.events import Reason, SessionStart, error_event
 from worldmodel.serving.realtime.pacing import ChunkEncoder, WorldPlayer
 from worldmodel.serving.realtime.sender import EventSender, SlowClientError
+from worldmodel.serving.routes.parsing import adapter_name, decode_data_url
 from worldmodel.serving.worlds.service import World
+from worldmodel.types import Action
 
 LOG = logging.getLogger(__name__)
 
@@ -161,7 +163,7 @@ class Connection:
             image_size=config.codec.image_size,
             num_inference_steps=config.num_inference_steps,
             guidance_scale=config.guidance_scale,
-            formats=["jpeg", "fmp4"],
+            formats=list(get_args(events.Format)),
             paces=list(get_args(events.Pace)),
             pace=config.pace,
             limits=self._limits,
@@ -201,27 +203,32 @@ class Connection:
                     max_queued=self._limits.max_queued_interactions,
                     step_deadline_s=self._context.config.step_deadline_s,
                     started_at=started_at,
+                    num_frames=event.num_frames,
                 )
                 await self._send(self._video_start(event, world, encoder), *encoder.init)
+                if event.prompt is not None and (upload or event.image_reference):
+                    first = events.InteractionEvent(prompt=event.prompt)
+                    await player.interact(events.Interaction(event=first), replace=False)
                 self._player = player
                 self._expires_at = time.monotonic() + self._limits.idle_timeout_s
-                await player.play()
-                return "round_limit"
+                return await player.play()
             finally:
                 world.close()
 
     async def _start_world(self, event: SessionStart, upload: bytes | None) -> World:
+        if event.image_reference is not None:
+            upload = await decode_data_url(event.image_reference.image_url)
         frames = None if upload is None else await decode_observation(upload, self._context.model_config)
         try:
             async with asyncio.timeout(self._context.config.step_deadline_s):
                 return await self._service.start(
                     frames,
-                    text=event.text,
+                    text=(event.text or event.prompt) if frames is None else None,
                     seed=event.seed,
                     num_inference_steps=event.num_inference_steps,
                     guidance_scale=event.guidance_scale,
                     negative_prompt=event.negative_prompt,
-                    adapter=event.adapter,
+                    adapter=event.adapter or adapter_name(self._context, event.model),
                 )
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
@@ -314,11 +321,27 @@ class Connection:
             return
         if self._start_event is not None:
             raise OutOfOrderError("This session has already started; open another socket for another world.")
-        if (event.text is None) == (not event.upload):
-            raise events.InvalidEventError("A world starts from text or from an upload; send one of them.")
+        self._check(event)
         self._start_event = event
         if not event.upload:
             self._started.set_result((event, None))
+
+    def _check(self, event: SessionStart) -> None:
+        """Refuse a start that has no origin or several, or that does not fit the model."""
+        image = event.upload or event.image_reference is not None
+        origins = event.text is not None, event.upload, event.image_reference is not None
+        if sum(origins) > 1 or not (any(origins) or event.prompt) or (event.text and event.prompt):
+            raise events.InvalidEventError("A world starts from text or from an upload; send one of them.")
+        adapter_name(self._context, event.model)
+        config = self._context.model_config
+        height, width = height_width(config.codec.image_size)
+        for name, own in (("width", width), ("height", height), ("fps", config.fps)):
+            if getattr(event, name) not in (None, own):
+                raise events.InvalidEventError(
+                    f"{name} is {getattr(event, name)}; this model makes {own}: send that, or leave it out."
+                )
+        if image and event.prompt is not None:
+            self._service.model.action.validate(Action(event.prompt), self._service.model.backbone)
 
     async def _reject(self, error: WorldModelError, event: Any) -> None:
         self._num_rejected += 1

@@ -1,26 +1,33 @@
 """Events of `WS /v1/realtime/video`: JSON text messages, distinguished by `type`; media are binary messages.
 
 `parse_event` validates every client message and rejects unknown fields. `realtime.asyncapi` generates the
-AsyncAPI document from these classes.
+AsyncAPI document from these classes. Client messages of vLLM-Omni's socket of the same path are events of this
+protocol too: `prompt`, `model`, `image_reference` and format `m4s` in a start, `prompt` and
+`multi_modal_data.camera` in an interaction.
 """
 
-from typing import Annotated, Literal, get_args
+import secrets
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from worldmodel.errors import WorldModelError
-from worldmodel.serving.actions import ActionBody, ActionSchema, StrictModel
+from worldmodel.serving.actions import ActionBody, ActionSchema, CameraBody, StrictModel, plain
 from worldmodel.serving.errors import ApiError
 from worldmodel.serving.protocol import OutcomeObject
 
 PROTOCOL = 1
 """Protocol version; incremented by changes that break existing clients."""
 
-Format = Literal["jpeg", "fmp4"]
+Format = Literal["jpeg", "fmp4", "m4s"]
+"""jpeg: one message per frame; fmp4: the initialisation segment after `video.start`, then one MP4 segment per
+chunk; m4s: as fmp4, but the first chunk begins with the initialisation segment, as in vLLM-Omni."""
 Pace = Literal["realtime", "on_action", "asap"]
 """realtime: the world keeps running; on_action: it waits for actions, and plays no faster than in real time;
 asap: it waits for actions, and plays each at once."""
-Reason = Literal["stopped", "idle", "start_timeout", "session_limit", "round_limit", "server_stopping"]
+Reason = Literal[
+    "stopped", "idle", "start_timeout", "session_limit", "round_limit", "num_frames", "server_stopping"
+]
 """Reason for the end of a session without an error."""
 EventId = Annotated[str, Field(min_length=1, max_length=64)]
 """Chosen by the client and repeated in the reply."""
@@ -48,16 +55,34 @@ class ClientEvent(Event):
     event_id: EventId | None = None
 
 
+class ImageReference(Event):
+    """An image to start from; larger ones than a text message may be are sent as upload."""
+
+    image_url: Annotated[str, Field(pattern=r"^data:")]
+    """`data:image/png;base64,...`; other URLs are not fetched."""
+
+
 class SessionStart(ClientEvent):
-    """Starts the world from `text`, or from the image or video in the next binary message.
+    """Starts the world from a text, from `image_reference`, or from the upload in the next binary message.
 
     One that is refused by an error that is not fatal may be followed by another.
     """
 
     type: Literal["session.start"]
     text: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
+    prompt: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
+    """Same as `text`; beside an image or video, the action of the first round."""
+    model: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Name of the server's model or of one of its adapters."""
     upload: bool = False
     """Whether the next message is binary and contains a PNG, JPEG, WebP or MP4 (H.264)."""
+    image_reference: ImageReference | None = None
+    width: Annotated[int, Field(ge=1)] | None = None
+    """Width of a frame; must be the model's, as `height` and `fps` must."""
+    height: Annotated[int, Field(ge=1)] | None = None
+    fps: Annotated[int, Field(ge=1)] | None = None
+    num_frames: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Ends the session after the chunk that reaches so many frames; without it, the world runs on."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     num_inference_steps: Annotated[int, Field(ge=0, le=64)] | None = None
     guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
@@ -69,17 +94,43 @@ class SessionStart(ClientEvent):
     """By default the model's, which `session.created` names."""
 
 
-class InteractionEvent(Event):
-    """The action of an interaction."""
+class MultiModalData(Event):
+    """What an interaction has beside words."""
 
-    action: ActionBody | Annotated[str, Field(max_length=4000)] | None
+    camera: CameraBody
+
+
+class InteractionEvent(Event):
+    """The action of an interaction: `action`, or else `prompt`, `multi_modal_data` or both."""
+
+    action: ActionBody | Annotated[str, Field(max_length=4000)] | None = None
+    prompt: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
+    """The action in words."""
+    multi_modal_data: MultiModalData | None = None
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Self:
+        if ("action" in self.model_fields_set) == bool(self.prompt or self.multi_modal_data):
+            raise ValueError("send action, or else prompt or multi_modal_data")
+        return self
+
+    @property
+    def taken(self) -> str | dict[str, Any] | None:
+        """The action in a form that `Action.of` accepts."""
+        if "action" in self.model_fields_set:
+            return plain(self.action)
+        camera = self.multi_modal_data and self.multi_modal_data.camera
+        return plain(ActionBody(text=self.prompt, camera=camera))
 
 
 class Interaction(Event):
     """An action and the id that its acknowledgements repeat."""
 
-    event_id: EventId
+    event_id: EventId = Field(default_factory=lambda: secrets.token_hex(8))
+    """By default one that the server chooses."""
     event: InteractionEvent
+    transition_chunks: Annotated[int, Field(ge=0)] | None = None
+    """Chunks within which the action takes effect: 0 or 1, as an action is played within one chunk."""
 
 
 class SessionInteraction(Event):

@@ -1,6 +1,7 @@
 """Pacing of a live world: each chunk is started as late as possible while still arriving in time."""
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.media.encoding import encode_jpeg
-from worldmodel.serving.actions import action_body, plain
+from worldmodel.serving.actions import action_body
 from worldmodel.serving.errors import ApiError, DeadlineExceededError
 from worldmodel.serving.media.fragmented_mp4 import FragmentedMp4
 from worldmodel.serving.metrics import Metrics
@@ -37,14 +38,16 @@ class ChunkEncoder:
     """Encodes chunks as binary messages: one JPEG per frame, or one MP4 segment."""
 
     def __init__(self, format: events.Format, size: ImageSize, fps: int) -> None:
-        self._mp4 = FragmentedMp4(*height_width(size), fps) if format == "fmp4" else None
+        self._mp4 = None if format == "jpeg" else FragmentedMp4(*height_width(size), fps)
         self.content_type = self._mp4.mime if self._mp4 else "image/jpeg"
-        self.init = [self._mp4.init] if self._mp4 else []
+        self.init = [self._mp4.init] if self._mp4 and format == "fmp4" else []
+        self._header = self._mp4.init if self._mp4 and format == "m4s" else b""
 
     def encode(self, frames: Frames) -> list[bytes]:
         """Encode the next chunk."""
         if self._mp4:
-            return [self._mp4.add(frames)]
+            header, self._header = self._header, b""
+            return [header + self._mp4.add(frames)]
         return [encode_jpeg(frame, JPEG_QUALITY) for frame in frames]
 
 
@@ -101,6 +104,7 @@ class WorldPlayer:
         max_queued: int,
         step_deadline_s: float,
         started_at: float,
+        num_frames: int | None = None,
     ) -> None:
         config = service.model.config
         self.world = world
@@ -109,6 +113,7 @@ class WorldPlayer:
         """Totals sent so far."""
         self._service, self._encoder, self._send, self._metrics = service, encoder, send, metrics
         self._max_queued, self._step_deadline_s = max_queued, step_deadline_s
+        self._num_frames = num_frames or math.inf
         self._queue: deque[tuple[events.Interaction, Action]] = deque()
         self._commands: deque[events.Command] = deque()
         self._changed, self._acted = asyncio.Event(), asyncio.Event()
@@ -122,10 +127,15 @@ class WorldPlayer:
         """Queue an action and acknowledge it.
 
         Raises:
-            InputError: the model does not accept the action.
+            InputError: the model does not accept the action, or not over several chunks.
             QueueFullError: too many interactions are queued.
         """
-        action = Action.of(plain(interaction.event.action))
+        if (chunks := interaction.transition_chunks or 0) > 1:
+            raise InputError(
+                f"transition_chunks is {chunks}; use 0 or 1, or leave it out: an action is played within one "
+                "chunk, and is not blended with the one before it."
+            )
+        action = Action.of(interaction.event.taken)
         self._service.model.action.validate(action, self._service.model.backbone)
         if replace:
             await self._drop_queued("replaced")
@@ -154,14 +164,17 @@ class WorldPlayer:
 
     # ---- the loop ------------------------------------------------------------------------------------
 
-    async def play(self) -> None:
+    async def play(self) -> events.Reason:
         """Send the initial observation, then play rounds up to the last one; stopped by cancellation."""
         await self._send_chunk(self.world.last_frames, "start")
         while self.world.round < self._service.max_rounds:
+            if self.frames >= self._num_frames:
+                return "num_frames"
             while self._commands:
                 await self._execute(self._commands.popleft())
             if await self._wait_until_due():
                 await self._play_round()
+        return "round_limit"
 
     async def _wait_until_due(self) -> bool:
         """Wait until the next chunk is due (true), or until the queues or the pace change (false)."""

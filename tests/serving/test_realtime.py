@@ -52,7 +52,7 @@ def test_session_created_comes_first(model: WorldModel) -> None:
             assert (takes["text"], takes["max_text_tokens"], takes["keys"]) == (True, 64, ["left", "right"])
             assert (takes["mouse"], takes["vector_size"], takes["camera"]) == (False, 3, False)
             assert (hello["fps"], hello["chunk_frames"], hello["image_size"]) == (8, 8, 32)
-            assert hello["formats"] == ["jpeg", "fmp4"]
+            assert hello["formats"] == ["jpeg", "fmp4", "m4s"]
             assert hello["limits"] == server.context.session_limits.model_dump()
 
     serve(model, body)
