@@ -1,8 +1,8 @@
 """Events of `WS /v1/realtime/video`: JSON text messages, distinguished by `type`; media are binary messages.
 
 `parse_event` validates every client message and rejects unknown fields. `realtime.asyncapi` generates the
-AsyncAPI document from these classes. Client messages of vLLM-Omni's socket of the same path are events of this
-protocol too: `prompt`, `model`, `image_reference` and format `m4s` in a start, `prompt` and
+AsyncAPI document from these classes. Client messages of vLLM-Omni's socket of the same path are events of
+this protocol too: `prompt`, `model`, `image_reference` and format `m4s` in a start, `prompt` and
 `multi_modal_data.camera` in an interaction.
 """
 

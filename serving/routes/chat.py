@@ -17,7 +17,7 @@ from worldmodel.serving.engine.completion import Completion, TextParams
 from worldmodel.serving.errors import ApiError
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.routes.parsing import adapter_name, decode_data_url
-from worldmodel.serving.routes.route_class import ERRORS, MediaInJsonRoute, while_connected
+from worldmodel.serving.routes.route_class import BODY, ERRORS, MediaInJsonRoute, errors, while_connected
 
 router = APIRouter(tags=["text"], route_class=MediaInJsonRoute, responses=ERRORS)
 STREAM = "text/event-stream"
@@ -30,7 +30,7 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 @router.post(
     "/v1/chat/completions",
     response_model=protocol.ChatObject,
-    responses={200: {"content": {STREAM: {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {STREAM: {"schema": {"type": "string"}}}}} | errors(*BODY, 404, 504),
 )
 async def complete(
     request: Request, context: Context, caller: Caller, body: protocol.ChatRequest

@@ -14,7 +14,7 @@ from worldmodel.serving.context import Caller, Context, ServerContext
 from worldmodel.serving.errors import ConflictError, NotFoundError
 from worldmodel.serving.media.decoding import decode_video
 from worldmodel.serving.routes.parsing import adapter_name, body_schema, check_size, read_body
-from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
+from worldmodel.serving.routes.route_class import BODY, ERRORS, AuthenticatedRoute, errors
 from worldmodel.serving.routes.videos import (
     IdempotencyKey,
     OwnedJob,
@@ -52,7 +52,7 @@ class Source:
     """None for an upload."""
 
 
-@router.post("/{video_id}/remix")
+@router.post("/{video_id}/remix", responses=errors(*BODY, 404, 409))
 async def remix(
     response: Response,
     context: Context,
@@ -75,7 +75,9 @@ async def remix(
     return with_poll_header(found, response)
 
 
-@router.post("/edits", openapi_extra=body_schema(protocol.EditRequest, UPLOAD))
+@router.post(
+    "/edits", openapi_extra=body_schema(protocol.EditRequest, UPLOAD), responses=errors(*BODY, 404, 409)
+)
 async def edit(
     request: Request,
     response: Response,
@@ -103,7 +105,11 @@ async def edit(
     return with_poll_header(found, response)
 
 
-@router.post("/extensions", openapi_extra=body_schema(protocol.ExtendRequest, UPLOAD))
+@router.post(
+    "/extensions",
+    openapi_extra=body_schema(protocol.ExtendRequest, UPLOAD),
+    responses=errors(*BODY, 404, 409),
+)
 async def extend(
     request: Request,
     response: Response,

@@ -17,7 +17,10 @@ MODEL_TIMEOUT_S = 5.0
 """A model thread that accepts no new work for this long counts as not ready."""
 
 
-@router.get("/health")
+@router.get(
+    "/health",
+    responses={503: {"description": "The server has too many connections.", "content": {"text/plain": {}}}},
+)
 async def health() -> Health:
     """Report that the process is alive; needs no key."""
     return Health(status="ok")

@@ -14,19 +14,23 @@ from worldmodel.serving.context import Caller, Context, ServerContext
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.protocol import ImageList, ImageObject, ImageRequest
 from worldmodel.serving.routes.parsing import body_schema, check_size, generation_settings, read_body
-from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute, while_connected
+from worldmodel.serving.routes.route_class import BODY, ERRORS, AuthenticatedRoute, errors, while_connected
 
 router = APIRouter(tags=["images"], route_class=AuthenticatedRoute, responses=ERRORS)
 UPLOAD = "image"
 
 
-@router.post("/v1/images/generations")
+@router.post("/v1/images/generations", responses=errors(*BODY, 404, 504))
 async def generate(request: Request, context: Context, caller: Caller, body: ImageRequest) -> ImageList:
     """Generate `n` images of a described scene; image `i` has seed `seed + i`."""
     return await _generate(request, context, caller, body)
 
 
-@router.post("/v1/images/edits", openapi_extra=body_schema(ImageRequest, UPLOAD))
+@router.post(
+    "/v1/images/edits",
+    openapi_extra=body_schema(ImageRequest, UPLOAD),
+    responses=errors(*BODY, 404, 504),
+)
 async def edit(request: Request, context: Context, caller: Caller) -> ImageList:
     """Play one round from an image, with the prompt as its action, and return the last frame, `n` times."""
     body, uploads = await read_body(request, ImageRequest, UPLOAD)

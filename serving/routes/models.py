@@ -11,7 +11,7 @@ from worldmodel.rollout import start_images
 from worldmodel.serving import protocol
 from worldmodel.serving.context import Caller, Context, ServerContext
 from worldmodel.serving.routes.parsing import adapter_name
-from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
+from worldmodel.serving.routes.route_class import ERRORS, OBJECT, AuthenticatedRoute, errors
 
 router = APIRouter(tags=["models"], route_class=AuthenticatedRoute, responses=ERRORS)
 
@@ -23,7 +23,7 @@ async def list_models(context: Context, caller: Caller) -> protocol.ModelList:
     return protocol.ModelList(data=[_model_object(context, name) for name in names])
 
 
-@router.get("/v1/models/{model}")
+@router.get("/v1/models/{model}", responses=errors(*OBJECT))
 async def retrieve_model(
     context: Context, caller: Caller, model: Annotated[str, Path(max_length=128)]
 ) -> protocol.ModelObject:
@@ -32,7 +32,7 @@ async def retrieve_model(
     return _model_object(context, model)
 
 
-@router.get("/v1/models/{model}/start_images")
+@router.get("/v1/models/{model}/start_images", responses=errors(*OBJECT))
 async def list_start_images(
     context: Context, caller: Caller, model: Annotated[str, Path(max_length=128)]
 ) -> protocol.StartImageList:

@@ -167,20 +167,30 @@ async def _disconnected(request: Request) -> None:
         continue
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorObject, "description": description}
-    for status, description in {
-        400: "The request is malformed, or a value in it is invalid.",
-        401: "The API key is missing or unknown.",
-        403: "Cross-origin request to a server without keys.",
-        404: "The object does not exist, or belongs to another key.",
-        408: "The body did not arrive in time.",
-        409: "The request does not fit the state of the object.",
-        413: "The body or an upload is too large.",
-        415: "The content type of the body or the format of an upload is not supported.",
-        429: "A limit is reached; Retry-After says when to retry.",
-        503: "The server is starting or stopping.",
-        504: "The work exceeded its time limit.",
-    }.items()
+_DESCRIPTIONS: dict[int, str] = {
+    400: "The request is malformed, or a value in it is invalid.",
+    401: "The API key is missing or unknown.",
+    403: "Cross-origin request to a server without keys.",
+    404: "The object does not exist, or belongs to another key.",
+    408: "The body did not arrive in time.",
+    409: "The request does not fit the state of the object.",
+    413: "The body or an upload is too large.",
+    415: "The content type of the body or the format of an upload is not supported.",
+    429: "A limit is reached; Retry-After says when to retry.",
+    503: "The server is starting or stopping, or has too many connections.",
+    504: "The work exceeded its time limit.",
 }
-"""Errors that every authenticated route may return."""
+Responses = dict[int | str, dict[str, Any]]
+BODY = (400, 408, 415)
+"""Statuses of routes that read a body, for `errors`."""
+OBJECT = (400, 404)
+"""Statuses of routes whose path or body names an object."""
+
+
+def errors(*statuses: int) -> Responses:
+    """Return the OpenAPI description of a route's errors."""
+    return {status: {"model": ErrorObject, "description": _DESCRIPTIONS[status]} for status in statuses}
+
+
+ERRORS = errors(401, 403, 413, 429, 503)
+"""Errors that every authenticated route may return; routes declare what they add to them."""

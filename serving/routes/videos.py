@@ -17,7 +17,7 @@ from worldmodel.serving.context import Caller, Context, ServerContext
 from worldmodel.serving.errors import ConflictError, NotFoundError
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.routes.parsing import body_schema, check_size, generation_settings, read_body
-from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
+from worldmodel.serving.routes.route_class import BODY, ERRORS, OBJECT, AuthenticatedRoute, errors
 from worldmodel.serving.videos.jobs import VideoJob
 from worldmodel.serving.videos.record import (
     VideoPlan,
@@ -67,7 +67,7 @@ OwnedJob: TypeAlias = Annotated[VideoJob, Depends(_owned_job)]
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
 
 
-@router.post("", openapi_extra=body_schema(protocol.VideoRequest, UPLOAD))
+@router.post("", openapi_extra=body_schema(protocol.VideoRequest, UPLOAD), responses=errors(*BODY, 404, 409))
 async def create(
     request: Request,
     response: Response,
@@ -106,7 +106,7 @@ async def create(
     return with_poll_header(job, response)
 
 
-@router.get("")
+@router.get("", responses=errors(*OBJECT))
 async def list_videos(
     context: Context,
     caller: Caller,
@@ -131,7 +131,7 @@ async def list_videos(
     )
 
 
-@router.get("/{video_id}")
+@router.get("/{video_id}", responses=errors(*OBJECT))
 async def retrieve(context: Context, response: Response, job: OwnedJob) -> protocol.VideoObject:
     """Return the progress of a video; `openai-poll-after-ms` says when to poll again."""
     return with_poll_header(job, response)
@@ -149,7 +149,8 @@ async def retrieve(context: Context, response: Response, job: OwnedJob) -> proto
         },
         206: {"description": "The requested range of the file."},
         416: {"description": "The range is outside of the file."},
-    },
+    }
+    | errors(*OBJECT, 409),
 )
 async def content(context: Context, job: OwnedJob, variant: protocol.Variant = "video") -> FileResponse:
     """Return a completed video, its thumbnail, or a sprite sheet of its frames."""
@@ -164,7 +165,7 @@ async def content(context: Context, job: OwnedJob, variant: protocol.Variant = "
     )
 
 
-@router.delete("/{video_id}")
+@router.delete("/{video_id}", responses=errors(*OBJECT))
 async def delete(context: Context, job: OwnedJob) -> protocol.Deleted:
     """Delete a video; an unfinished one is cancelled within one denoising step."""
     await context.jobs.delete(job)

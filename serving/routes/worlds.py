@@ -18,7 +18,14 @@ from worldmodel.serving.routes.parsing import (
     generation_settings,
     read_body,
 )
-from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute, while_connected
+from worldmodel.serving.routes.route_class import (
+    BODY,
+    ERRORS,
+    OBJECT,
+    AuthenticatedRoute,
+    errors,
+    while_connected,
+)
 from worldmodel.serving.worlds.owned import OwnedWorld
 from worldmodel.serving.worlds.saved import Origin
 
@@ -37,7 +44,11 @@ async def _owned_world(
 World: TypeAlias = Annotated[OwnedWorld, Depends(_owned_world)]
 
 
-@router.post("", openapi_extra=body_schema(protocol.WorldRequest, UPLOAD, SNAPSHOT))
+@router.post(
+    "",
+    openapi_extra=body_schema(protocol.WorldRequest, UPLOAD, SNAPSHOT),
+    responses=errors(*BODY, 404, 504),
+)
 async def start(request: Request, context: Context, caller: Caller) -> protocol.WorldObject:
     """Start a world from a text, from an uploaded image or video, or from an exported snapshot."""
     body, uploads = await read_body(request, protocol.WorldRequest, UPLOAD, SNAPSHOT)
@@ -63,20 +74,24 @@ async def list_worlds(context: Context, caller: Caller) -> protocol.WorldList:
     )
 
 
-@router.get("/{world_id}")
+@router.get("/{world_id}", responses=errors(*OBJECT))
 async def retrieve(context: Context, world: World) -> protocol.WorldObject:
     """Return the state of a world."""
     return world_object(context, world)
 
 
-@router.delete("/{world_id}")
+@router.delete("/{world_id}", responses=errors(*OBJECT))
 async def delete(context: Context, world: World) -> protocol.Deleted:
     """Delete a world; a step in progress is cancelled."""
     await context.worlds.close(world)
     return protocol.Deleted(id=world.world.id, object="world.deleted")
 
 
-@router.post("/{world_id}/step", response_class=Response, responses=FRAME_RESPONSES)
+@router.post(
+    "/{world_id}/step",
+    response_class=Response,
+    responses=FRAME_RESPONSES | errors(*BODY, 404, 409, 504),
+)
 async def step(
     request: Request, context: Context, world: World, body: protocol.StepRequest, format: Format = "mp4"
 ) -> Response:
@@ -86,7 +101,7 @@ async def step(
     return await frames_response(format, frames, fps, body.step_id, world.world.outcome)
 
 
-@router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES)
+@router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES | errors(*OBJECT))
 async def newest_frames(context: Context, world: World, format: Format = "mp4") -> Response:
     """Return the newest observation."""
     frames, fps = world.world.last_frames, context.model_config.fps
@@ -96,7 +111,7 @@ async def newest_frames(context: Context, world: World, format: Format = "mp4") 
 @router.get(
     "/{world_id}/frame.png",
     response_class=Response,
-    responses={200: {"description": "A PNG.", "content": {"image/png": {}}}},
+    responses={200: {"description": "A PNG.", "content": {"image/png": {}}}} | errors(*OBJECT),
 )
 async def newest_frame(world: World) -> Response:
     """Return the newest frame as a PNG."""
@@ -107,7 +122,7 @@ async def newest_frame(world: World) -> Response:
 @router.post(
     "/{world_id}/reset",
     response_class=Response,
-    responses=FRAME_RESPONSES,
+    responses=FRAME_RESPONSES | errors(*BODY, 404, 504),
     openapi_extra=body_schema(protocol.ResetRequest, UPLOAD, required=False),
 )
 async def reset(request: Request, context: Context, world: World, format: Format = "mp4") -> Response:
@@ -118,13 +133,13 @@ async def reset(request: Request, context: Context, world: World, format: Format
     return await frames_response(format, frames, context.model_config.fps, 0)
 
 
-@router.post("/{world_id}/fork")
+@router.post("/{world_id}/fork", responses=errors(*OBJECT))
 async def fork(context: Context, world: World) -> protocol.WorldObject:
     """Return an independent copy of a world."""
     return world_object(context, await context.worlds.fork(world))
 
 
-@router.post("/{world_id}/snapshot")
+@router.post("/{world_id}/snapshot", responses=errors(*OBJECT))
 async def snapshot(context: Context, world: World) -> protocol.SnapshotObject:
     """Save the current state; above the limit the oldest snapshot is deleted."""
     snapshot_id, round_number = await context.worlds.snapshot(world)
@@ -139,7 +154,8 @@ async def snapshot(context: Context, world: World) -> protocol.SnapshotObject:
             "description": "A safetensors file, from which POST /v1/worlds starts a world.",
             "content": {SNAPSHOT_TYPE: {"schema": {"type": "string", "format": "binary"}}},
         }
-    },
+    }
+    | errors(*OBJECT),
 )
 async def export(
     context: Context, world: World, name: Annotated[str | None, Query(max_length=64)] = None
@@ -153,14 +169,14 @@ async def export(
     return Response(data, media_type=SNAPSHOT_TYPE, headers=headers)
 
 
-@router.post("/{world_id}/restore")
+@router.post("/{world_id}/restore", responses=errors(*BODY, 404))
 async def restore(context: Context, world: World, body: protocol.RestoreRequest) -> protocol.WorldObject:
     """Return to a snapshot."""
     await context.worlds.restore(world, body.snapshot)
     return world_object(context, world)
 
 
-@router.post("/{world_id}/describe")
+@router.post("/{world_id}/describe", responses=errors(*BODY, 404, 504))
 async def describe(
     request: Request, context: Context, world: World, body: protocol.DescribeRequest | None = None
 ) -> protocol.TextObject:
@@ -170,7 +186,7 @@ async def describe(
     return protocol.TextObject(text=text, round=round_number)
 
 
-@router.post("/{world_id}/infer_action")
+@router.post("/{world_id}/infer_action", responses=errors(*OBJECT, 504))
 async def infer_action(request: Request, context: Context, world: World) -> protocol.TextObject:
     """Return the action, in words, that led to the newest observation."""
     text, round_number = await while_connected(request, context.worlds.infer_action(world))

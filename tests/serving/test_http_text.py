@@ -194,6 +194,17 @@ def test_models_health_and_openapi(api: LocalClient) -> None:
         closed = path not in ("/health", "/ready")
         assert bool(operation.get("security")) is closed
         assert ("401" in operation["responses"]) is closed
+    common = {"200", "401", "403", "413", "429", "503"}
+    for path, verb, declared in (
+        ("/health", "get", {"200", "503"}),
+        ("/ready", "get", {"200", "503"}),
+        ("/v1/models", "get", common),
+        ("/v1/worlds", "get", common),
+        ("/v1/worlds/{world_id}", "delete", common | {"400", "404"}),
+        ("/v1/worlds/{world_id}/infer_action", "post", common | {"400", "404", "504"}),
+        ("/v1/worlds/{world_id}/step", "post", common | {"400", "404", "408", "409", "415", "504"}),
+    ):
+        assert schema["paths"][path][verb]["responses"].keys() == declared, path
     content = schema["paths"]["/v1/videos"]["post"]["requestBody"]["content"]
     assert set(content) == {"application/json", "multipart/form-data"}
     assert content["multipart/form-data"]["schema"]["properties"]["input_reference"]["format"] == "binary"

@@ -1,7 +1,7 @@
 """The client messages that vLLM-Omni documents for `WS /v1/realtime/video`, played against our server.
 
-Source: docs/serving/streaming_video_output_api.md and examples/online_serving/streaming_video_generation/README.md
-of vLLM-Omni, with the frame size, frame rate and name of the model that is served here.
+Source: docs/serving/streaming_video_output_api.md of vLLM-Omni and the README of its example
+streaming_video_generation, with the frame size, frame rate and name of the model that is served here.
 """
 
 import base64
@@ -99,7 +99,10 @@ def test_what_this_server_cannot_do_is_refused_by_name(world: WorldModel) -> Non
                 ("width is 640", START | {"width": 640}),
                 ("fps is 16", START | {"fps": 16}),
                 ("no model with this name", START | {"model": "BestWishYsh/Helios-Distilled"}),
-                ("image_reference.image_url", START | {"image_reference": {"image_url": "https://a.b/c.png"}}),
+                (
+                    "image_reference.image_url",
+                    START | {"image_reference": {"image_url": "https://a.b/c.png"}},
+                ),
                 ("extra_params", START | {"extra_params": {}}),
                 ("streaming_buffer_seconds", START | {"streaming_buffer_seconds": 1.25}),
             ):
