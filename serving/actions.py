@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from worldmodel.config import ActionConfig
 from worldmodel.types import Action
 
+MAX_CHUNK = 256
+
 
 class StrictModel(BaseModel):
     """Base class: strict types, no undeclared fields."""
@@ -36,7 +38,7 @@ class CameraBody(StrictModel):
     data: CameraData
 
 
-class ActionBody(StrictModel):
+class SingleAction(StrictModel):
     """Text, keys, mouse, vector and camera, in any combination; without any of them, the empty action."""
 
     text: Annotated[str, Field(max_length=4000)] | None = None
@@ -47,8 +49,18 @@ class ActionBody(StrictModel):
     camera: CameraBody | None = None
 
 
+class ActionBody(SingleAction):
+    """The action of a round: one that holds for all of it, or a chunk."""
+
+    chunk: Annotated[list[SingleAction], Field(min_length=1, max_length=MAX_CHUNK)] | None = None
+    """Instead of the other fields: the actions of the round in order, as many as `per_round`."""
+
+
 class ActionSchema(StrictModel):
     """The actions that a model accepts."""
+
+    per_round: int
+    """Actions in a round: 1, or how many a `chunk` has."""
 
     text: bool
     max_text_tokens: int

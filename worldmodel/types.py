@@ -127,7 +127,8 @@ class Camera:
 class Action:
     """Action of one round: text, keys, a vector, the mouse, the camera, or several of them.
 
-    Without any of them it is the null action.
+    Without any of them it is the null action. A model that takes several actions in a round
+    (`ActionConfig.per_round`) gets a `chunk` of them, or one that holds for all of the round.
     """
 
     text: str | None = None
@@ -136,10 +137,21 @@ class Action:
     mouse: tuple[float, ...] | None = None
     """Motion to the right and down, -1 to 1 each, as fractions of the width and height of the image."""
     camera: Camera | None = None
+    chunk: "tuple[Action, ...]" = ()
+    """Instead of the other parts: the actions of the round, in order."""
+
+    def __post_init__(self) -> None:
+        others = self.text, self.keys, self.vector, self.mouse, self.camera
+        if self.chunk and (any(others) or any(each.chunk for each in self.chunk)):
+            raise InputError(
+                "An action with a chunk has another part, or a chunk inside of it; pass one list of actions."
+            )
 
     @classmethod
-    def of(cls, value: "str | Action | Mapping[str, Any] | None") -> "Action":
+    def of(cls, value: "AnyAction") -> "Action":
         """Parse a text, a mapping such as `{"keys": ["red", "left"]}`, or None for the null action.
+
+        A list of these is a chunk: the actions of one round in order.
 
         Raises:
             InputError: the value has another type, or the text is empty.
@@ -156,11 +168,20 @@ class Action:
             return cls(text=value.strip())
         if isinstance(value, Mapping):
             return cls._from_mapping(value)
-        raise InputError(f"An action is a text, a mapping or None, not {type(value).__name__}.")
+        if isinstance(value, list | tuple):
+            if not value:
+                raise InputError("The chunk of an action is empty; list actions, or pass None.")
+            return cls(chunk=tuple(map(cls.of, value)))
+        raise InputError(
+            f"An action is a text, a mapping, a list of them or None, not {type(value).__name__}."
+        )
 
     @classmethod
     def _from_mapping(cls, value: Mapping[str, Any]) -> "Action":
-        _check_fields("An action", value, ("text", "keys", "mouse", "vector", "camera"))
+        _check_fields("An action", value, ("text", "keys", "mouse", "vector", "camera", "chunk"))
+        chunk = value.get("chunk")
+        if chunk is not None and not isinstance(chunk, list | tuple):
+            raise InputError(f"The chunk of an action is {reprlib.repr(chunk)}; pass a list of actions.")
         text, keys, camera = value.get("text"), value.get("keys"), value.get("camera")
         if text is not None and not isinstance(text, str):
             raise InputError(f"The text of an action is {reprlib.repr(text)}; pass a sentence.")
@@ -171,7 +192,8 @@ class Action:
             name: _numbers(name, value[name]) for name in ("mouse", "vector") if value.get(name) is not None
         }
         camera = None if camera is None else Camera.of(camera)
-        return cls((text or "").strip() or None, tuple(keys), camera=camera, **given)
+        parts = () if chunk is None else cls.of(chunk).chunk
+        return cls((text or "").strip() or None, tuple(keys), camera=camera, chunk=parts, **given)
 
     @classmethod
     def of_numbers(cls, specs: Sequence[ActionSpec], numbers: Sequence[float]) -> "Action":
@@ -189,8 +211,18 @@ class Action:
         """Check an action against the action config of a model, except for the length of its text.
 
         Raises:
-            InputError: the model does not support a part of the action.
+            InputError: the model does not support a part of the action, or takes another number of actions
+                in a round.
         """
+        if self.chunk:
+            if len(self.chunk) != takes.per_round:
+                raise InputError(
+                    f"The chunk has {len(self.chunk)} actions, and a round of this model has "
+                    f"{takes.per_round}; pass as many, or one for the whole round."
+                )
+            for each in self.chunk:
+                each.check(takes)
+            return
         for name in self.as_dict():
             if not takes.takes[name]:
                 taken = ", ".join(part for part, takes_it in takes.takes.items() if takes_it)
@@ -216,14 +248,24 @@ class Action:
                     name = takes.vector_names[index] if takes.vector_names else f"number {index + 1}"
                     raise InputError(f"The {name} of the action is {x:g}; use {low:g} to {high:g}.")
 
+    def of_round(self, count: int) -> "Action":
+        """Return the same action as a chunk of `count` actions; of 1, without a chunk."""
+        if count > 1:
+            return self if self.chunk else Action(chunk=(self,) * count)
+        return self.chunk[0] if len(self.chunk) == 1 else self
+
     def relative_to(self, camera: Pose) -> "Action":
         """Return the action with a camera target replaced by the motion to it from the pose `camera`."""
+        if self.chunk:
+            return replace(self, chunk=tuple(resolve_camera_targets(self.chunk, camera)))
         if self.camera is None or self.camera.mode == "velocity":
             return self
         return replace(self, camera=Camera("velocity", camera.motion_to(self.camera.pose)))
 
     def move_camera(self, camera: Pose) -> Pose:
         """Return the pose of the camera after the action."""
+        for each in self.chunk:
+            camera = each.move_camera(camera)
         if self.camera is None:
             return camera
         return self.camera.pose if self.camera.mode == "target" else camera.then(self.camera.pose)
@@ -236,6 +278,7 @@ class Action:
             "mouse": None if self.mouse is None else list(self.mouse),
             "vector": None if self.vector is None else list(self.vector),
             "camera": None if self.camera is None else self.camera.as_dict(),
+            "chunk": [each.as_dict() for each in self.chunk] or None,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -246,13 +289,18 @@ class Action:
             "" if self.mouse is None else "mouse " + " ".join(f"{x:g}" for x in self.mouse),
             "" if self.vector is None else str(list(self.vector)),
             str(self.camera or ""),
+            ", ".join(map(str, self.chunk)),
         ]
         return " ".join(part for part in parts if part) or "(wait)"
 
 
-def resolve_camera_targets(actions: Sequence[Action]) -> list[Action]:
-    """Replace the camera targets in the actions of all rounds of a world by motions."""
-    resolved, camera = [], Pose()
+AnyAction = str | Action | Mapping[str, Any] | Sequence[Any] | None
+"""What `Action.of` parses."""
+
+
+def resolve_camera_targets(actions: Sequence[Action], start: Pose | None = None) -> list[Action]:
+    """Replace the camera targets in successive actions by motions, from a pose of the camera on."""
+    resolved, camera = [], start or Pose()
     for action in actions:
         resolved.append(action.relative_to(camera))
         camera = action.move_camera(camera)

@@ -1,6 +1,5 @@
 """Request bodies: observations as uploads, actions as JSON, and optional fields."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ from PIL import Image
 from worldmodel.errors import InputError
 from worldmodel.media import sniff
 from worldmodel.media.encoding import encode_png, encode_video
-from worldmodel.types import Action
+from worldmodel.types import Action, AnyAction
 
 Observation = str | Path | bytes | Image.Image | np.ndarray
 """A file, its bytes, an image, or uint8 frames `[h, w, 3]` or `[t, h, w, 3]`."""
-AnyAction = str | Action | Mapping[str, Any] | None
 
 
 def as_upload(field: str, observation: Observation, fps: float) -> dict[str, tuple[str, bytes, str]]:

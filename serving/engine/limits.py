@@ -123,7 +123,7 @@ def _length(given: int | None, model: WorldModel) -> int:
     action = config.action
     parts = 1 + (action.max_text_tokens if action.text else 0) + len(action.keys)
     parts += (action.vector_size > 0) + action.mouse + action.camera
-    longest_round = model.round_tokens + -(-parts // slot) * slot - slot
+    longest_round = model.round_tokens + -(-parts * action.per_round // slot) * slot - slot
     vision = model.vision.round_tokens
     if config.vision.sees_latents:  # a clip that is described has more frames than a round
         vision = vision // config.context_latents * config.vision.max_frames

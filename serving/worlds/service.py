@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -36,7 +36,7 @@ from worldmodel.serving.engine.denoiser import DenoisingLoop, Progress
 from worldmodel.serving.engine.local import Engine, InProcessEngine, known
 from worldmodel.serving.tracing import span
 from worldmodel.serving.worlds.identity import identify
-from worldmodel.types import WHAT_HAPPENED, Action, Outcome
+from worldmodel.types import WHAT_HAPPENED, Action, AnyAction, Outcome
 
 MAX_STEPS = 64
 """Maximum number of denoising steps that a client can request."""
@@ -324,9 +324,7 @@ class World:
         """Names of the snapshots, oldest first."""
         return tuple(self._snapshots)
 
-    async def step(
-        self, action: "str | Action | Mapping[str, Any] | None" = None, on_progress: Progress | None = None
-    ) -> np.ndarray:
+    async def step(self, action: AnyAction = None, on_progress: Progress | None = None) -> np.ndarray:
         """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the null action.
 
         Raises:

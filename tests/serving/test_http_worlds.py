@@ -73,6 +73,7 @@ def test_world_matches_session(api: LocalClient, model: WorldModel, image: np.nd
     assert (world["round"], world["fps"], world["size"], world["chunk_frames"]) == (0, 8, "32x32", 8)
     assert (world["seed"], world["num_inference_steps"], world["engine"]) == (3, 2, "in-process")
     assert world["action_schema"] == {
+        "per_round": 1,
         "text": True,
         "max_text_tokens": 64,
         "keys": ["left", "right"],

@@ -140,7 +140,7 @@ def test_a_recording_of_words_has_them_as_tasks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fps": 24}, "10 actions per second, and the model one per round, 12"),
+        ({"fps": 24}, "10 actions per second, and the model takes 12"),
         ({"action": ActionConfig(), "fps": 24}, r"has 10 frames per second, and the model 24"),
         ({"action": ActionConfig(keys=("action_0",))}, "the keys action_1, action_2"),
         ({"chunk_frames": 4}, r"10 actions per second.*set model\.fps to 10 times model\.chunk_frames"),

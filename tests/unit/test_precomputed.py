@@ -125,7 +125,7 @@ def clip_of(model: WorldModel, video: Path, latents: bytes, needs_frames: bool =
 def test_clips_give_the_latents_of_their_frames(
     model: WorldModel, counting: Path, latents: bytes, task: str
 ) -> None:
-    text = Track(tuple(f"round {index}" for index in range(7)), per_round=True)
+    text = Track(tuple(f"round {index}" for index in range(7)), per_action=True)
     starts = set()
     for index in range(12):
         alone, seen = (

@@ -184,6 +184,9 @@ class ActionConfig:
     """Minimum of each element; with bounds, the model gets the elements scaled to [-1, 1]."""
     vector_high: tuple[float, ...] = ()
     """Maximum of each element."""
+    per_round: int = 1
+    """Number of actions in a round, one after the other: 1, `chunk_frames` for one per frame, or another
+    divisor of it."""
     mouse: bool = False
     """Whether the model takes movements of the mouse (see `worldmodel.types.Action`)."""
     camera: bool = False
@@ -209,6 +212,8 @@ class ActionConfig:
         # OmegaConf leaves mappings inside of tuples as they are.
         specs = (each if isinstance(each, ActionSpec) else ActionSpec.of(dict(each)) for each in self.spec)
         object.__setattr__(self, "spec", tuple(specs))
+        if self.per_round < 1:
+            raise ConfigError(f"action.per_round is {self.per_round}; use 1 or more.")
         if self.max_text_tokens < 1 or self.vector_size < 0 or not 0 <= self.dropout < 1:
             raise ConfigError(
                 f"action has max_text_tokens {self.max_text_tokens}, vector_size {self.vector_size} and "
@@ -365,6 +370,11 @@ class WorldModelConfig:
         return self.chunk_frames // self.codec.temporal_factor
 
     @property
+    def action_frames(self) -> int:
+        """Frames that one action lasts."""
+        return self.chunk_frames // self.action.per_round
+
+    @property
     def context_rounds(self) -> int:
         """Rounds in the backbone's context at most, with the one that is played; train with as many."""
         return 2 * self.history_rounds + 1
@@ -403,6 +413,16 @@ class WorldModelConfig:
             raise ConfigError(
                 f"chunk_frames is {self.chunk_frames}; use a multiple of codec.temporal_factor "
                 f"({self.codec.temporal_factor})."
+            )
+        if self.chunk_frames % self.action.per_round:
+            raise ConfigError(
+                f"action.per_round is {self.action.per_round}; use 1, or a divisor of chunk_frames "
+                f"({self.chunk_frames})."
+            )
+        if self.action.per_round > 1 and self.condition_adapter.text:
+            raise ConfigError(
+                f"action.per_round is {self.action.per_round} with condition_adapter.text, which gives the "
+                "generator one text per round; leave one of them out."
             )
         rows, columns = self.codec.grid
         if self.vision.sees_latents and math.gcd(rows, columns) % self.vision.merge:

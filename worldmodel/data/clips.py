@@ -12,7 +12,7 @@ from worldmodel.config import ImageSize, WorldModelConfig
 from worldmodel.data.files import read_range
 from worldmodel.data.latents import StoredLatents, StoredTexts
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import DESCRIBE, Action, Camera, EncodedObservations, Episode, Pose
+from worldmodel.types import DESCRIBE, Action, Camera, EncodedObservations, Episode, Outcome, Pose
 
 _Part = tuple[int, int, np.ndarray | None, EncodedObservations | None]
 """Part of a clip: its first frame, number of rounds, frames where they are needed, and latents."""
@@ -27,41 +27,48 @@ class RoundFormat:
     fps: int
     chunk: int
     """Frames per round."""
+    actions: int = 1
+    """Actions per round."""
 
     @classmethod
     def of(cls, model: WorldModelConfig) -> "RoundFormat":
         """Return the format of a model's config."""
-        return cls(model.codec.image_size, model.fps, model.chunk_frames)
+        return cls(model.codec.image_size, model.fps, model.chunk_frames, model.action.per_round)
+
+    @property
+    def action_frames(self) -> int:
+        """Frames that one action lasts."""
+        return self.chunk // self.actions
 
 
 @dataclass(frozen=True)
 class Track:
-    """Values along a clip: one for the whole clip, one per round, or one per interval of time."""
+    """Values along a clip: one for the whole clip, one per action, or one per interval of time."""
 
     values: tuple[Any, ...] = ()
-    per_round: bool = False
+    per_action: bool = False
     times: tuple[tuple[float, float], ...] = ()
     """Start and end of each value, in seconds after the clip's start."""
 
     def during(self, index: int, start: float, end: float) -> Any:
-        """Return the value in round `index` of the clip, which lasts from `start` to `end`, or None.
+        """Return the value of action `index` of the clip, which lasts from `start` to `end`, or None.
 
-        Of several intervals, the one that covers most of the round counts.
+        Of several intervals, the one that covers most of the action counts.
         """
         if self.times:
             shares = [min(end, last) - max(start, first) for first, last in self.times]
             best = max(range(len(shares)), key=shares.__getitem__)
             return self.values[best] if shares[best] > 0 else None
-        if self.per_round:
+        if self.per_action:
             return self.values[index] if index < len(self.values) else None
         return self.values[0] if self.values else None
 
-    def pose(self, second: float, round_s: float) -> Pose:
+    def pose(self, second: float, action_s: float) -> Pose:
         """Return the pose of the camera at a second of the clip, for a track of camera targets.
 
         Each entry leads in a straight line from the previous target (or the start of the clip) to its own.
         """
-        times = self.times or [(i * round_s, (i + 1) * round_s) for i in range(len(self.values))]
+        times = self.times or [(i * action_s, (i + 1) * action_s) for i in range(len(self.values))]
         pose = Pose()
         for (start, end), target in sorted(zip(times, self.values, strict=True), key=lambda entry: entry[0]):
             if target is None or second <= start:
@@ -194,9 +201,10 @@ class Clip:
             states = None if self.text_states is None else self._states(actions)
             when = self._when(first)
             question, answer = self.question.during(*when), self.answer.during(*when)
+            text = self.text.during(*when)
             if task == "ask" and not (question and answer):
                 raise InputError("it has no question with an answer, which the task 'ask' needs")
-            if task in ("imagine", "describe") and not actions[0].text:
+            if task in ("imagine", "describe") and not text:
                 raise InputError(f"it has no text, which the task {task!r} needs")
         except (InputError, ConfigError) as error:
             raise type(error)(f"{self.name}: {error}") from None
@@ -204,19 +212,17 @@ class Clip:
         if task == "ask":
             return Episode(self.name, led_to, prompt=question, answer=answer, encoded=encoded)
         if task == "describe":
-            return Episode(self.name, led_to, prompt=DESCRIBE, answer=actions[0].text, encoded=encoded)
+            return Episode(self.name, led_to, prompt=DESCRIBE, answer=text, encoded=encoded)
         if task == "imagine":
-            actions = [Action(actions[0].text)]
-        outcomes = tuple(
-            self.outcome.during(*self._when(first + number * self.format.chunk)) for number in range(found)
-        )
+            actions = [Action(text)]
+        outcomes = [self._outcome(first, index) for index in range(found)]
         return Episode(
             self.name,
             (*seen, *led_to),
             tuple(actions),
             encoded=encoded,
             text_states=states,
-            outcomes=outcomes if task == "rounds" and None not in outcomes else (),
+            outcomes=tuple(each for each in outcomes if each) if task == "rounds" and all(outcomes) else (),
         )
 
     def read_rounds(self, most: int) -> np.ndarray:
@@ -306,26 +312,43 @@ class Clip:
         With latents, where a round begins.
         """
         actions = (self.text, self.keys, self.mouse, self.vector, self.camera)
-        per_round = any(track.per_round for track in (*actions, self.question, self.answer))
-        if per_round or (self.latents is not None and not sentences.times):
-            return range(0, last + 1, self.format.chunk)
+        per_action = any(track.per_action for track in (*actions, self.question, self.answer))
+        if per_action or (self.latents is not None and not sentences.times):
+            step = self.format.action_frames if self.latents is None else self.format.chunk
+            return range(0, last + 1, step)
         if sentences.times:
             starts = sorted(round(start * self.format.fps) for start, _ in sentences.times)
             return [start for start in starts if start <= last] or starts[:1]
         return range(last + 1)
 
     def _when(self, start: int) -> tuple[int, float, float]:
-        """Return the index in the clip of the round after frame `start`, and its start and end in seconds."""
-        chunk, fps = self.format.chunk, self.format.fps
-        return start // chunk, start / fps, (start + chunk) / fps
+        """Return the index of the action after frame `start` of the clip, and when it starts and ends."""
+        length, fps = self.format.action_frames, self.format.fps
+        return start // length, start / fps, (start + length) / fps
+
+    def _parts(self, first: int, index: int) -> list[int]:
+        """Return the frames after which the actions of round `index` begin, in an episode from `first` on."""
+        start = first + index * self.format.chunk
+        return list(range(start, start + self.format.chunk, self.format.action_frames))
+
+    def _outcome(self, first: int, index: int) -> Outcome | None:
+        """Return the sum of the rewards of a round and whether an action ends the episode, if it is known."""
+        found = [self.outcome.during(*self._when(start)) for start in self._parts(first, index)]
+        if None in found:
+            return None
+        return Outcome(sum(each.reward for each in found), any(each.ended for each in found))
 
     def _action(self, first: int, index: int) -> Action:
         """Return the action of round `index` after the observation at frame `first` of the clip."""
-        when = self._when(first + index * self.format.chunk)
+        return Action(chunk=tuple(map(self._part, self._parts(first, index)))).of_round(self.format.actions)
+
+    def _part(self, start: int) -> Action:
+        """Return the action after frame `start`."""
+        when = self._when(start)
         camera: Camera | None = self.camera.during(*when)
         if camera is not None and camera.mode == "target":
-            round_s = self.format.chunk / self.format.fps
-            before, after = (self.camera.pose(second, round_s) for second in when[1:])
+            action_s = self.format.action_frames / self.format.fps
+            before, after = (self.camera.pose(second, action_s) for second in when[1:])
             camera = Camera("velocity", before.motion_to(after))
         return Action(
             self.text.during(*when),

@@ -4,20 +4,20 @@ Columns that a source may name (`data.sources.NAME.columns`), all but `video` op
 
 video   path of the file relative to `root`, with or without its extension; or a URL, whose file is looked up
         under `root` by the row's name and by the last part of the URL. Nothing is downloaded.
-text    one sentence for the whole clip, or a list with one per round.
+text    one sentence for the whole clip, or a list with one per action.
 question, answer   what may be asked about the frames, and the answer, both in the forms of `text`.
-keys    keys held: `left+up`, or a list of names, for the whole clip; a list of such lists has one per round.
-vector, mouse   a list of numbers for the whole clip; a list of lists has one per round.
+keys    keys held: `left+up`, or a list of names, for the whole clip; a list of such lists has one per action.
+vector, mouse   a list of numbers for the whole clip; a list of lists has one per action.
 camera  `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`, the motion in
-        every round (`worldmodel.types.Camera`), or a list with one per round. With the mode `target` a list
+        every action (`worldmodel.types.Camera`), or a list with one per action. With the mode `target` a list
         has the pose of the camera at the end of every entry, relative to its pose at the start of the clip.
 start, end   the part of the file that is the clip, in seconds or as h:mm:ss.
 name    name of the clip in messages.
 
-Lists are JSON where a cell can only hold text. Instead of one value per round, a list may give the interval
+Lists are JSON where a cell can only hold text. Instead of one value per action, a list may give the interval
 of each value, in seconds after the start of the clip: `[{"start": 0, "end": 1.5, "text": "she waves"}, ...]`,
 with the column's own field in place of `text`; the frame at `start` is the last before the action is visible.
-Rounds without a value have the null action.
+Actions without a value are the null action. A round has one action, or `model.action.per_round` of them.
 """
 
 import ast
@@ -172,10 +172,10 @@ class RowReader:
             raise InputError(_clause(error)) from None
         modes = {value.mode for value in tracks["camera"].values if value}
         if len(modes) > 1 or (
-            "target" in modes and not (tracks["camera"].per_round or tracks["camera"].times)
+            "target" in modes and not (tracks["camera"].per_action or tracks["camera"].times)
         ):
             raise InputError(
-                "its camera has a target without a time; list one per round, or all with start and end"
+                "its camera has a target without a time; list one per action, or all with start and end"
             )
         return tracks
 
@@ -246,7 +246,7 @@ def track_of(value: Any, field: str) -> Track:
             raise InputError(f"its {field} have an entry without start and end in seconds") from None
         return Track(tuple(_value(entry.get(field), field) for entry in value), times=times)
     if field in (*SENTENCES, "camera") or any(isinstance(entry, list | tuple) for entry in value):
-        return Track(tuple(_value(entry, field) for entry in value), per_round=True)
+        return Track(tuple(_value(entry, field) for entry in value), per_action=True)
     return Track((_value(value, field),))
 
 

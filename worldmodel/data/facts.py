@@ -193,7 +193,7 @@ def _round_frames(tracks: Mapping[str, list[Track]], fps: float, duration_s: flo
         spans = [end - start for track in chosen for start, end in track.times]
         if spans:
             return min(spans) * fps
-        counts = [len(track.values) for track in chosen if track.per_round]
+        counts = [len(track.values) for track in chosen if track.per_action]
         if counts:
             return (duration_s * fps - 1) / counts[0]
     return None

@@ -217,7 +217,7 @@ class LeRobotDataset:
         return actions[rows][:-1], texts[:-1], outcomes[rows][:-1]
 
     def clip(self, number: int, format: RoundFormat, takes: ActionConfig) -> Clip | BrokenClip:
-        """Return an episode as a clip whose rounds have one action each."""
+        """Return an episode as a clip with its actions."""
         episode = self.episodes[number]
         name = f"{os.path.basename(self.root)} episode {episode.index}"
         try:
@@ -231,14 +231,14 @@ class LeRobotDataset:
         except InputError as error:
             return BrokenClip(name, str(error))
         tracks: dict[str, Any] = {
-            field: Track(tuple(getattr(action, field) for action in actions), per_round=True)
+            field: Track(tuple(getattr(action, field) for action in actions), per_action=True)
             for field in ("keys", "vector", "mouse")
             if takes.takes[field] and any(spec.kind in (field, "key") for spec in self.specs)
         }
         if outcomes.shape[1]:
             parts = [outcomes[first : first + stride] for first in range(0, len(outcomes), stride)]
             found = tuple(Outcome(float(part[:, 0].sum()), bool(part[:, 1].any())) for part in parts)
-            tracks["outcome"] = Track(found, per_round=True)
+            tracks["outcome"] = Track(found, per_action=True)
         if takes.text and any(texts):
             tracks["text"] = _text_track(texts, self.fps)
         span = Span(episode.video_path, episode.start, episode.num_rows, self.fps)
@@ -310,7 +310,7 @@ class LeRobotSource:
 
 
 def check_specs(key: str, specs: Sequence[ActionSpec], model: WorldModelConfig) -> None:
-    """Check that a model takes the actions of a dataset: one per round, with these names and bounds.
+    """Check that a model takes the actions of a dataset: their rate, names and bounds.
 
     Raises:
         ConfigError: it does not; the message has the settings with which it does.
@@ -342,12 +342,12 @@ def check_specs(key: str, specs: Sequence[ActionSpec], model: WorldModelConfig) 
                     f"{getattr(other, field)!r}; convert the dataset, or train another model."
                 )
     rates = {spec.rate for spec in taken if spec.rate}
-    rounds = model.fps / model.chunk_frames
-    if rates and any(abs(rate - rounds) > 1e-6 * rounds for rate in rates):
+    taken_s = model.fps / model.action_frames
+    if rates and any(abs(rate - taken_s) > 1e-6 * taken_s for rate in rates):
         rate = max(rates)
         raise ConfigError(
-            f"{key} has {rate:g} actions per second, and the model one per round, {rounds:g} per second; set "
-            f"model.fps to {rate:g} times model.chunk_frames."
+            f"{key} has {rate:g} actions per second, and the model takes {taken_s:g}, {takes.per_round} per "
+            f"round; set model.fps to {rate:g} times model.chunk_frames divided by model.action.per_round."
         )
 
 

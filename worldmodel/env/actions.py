@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 
 from worldmodel.config import ActionConfig
 from worldmodel.config import build as build_config
@@ -51,9 +52,17 @@ def resolve_action_types(
 
 
 def action_space(action_types: ActionTypes, config: ActionConfig) -> spaces.Space:
-    """Return the space of one or several action types; the model accepts every sample."""
+    """Return the space of one or several action types; the model accepts every sample.
+
+    With several actions in a round, it is the batched space of so many.
+    """
+    space = _space(action_types, config)
+    return space if config.per_round == 1 else batch_space(space, config.per_round)
+
+
+def _space(action_types: ActionTypes, config: ActionConfig) -> spaces.Space:
     if isinstance(action_types, tuple):
-        return spaces.Dict({each: action_space(each, config) for each in action_types})
+        return spaces.Dict({each: _space(each, config) for each in action_types})
     if action_types == "keys":
         return spaces.MultiBinary(len(config.keys))
     if action_types == "key":
@@ -81,6 +90,18 @@ def to_action(action_types: ActionTypes, value: Any, config: ActionConfig) -> Ac
     Raises:
         InputError: the value is not in the action space.
     """
+    if config.per_round == 1:
+        return _to_action(action_types, value, config)
+    chunk = split_actions(value)
+    if len(chunk) != config.per_round:
+        raise InputError(
+            f"An action of this environment is {config.per_round} actions, those of a round in order, not "
+            f"{describe_value(value)}."
+        )
+    return Action(chunk=tuple(_to_action(action_types, each, config) for each in chunk))
+
+
+def _to_action(action_types: ActionTypes, value: Any, config: ActionConfig) -> Action:
     if not isinstance(action_types, tuple):
         return Action(**_fields(action_types, value, config))
     if not isinstance(value, Mapping) or set(value) != set(action_types):
@@ -138,7 +159,7 @@ def _motion(numbers: np.ndarray) -> Pose:
 
 
 def split_actions(actions: Any) -> list[Any]:
-    """Split a batch of actions (a sequence, or a mapping of sequences) into one action per world.
+    """Split a batch of actions (a sequence, or a mapping of sequences): one per world, or those of a round.
 
     Values of any other type give an empty list.
     """

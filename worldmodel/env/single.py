@@ -101,7 +101,8 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
             one of the model's start images, if it has any.
         actions: `"keys"` (`MultiBinary`, in the order of the model's keys), `"key"` (`Discrete`: exactly one
             of them), `"vector"`, `"mouse"` or `"camera"` (`Box`), `"text"` (`Text`), or several of them
-            (`Dict`). By default the first type that the model supports.
+            (`Dict`). By default the first type that the model supports. Of a model with several actions in
+            a round, the space is the batched one of so many: for keys `MultiDiscrete` and `Box` `[n, keys]`.
         obs_type: `"frame"`: the newest frame `[h, w, 3]`; `"clip"`: all frames of the round `[t, h, w, 3]`,
             where a shorter start is padded in front with its first frame.
         reward_fn: Reward of a round, from its frames and action; by default the one that the model predicts,

@@ -18,7 +18,10 @@ same length."""
 
 
 class ActionAdapter(nn.Module):
-    """Embeds an action as padding, a marker and the parts of the action, in a multiple of `slot` tokens."""
+    """Embeds an action as padding, a marker and the parts of the action, in a multiple of `slot` tokens.
+
+    The actions of a chunk follow each other, each after a marker of its own.
+    """
 
     def __init__(self, config: ActionConfig, width: int) -> None:
         super().__init__()
@@ -27,21 +30,29 @@ class ActionAdapter(nn.Module):
         scale = width**-0.5
         self.blank = nn.Parameter(torch.randn(width) * scale)
         self.marker = nn.Parameter(torch.randn(width) * scale)
+        self.places = nn.Embedding(config.per_round, width) if config.per_round > 1 else None
         self.keys = nn.Embedding(len(config.keys), width) if config.keys else None
         self.vector = _numbers_to_token(config.vector_size, width) if config.vector_size else None
         self.mouse = _numbers_to_token(2, width) if config.mouse else None
         self.camera = _numbers_to_token(9, width) if config.camera else None
-        if self.keys is not None:
-            nn.init.normal_(self.keys.weight, std=scale)
+        for table in (self.places, self.keys):
+            if table is not None:
+                nn.init.normal_(table.weight, std=scale)
 
-    def validate(self, action: Action, backbone: Backbone) -> list[int]:
-        """Check every part of an action; return the token ids of its text.
+    def validate(self, action: Action, backbone: Backbone) -> list[list[int]]:
+        """Check every part of an action; return the token ids of the text of each action in the round.
 
         Raises:
             InputError: the model does not support a part of the action.
         """
-        longest = self.config.max_text_tokens
         action.check(self.config)
+        return [self._token_ids(each, backbone) for each in self._in_order(action)]
+
+    def _in_order(self, action: Action) -> tuple[Action, ...]:
+        return action.of_round(self.config.per_round).chunk or (action,)
+
+    def _token_ids(self, action: Action, backbone: Backbone) -> list[int]:
+        longest = self.config.max_text_tokens
         if action.text is None:
             return []
         if len(action.text) > 40 * longest:
@@ -56,27 +67,39 @@ class ActionAdapter(nn.Module):
 
         The camera's pose must be a motion: resolve targets first (`Action.relative_to`).
         """
-        rows = []
-        tokens = self._moved([self.validate(action, backbone) for action in actions], torch.long)
-        keys = self._moved([list(map(self.config.keys.index, action.keys)) for action in actions], torch.long)
-        for action, ids, indices in zip(actions, tokens, keys, strict=True):
-            # Absent parts are embedded as empty tensors, so that all processes of a training run have
-            # gradients for the same weights.
-            parts = [self.marker[None], backbone.embed(ids)]
-            if self.keys is not None:
-                parts.append(self.keys(indices))
-            for layer, size, numbers in (
-                (self.vector, self.config.vector_size, self._scaled(action.vector or ())),
-                (self.mouse, 2, action.mouse or ()),
-                (self.camera, 9, pose_features(action.camera.pose) if action.camera else ()),
-            ):
-                if layer is not None:
-                    (values,) = self._moved([numbers], self.marker.dtype)
-                    parts.append(layer(values.view(-1, size)))
-            missing = -sum(len(part) for part in parts) % self.slot
-            parts.insert(0, self.blank.expand(missing, -1))
-            rows.append(torch.cat([part.to(self.marker.dtype) for part in parts]))
+        ids = [each for action in actions for each in self.validate(action, backbone)]
+        every = [each for action in actions for each in self._in_order(action)]
+        tokens = self._moved(ids, torch.long)
+        keys = self._moved([list(map(self.config.keys.index, each.keys)) for each in every], torch.long)
+        embedded = [self._parts(*each, backbone) for each in zip(every, tokens, keys, strict=True)]
+        rows, count = [], self.config.per_round
+        for first in range(0, len(embedded), count):
+            parts = embedded[first : first + count]
+            if self.places is not None:
+                markers = self.marker + self.places.weight
+                parts = [[marker[None], *each[1:]] for marker, each in zip(markers, parts, strict=True)]
+            said = torch.cat([part.to(self.marker.dtype) for each in parts for part in each])
+            rows.append(torch.cat([self.blank.expand(-len(said) % self.slot, -1), said]))
         return rows
+
+    def _parts(self, action: Action, ids: Tensor, keys: Tensor, backbone: Backbone) -> list[Tensor]:
+        """Return the marker and the parts of one action.
+
+        Absent parts are embedded as empty tensors, so that all processes of a training run have gradients
+        for the same weights.
+        """
+        parts = [self.marker[None], backbone.embed(ids)]
+        if self.keys is not None:
+            parts.append(self.keys(keys))
+        for layer, size, numbers in (
+            (self.vector, self.config.vector_size, self._scaled(action.vector or ())),
+            (self.mouse, 2, action.mouse or ()),
+            (self.camera, 9, pose_features(action.camera.pose) if action.camera else ()),
+        ):
+            if layer is not None:
+                (values,) = self._moved([numbers], self.marker.dtype)
+                parts.append(layer(values.view(-1, size)))
+        return parts
 
     def _scaled(self, vector: Sequence[float]) -> Sequence[float]:
         """Scale a vector from its bounds, if it has any, to [-1, 1]."""

@@ -186,7 +186,9 @@ class WorldModel(nn.Module, PretrainedMixin):
         `actions[j][i]` is the action of episode j in round i; `frames` are for encoders that need pixels.
         """
         batch, rounds = context.shape[:2]
-        flat = [action for episode in actions for action in resolve_camera_targets(episode)]
+        count = self.config.action.per_round
+        whole = [[action.of_round(count) for action in episode] for episode in actions]
+        flat = [action for episode in whole for action in resolve_camera_targets(episode)]
         pixels = None if frames is None else frames.flatten(0, 1)
         seen = self.encode_observation(Observation(context.flatten(0, 1), pixels))
         taken = self.encode_action(flat)

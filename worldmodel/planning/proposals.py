@@ -33,10 +33,12 @@ class Box:
 
     low: tuple[float, ...]
     high: tuple[float, ...]
+    per_round: int = 1
+    """Actions of a round, all with the same vector."""
 
     def proposal(self, horizon: int) -> "Proposal":
         """Return a normal distribution around the middle of the bounds, cut at them."""
-        return GaussianProposal(np.array(self.low), np.array(self.high), horizon)
+        return GaussianProposal(np.array(self.low), np.array(self.high), horizon, self.per_round)
 
 
 ActionSet = Choices | Box
@@ -45,18 +47,23 @@ ActionSet = Choices | Box
 def action_set(config: WorldModelConfig) -> ActionSet:
     """Return the actions of a model: vectors if it takes them, else each key, and none in a world that runs.
 
+    Each holds for a whole round.
+
     Raises:
         InputError: the model takes neither; name its actions.
     """
     takes = config.action
     if takes.vector_size:
         return Box(
-            takes.vector_low or (-1.0,) * takes.vector_size, takes.vector_high or (1.0,) * takes.vector_size
+            takes.vector_low or (-1.0,) * takes.vector_size,
+            takes.vector_high or (1.0,) * takes.vector_size,
+            takes.per_round,
         )
     if not takes.keys:
         raise InputError("This model takes neither keys nor vectors; name the actions to choose from.")
     idle = () if config.pace == "on_action" else (Action(),)
-    return Choices((*(Action(keys=(key,)) for key in takes.keys), *idle))
+    held = (*(Action(keys=(key,)) for key in takes.keys), *idle)
+    return Choices(tuple(each.of_round(takes.per_round) for each in held))
 
 
 class Proposal(ABC):
@@ -100,8 +107,8 @@ class CategoricalProposal(Proposal):
 class GaussianProposal(Proposal):
     """Independent normal distributions of the numbers at every step."""
 
-    def __init__(self, low: np.ndarray, high: np.ndarray, horizon: int) -> None:
-        self.low, self.high = low, high
+    def __init__(self, low: np.ndarray, high: np.ndarray, horizon: int, per_round: int = 1) -> None:
+        self.low, self.high, self.per_round = low, high, per_round
         self.mean = np.tile((low + high) / 2, (horizon, 1))
         self.std = np.tile((high - low) / 2, (horizon, 1))
 
@@ -112,7 +119,7 @@ class GaussianProposal(Proposal):
 
     def actions(self, sample: np.ndarray) -> tuple[Action, ...]:
         """Return the actions of a sample."""
-        return tuple(Action(vector=tuple(row)) for row in sample.tolist())
+        return tuple(Action(vector=tuple(row)).of_round(self.per_round) for row in sample.tolist())
 
     def update(self, samples: np.ndarray, weights: np.ndarray) -> None:
         """Move mean and deviation towards those of the weighted samples."""

@@ -132,6 +132,7 @@ def prepare(model: WorldModel, worlds: Sequence[WorldState], actions: Sequence[A
         InputError: the model does not take one of the actions.
     """
     histories: list[History] = []
+    actions = [action.of_round(model.config.action.per_round) for action in actions]
     cameras = (camera for world in worlds for camera in world.cameras)
     resolved = [action.relative_to(camera) for action, camera in zip(actions, cameras, strict=True)]
     taken = iter(model.encode_action(resolved))

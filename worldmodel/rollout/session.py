@@ -1,7 +1,6 @@
 """Sessions: one live rollout that can be forked, restored and saved."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.recording import Recording
 from worldmodel.rollout.round import LocalEngine, SamplingParams, play_round
 from worldmodel.rollout.state import WorldState, last_transition, newest_observation, observed_frames
-from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Outcome
+from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, AnyAction, Outcome
 
 MAX_QUESTION_CHARACTERS = 400
 
@@ -74,8 +73,10 @@ class Session:
         self.restore(Snapshot(state, Recording((state.frames[0],))))
         return state.frames[0]
 
-    def step(self, action: "str | Action | Mapping[str, Any] | None" = None) -> np.ndarray:
+    def step(self, action: AnyAction = None) -> np.ndarray:
         """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the null action.
+
+        A list has the actions of the round in order, as many as `model.config.action.per_round`.
 
         Raises:
             InputError: the session was not reset, or the model does not take such an action.

@@ -205,12 +205,17 @@ def _pixels(frames: Rounds) -> Float[Tensor, "b f 3 h w"]:
 
 
 def _words(action: Action) -> list[str]:
-    """Return the words of an action's text and the names of its keys."""
+    """Return the words of an action's text and the names of its keys, in a chunk with their place."""
+    if action.chunk:
+        return [f"{place} {word}" for place, each in enumerate(action.chunk) for word in _words(each)]
     said = "".join(sign if sign.isalnum() else " " for sign in (action.text or "").lower()).split()
     return [*said, *(f"key {key}" for key in action.keys)]
 
 
 def _numbers(action: Action) -> dict[str, Sequence[float]]:
+    if action.chunk:
+        parts = [_numbers(each) for each in action.chunk]
+        return {name: [x for part in parts for x in part[name]] for name in parts[0]}
     camera = action.camera.pose if action.camera else None
     return {
         "vector": action.vector or (),

@@ -87,4 +87,4 @@ class ActionLabeler:
 def has_actions(clip: Clip) -> bool:
     """Return whether a clip says what is done in it, and when."""
     tracks = (clip.keys, clip.mouse, clip.vector, clip.camera)
-    return clip.text.per_round or bool(clip.text.times) or any(track.values for track in tracks)
+    return clip.text.per_action or bool(clip.text.times) or any(track.values for track in tracks)

@@ -4,7 +4,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -150,12 +150,19 @@ class EnvironmentEpisodes:
         return self.frame(self.env, self.env.reset(seed=seed)[0])
 
     def advance(self, env: gymnasium.Env, action: Action) -> Step:
-        """Carry out a named action in the environment or a copy of it.
+        """Carry out a named action in the environment or a copy of it, or those of a chunk in order.
 
         Raises:
             InputError: the action space has no such action.
         """
-        return self._step(env, self.mapping.element(action))
+        total, step = 0.0, None
+        for element in [self.mapping.element(each) for each in action.chunk or (action,)]:
+            step = self._step(env, element)
+            total += step.reward
+            if step.terminated or step.truncated:
+                break
+        assert step, "a chunk is not empty"
+        return replace(step, reward=total)
 
     def frame(self, env: gymnasium.Env, observation: Any) -> Frame:
         """Return what the first camera shows of the environment or a copy of it."""
