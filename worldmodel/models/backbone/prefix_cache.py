@@ -64,13 +64,14 @@ class PrefixCache:
     def __init__(self, backbone: Backbone, max_bytes: int = 2**28) -> None:
         self.backbone, self.max_bytes = backbone, max_bytes
         self._known: OrderedDict[bytes, Prefix] = OrderedDict()
+        self._held = 0
         self._lock = Lock()
 
     @property
     def num_bytes(self) -> int:
         """Memory of the cached prefixes."""
         with self._lock:
-            return sum(prefix.num_bytes for prefix in self._known.values())
+            return self._held
 
     def groups(self, histories: Sequence[History]) -> Iterator[Group]:
         """Yield histories as batches of equal cached and new lengths, for the backbone to run."""
@@ -93,11 +94,11 @@ class PrefixCache:
             layers: list[Any] = group.cache.layers  # filled by the backbone
             prefix = Prefix(tuple((layer.keys[rows].clone(), layer.values[rows].clone()) for layer in layers))
             with self._lock:
+                replaced = self._known.pop(digest, None)
                 self._known[digest] = prefix
-                self._known.move_to_end(digest)
-                held = sum(each.num_bytes for each in self._known.values())
-                while held > self.max_bytes and len(self._known) > 1:
-                    held -= self._known.popitem(last=False)[1].num_bytes
+                self._held += prefix.num_bytes - (replaced.num_bytes if replaced else 0)
+                while self._held > self.max_bytes and len(self._known) > 1:
+                    self._held -= self._known.popitem(last=False)[1].num_bytes
 
     def _longest(self, digests: list[bytes]) -> tuple[int, Prefix | None]:
         """Return the longest cached proper prefix: how many parts it covers, and its keys and values."""
