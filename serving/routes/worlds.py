@@ -29,6 +29,9 @@ from worldmodel.serving.routes.route_class import (
 from worldmodel.serving.worlds.owned import OwnedWorld
 from worldmodel.serving.worlds.saved import Origin
 
+WORLD = (*OBJECT, 409)
+"""Statuses of routes of one world, which another replica may play."""
+
 router = APIRouter(prefix="/v1/worlds", tags=["worlds"], route_class=AuthenticatedRoute, responses=ERRORS)
 
 UPLOAD, SNAPSHOT = "observation", "snapshot"
@@ -74,13 +77,13 @@ async def list_worlds(context: Context, caller: Caller) -> protocol.WorldList:
     )
 
 
-@router.get("/{world_id}", responses=errors(*OBJECT))
+@router.get("/{world_id}", responses=errors(*WORLD))
 async def retrieve(context: Context, world: World) -> protocol.WorldObject:
     """Return the state of a world."""
     return world_object(context, world)
 
 
-@router.delete("/{world_id}", responses=errors(*OBJECT))
+@router.delete("/{world_id}", responses=errors(*WORLD))
 async def delete(context: Context, world: World) -> protocol.Deleted:
     """Delete a world; a step in progress is cancelled."""
     await context.worlds.close(world)
@@ -101,7 +104,7 @@ async def step(
     return await frames_response(format, frames, fps, body.step_id, world.world.outcome)
 
 
-@router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES | errors(*OBJECT))
+@router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES | errors(*WORLD))
 async def newest_frames(context: Context, world: World, format: Format = "mp4") -> Response:
     """Return the newest observation."""
     frames, fps = world.world.last_frames, context.model_config.fps
@@ -111,7 +114,7 @@ async def newest_frames(context: Context, world: World, format: Format = "mp4") 
 @router.get(
     "/{world_id}/frame.png",
     response_class=Response,
-    responses={200: {"description": "A PNG.", "content": {"image/png": {}}}} | errors(*OBJECT),
+    responses={200: {"description": "A PNG.", "content": {"image/png": {}}}} | errors(*WORLD),
 )
 async def newest_frame(world: World) -> Response:
     """Return the newest frame as a PNG."""
@@ -122,7 +125,7 @@ async def newest_frame(world: World) -> Response:
 @router.post(
     "/{world_id}/reset",
     response_class=Response,
-    responses=FRAME_RESPONSES | errors(*BODY, 404, 504),
+    responses=FRAME_RESPONSES | errors(*BODY, 404, 409, 504),
     openapi_extra=body_schema(protocol.ResetRequest, UPLOAD, required=False),
 )
 async def reset(request: Request, context: Context, world: World, format: Format = "mp4") -> Response:
@@ -133,13 +136,13 @@ async def reset(request: Request, context: Context, world: World, format: Format
     return await frames_response(format, frames, context.model_config.fps, 0)
 
 
-@router.post("/{world_id}/fork", responses=errors(*OBJECT))
+@router.post("/{world_id}/fork", responses=errors(*WORLD))
 async def fork(context: Context, world: World) -> protocol.WorldObject:
     """Return an independent copy of a world."""
     return world_object(context, await context.worlds.fork(world))
 
 
-@router.post("/{world_id}/snapshot", responses=errors(*OBJECT))
+@router.post("/{world_id}/snapshot", responses=errors(*WORLD))
 async def snapshot(context: Context, world: World) -> protocol.SnapshotObject:
     """Save the current state; above the limit the oldest snapshot is deleted."""
     snapshot_id, round_number = await context.worlds.snapshot(world)
@@ -155,7 +158,7 @@ async def snapshot(context: Context, world: World) -> protocol.SnapshotObject:
             "content": {SNAPSHOT_TYPE: {"schema": {"type": "string", "format": "binary"}}},
         }
     }
-    | errors(*OBJECT),
+    | errors(*WORLD),
 )
 async def export(
     context: Context, world: World, name: Annotated[str | None, Query(max_length=64)] = None
@@ -169,14 +172,14 @@ async def export(
     return Response(data, media_type=SNAPSHOT_TYPE, headers=headers)
 
 
-@router.post("/{world_id}/restore", responses=errors(*BODY, 404))
+@router.post("/{world_id}/restore", responses=errors(*BODY, 404, 409))
 async def restore(context: Context, world: World, body: protocol.RestoreRequest) -> protocol.WorldObject:
     """Return to a snapshot."""
     await context.worlds.restore(world, body.snapshot)
     return world_object(context, world)
 
 
-@router.post("/{world_id}/describe", responses=errors(*BODY, 404, 504))
+@router.post("/{world_id}/describe", responses=errors(*BODY, 404, 409, 504))
 async def describe(
     request: Request, context: Context, world: World, body: protocol.DescribeRequest | None = None
 ) -> protocol.TextObject:
@@ -186,7 +189,7 @@ async def describe(
     return protocol.TextObject(text=text, round=round_number)
 
 
-@router.post("/{world_id}/infer_action", responses=errors(*OBJECT, 504))
+@router.post("/{world_id}/infer_action", responses=errors(*WORLD, 504))
 async def infer_action(request: Request, context: Context, world: World) -> protocol.TextObject:
     """Return the action, in words, that led to the newest observation."""
     text, round_number = await while_connected(request, context.worlds.infer_action(world))

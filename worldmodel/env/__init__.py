@@ -30,10 +30,12 @@ from worldmodel.env.single import (
     WorldEnv,
     WorldSpec,
 )
+from worldmodel.env.starts import RecordedStarts
 from worldmodel.env.vector import WorldVectorEnv
 
 __all__ = [
     "AutoresetMode",
+    "RecordedStarts",
     "RewardFn",
     "SessionLike",
     "StartFn",
