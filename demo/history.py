@@ -12,8 +12,8 @@ import numpy as np
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
-from worldmodel.serving.client.payloads import AnyAction, Observation
-from worldmodel.types import Action, Outcome
+from worldmodel.serving.client.payloads import Observation
+from worldmodel.types import Action, AnyAction, Outcome
 from worldmodel.worlds.base import Target, World
 
 MAX_BRANCHES = 4

@@ -15,8 +15,7 @@ from worldmodel.demo.layout import Layout
 from worldmodel.demo.theme import theme
 from worldmodel.errors import InputError, WorldModelError
 from worldmodel.serving.client import AsyncClient
-from worldmodel.serving.client.payloads import AnyAction
-from worldmodel.types import StartImage
+from worldmodel.types import AnyAction, StartImage
 from worldmodel.worlds import World
 
 if TYPE_CHECKING:

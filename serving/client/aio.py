@@ -20,7 +20,6 @@ from worldmodel.io import atomic_file
 from worldmodel.media import Frames
 from worldmodel.serving.client.errors import ServerUnreachableError, VideoFailedError, video_error
 from worldmodel.serving.client.payloads import (
-    AnyAction,
     Observation,
     as_json,
     as_upload,
@@ -29,7 +28,7 @@ from worldmodel.serving.client.payloads import (
 )
 from worldmodel.serving.client.transport import AsyncTransport, HttpApi, parse, parse_base_url
 from worldmodel.serving.errors import ApiError, NotFoundError
-from worldmodel.types import Outcome, StartImage
+from worldmodel.types import AnyAction, Outcome, StartImage
 
 BASE_URL = "http://127.0.0.1:8000"
 CLIP_FPS = 8.0
