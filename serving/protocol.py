@@ -115,6 +115,8 @@ class WorldObject(ResponseBody):
     seed: int
     num_inference_steps: int
     guidance_scale: float
+    progress: int | None
+    """Percentage of the denoising steps of the round that is being played; null without one."""
     snapshots: list[str]
     outcome: OutcomeObject | None
     """Of the newest round; null before it, and for models that predict none."""
@@ -449,6 +451,12 @@ class ModelObject(ResponseBody):
     object: Literal["model"] = "model"
     created: int
     owned_by: str
+    tasks: list[str]
+    """What it was trained on (`stages.NAME.tasks`); or, where it is not known, what its actions permit."""
+    pace: Literal["realtime", "on_action"]
+    """Whether its worlds run on without actions, or wait for them."""
+    confidence_threshold: float | None
+    """Value of `x-confidence` below which it has probably not understood a text; null if not measured."""
 
 
 class ModelList(ResponseBody):

@@ -20,6 +20,8 @@ DESCRIBE = "describe"
 """Prompt for a description of the newest observation."""
 WHAT_HAPPENED = "what happened"
 """Prompt for the action that led from the first observation to the second."""
+NOTHING_HAPPENS = "nothing happens"
+"""The action in words with which the words of another one are compared (`Session.confidence`)."""
 MAX_NUMBER = 1e6
 """Largest magnitude of a number in an action; much larger ones overflow in half precision."""
 

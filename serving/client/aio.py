@@ -26,7 +26,7 @@ from worldmodel.serving.client.payloads import (
     drop_none,
     read_file,
 )
-from worldmodel.serving.client.transport import AsyncTransport, HttpApi, parse, parse_base_url
+from worldmodel.serving.client.transport import AsyncTransport, HttpApi, ReceivedFrames, parse, parse_base_url
 from worldmodel.serving.errors import ApiError, NotFoundError
 from worldmodel.types import AnyAction, Outcome, StartImage
 
@@ -53,6 +53,21 @@ class WorldInfo:
     num_inference_steps: int
     guidance_scale: float
     snapshots: tuple[str, ...] = ()
+    progress: int | None = None
+    """Percentage of the denoising steps of the round that is being played; None without one."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Description of a model of a server."""
+
+    id: str
+    tasks: tuple[str, ...] = ()
+    """What it was trained on: rounds, imagine, describe, ask, inverse."""
+    pace: Literal["realtime", "on_action"] = "realtime"
+    """Whether its worlds run on without actions, or wait for them."""
+    confidence_threshold: float | None = None
+    """Confidence below which it has probably not understood a text; None if it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +106,14 @@ class AsyncRemoteWorld:
         round: Rounds played, by the newest response; `refresh` updates it.
         outcome: Reward and end that the model predicts for the newest frames that were received; None for
             the first observation, and for models without outcomes.
+        confidence: `x-confidence` of the newest frames that were received, if it was asked for.
     """
 
     _api: HttpApi = field(repr=False)
     info: WorldInfo
     round: int = 0
     outcome: Outcome | None = None
+    confidence: float | None = None
 
     @property
     def id(self) -> str:
@@ -109,33 +126,32 @@ class AsyncRemoteWorld:
 
     async def frames(self) -> Frames:
         """Return the newest observation, uint8 `[t, h, w, 3]`."""
-        frames, self.outcome = await self._api.frames("GET", f"{self._path}/frames")
-        return frames
+        return self._newest(await self._api.frames("GET", f"{self._path}/frames"))
 
-    async def step(self, action: AnyAction = None) -> Frames:
+    async def step(self, action: AnyAction = None, *, confidence: bool = False) -> Frames:
         """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the empty action.
 
-        If the response is lost, repeating the call returns the same frames: the round is played once.
+        If the response is lost, repeating the call returns the same frames: the round is played once. With
+        `confidence`, the attribute says how well the round fits an action in words, for one more pass of the
+        backbone.
         """
         body = {"step_id": self.round + 1, "action": as_json(action)}
-        frames, self.outcome = await self._api.frames("POST", f"{self._path}/step", json=body)
+        params = {"confidence": "true"} if confidence else {}
+        received = await self._api.frames("POST", f"{self._path}/step", params, json=body)
         self.round += 1
-        return frames
+        return self._newest(received)
 
     async def reset(
         self, observation: Observation | None = None, *, text: str | None = None, fps: float = CLIP_FPS
     ) -> Frames:
         """Restart the world, by default from its initial observation; return the first observation."""
         if observation is not None:
-            frames, self.outcome = await self._api.frames(
-                "POST", f"{self._path}/reset", files=as_upload("observation", observation, fps)
-            )
+            body: dict[str, Any] = {"files": as_upload("observation", observation, fps)}
         else:
-            frames, self.outcome = await self._api.frames(
-                "POST", f"{self._path}/reset", json=drop_none(text=text)
-            )
+            body = {"json": drop_none(text=text)}
+        received = await self._api.frames("POST", f"{self._path}/reset", **body)
         self.round = 0
-        return frames
+        return self._newest(received)
 
     async def fork(self) -> "AsyncRemoteWorld":
         """Return an independent copy of the world."""
@@ -178,6 +194,10 @@ class AsyncRemoteWorld:
             await self._api.request("DELETE", self._path)
         except NotFoundError:
             return
+
+    def _newest(self, received: ReceivedFrames) -> Frames:
+        frames, self.outcome, self.confidence = received
+        return frames
 
     async def __aenter__(self) -> Self:
         return self
@@ -400,6 +420,11 @@ class AsyncClient:
     async def models(self) -> list[str]:
         """Return the names that `model` accepts: the server's model and its adapters."""
         return [str(item["id"]) for item in (await self._api.json("GET", "/v1/models"))["data"]]
+
+    async def model(self, name: str | None = None) -> ModelInfo:
+        """Return the description of a model; None asks for that of the server's model."""
+        name = name or (await self.models())[0]
+        return parse(ModelInfo, await self._api.json("GET", f"/v1/models/{quote(name, safe='')}"))
 
     async def start_images(self, model: str | None = None) -> list[StartImage]:
         """Return images from which worlds of a model can start; None asks for those of the server's model."""

@@ -78,6 +78,11 @@ class RemoteWorld:
         return self._async.outcome
 
     @property
+    def confidence(self) -> float | None:
+        """Confidence of the newest frames that were received; see `AsyncRemoteWorld`."""
+        return self._async.confidence
+
+    @property
     def info(self) -> WorldInfo:
         """Latest description of the world by the server."""
         return self._async.info
@@ -152,6 +157,7 @@ class Client:
 
     ready = _blocking(AsyncClient.ready)
     models = _blocking(AsyncClient.models)
+    model = _blocking(AsyncClient.model)
     start_images = _blocking(AsyncClient.start_images)
     describe = _blocking(AsyncClient.describe)
     generate_image = _blocking(AsyncClient.generate_image)

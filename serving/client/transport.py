@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import httpx
 import numpy as np
@@ -71,6 +71,14 @@ class BlockingTransport:
 
     async def close(self) -> None:
         self._http.close()
+
+
+class ReceivedFrames(NamedTuple):
+    """Frames of a response, uint8 `[t, h, w, 3]`, and what the model says of them."""
+
+    frames: Frames
+    outcome: Outcome | None
+    confidence: float | None
 
 
 class HttpApi:
@@ -137,9 +145,11 @@ class HttpApi:
             raise ServerError(f"{self.base_url} did not return JSON; is it a worldmodel server?")
         return body
 
-    async def frames(self, method: str, path: str, **options: Any) -> tuple[Frames, Outcome | None]:
-        """Send a request; return the frames of the response, uint8 `[t, h, w, 3]`, and their outcome."""
-        response = await self.request(method, path, params={"format": "npy"}, **options)
+    async def frames(
+        self, method: str, path: str, params: Mapping[str, str] = NO_PARAMS, **options: Any
+    ) -> ReceivedFrames:
+        """Send a request and return the frames of the response."""
+        response = await self.request(method, path, params={"format": "npy", **params}, **options)
         try:
             frames = np.lib.format.read_array(io.BytesIO(response.content), allow_pickle=False)
         except (ValueError, EOFError):
@@ -148,7 +158,9 @@ class HttpApi:
             raise ServerError(f"{self.base_url} did not return frames; is it a worldmodel server?")
         reward = response.headers.get("x-reward")
         ended = response.headers.get("x-ended") == "true"
-        return frames, None if reward is None else Outcome(float(reward), ended)
+        outcome = None if reward is None else Outcome(float(reward), ended)
+        confidence = response.headers.get("x-confidence")
+        return ReceivedFrames(frames, outcome, None if confidence is None else float(confidence))
 
     def _describe(self, error: httpx.TransportError) -> str:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):

@@ -11,6 +11,7 @@ from worldmodel.errors import InputError
 from worldmodel.models.adapters import Adapters
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History
+from worldmodel.models.text import TextSequence
 from worldmodel.rollout import LocalEngine
 from worldmodel.serving.engine.batching import DENOISE, PREDICT, Batcher, Compute
 from worldmodel.serving.engine.completion import TextParams
@@ -40,6 +41,12 @@ class Engine(Protocol):
         self, prefix: Float[Tensor, "n d"], params: TextParams, adapter: str | None = None
     ) -> AsyncGenerator[int, None]:
         """Continue a prefix with text: yields up to `max_tokens` tokens, without the end token."""
+        ...
+
+    async def log_likelihoods(
+        self, sequences: Sequence[TextSequence], adapter: str | None = None
+    ) -> list[float]:
+        """Return the mean log-likelihood of each sequence's labels, in nats per token."""
         ...
 
     def stats(self) -> Mapping[str, float]:
@@ -100,6 +107,13 @@ class InProcessEngine:
                 return
             yield token
 
+    async def log_likelihoods(
+        self, sequences: Sequence[TextSequence], adapter: str | None = None
+    ) -> list[float]:
+        """Return the mean log-likelihood of each sequence's labels, in nats per token."""
+        known(adapter, self.adapters)
+        return await self._compute.run(self._likelihoods, sequences, adapter)
+
     def stats(self) -> Mapping[str, float]:
         """Return the size of the cached keys and values."""
         return {"kv_bytes": sum(engine.cache.num_bytes for engine in self._engines.values())}
@@ -131,6 +145,10 @@ class InProcessEngine:
             else:
                 token = logits.argmax(dim=-1, keepdim=True)
             return int(token), self.backbone.embed(token[None])
+
+    def _likelihoods(self, sequences: Sequence[TextSequence], adapter: str | None) -> list[float]:
+        with self._using(adapter):
+            return self.backbone.log_likelihoods(sequences)
 
 
 def known(adapter: str | None, adapters: Sequence[str]) -> str | None:

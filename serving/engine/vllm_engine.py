@@ -27,9 +27,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from worldmodel.errors import ModelError
+from worldmodel.errors import InputError, ModelError
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.models.loading.pretrained import first_line
+from worldmodel.models.text import TextSequence
 from worldmodel.serving.engine.completion import TextParams
 from worldmodel.serving.engine.limits import BLOCK, EngineLimits, check_length
 from worldmodel.serving.engine.local import known
@@ -194,6 +195,16 @@ class VllmEngine:
             self._cached += output.num_cached_tokens
             end, missing = end - len(states[0]), missing - len(states[0])
         return torch.cat(states).to(history[-1])
+
+    async def log_likelihoods(
+        self, sequences: Sequence[TextSequence], adapter: str | None = None
+    ) -> list[float]:
+        """Refuse: vLLM returns no likelihoods of embedded positions.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("This server's engine, vLLM, gives no confidence; leave it out, or use in-process.")
 
     async def generate_tokens(
         self, prefix: Float[Tensor, "n d"], params: TextParams, adapter: str | None = None

@@ -30,8 +30,8 @@ waits for actions; with `asap` too, and plays them as fast as it can.
 
 The client messages of vLLM-Omni's socket of the same path are accepted too: `prompt`, `model`, `width`, \
 `height`, `fps`, `num_frames`, `image_reference` and the format `m4s` in `session.start`, and `prompt`, \
-`multi_modal_data.camera` and `transition_chunks` (0 or 1) in `session.interaction`. The events of the \
-server are those below.
+`multi_modal_data.camera` and `transition_chunks` (0 or 1) in `session.interaction`. The server's events are \
+those below.
 
 Times are in seconds. A rejected event is answered with `error`; only fatal errors close the socket. Close \
 codes: 1000 after `session.done`, 1001 after that of a server that stops, 1008 client error, 1009 message \

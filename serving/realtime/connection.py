@@ -158,6 +158,7 @@ class Connection:
             engine=self._service.engine.name,
             adapters=list(self._service.engine.adapters),
             action=ActionSchema.of(config.action),
+            tasks=list(self._service.tasks),
             fps=config.fps,
             chunk_frames=config.chunk_frames,
             image_size=config.codec.image_size,

@@ -250,6 +250,8 @@ class SessionCreated(Event):
     engine: str
     adapters: list[str]
     action: ActionSchema
+    tasks: list[str]
+    """What the model was trained on: rounds, imagine (to start from a text), describe, ask, inverse."""
     fps: int
     chunk_frames: int
     image_size: int | tuple[int, int]

@@ -47,6 +47,10 @@ FRAME_RESPONSES: dict[int | str, dict[str, Any]] = {
                 "schema": {"type": "boolean"},
                 "description": "Whether the episode ends with the round, if the model predicts it.",
             },
+            "x-confidence": {
+                "schema": {"type": "number"},
+                "description": "How well the round fits the text of the action, if `confidence` asks for it.",
+            },
         },
     }
 }
@@ -54,9 +58,14 @@ FRAME_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 async def frames_response(
-    format: FrameFormat, frames: np.ndarray, fps: float, round_number: int, outcome: Outcome | None = None
+    format: FrameFormat,
+    frames: np.ndarray,
+    fps: float,
+    round_number: int,
+    outcome: Outcome | None = None,
+    confidence: float | None = None,
 ) -> Response:
-    """Encode frames in a thread; return them with headers for round, step, count, frame rate and outcome."""
+    """Encode frames in a thread; return them with headers that describe them."""
     encoders: dict[FrameFormat, Callable[[np.ndarray], bytes]] = {
         "mp4": partial(encode_video, fps=fps),
         "zip": encode_png_frames,
@@ -72,6 +81,8 @@ async def frames_response(
     }
     if outcome is not None:
         headers |= {"x-reward": f"{outcome.reward:g}", "x-ended": str(outcome.ended).lower()}
+    if confidence is not None:
+        headers |= {"x-confidence": f"{confidence:.4f}"}
     return Response(data, media_type=MEDIA_TYPES[format], headers=headers)
 
 

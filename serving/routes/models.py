@@ -49,4 +49,12 @@ async def list_start_images(
 
 
 def _model_object(context: ServerContext, name: str) -> protocol.ModelObject:
-    return protocol.ModelObject(id=name, created=context.started_at, owned_by="worldmodel")
+    config = context.model_config
+    return protocol.ModelObject(
+        id=name,
+        created=context.started_at,
+        owned_by="worldmodel",
+        tasks=list(context.service.tasks),
+        pace=config.pace,
+        confidence_threshold=context.service.confidence_threshold,
+    )

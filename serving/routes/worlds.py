@@ -28,6 +28,7 @@ from worldmodel.serving.routes.route_class import (
 )
 from worldmodel.serving.worlds.owned import OwnedWorld
 from worldmodel.serving.worlds.saved import Origin
+from worldmodel.types import Action
 
 WORLD = (*OBJECT, 409)
 """Statuses of routes of one world, which another replica may play."""
@@ -96,12 +97,20 @@ async def delete(context: Context, world: World) -> protocol.Deleted:
     responses=FRAME_RESPONSES | errors(*BODY, 404, 409, 504),
 )
 async def step(
-    request: Request, context: Context, world: World, body: protocol.StepRequest, format: Format = "mp4"
+    request: Request,
+    context: Context,
+    world: World,
+    body: protocol.StepRequest,
+    format: Format = "mp4",
+    confidence: Annotated[bool, Query(description="Whether to return `x-confidence` for a text.")] = False,
 ) -> Response:
     """Play one round and return its frames; repeating the last step returns the same frames."""
+    action, fps = Action.of(plain(body.action)), context.model_config.fps
     frames = await while_connected(request, context.worlds.step(world, body.step_id, plain(body.action)))
-    fps = context.model_config.fps
-    return await frames_response(format, frames, fps, body.step_id, world.world.outcome)
+    outcome, fit = world.world.outcome, None
+    if confidence and action.text is not None:
+        fit = await while_connected(request, context.worlds.confidence(world, body.step_id, action.text))
+    return await frames_response(format, frames, fps, body.step_id, outcome, fit)
 
 
 @router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES | errors(*WORLD))
@@ -213,6 +222,7 @@ def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:
         seed=world.settings.seed,
         num_inference_steps=world.settings.num_inference_steps,
         guidance_scale=world.settings.guidance_scale,
+        progress=None if entry.progress is None else round(100 * entry.progress),
         snapshots=list(world.snapshots),
         outcome=world.outcome and protocol.OutcomeObject(**asdict(world.outcome)),
         idle_timeout_s=context.config.idle_timeout_s,

@@ -57,6 +57,12 @@ class OwnedWorld:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     running: "asyncio.Task[Any] | None" = None
     """The call that is in progress; closing the world cancels it."""
+    progress: float | None = None
+    """Share of the denoising steps of the round that is being played; None without one."""
+
+    def report(self, steps: int, total: int) -> None:
+        """Record the progress of the round that is being played."""
+        self.progress = steps / total
 
     @property
     def owner(self) -> str:

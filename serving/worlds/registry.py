@@ -354,11 +354,27 @@ class WorldRegistry:
             if step_id != next_id:
                 raise StepOutOfOrderError(f"step_id is {step_id}; the next step_id is {next_id}.")
             began = time.monotonic()
-            frames = await self._run(entry, entry.world.step(act))
+            entry.progress = 0.0
+            try:
+                frames = await self._run(entry, entry.world.step(act, entry.report))
+            finally:
+                entry.progress = None
             self.metrics.chunk(time.monotonic() - began)
             entry.last_step = CommittedStep(step_id, act, frames)
             await self._changed(entry)
             return frames
+
+    async def confidence(self, entry: OwnedWorld, step_id: int, words: str) -> float:
+        """Return how well round `step_id`, the newest one, fits an action in words.
+
+        Raises:
+            StepOutOfOrderError: another round was played since.
+            InputError: the engine computes no likelihoods.
+        """
+        async with self._locked(entry):
+            if entry.world.round != step_id:
+                raise StepOutOfOrderError(f"Round {step_id} is no longer the newest; it has no confidence.")
+            return await self._run(entry, entry.world.confidence(words))
 
     async def reset(self, entry: OwnedWorld, origin: Origin | None) -> np.ndarray:
         """Restart a world from `origin`, by default from its first one; return the first observation."""

@@ -28,7 +28,7 @@ from worldmodel.models.conditioning import Condition
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.round import RoundInputs, SamplingParams, finish, prepare, start_chunks
-from worldmodel.rollout.session import read_question, transition
+from worldmodel.rollout.session import confidence_rows, read_question, transition
 from worldmodel.rollout.state import WorldState, newest_observation
 from worldmodel.serving.engine.batching import CONDITION, DENOISE, PREPARE, Batcher, Compute
 from worldmodel.serving.engine.completion import Completion, TextParams, last
@@ -89,6 +89,17 @@ class WorldService:
     def identity(self) -> str:
         """Digest of the model's config and weights."""
         return identify(self.model)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What the model was trained on or, where its folder does not say, what its actions permit."""
+        permitted = ("rounds", "imagine", "describe", "ask", "inverse")
+        return self.model.tasks or permitted[: None if self.model.config.action.text else 1]
+
+    @property
+    def confidence_threshold(self) -> float | None:
+        """The model's `confidence_threshold`; None where the engine computes no likelihoods."""
+        return self.model.config.confidence_threshold if self.engine.name == "in-process" else None
 
     @property
     def frame_size(self) -> str:
@@ -377,6 +388,18 @@ class World:
             service = self._service
             observation = transition(service.model, self._state)
             return (await last(service.read(observation, WHAT_HAPPENED, self.settings.adapter))).text
+
+    async def confidence(self, words: str) -> float:
+        """Return how well the last round fits an action in words; see `Session.confidence`.
+
+        Raises:
+            InputError: there is only one observation so far, or the engine computes no likelihoods.
+        """
+        async with self._used():
+            service = self._service
+            rows = await service.compute.run(confidence_rows, service.model, self._state, words)
+            said, nothing = await service.engine.log_likelihoods(rows, self.settings.adapter)
+            return said - nothing
 
     def fork(self) -> "World":
         """Return an independent copy of the world, without its snapshots."""

@@ -179,7 +179,13 @@ def test_image_generation_matches_session(api: LocalClient, model: WorldModel) -
 
 
 def test_models_health_and_openapi(api: LocalClient) -> None:
-    assert [each["id"] for each in api.get("/v1/models").json()["data"]] == ["tiny"]
+    (described,) = api.get("/v1/models").json()["data"]
+    assert (described["id"], described["pace"], described["confidence_threshold"]) == (
+        "tiny",
+        "realtime",
+        None,
+    )
+    assert described["tasks"] == ["rounds", "imagine", "describe", "ask", "inverse"]
     assert api.get("/health").json() == {"status": "ok"}
     assert api.get("/ready").json() == {"status": "ok"}
     schema = api.get("/openapi.json").json()

@@ -189,6 +189,24 @@ def test_describe_and_infer_action_match_session(
     assert api.post(f"{path}/infer_action").json()["text"] == session.infer_action()
 
 
+def test_confidence_is_returned_for_texts_if_asked_for(
+    api: LocalClient, model: WorldModel, image: np.ndarray, png: bytes
+) -> None:
+    path = f"/v1/worlds/{start(api, png, seed='3')['id']}/step"
+    session = model.session(seed=3)
+    session.reset(image)
+    for step_id, (action, asked) in enumerate(
+        (("the red ball jumps", False), ("the red ball jumps", True), ({"keys": ["left"]}, True)), 1
+    ):
+        session.step(action)
+        params = {"confidence": "true"} if asked else {}
+        response = api.post(path, params=params, json={"step_id": step_id, "action": action})
+        assert ("x-confidence" in response.headers) is (asked and isinstance(action, str))
+        if "x-confidence" in response.headers:
+            expected = session.confidence("the red ball jumps")
+            assert float(response.headers["x-confidence"]) == pytest.approx(expected, abs=0.05)
+
+
 def test_world_from_text_matches_session(api: LocalClient, model: WorldModel) -> None:
     world = api.post("/v1/worlds", json={"text": "a red ball", "seed": 5}).json()
     seen = frames_of(api.get(f"/v1/worlds/{world['id']}/frames", params=NPY))

@@ -17,10 +17,12 @@ from worldmodel import media
 from worldmodel.errors import ConfigError, InputError, OutputError, WorldModelError
 from worldmodel.media.tensors import to_frames
 from worldmodel.models.backbone.prefix_cache import History
+from worldmodel.models.text import sequences
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
 from worldmodel.rollout.round import LocalEngine
-from worldmodel.types import Action
+from worldmodel.rollout.session import transition
+from worldmodel.types import NOTHING_HAPPENS, WHAT_HAPPENED, Action
 
 LEFT, JUMP = "the red ball moves left", "the blue box jumps"
 ROUND_TOKENS = 4 + 32 + 16
@@ -397,3 +399,23 @@ def test_save_refuses_a_name_it_cannot_write(session: Session, tmp_path: Path) -
             session.save(tmp_path / name)
         assert isinstance(caught.value, WorldModelError)
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_confidence_is_the_likelihood_of_the_words_less_that_of_nothing(model: WorldModel) -> None:
+    session = model.session(seed=1)
+    session.reset(text="a red ball")
+    with pytest.raises(InputError, match="only one observation"):
+        session.confidence("the ball jumps")
+    session.step("the ball jumps")
+
+    def likelihood(words: str) -> float:
+        observation = transition(model, session.state)
+        ((embeds, labels),) = sequences(model, [observation], [WHAT_HAPPENED], [words])
+        scores = model.backbone.logits(model.backbone(embeds[None])[0]).log_softmax(dim=-1)
+        told = [scores[row, label].item() for row, label in enumerate(labels.tolist()) if label >= 0]
+        assert len(told) == len(model.backbone.token_ids(words)) + 1
+        return sum(told) / len(told)
+
+    expected = likelihood("the ball jumps") - likelihood(NOTHING_HAPPENS)
+    assert session.confidence("the ball jumps") == pytest.approx(expected, abs=1e-4)
+    assert session.confidence(NOTHING_HAPPENS) == pytest.approx(0, abs=1e-5)

@@ -54,6 +54,23 @@ def test_two_actions_give_two_futures(tiny: WorldModel) -> None:
     assert {obj.colour for obj in shapes.find_objects(blown[-1], "night")} == {"red"}
 
 
+def test_it_tells_sentences_from_nonsense(tiny: WorldModel) -> None:
+    threshold = tiny.config.confidence_threshold
+    assert threshold is not None
+    for index in range(3):
+        sample = shapes.sample_clip("single", 9, index)
+        for text, understood in ((sample.text, True), ("please make a dragon fly over the castle", False)):
+            session = tiny.session(seed=index)
+            session.reset(sample.clip.first_frame)
+            session.step(text)
+            assert (session.confidence(text) > threshold) is understood, text
+
+
+def test_it_says_what_it_was_trained_on(tiny: WorldModel) -> None:
+    assert tiny.tasks == ("rounds", "imagine", "describe", "ask", "inverse")
+    assert WorldModel.from_pretrained("minigrid-doorkey").tasks == ("rounds",)
+
+
 def test_it_describes_observations(tiny: WorldModel) -> None:
     scene = shapes.Scene("night", (shapes.place_in_zone("red", "ball", "large", "left"),))
     session = tiny.session()

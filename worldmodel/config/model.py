@@ -355,6 +355,9 @@ class WorldModelConfig:
     pace: Literal["realtime", "on_action"] = "realtime"
     """Pace of live sessions by default. realtime: the world runs on without actions. on_action: it waits for
     them, as when every frame of the training data has an action."""
+    confidence_threshold: float | None = None
+    """Value of `Session.confidence` below which the model has probably not understood an action in words;
+    null if it was not measured (`benchmarks/confidence.py`)."""
     sampler: Literal["chunk", "swin"] = "chunk"
     """chunk: chunks are generated one after the other. swin: a chunk starts to be denoised while the one
     before it is still noisy (Causal Swin-DPM), which needs an even `num_inference_steps`."""

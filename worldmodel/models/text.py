@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 96
 """Longest text that is decoded by default."""
+TextSequence = tuple[Float[Tensor, "_ d"], Int[Tensor, " _"]]
+"""Embeddings, and the token that each position should predict, or -100."""
 
 
 @torch.no_grad()
@@ -30,7 +32,7 @@ def sequences(
     observations: Sequence[Observation],
     prompts: Sequence[str | None],
     answers: Sequence[str] | None = None,
-) -> list[tuple[Float[Tensor, "_ d"], Int[Tensor, " _"]]]:
+) -> list[TextSequence]:
     """Return the embeddings of vision tokens, prompt and (in training) answer, and the labels.
 
     Every observation is a batch of one. A label is the token that a position should predict, or -100; labels

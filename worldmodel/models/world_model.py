@@ -42,6 +42,7 @@ class WorldModel(nn.Module, PretrainedMixin):
 
     agreement = Agreement()  # the processes that train the model
     start_images: Sequence[StartImage] = ()  # images to start from, saved with the model
+    tasks: tuple[str, ...] | None = None  # those it was trained on, if its folder says so
 
     def __init__(self, config: WorldModelConfig, backbone: Backbone, folder: Path | None = None) -> None:
         """Build the parts around a backbone; those of other libraries are read from `folder`, if given."""

@@ -9,12 +9,13 @@ import numpy as np
 
 from worldmodel import media
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.models.text import TextSequence, sequences
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.recording import Recording
 from worldmodel.rollout.round import LocalEngine, SamplingParams, play_round
 from worldmodel.rollout.state import WorldState, last_transition, newest_observation, observed_frames
-from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, AnyAction, Outcome
+from worldmodel.types import DESCRIBE, NOTHING_HAPPENS, WHAT_HAPPENED, Action, AnyAction, Outcome
 
 MAX_QUESTION_CHARACTERS = 400
 
@@ -114,6 +115,20 @@ class Session:
             InputError: there is only one observation so far.
         """
         return self.model.generate_text(transition(self.model, self.state), WHAT_HAPPENED)[0]
+
+    def confidence(self, words: str) -> float:
+        """Return how well the last round fits an action in words; nonsense fits badly.
+
+        It is the mean log-likelihood of the words as the answer to "what happened", less that of "nothing
+        happens", in nats per token: one more pass of the backbone. Below `model.config.confidence_threshold`
+        the model has probably not understood them.
+
+        Raises:
+            InputError: there is only one observation so far.
+        """
+        rows = confidence_rows(self.model, self.state, words)
+        said, nothing = self.model.backbone.log_likelihoods(rows)
+        return said - nothing
 
     # ---- snapshots -----------------------------------------------------------------------------------
 
@@ -227,6 +242,16 @@ def read_question(question: str | None) -> str:
             f"The question has {len(question)} characters; use {MAX_QUESTION_CHARACTERS} or fewer."
         )
     return question
+
+
+def confidence_rows(model: WorldModel, state: WorldState, words: str) -> list[TextSequence]:
+    """Return the sequences whose likelihoods `Session.confidence` compares.
+
+    Raises:
+        InputError: there is only one observation so far.
+    """
+    observation, answers = transition(model, state), [words, NOTHING_HAPPENS]
+    return sequences(model, [observation] * 2, [WHAT_HAPPENED] * 2, answers)
 
 
 def transition(model: WorldModel, state: WorldState) -> Observation:

@@ -1,6 +1,6 @@
 """The backbone: an unmodified causal language model of transformers, fed with embeddings."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +239,24 @@ class Backbone(nn.Module):
             embeds = self.embed(token[:, None])
         rows = torch.stack(tokens, dim=1).tolist() if tokens else [[] for _ in range(prefix.shape[0])]
         return [self.text(row) for row in rows]
+
+    @torch.no_grad()
+    def log_likelihoods(
+        self, sequences: Sequence[tuple[Float[Tensor, "_ d"], Int[Tensor, " _"]]]
+    ) -> list[float]:
+        """Return the mean log-likelihood of each sequence's labels, in nats per token.
+
+        A sequence has embeddings and the token that each position should predict, or -100.
+        """
+        pad = nn.utils.rnn.pad_sequence
+        hidden = self(pad([embeds for embeds, _ in sequences], batch_first=True))
+        labels = pad([labels for _, labels in sequences], batch_first=True, padding_value=-100)
+        labels = to_device(labels, hidden.device)
+        rows = []
+        for states, wanted in zip(hidden, labels, strict=True):
+            scores = self.logits(states[wanted >= 0]).float().log_softmax(dim=-1)
+            rows.append(float(scores.gather(1, wanted[wanted >= 0, None]).mean()))
+        return rows
 
 
 def _check_model_type(model_type: object, extra: Container[str] = ()) -> str:

@@ -152,6 +152,7 @@ def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
     own = model.named_parameters(recurse=False)
     _fill({str(tokens.get(name, name)): parameter for name, parameter in own}, folder / TOKENS)
     model.start_images = read_start_images(folder, config)
+    model.tasks = read_tasks(folder)
     return model
 
 
@@ -185,6 +186,14 @@ def read_start_images(folder: Path, config: WorldModelConfig) -> tuple[StartImag
         )
     except InputError as error:
         raise ModelError(f"{folder / START_IMAGES} cannot be read: {error}") from None
+
+
+def read_tasks(folder: Path) -> tuple[str, ...] | None:
+    """Return the tasks of all stages in which a model was trained; None if its config.json does not say."""
+    training = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("training") or {}
+    stages = (training.get("config") or {}).get("stages") or {}
+    weights = [stage.get("tasks") or {} for stage in stages.values()]
+    return tuple(dict.fromkeys(task for each in weights for task, share in each.items() if share)) or None
 
 
 def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], bool] | None = None) -> None:
