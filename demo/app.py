@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.worlds import World, get_world
@@ -67,7 +67,8 @@ def run(
 
         reader = FlowReader(flow)
     with served(model) if model else nullcontext(server or "") as url:
-        blocks = build(url, None if model else os.environ.get(KEY_VARIABLE), world, reader)
+        key = None if model else os.environ.get(KEY_VARIABLE)
+        blocks = build(url, key, world, reader, restarts=model is not None)
         try:
             address = page.launch(blocks, port)
         except OSError:
@@ -84,6 +85,7 @@ def build(
     api_key: str | None = None,
     world: str | None = None,
     flow: "FlowReader | None" = None,
+    restarts: bool = False,
 ) -> "gr.Blocks":
     """Return the page for the server at `client_url`; `page.launch` shows it.
 
@@ -92,6 +94,7 @@ def build(
         api_key: Key of the server.
         world: Name of the world whose actions the page suggests.
         flow: Reader of a flow whose clips the page shows.
+        restarts: Whether the server is started again if it ends.
 
     Raises:
         ConfigError: There is no such world.
@@ -99,7 +102,8 @@ def build(
     from worldmodel.demo.page import Page
     from worldmodel.serving.client import AsyncClient
 
-    return Page(AsyncClient(client_url, api_key), get_world(world) if world else World(), flow).blocks
+    catalog = get_world(world) if world else World()
+    return Page(AsyncClient(client_url, api_key), catalog, flow, restarts).blocks
 
 
 def world_of(model: str) -> str | None:
@@ -111,66 +115,103 @@ def world_of(model: str) -> str | None:
 
 @contextmanager
 def served(model: str) -> Iterator[str]:
-    """Serve a model on a free local port during the block; yields the server's URL.
+    """Serve a model on a free local port during the block, again if the server ends; yields its URL.
 
     Raises:
         ModelError: the server does not start; the message is the server's own.
     """
     port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    # The server is local and private; with keys in its environment it would require one from this page.
-    environment = {name: value for name, value in os.environ.items() if name != "WORLDMODEL_API_KEYS"}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        (Path(folder) / "log.txt").open("w+", errors="replace") as log,
-    ):
+    with tempfile.TemporaryDirectory() as folder:
         options = ["--host", "127.0.0.1", "--port", str(port), "--data-dir", str(Path(folder) / "data")]
         # All visitors of the page count as one caller without a key.
         options += ["--max-worlds-per-key", "64"]
-        process = subprocess.Popen(  # noqa: S603 -- this package's own command
-            [sys.executable, "-P", "-m", "worldmodel", "serve", model, *options],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
-        )
+        command = [sys.executable, "-P", "-m", "worldmodel", "serve", model, *options]
+        server = LocalServer(command, f"http://127.0.0.1:{port}", Path(folder) / "log.txt")
         try:
             print(f"Loading {model} …", flush=True)
-            _await_ready(process, url, log)
-            yield url
+            server.start()
+            threading.Thread(target=server.watch, daemon=True).start()
+            yield server.url
         finally:
-            _stop(process)
+            server.stop()
 
 
-def _await_ready(process: "subprocess.Popen[bytes]", url: str, log: IO[str]) -> None:
-    from worldmodel.serving.client import Client
+class LocalServer:
+    """A server in a process of its own, which is started again when it ends by itself."""
 
-    deadline = time.monotonic() + START_TIMEOUT_S
-    with Client(url, timeout_s=5) as client:
-        while not client.ready():
-            if process.poll() is not None:
-                log.seek(0)
-                errors = [line for line in log.read().splitlines() if line.startswith("error: ")]
-                raise ModelError(
-                    errors[-1].removeprefix("error: ")
-                    if errors
-                    else "The server exited during startup; run `worldmodel serve` to see why."
-                )
-            if time.monotonic() > deadline:
-                raise ModelError(
-                    f"The server was not ready after {START_TIMEOUT_S:.0f} s; run `worldmodel serve` and "
-                    "pass its URL as --server."
-                )
-            time.sleep(0.2)
+    def __init__(self, command: list[str], url: str, log: Path) -> None:
+        """Prepare the server that `command` starts at `url`; its output goes to `log`."""
+        self.command, self.url, self.log = command, url, log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
 
+    def start(self) -> None:
+        """Start the process and wait until the server is ready.
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        Raises:
+            ModelError: the server does not start; the message is the server's own.
+        """
+        # The server is local and private; with keys in its environment it would require one from this page.
+        environment = {name: value for name, value in os.environ.items() if name != "WORLDMODEL_API_KEYS"}
+        with self.log.open("w", errors="replace") as log:
+            self._process = subprocess.Popen(  # noqa: S603 -- this package's own command
+                self.command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
+            )
+        self._await_ready(self._process)
+
+    def watch(self) -> None:
+        """Start the server again whenever it ends; without success, interrupt this process."""
+        while not self._stopping.is_set():
+            assert self._process is not None
+            code = self._process.wait()
+            if self._stopping.is_set():
+                return
+            print(f"The server has ended (exit code {code}) and is started again.", flush=True)
+            try:
+                self.start()
+                if self._stopping.is_set():
+                    self.stop()
+            except ModelError as error:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    def stop(self) -> None:
+        """End the process."""
+        self._stopping.set()
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _await_ready(self, process: "subprocess.Popen[bytes]") -> None:
+        from worldmodel.serving.client import Client
+
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with Client(self.url, timeout_s=5) as client:
+            while not client.ready() and not self._stopping.is_set():
+                if process.poll() is not None:
+                    lines = self.log.read_text(errors="replace").splitlines()
+                    errors = [line for line in lines if line.startswith("error: ")]
+                    raise ModelError(
+                        errors[-1].removeprefix("error: ")
+                        if errors
+                        else "The server exited during startup; run `worldmodel serve` to see why."
+                    )
+                if time.monotonic() > deadline:
+                    raise ModelError(
+                        f"The server was not ready after {START_TIMEOUT_S:.0f} s; run `worldmodel serve` and "
+                        "pass its URL as --server."
+                    )
+                time.sleep(0.2)
 
 
 def _free_port() -> int:

@@ -1,10 +1,13 @@
 """The history of one visitor: branches of rollouts, with undo, fork and comparison.
 
-The server has only the current state of a world; the frames of earlier moments are kept here.
+The server has only the current state of a world; the frames of earlier moments are kept here. A world that
+the server no longer has is made again by playing its actions: equal seeds and actions give equal frames.
 """
 
 import asyncio
-from contextlib import AsyncExitStack
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +15,9 @@ import numpy as np
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
+from worldmodel.serving.client.aio import ModelInfo
 from worldmodel.serving.client.payloads import Observation
+from worldmodel.serving.errors import NotFoundError
 from worldmodel.types import Action, AnyAction, Outcome
 from worldmodel.worlds.base import Target, World
 
@@ -33,6 +38,8 @@ class Moment:
     """Objects for suggested actions."""
     outcome: Outcome | None = None
     """Reward and end that the model predicts for the round, if it predicts them."""
+    doubtful: bool = False
+    """Whether the model has probably not understood the words of the action."""
 
     @property
     def label(self) -> str:
@@ -50,6 +57,8 @@ class Branch:
     world: AsyncRemoteWorld
     moments: list[Moment]
     at: int = 0
+    first_round: int = 0
+    """Round of the world at the first moment."""
 
     @property
     def now(self) -> Moment:
@@ -57,131 +66,184 @@ class Branch:
         return self.moments[self.at]
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What a world starts from."""
+
+    seed: int
+    observation: Observation | None = None
+    text: str | None = None
+
+    async def start(self, client: AsyncClient) -> AsyncRemoteWorld:
+        """Start a world on a server."""
+        return await client.worlds.create(self.observation, text=self.text, seed=self.seed)
+
+
 @dataclass
 class RolloutHistory:
-    """All branches of one visitor; calls are serialised by a lock."""
+    """All branches of one visitor; the caller makes one call at a time."""
 
     client: AsyncClient
     catalog: World
     """The world that suggests actions."""
+    model: ModelInfo
     branches: list[Branch]
+    origin: Origin | None = None
+    """None if the worlds were found on the server."""
     current: int = 0
     futures: list[tuple[AsyncRemoteWorld, Moment]] = field(default_factory=list)
     """Two compared worlds, each one step ahead of the branch."""
     count: int = 1
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    """By which only the visitor can find it again."""
 
     @classmethod
     async def start(
         cls,
         client: AsyncClient,
         catalog: World,
-        seed: int,
-        observation: Observation | None = None,
-        *,
-        text: str | None = None,
+        model: ModelInfo,
+        origin: Origin,
         targets: tuple[Target, ...] = (),
     ) -> "RolloutHistory":
-        """Start from an image or a video, or from a description; `targets` are its known objects."""
-        world = await client.worlds.create(observation, text=text, seed=seed)
-        first = Moment(None, await world.frames(), await world.snapshot())
-        first.targets = await _find_targets(catalog, world, first, targets)
-        return cls(client, catalog, [Branch("Main", world, [first])])
+        """Start a world; `targets` are its known objects."""
+        self = cls(client, catalog, model, [], origin)
+        self.branches = [await self._branch("Main", await origin.start(client), targets)]
+        return self
+
+    @classmethod
+    async def reopen(
+        cls, client: AsyncClient, catalog: World, model: ModelInfo, worlds: Sequence[str]
+    ) -> "RolloutHistory":
+        """Continue worlds that are live on the server, whose earlier moments are not known.
+
+        Raises:
+            NotFoundError: the server has none of them.
+        """
+        self = cls(client, catalog, model, [])
+        for identity in worlds[:MAX_BRANCHES]:
+            with suppress(NotFoundError):
+                world = await client.worlds.open(identity)
+                name = f"Fork {len(self.branches)}" if self.branches else "Main"
+                self.branches.append(await self._branch(name, world))
+        if not self.branches:
+            raise NotFoundError("The earlier world was closed after a time without use; start a new one.")
+        self.count = len(self.branches)
+        return self
 
     @property
     def branch(self) -> Branch:
         """The current branch."""
         return self.branches[self.current]
 
+    @property
+    def address(self) -> str:
+        """What the visitor's browser keeps: the key, and the worlds of the branches."""
+        return " ".join((self.key, *(branch.world.id for branch in self.branches)))
+
     async def step(self, action: AnyAction) -> None:
         """Run a round from the current moment, and drop the moments after it."""
-        async with self.lock:
-            branch = self.branch
-            if branch.at + 1 >= MAX_MOMENTS:
-                raise InputError(
-                    f"The branch has {MAX_MOMENTS} moments, which is the maximum; start a new world."
-                )
-            await self._drop_futures()
-            parsed = Action.of(action)
-            clip = await branch.world.step(parsed)
-            await self._append(branch, Moment(parsed, clip, outcome=branch.world.outcome))
+        branch, threshold = self.branch, self.model.confidence_threshold
+        if branch.at + 1 >= MAX_MOMENTS:
+            raise InputError(
+                f"The branch has {MAX_MOMENTS} moments, which is the maximum; start a new world."
+            )
+        await self._drop_futures()
+        parsed, world = Action.of(action), await self._synchronised()
+        clip = await world.step(parsed, confidence=threshold is not None)
+        doubtful = threshold is not None and world.confidence is not None and world.confidence < threshold
+        await self._append(branch, Moment(parsed, clip, outcome=world.outcome, doubtful=doubtful))
 
     async def go(self, index: int) -> None:
         """Go to an earlier or later moment of the branch."""
-        async with self.lock:
-            branch = self.branch
-            if not 0 <= index < len(branch.moments) or index == branch.at:
-                return
-            moment = branch.moments[index]
-            try:
-                if moment.snapshot is None:
-                    raise InputError("no snapshot")
-                await branch.world.restore(moment.snapshot)
-            # Servers keep only the newest snapshots, and forks none of their parent: replaying gives the same
-            # frames.
-            except InputError:
-                await branch.world.reset()
-                for earlier in branch.moments[1 : index + 1]:
-                    await branch.world.step(earlier.action)
-                moment.snapshot = await branch.world.snapshot()
+        branch = self.branch
+        if 0 <= index < len(branch.moments) and index != branch.at:
+            await self._synchronised()
+            await self._return_to(branch, index)
             branch.at = index
+
+    async def _synchronised(self) -> AsyncRemoteWorld:
+        """Return the world of the branch, in the state of the current moment.
+
+        It is in another one if a call was cancelled after the server had played the round.
+        """
+        branch = self.branch
+        try:
+            await branch.world.refresh()
+        except NotFoundError:
+            if self.origin is None:
+                raise
+            branch.world = await self.origin.start(self.client)
+            for moment in branch.moments:
+                moment.snapshot = None  # snapshots belong to a world
+        if branch.world.round != branch.first_round + branch.at:
+            await self._return_to(branch, branch.at)
+        return branch.world
+
+    async def _return_to(self, branch: Branch, index: int) -> None:
+        moment = branch.moments[index]
+        try:
+            if moment.snapshot is None:
+                raise InputError("This moment was not saved; go to another one, or start a new world.")
+            await branch.world.restore(moment.snapshot)
+        # Servers keep only the newest snapshots, and forks none of their parent: replaying gives the same
+        # frames.
+        except (InputError, NotFoundError):
+            if branch.first_round:
+                raise
+            await branch.world.reset()
+            for earlier in branch.moments[1 : index + 1]:
+                await branch.world.step(earlier.action)
+            moment.snapshot = await branch.world.snapshot()
 
     async def fork(self) -> None:
         """Continue in a copy of the current branch."""
-        async with self.lock:
-            if len(self.branches) >= MAX_BRANCHES:
-                raise InputError(
-                    f"There are {MAX_BRANCHES} branches, which is the maximum; start a new world."
-                )
-            branch = self.branch
-            world = await branch.world.fork()
-            moments = [replace(moment, snapshot=None) for moment in branch.moments[: branch.at + 1]]
-            self.branches.append(Branch(f"Fork {self.count}", world, moments, branch.at))
-            self.current, self.count = len(self.branches) - 1, self.count + 1
+        if len(self.branches) >= MAX_BRANCHES:
+            raise InputError(f"There are {MAX_BRANCHES} branches, which is the maximum; start a new world.")
+        branch, world = self.branch, await (await self._synchronised()).fork()
+        moments = [replace(moment, snapshot=None) for moment in branch.moments[: branch.at + 1]]
+        self.branches.append(Branch(f"Fork {self.count}", world, moments, branch.at, branch.first_round))
+        self.current, self.count = len(self.branches) - 1, self.count + 1
 
     async def compare(self, first: AnyAction, second: AnyAction) -> None:
         """Run two actions from the same moment concurrently; `choose` continues with one of them."""
         actions = [Action.of(first), Action.of(second)]
-        async with self.lock:
-            await self._drop_futures()
-            async with AsyncExitStack() as stack:
-                worlds = [await stack.enter_async_context(await self.branch.world.fork()) for _ in actions]
-                clips = await asyncio.gather(*(w.step(a) for w, a in zip(worlds, actions, strict=True)))
-                stack.pop_all()  # keep the worlds open
-            moments = [
-                Moment(action, clip, outcome=world.outcome)
-                for action, clip, world in zip(actions, clips, worlds, strict=True)
-            ]
-            self.futures = list(zip(worlds, moments, strict=True))
+        await self._drop_futures()
+        parent = await self._synchronised()
+        async with AsyncExitStack() as stack:
+            worlds = [await stack.enter_async_context(await parent.fork()) for _ in actions]
+            clips = await asyncio.gather(*(w.step(a) for w, a in zip(worlds, actions, strict=True)))
+            stack.pop_all()  # keep the worlds open
+        moments = [
+            Moment(action, clip, outcome=world.outcome)
+            for action, clip, world in zip(actions, clips, worlds, strict=True)
+        ]
+        self.futures = list(zip(worlds, moments, strict=True))
 
     async def choose(self, index: int) -> None:
         """Continue with one of the two compared worlds."""
-        async with self.lock:
-            if not 0 <= index < len(self.futures):
-                return
-            world, moment = self.futures.pop(index)
-            await self._drop_futures()
-            branch = self.branch
-            previous, branch.world = branch.world, world
-            for earlier in branch.moments:
-                earlier.snapshot = None  # snapshots belong to a world
-            await previous.close()
-            await self._append(branch, moment)
+        if not 0 <= index < len(self.futures):
+            return
+        world, moment = self.futures.pop(index)
+        await self._drop_futures()
+        branch = self.branch
+        previous, branch.world = branch.world, world
+        for earlier in branch.moments:
+            earlier.snapshot = None  # snapshots belong to a world
+        await previous.close()
+        await self._append(branch, moment)
 
     async def forget_futures(self) -> None:
         """End a comparison without choosing."""
-        async with self.lock:
-            await self._drop_futures()
+        await self._drop_futures()
 
     async def describe(self, question: str | None) -> str:
         """Describe the current frame, or answer a question about it."""
-        async with self.lock:
-            return await self.branch.world.describe(question)
+        return await (await self._synchronised()).describe(question)
 
     async def explain(self) -> str:
         """Return the action that the model infers from the last round."""
-        async with self.lock:
-            return await self.branch.world.infer_action()
+        return await (await self._synchronised()).infer_action()
 
     def frames(self) -> np.ndarray:
         """Return all frames up to the current moment, uint8 `[t, h, w, 3]`."""
@@ -201,19 +263,26 @@ class RolloutHistory:
         branch.moments[branch.at + 1 :] = [moment]
         branch.at += 1
         moment.snapshot = await branch.world.snapshot()
-        moment.targets = await _find_targets(self.catalog, branch.world, moment, earlier)
+        moment.targets = await self._find_targets(branch.world, moment, earlier)
+
+    async def _branch(self, name: str, world: AsyncRemoteWorld, targets: tuple[Target, ...] = ()) -> Branch:
+        first = Moment(None, await world.frames(), await world.snapshot())
+        first.targets = await self._find_targets(world, first, targets)
+        return Branch(name, world, [first], first_round=world.round)
 
     async def _drop_futures(self) -> None:
         await asyncio.gather(*(world.close() for world, _ in self.futures))
         self.futures = []
 
+    async def _find_targets(
+        self, world: AsyncRemoteWorld, moment: Moment, before: tuple[Target, ...]
+    ) -> tuple[Target, ...]:
+        """Return the objects that actions can name: from pixels, or the model's description, or as before.
 
-async def _find_targets(
-    catalog: World, world: AsyncRemoteWorld, moment: Moment, before: tuple[Target, ...]
-) -> tuple[Target, ...]:
-    """Return the objects that actions can name: from pixels, or the model's description, or as before.
-
-    Earlier ones keep their order, so that buttons do not move.
-    """
-    found = catalog.targets_in(moment.clip[-1]) or catalog.targets_named(await world.describe()) or before
-    return tuple(sorted(found, key=lambda each: before.index(each) if each in before else len(before)))
+        Earlier ones keep their order, so that buttons do not move.
+        """
+        found = self.catalog.targets_in(moment.clip[-1])
+        if not found and "describe" in self.model.tasks:
+            found = self.catalog.targets_named(await world.describe())
+        found = found or before
+        return tuple(sorted(found, key=lambda each: before.index(each) if each in before else len(before)))

@@ -1,6 +1,6 @@
 """Layout of the page; its event handlers are in page.py."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
@@ -29,14 +29,23 @@ watch('value', () => {
 });
 """
 TEXT_LIMIT, QUESTION_LIMIT = 1000, 400
+INTRODUCTION = """
+<section class="wm-intro" aria-label="What this is">
+<p>A <b>world model</b> predicts what you see next from what you see now and what is done. Nothing here is a
+recording or a game engine: every frame is generated.</p>
+<ol><li><b>Act</b>A round takes your action and makes the next frames.</li>
+<li><b>Branch</b>Go back to any moment, fork it, or compare two futures of it.</li>
+<li><b>Play live</b>The other tab streams the world while you steer it.</li></ol></section>
+"""
 
 
 class Layout:
     """All components of the page, created in the order of the page."""
 
-    def __init__(self, state: gr.State, flow: "FlowReader | None") -> None:
+    def __init__(self, flow: "FlowReader | None") -> None:
         """Create the components in the current `gr.Blocks`, with a tab for a flow if there is one."""
-        self.history = state
+        # The visitor's worlds, which the browser keeps; the style sheet hides this component.
+        self.worlds = gr.Textbox(show_label=False, container=False, elem_id="wm-worlds")
         self.head = gr.HTML(rendering.header("Steer a world by text."), elem_id="wm-head")
         with gr.Tabs(elem_id="wm-tabs"):
             with gr.Tab("Steer"):
@@ -55,10 +64,19 @@ class Layout:
                 with gr.Tab("Data") as data_tab:
                     DataTab(flow).connect(data_tab.select)
 
+    @property
+    def all(self) -> list[Any]:
+        """Everything that the handlers of the tab Steer change."""
+        return [
+            *(self.worlds, self.starting, self.status, self.start, self.play, self.main, self.futures),
+            *(self.compare, self.undo, self.stage, self.timeline, self.branches, self.palette, self.words),
+            *(self.action, self.answer, self.first, self.second, self.upload, self.download),
+            *(self.own_words, self.describe, self.explain, self.asking, *self.stages),
+        ]
+
     def _lay_out_start(self) -> None:
-        gr.HTML(
-            '<h2>Pick a scene</h2><p class="wm-quiet">Then describe what happens next, round after round.</p>'
-        )
+        gr.HTML('<h2>Pick a scene</h2><p class="wm-quiet">Then say what happens next, round after round.</p>')
+        self.starting = gr.HTML(js_on_load=ON_CLICK, elem_classes="wm-progress")
         self.tiles = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-tiles")
         with gr.Row(equal_height=False, elem_id="wm-own"):
             with gr.Column(min_width=280):
@@ -67,26 +85,24 @@ class Layout:
                     label="Image (PNG, JPEG, WebP) or video (MP4)",
                     file_types=[".png", ".jpg", ".jpeg", ".webp", ".mp4"],
                     type="binary",
-                    height=120,
+                    height=104,
                     elem_id="wm-upload",
                 )
-            with gr.Column(min_width=280):
+            with gr.Column(min_width=280, elem_id="wm-describe-own") as self.own_words:
                 gr.HTML("<h3>or describe one</h3>")
                 self.text = _line("night background, a small red ball at the left", "wm-text", lines=2)
-                with gr.Row(equal_height=False, elem_id="wm-settings"):
-                    self.imagine = gr.Button(
-                        "Generate", variant="primary", elem_id="wm-imagine", min_width=120
-                    )
-                    self.seed = gr.Number(
-                        0, label="Seed", precision=0, minimum=0, min_width=90, elem_id="wm-seed"
-                    )
+                self.imagine = gr.Button("Generate", variant="primary", elem_id="wm-imagine", min_width=120)
+        self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=90, elem_id="wm-seed")
+        gr.HTML(INTRODUCTION)
 
     def _lay_out_main(self) -> None:
-        with gr.Column(min_width=300):
-            self.stage = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-stage")
+        with gr.Column(min_width=300, scale=5, elem_id="wm-left"):
+            with gr.Column(elem_id="wm-view"):
+                self.stage = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-stage")
+                self.status = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-status", elem_classes="wm-progress")
             self.branches = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-branches")
             self.timeline = gr.HTML(js_on_load=ON_CLICK + SCROLL_TO_CURRENT, elem_id="wm-strip")
-        with gr.Column(min_width=300):
+        with gr.Column(min_width=300, scale=6):
             with gr.Row(elem_id="wm-say", equal_height=True):
                 self.action = _line("What happens next?", "wm-action", scale=5)
                 self.act = gr.Button("Go", variant="primary", scale=1, min_width=64, elem_id="wm-act")
@@ -113,7 +129,7 @@ class Layout:
             with gr.Row(equal_height=True):
                 self.describe = _button("Describe", "wm-describe")
                 self.explain = _button("What happened?", "wm-explain")
-            with gr.Row(equal_height=True):
+            with gr.Row(equal_height=True) as self.asking:
                 self.question = _line(
                     "Ask: how many things are there", "wm-question", scale=4, max_length=QUESTION_LIMIT
                 )

@@ -2,7 +2,9 @@
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -10,19 +12,25 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from worldmodel.demo import rendering
-from worldmodel.demo.history import RolloutHistory
+from worldmodel.demo.history import Origin, RolloutHistory
+from worldmodel.demo.jobs import Job, JobQueue
 from worldmodel.demo.layout import Layout
 from worldmodel.demo.theme import theme
 from worldmodel.errors import InputError, WorldModelError
 from worldmodel.serving.client import AsyncClient
+from worldmodel.serving.client.aio import ModelInfo
+from worldmodel.serving.client.errors import ServerUnreachableError
 from worldmodel.types import AnyAction, StartImage
 from worldmodel.worlds import World
+from worldmodel.worlds.base import Target
 
 if TYPE_CHECKING:
     from worldmodel.demo.flow_reader import FlowReader
 
 MAX_UPLOAD = "20mb"
-STATE_LIFETIME_S = 3600
+HISTORY_LIFETIME_S = 3600
+"""Time without use after which a visitor's frames are dropped."""
+STATUS_AFTER_S, STATUS_EVERY_S = 0.25, 0.5
 SAVE = """
 (uri) => {
   if (!uri) return;
@@ -32,10 +40,14 @@ SAVE = """
   link.click();
 }
 """
+# A tab keeps its worlds over a reload; another tab begins with none.
+RECALL = "() => [sessionStorage.getItem('worldmodel.worlds') ?? '']"
+REMEMBER = "(worlds) => { sessionStorage.setItem('worldmodel.worlds', worlds); }"
 
-Handler = Callable[..., Awaitable[Any]]
 Updates = dict[Any, Any]
 """New values of components."""
+Handler = Callable[..., Awaitable[Updates]]
+"""Called with the visitor's history, the event and the values of the inputs."""
 
 
 def launch(page: gr.Blocks, port: int | None) -> str:
@@ -57,145 +69,259 @@ def launch(page: gr.Blocks, port: int | None) -> str:
     return address
 
 
-def _with_warnings(handler: Handler, needs_world: bool) -> Handler:
-    """Show errors of the visitor and the server as a warning, and leave the page unchanged."""
-
-    @functools.wraps(handler)
-    async def wrapped(history: RolloutHistory | None, *args: Any) -> Any:
-        try:
-            if needs_world and history is None:
-                raise InputError("There is no world; pick a scene first.")
-            return await handler(history, *args)
-        except WorldModelError as error:
-            gr.Warning(escape(" ".join(str(error).split())), duration=8)
-            return gr.skip()
-
-    return wrapped
-
-
 class Page:
-    """The page and its event handlers; the only state is the history of each visitor."""
+    """The page and its event handlers; the only state is the history and the queue of each visitor."""
 
-    def __init__(self, client: AsyncClient, catalog: World, flow: "FlowReader | None" = None) -> None:
+    def __init__(
+        self, client: AsyncClient, catalog: World, flow: "FlowReader | None" = None, restarts: bool = False
+    ) -> None:
         """Create the page for the client of a server, with the suggested actions of a world.
 
-        With a flow, it has a tab that shows its clips.
+        With a flow, it has a tab that shows its clips. `restarts`: whether a server that ends is started
+        again.
         """
-        self.client, self.catalog = client, catalog
+        self.client, self.catalog, self.restarts = client, catalog, restarts
         self.start_images: Sequence[StartImage] = ()
         """Those of the server's model, from the first visit on."""
+        self.model = ModelInfo("")
+        self.histories: dict[str, tuple[RolloutHistory, float]] = {}
+        """By a key that only the visitor's browser knows, with the time of the last use."""
+        self.queues: dict[str | None, JobQueue] = {}
+        """By open page."""
         with gr.Blocks(title="worldmodel", analytics_enabled=False) as self.blocks:
-            state = gr.State(None, time_to_live=STATE_LIFETIME_S, delete_callback=_close_callback())
-            self.at = Layout(state, flow)
+            self.at = Layout(flow)
             self._connect()
 
     def _connect(self) -> None:
-        at = self.at
-        shown = [
-            *(at.history, at.start, at.play, at.main, at.futures, at.compare, at.undo),
-            *(at.stage, at.timeline, at.branches, at.palette, at.words, at.action, at.answer, *at.stages),
-        ]
-        on = self._on
-        start = functools.partial(on, busy=[at.tiles], needs_world=False)
-        start(at.tiles.click, self._start_scene, [at.seed], shown)
-        start(at.upload.upload, self._start_upload, [at.upload, at.seed], [*shown, at.upload])
+        at, on = self.at, self._on
+        start = functools.partial(on, needs_world=False)
+        start(at.tiles.click, self._start_scene, [at.seed], "Starting the world")
+        start(at.upload.upload, self._start_upload, [at.upload, at.seed], "Reading the upload")
         for event in (at.imagine.click, at.text.submit):
-            start(event, self._start_text, [at.text, at.seed], shown)
+            start(event, self._start_text, [at.text, at.seed], "Generating the first frame")
         for event in (at.act.click, at.action.submit):
-            on(event, self._step_text, [at.action], shown)
-        on(at.palette.click, self._step_chip, [], shown)
-        on(at.undo.click, self._undo, [], shown)
-        on(at.timeline.click, self._go, [], shown)
-        on(at.branches.click, self._switch, [], shown)
-        on(at.fork.click, self._fork, [], shown)
-        on(at.open_compare.click, self._open_compare, [], [at.compare, at.first, at.second])
-        on(at.both.click, self._compare, [at.first, at.second], [at.main, at.futures, *at.stages])
+            on(event, self._step_text, [at.action], lambda _, text: text, early={at.action: ""})
+        on(at.palette.click, self._step_chip, [], lambda event: _field(event, "act") or "time passes")
+        on(at.undo.click, self._undo, [], "Undo")
+        on(at.timeline.click, self._go, [], "Going to another moment")
+        on(at.branches.click, self._switch, [], "Changing the branch")
+        on(at.fork.click, self._fork, [], "Forking")
+        on(at.open_compare.click, self._open_compare, [], "Compare")
+        on(at.both.click, self._compare, [at.first, at.second], "Two futures")
         for index, choice in enumerate(at.choices):
-            on(choice.click, functools.partial(self._choose, index), [], shown, busy=at.stages)
-        on(at.neither.click, self._forget, [], shown, busy=at.stages)
-        on(at.describe.click, self._describe, [], [at.answer])
-        on(at.explain.click, self._explain, [], [at.answer])
+            on(choice.click, functools.partial(self._choose, index), [], "Going on")
+        on(at.neither.click, self._forget, [], "Going back")
+        on(at.describe.click, self._describe, [], "Describing")
+        on(at.explain.click, self._explain, [], "Finding the last action")
         for event in (at.ask.click, at.question.submit):
-            on(event, self._ask, [at.question], [at.answer])
+            on(event, self._ask, [at.question], lambda _, question: question)
         for button, suffix in ((at.mp4, "mp4"), (at.gif, "gif")):
-            saved = on(button.click, functools.partial(self._save, suffix), [], [at.download])
+            saved = on(button.click, functools.partial(self._save, suffix), [], "Encoding the clip")
             saved.then(None, at.download, None, js=SAVE).then(
                 lambda: "", None, at.download, show_progress="hidden"
             )
-        on(at.anew.click, self._reset, [], [at.history, at.start, at.play], needs_world=False)
+        on(at.anew.click, self._reset, [], "Closing the world")
+        for shown in (at.status, at.starting):
+            shown.click(self._cancel, None, None, queue=False, api_visibility="private")
         # The iframe is loaded only when its tab is opened.
         at.live_tab.select(lambda: _frame(self.client.base_url), None, at.live, show_progress="hidden")
-        self.blocks.load(self._greet, None, [at.head, at.tiles], show_progress="hidden")
+        at.worlds.change(None, at.worlds, None, js=REMEMBER)
+        self.blocks.load(
+            self._greet, [at.worlds], [at.head, at.tiles, *at.all], js=RECALL, show_progress="hidden"
+        )
+
+    # ---- the queue of a visitor --------------------------------------------------------------------------
 
     def _on(
         self,
         event: Callable[..., Any],
         handler: Handler,
         inputs: list[Any],
-        outputs: list[Any],
-        busy: list[Any] | None = None,
+        label: str | Callable[..., str],
+        *,
         needs_world: bool = True,
+        early: Updates | None = None,
     ) -> Any:
+        """Connect a handler that runs when its turn comes; what it waits for is shown and can be cancelled.
+
+        `early` are updates of the moment in which the job is queued.
+        """
+
+        async def queued(
+            request: gr.Request, event: gr.EventData, worlds: str, *values: Any
+        ) -> AsyncIterator[Updates]:
+            async def call() -> Updates:
+                history = await self._find(worlds, needs_world)
+                job.world = history and history.branch.world.id
+                return await handler(history, event, *values)
+
+            queue = self.queues.setdefault(request.session_hash, JobQueue())
+            job = queue.add(label if isinstance(label, str) else label(event, *values), call)
+            async for updates in self._watch(queue, job, early or {}):
+                yield updates
+            if not queue.jobs:
+                self.queues.pop(request.session_hash, None)
+
         return event(
-            _with_warnings(handler, needs_world),
-            [self.at.history, *inputs],
-            outputs,
-            show_progress="minimal",
-            show_progress_on=busy or [self.at.stage],
-            trigger_mode="once",
+            queued,
+            [self.at.worlds, *inputs],
+            self.at.all,
+            show_progress="hidden",
+            trigger_mode="multiple",
+            concurrency_limit=None,
             api_visibility="private",
         )
 
-    # ---- start -----------------------------------------------------------------------------------------
+    async def _watch(self, queue: JobQueue, job: Job, updates: Updates) -> AsyncIterator[Updates]:
+        """Yield the state of the queue until a job is done, then its result."""
+        assert job.task is not None
+        timeout_s = STATUS_AFTER_S
+        try:
+            if updates or len(queue.jobs) > 1:
+                yield updates | self._status(queue)
+            while not (await asyncio.wait({job.task}, timeout=timeout_s))[0]:
+                timeout_s = STATUS_EVERY_S
+                if job is queue.jobs[0]:
+                    await self._read_progress(job)
+                yield self._status(queue)
+            updates = job.task.result()
+        except asyncio.CancelledError:
+            if not job.task.cancelled():
+                raise
+            updates = {}
+        except WorldModelError as error:
+            updates, queue.note = {}, self._explain_error(error)
+        finally:
+            job.cancel()
+            queue.jobs.remove(job)
+        yield updates | self._status(queue)
 
-    async def _greet(self) -> Any:
+    def _status(self, queue: JobQueue) -> Updates:
+        return dict.fromkeys((self.at.status, self.at.starting), rendering.status(queue.jobs, queue.note))
+
+    async def _read_progress(self, job: Job) -> None:
+        if job.world is not None:
+            with suppress(WorldModelError):
+                job.progress = (await self.client.worlds.open(job.world)).info.progress
+
+    def _explain_error(self, error: WorldModelError) -> str:
+        if isinstance(error, ServerUnreachableError) and self.restarts:
+            return "The server has ended and is being started again; repeat this in a few seconds."
+        return " ".join(str(error).split())
+
+    async def _cancel(self, request: gr.Request, event: gr.EventData) -> None:
+        number = _field(event, "index")
+        if (queue := self.queues.get(request.session_hash)) and number.isdecimal():
+            queue.cancel(int(number))
+
+    # ---- histories -------------------------------------------------------------------------------------
+
+    async def _find(self, worlds: str, is_needed: bool = True) -> RolloutHistory | None:
+        """Return the history of a visitor by what the browser keeps: a key, and the worlds of the branches.
+
+        Raises:
+            InputError: it is needed, and there is no world yet.
+            NotFoundError: it is needed, this process does not know the key, and the server has no such world.
+        """
+        key, *identities = worlds.split() or [""]
+        if key in self.histories:
+            history, _ = self.histories[key]
+        elif not is_needed:
+            return None
+        elif not identities:
+            raise InputError("There is no world; pick a scene first.")
+        else:
+            history = await RolloutHistory.reopen(self.client, self.catalog, self.model, identities)
+            history.key = key
+        self._keep(history)
+        return history
+
+    def _keep(self, history: RolloutHistory) -> None:
+        now = time.monotonic()
+        self.histories[history.key] = history, now
+        self.histories = {
+            each: kept for each, kept in self.histories.items() if now - kept[1] < HISTORY_LIFETIME_S
+        }
+
+    async def _greet(self, worlds: str) -> Updates:
+        """Show the model, what to start from and, after a reload, the visitor's world."""
+        at = self.at
         try:
             names = await self.client.models()
+            self.model = await self.client.model(names[0])
             self.start_images = await self.client.start_images(names[0])
-            return rendering.header(" · ".join(names)), rendering.tiles(self.start_images)
         except WorldModelError as error:
-            gr.Warning(escape(str(error)), duration=None)
-            return gr.skip()
+            return {at.starting: rendering.status((), self._explain_error(error))}
+        tasks = self.model.tasks
+        updates: Updates = {
+            at.head: rendering.header(" · ".join(names)),
+            at.tiles: rendering.tiles(self.start_images),
+            at.own_words: gr.Column(visible="imagine" in tasks),
+            at.words: gr.Group(visible=bool({"describe", "ask", "inverse"} & set(tasks))),
+            at.describe: gr.Button(visible="describe" in tasks),
+            at.explain: gr.Button(visible="inverse" in tasks),
+            at.asking: gr.Row(visible="ask" in tasks),
+            at.worlds: "",
+        }
+        if not worlds:
+            return updates
+        try:
+            history = await self._find(worlds)
+            assert history is not None
+            return updates | self._show(history)
+        except WorldModelError as error:
+            return updates | {at.starting: rendering.status((), self._explain_error(error))}
 
-    async def _start_scene(self, history: RolloutHistory | None, seed: float, event: gr.EventData) -> Updates:
+    # ---- start -----------------------------------------------------------------------------------------
+
+    async def _start_scene(
+        self, history: RolloutHistory | None, event: gr.EventData, seed: float | None
+    ) -> Updates:
         image = self.start_images[_index(event, len(self.start_images))].image
-        return await self._start(history, seed, image, targets=self.catalog.targets_in(image))
+        return await self._start(history, Origin(_seed(seed), image), self.catalog.targets_in(image))
 
-    async def _start_upload(self, history: RolloutHistory | None, data: bytes | None, seed: float) -> Updates:
+    async def _start_upload(
+        self, history: RolloutHistory | None, event: gr.EventData, data: bytes | None, seed: float | None
+    ) -> Updates:
         if not data:
             raise InputError("The file is empty; use a PNG, JPEG, WebP or MP4.")
-        return {**await self._start(history, seed, data), self.at.upload: None}
+        return {**await self._start(history, Origin(_seed(seed), data)), self.at.upload: None}
 
-    async def _start_text(self, history: RolloutHistory | None, text: str, seed: float) -> Updates:
-        if not text.strip():
-            raise InputError("Describe the scene, or pick one of the examples.")
+    async def _start_text(
+        self, history: RolloutHistory | None, event: gr.EventData, text: str, seed: float | None
+    ) -> Updates:
         text = text.strip()
-        return await self._start(history, seed, text=text, targets=self.catalog.targets_named(text))
+        if not text:
+            raise InputError("Describe the scene, or pick one of the examples.")
+        return await self._start(history, Origin(_seed(seed), text=text), self.catalog.targets_named(text))
 
     async def _start(
-        self, previous: RolloutHistory | None, seed: float | None, *origin: Any, **more: Any
+        self, previous: RolloutHistory | None, origin: Origin, targets: tuple[Target, ...] = ()
     ) -> Updates:
-        started = await RolloutHistory.start(self.client, self.catalog, int(seed or 0), *origin, **more)
+        started = await RolloutHistory.start(self.client, self.catalog, self.model, origin, targets)
         if previous is not None:
-            await previous.close()
+            await self._drop(previous)
+        self._keep(started)
         return self._show(started)
 
-    async def _reset(self, history: RolloutHistory | None) -> Updates:
-        if history is not None:
-            await history.close()
+    async def _drop(self, history: RolloutHistory) -> None:
+        self.histories.pop(history.key, None)
+        await history.close()
+
+    async def _reset(self, history: RolloutHistory, event: gr.EventData) -> Updates:
+        await self._drop(history)
         at = self.at
-        return {at.history: None, at.start: gr.Column(visible=True), at.play: gr.Column(visible=False)}
+        return {at.worlds: "", at.start: gr.Column(visible=True), at.play: gr.Column(visible=False)}
 
     # ---- steps -----------------------------------------------------------------------------------------
 
-    async def _step_text(self, history: RolloutHistory, text: str) -> Updates:
+    async def _step_text(self, history: RolloutHistory, event: gr.EventData, text: str) -> Updates:
         if not text.strip():
             raise InputError("Describe the action, or pick one of the suggestions.")
-        shown = await self._step(history, _typed(history, text))
-        return {**shown, self.at.action: gr.Textbox("", placeholder=_hint(history))}
+        return await self._step(history, _typed(history, text))
 
     async def _step_chip(self, history: RolloutHistory, event: gr.EventData) -> Updates:
-        kind, act = (str(event._data.get(name, "")) for name in ("kind", "act"))
+        kind, act = _field(event, "kind"), _field(event, "act")
         return await self._step(
             history, {"keys": [act]} if kind == "key" else None if kind == "wait" else act
         )
@@ -204,7 +330,7 @@ class Page:
         await history.step(action)
         return self._show(history)
 
-    async def _undo(self, history: RolloutHistory) -> Updates:
+    async def _undo(self, history: RolloutHistory, event: gr.EventData) -> Updates:
         if history.branch.at == 0:
             raise InputError("There is nothing to undo.")
         await history.go(history.branch.at - 1)
@@ -220,19 +346,20 @@ class Page:
         history.current = _index(event, len(history.branches))
         return self._show(history)
 
-    async def _fork(self, history: RolloutHistory) -> Updates:
+    async def _fork(self, history: RolloutHistory, event: gr.EventData) -> Updates:
         await history.fork()
-        gr.Info(f"Switched to {history.branch.name}; the previous branch is unchanged.", duration=5)
         return self._show(history)
 
-    async def _open_compare(self, history: RolloutHistory) -> Updates:
+    async def _open_compare(self, history: RolloutHistory, event: gr.EventData) -> Updates:
         suggested = [
             action for row in self.catalog.target_actions(history.branch.now.targets) for action in row
         ]
         first, second = (suggested[1].text, suggested[4].text) if len(suggested) > 4 else ("", "")
         return {self.at.compare: gr.Column(visible=True), self.at.first: first, self.at.second: second}
 
-    async def _compare(self, history: RolloutHistory, first: str, second: str) -> Updates:
+    async def _compare(
+        self, history: RolloutHistory, event: gr.EventData, first: str, second: str
+    ) -> Updates:
         at = self.at
         if not first.strip() or not second.strip():
             raise InputError("Describe two actions, one in each field.")
@@ -244,32 +371,33 @@ class Page:
         stages = dict(zip(at.stages, rendered, strict=True))
         return {at.main: gr.Row(visible=False), at.futures: gr.Column(visible=True), **stages}
 
-    async def _choose(self, index: int, history: RolloutHistory) -> Updates:
+    async def _choose(self, index: int, history: RolloutHistory, event: gr.EventData) -> Updates:
         await history.choose(index)
         return self._show(history)
 
-    async def _forget(self, history: RolloutHistory) -> Updates:
+    async def _forget(self, history: RolloutHistory, event: gr.EventData) -> Updates:
         await history.forget_futures()
         return self._show(history)
 
     # ---- questions and saving --------------------------------------------------------------------------
 
-    async def _describe(self, history: RolloutHistory) -> str:
-        return rendering.answer("Description", await history.describe(None))
+    async def _describe(self, history: RolloutHistory, event: gr.EventData) -> Updates:
+        return {self.at.answer: rendering.answer("Description", await history.describe(None))}
 
-    async def _explain(self, history: RolloutHistory) -> str:
-        return rendering.answer("Last action", await history.explain())
+    async def _explain(self, history: RolloutHistory, event: gr.EventData) -> Updates:
+        return {self.at.answer: rendering.answer("Last action", await history.explain())}
 
-    async def _ask(self, history: RolloutHistory, question: str) -> str:
+    async def _ask(self, history: RolloutHistory, event: gr.EventData, question: str) -> Updates:
         if not question.strip():
             raise InputError("Ask a question about the image, such as: how many things are there.")
-        return rendering.answer(question, await history.describe(question.strip()))
+        return {self.at.answer: rendering.answer(question, await history.describe(question.strip()))}
 
-    async def _save(self, suffix: str, history: RolloutHistory) -> str:
+    async def _save(self, suffix: str, history: RolloutHistory, event: gr.EventData) -> Updates:
         fps = history.branch.world.info.fps
-        return await asyncio.to_thread(
+        uri = await asyncio.to_thread(
             rendering.video_uri, history.frames(), fps, rendering.SAVED_SIDE, suffix
         )
+        return {self.at.download: uri}
 
     def _show(self, history: RolloutHistory) -> Updates:
         """Return the values of all components for a rollout history."""
@@ -277,23 +405,28 @@ class Page:
         info = branch.world.info
         before = branch.moments[branch.at - 1] if branch.at else None
         keys = () if info.action_schema["text"] else info.action_schema["keys"][:12]
+        waits = self.model.pace == "realtime"
+        heading = f"Round {branch.first_round + branch.at}"
         return {
-            at.history: history,
+            at.worlds: history.address,
             at.start: gr.Column(visible=False),
             at.play: gr.Column(visible=True),
             at.main: gr.Row(visible=True),
             at.futures: gr.Column(visible=False),
             at.compare: gr.Column(visible=False),
             at.undo: gr.Button(interactive=branch.at > 0),
-            at.stage: rendering.stage(branch.now, before, info.fps, f"Round {branch.at}"),
+            at.stage: rendering.stage(branch.now, before, info.fps, heading),
             at.timeline: rendering.timeline(branch),
             at.branches: rendering.branches(history),
-            at.palette: rendering.palette(self.catalog, branch.now.targets, branch.at, keys),
-            at.words: gr.Group(visible=info.action_schema["text"]),
+            at.palette: rendering.palette(self.catalog, branch.now.targets, branch.at, keys, waits),
             at.action: gr.Textbox(placeholder=_hint(history)),
             at.answer: "",
             **dict.fromkeys(at.stages, ""),
         }
+
+
+def _seed(value: float | None) -> int:
+    return int(value or 0)
 
 
 def _hint(history: RolloutHistory) -> str:
@@ -309,9 +442,14 @@ def _typed(history: RolloutHistory, text: str) -> AnyAction:
     )
 
 
+def _field(event: gr.EventData, name: str) -> str:
+    """Return a field of the clicked button; it comes from the browser and is not trusted."""
+    return str(event._data.get(name, "")) if isinstance(event._data, dict) else ""
+
+
 def _index(event: gr.EventData, count: int) -> int:
-    """Return the index of the clicked button; it comes from the browser and is not trusted."""
-    index = str(event._data.get("index", "")) if isinstance(event._data, dict) else ""
+    """Return the index of the clicked button."""
+    index = _field(event, "index")
     if not index.isdecimal() or int(index) >= count:
         raise InputError("This entry no longer exists; reload the page.")
     return int(index)
@@ -322,16 +460,3 @@ def _frame(base_url: str) -> str:
         f'<iframe src="{escape(base_url, quote=True)}/play" title="Play live" referrerpolicy="no-referrer" '
         'sandbox="allow-scripts allow-same-origin allow-forms"></iframe>'
     )
-
-
-def _close_callback() -> Callable[[RolloutHistory | None], None]:
-    """Return a callback that closes the worlds of a visitor who has left."""
-    running: set[asyncio.Task[None]] = set()
-
-    def close(history: RolloutHistory | None) -> None:
-        if history is not None:
-            task = asyncio.get_running_loop().create_task(history.close())
-            running.add(task)
-            task.add_done_callback(running.discard)
-
-    return close

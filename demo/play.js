@@ -4,6 +4,8 @@ const $ = (id) => document.getElementById(id);
 const ARROWS = { ArrowLeft: ["left"], ArrowRight: ["right"], ArrowUp: ["up", "forward"], ArrowDown: ["down", "backward"] };
 const SIGNS = { left: "←", right: "→", up: "↑", forward: "↑", down: "↓", backward: "↓" };
 const KEPT_LOG = 6;
+const LEAST_SIDE = 512;
+const LOOK = "look"; // event id of the descriptions that say which things are there
 const MAX_AHEAD_CHUNKS = 2; // a tab that was hidden drops frames instead of lagging
 
 const session = {
@@ -42,7 +44,7 @@ const screen = {
     if (this.frames.length && now >= this.nextAt) {
       const { index, bitmap } = this.frames.shift();
       const { width, height } = this.context.canvas;
-      this.context.imageSmoothingQuality = "high";
+      this.context.imageSmoothingEnabled = false;
       this.context.drawImage(bitmap, 0, 0, width, height);
       bitmap.close();
       // A late frame resets the schedule; frames on time keep it without drift.
@@ -140,6 +142,11 @@ const HANDLERS = {
     $("steps").max = event.limits.max_inference_steps;
     for (const name of ["steps", "guidance"]) $(name).disabled = !event.limits.max_inference_steps;
     showActions(event.action);
+    const can = (task) => event.tasks.includes(task);
+    $("imagine").hidden = !can("imagine");
+    $("describe").hidden = !can("describe");
+    $("wait").hidden = event.pace === "on_action"; // then it was trained with an action in every round
+    $("go").hidden = !can("imagine") && !$("file").files.length;
     $("paused").checked = event.pace === "on_action";
     offer(event.model);
     link("Connected", "open");
@@ -147,7 +154,9 @@ const HANDLERS = {
   "video.start"(event) {
     session.live = true;
     const canvas = $("screen");
-    canvas.height = Math.round((canvas.width * event.height) / event.width);
+    // Whole pixels: what is enlarged stays sharp, and the browser only shrinks what is large.
+    const scale = Math.max(1, Math.round(LEAST_SIDE / Math.min(event.width, event.height)));
+    [canvas.width, canvas.height] = [event.width * scale, event.height * scale];
     paced(event.pace);
     document.body.dataset.live = "";
     $("start").hidden = true;
@@ -168,6 +177,7 @@ const HANDLERS = {
     }
     if (event.source === "round") $("making").textContent = duration(event.generation_s * 1000);
     if (event.source === "restore") screen.clear();
+    if (event.source !== "round" || event.action) look();
   },
   "session.interaction.queued": (event) => mark(event.event_id, "waits"),
   "session.interaction.applied"(event) {
@@ -182,7 +192,7 @@ const HANDLERS = {
     tell(`Saved round ${event.round}.`);
   },
   "session.restored": (event) => tell(`Restored round ${event.round}.`),
-  "session.described": (event) => tell(event.text ? `“${event.text}”` : "The model has no description."),
+  "session.described": (event) => event.event_id === LOOK ? present(event.text) : tell(event.text ? `“${event.text}”` : "The model has no description."),
   "session.done"(event) {
     const why = {
       idle: "The world was closed after a period without input.",
@@ -192,6 +202,7 @@ const HANDLERS = {
     if (why) complain(why);
   },
   error(event) {
+    if (event.event_id === LOOK) return;
     complain(event.error.message);
     if (event.event_id) mark(event.event_id, "refused");
     if (event.fatal) session.socket.close();
@@ -209,7 +220,7 @@ function ended() {
   $("go").disabled = false;
   $("go").textContent = "Start";
   $("veil").hidden = false;
-  $("veil").textContent = "Start a world: describe it, or choose an image.";
+  $("veil").textContent = "Choose a scene to start.";
   $("screen").setAttribute("aria-label", "No live world");
 }
 
@@ -237,6 +248,20 @@ function press(key) {
   button?.classList.add("lit");
   setTimeout(() => button?.classList.remove("lit"), 150);
   act({ keys }, keys.join(" "));
+}
+
+/** Ask the model which things are there, if it can say so. */
+function look() {
+  if ($("things").children.length && session.hello.tasks.includes("describe")) send("session.describe", { event_id: LOOK });
+}
+
+/** Offer only the things that a description names; all of them if it names none. */
+function present(text) {
+  const words = new Set(text.toLowerCase().match(/[a-z]+/g));
+  const chips = [...$("things").children];
+  const there = chips.filter((chip) => words.has(chip.dataset.key));
+  for (const chip of chips) chip.hidden = there.length > 0 && !there.includes(chip);
+  if (there.length && !there.some((chip) => chip.dataset.key === session.thing)) choose(there[0].dataset.key);
 }
 
 function choose(thing) {
@@ -416,6 +441,7 @@ function pressed(event) {
   if (!event.repeat) use();
 }
 
+if (window.top !== window) document.body.dataset.embedded = ""; // the page around it has a title
 $("key").value = sessionStorage.getItem("worldmodel.key") ?? "";
 $("start").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -429,6 +455,7 @@ $("say").addEventListener("submit", (event) => {
 });
 $("file").addEventListener("change", () => {
   const file = $("file").files[0];
+  $("go").hidden = $("imagine").hidden && !file;
   $("filename").textContent = file ? file.name : "PNG, JPEG, WebP or MP4";
   $("unfile").hidden = !file;
   $("text").disabled = Boolean(file);

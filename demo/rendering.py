@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from worldmodel.demo.history import Branch, Moment, RolloutHistory
+from worldmodel.demo.jobs import Job
 from worldmodel.media import Frame, Frames
 from worldmodel.media.encoding import encode_png, encode_video
 from worldmodel.types import StartImage
@@ -17,6 +18,7 @@ from worldmodel.worlds.base import SuggestedAction, Target, World
 STAGE_SIDE = 512
 """Least side of clips in pixels: browsers blur videos that they enlarge."""
 SAVED_SIDE = 384
+SIGNS = {"left": "←", "right": "→", "up": "↑", "forward": "↑", "down": "↓", "backward": "↓"}
 MAX_TARGETS = 5
 """Rows of suggestions; more would push the timeline off the screen."""
 
@@ -50,6 +52,9 @@ def stage(moment: Moment, before: Moment | None, fps: float, heading: str) -> st
             f'aria-label="Clip; press to play again" style="background-image:url({background})"></video>'
         )
     words, outcome = escape(moment.label), ""
+    doubt = (
+        '<p class="wm-doubt">The model may not have understood these words.</p>' if moment.doubtful else ""
+    )
     if moment.outcome is not None:
         ended = " · the episode ends here" if moment.outcome.ended else ""
         outcome = f'<span class="wm-outcome">reward {moment.outcome.reward:.2f}{ended}</span>'
@@ -57,7 +62,7 @@ def stage(moment: Moment, before: Moment | None, fps: float, heading: str) -> st
     return (
         f'<figure class="wm-stage"><div class="wm-frame" style="aspect-ratio:{width}/{height}">{shown}</div>'
         f'<figcaption aria-live="polite"><b>{escape(heading)}</b><span>{words}</span>{outcome}'
-        "</figcaption></figure>"
+        f"</figcaption>{doubt}</figure>"
     )
 
 
@@ -91,17 +96,24 @@ def branches(history: RolloutHistory) -> str:
     return f'<div class="wm-branches" role="group" aria-label="Branches">{"".join(buttons)}</div>'
 
 
-def palette(catalog: World, targets: Sequence[Target], turn: int, keys: Sequence[str] = ()) -> str:
-    """Return suggested actions: a row for each target, and one of actions without a target."""
+def palette(
+    catalog: World, targets: Sequence[Target], turn: int, keys: Sequence[str] = (), waits: bool = True
+) -> str:
+    """Return suggested actions: a row for each target, and one of actions without a target.
+
+    `waits`: whether the world can be left alone for a round.
+    """
     targets = targets[:MAX_TARGETS]
     rows = [
         _row(_swatch(target.colour) + escape(target.name), map(_chip, actions))
         for target, actions in zip(targets, catalog.target_actions(targets), strict=True)
     ]
-    others = [_chip(SuggestedAction(key, key), "key") for key in keys]
-    others.append(_chip(SuggestedAction("time passes", ""), "wait"))
+    others = [_chip(SuggestedAction(SIGNS.get(key, key), key), "key") for key in keys]
+    if waits:
+        others.append(_chip(SuggestedAction("time passes", ""), "wait"))
     others += map(_chip, catalog.other_actions(targets, turn))
-    rows.append(_row("anything", others))
+    if others:
+        rows.append(_row("keys" if keys else "anything", others))
     return f'<div class="wm-palette" aria-label="Suggested actions">{"".join(rows)}</div>'
 
 
@@ -131,6 +143,32 @@ def tiles(start_images: Iterable[StartImage]) -> str:
     if not cells:
         return '<p class="wm-none">This model brings no images to start from; upload one of yours.</p>'
     return f'<div class="wm-tiles">{"".join(cells)}</div>'
+
+
+def status(jobs: Sequence[Job], note: str = "") -> str:
+    """Return what runs and what waits, each with a button that gives it up, and what went wrong last."""
+    parts = []
+    for job in jobs[:1]:
+        facts = " · ".join(
+            [f"{job.elapsed_s:.0f} s"] + ([] if job.progress is None else [f"{job.progress} %"])
+        )
+        value = "" if job.progress is None else f' value="{job.progress}"'
+        parts.append(
+            f'<div class="wm-running"><span>{escape(job.label)}</span><i>{facts}</i>{_cancel(job, "Cancel")}'
+            f'<progress max="100"{value}></progress></div>'
+        )
+    if waiting := "".join(
+        f"<li><span>{escape(job.label)}</span>{_cancel(job, '×')}</li>" for job in jobs[1:]
+    ):
+        parts.append(f'<div class="wm-waiting">Next: <ol>{waiting}</ol></div>')
+    if note:
+        parts.append(f'<p class="wm-note" role="alert">{escape(note)}</p>')
+    return f'<div role="status">{"".join(parts)}</div>' if parts else ""
+
+
+def _cancel(job: Job, words: str) -> str:
+    name = escape(f"Cancel: {job.label}", quote=True)
+    return f'<button type="button" data-index="{job.number}" aria-label="{name}">{words}</button>'
 
 
 def answer(question: str, text: str) -> str:

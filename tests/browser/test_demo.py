@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,16 @@ def plays(page: Any, selector: str = "#wm-stage") -> None:
 
 
 def note(page: Any) -> str:
-    toast = page.locator(".toast-body").last
-    toast.wait_for()
-    return toast.inner_text()
+    shown = page.locator(".wm-note:visible").last
+    shown.wait_for()
+    return shown.inner_text()
+
+
+def children_of(pid: int) -> list[str]:
+    """Return the ids of a process's children, whichever thread started them."""
+    return [
+        child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()
+    ]
 
 
 def fits(page: Any) -> bool:
@@ -135,11 +143,42 @@ def test_steer_undo_fork_compare_and_save(page: Any, tmp_path: Path, server: str
     assert httpx.get(f"{server}/v1/worlds", trust_env=False).json()["data"] == []
 
 
+def test_presses_made_meanwhile_are_played_and_a_reload_keeps_the_world(page: Any) -> None:
+    start(page)
+    for index in range(3):
+        page.locator(".wm-chip").nth(index).dispatch_event("click")
+    stands_at(page, 3, 4)
+    page.locator(".wm-chip").last.scroll_into_view_if_needed()
+    box = page.locator(".wm-frame").bounding_box()
+    if page.viewport_size["width"] < 641:  # the picture stays in view; on a desktop there is room for both
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= page.viewport_size["height"]
+    page.reload()
+    stands_at(page, 3, 4)
+    say(page, "the red ball jumps")
+    stands_at(page, 4, 5)
+    page.click("#wm-new")
+    page.wait_for_selector(".wm-tile")
+    page.reload()
+    page.wait_for_selector(".wm-tile")
+    assert page.locator("#wm-play").is_hidden()
+
+
 def test_live_tab(page: Any) -> None:
     page.get_by_role("tab", name="Play live").click()
     frame = page.frame_locator("#wm-live iframe")
-    frame.locator("h1, h2").first.wait_for()
+    frame.locator("#tiles button").first.click()
+    frame.locator("body[data-live]").wait_for()
+    assert frame.locator("h1").is_hidden()
+    key = frame.locator("#pad button").first
+    key.tap() if page.viewport_size["width"] < 641 else key.click()
+    frame.locator("#log li").first.wait_for()
+    canvas = frame.locator("#screen").bounding_box()
+    assert canvas["y"] >= 0
+    assert frame.locator("#screen").evaluate("canvas => canvas.width") == 512
     assert fits(page)
+    frame.locator("#stop").click()
+    frame.locator("#link[data-state=ended]").wait_for()
 
 
 def test_errors_are_warnings_and_change_nothing(page: Any, tmp_path: Path) -> None:
@@ -193,8 +232,15 @@ def test_command_starts_and_stops_its_own_server(model_folder: Path) -> None:
             assert answer.status_code == 200
             play = re.search(r"http://127\.0\.0\.1:\d+", answer.text.replace(address[0].rstrip("/"), ""))
             assert play is None, "the address of the server is sent only when the tab is opened"
+            (server,) = children_of(demo.pid)
+            os.kill(int(server), signal.SIGKILL)
+            assert any("started again" in line for line in demo.stdout)
+            deadline = time.monotonic() + 30
+            while server in children_of(demo.pid) or not children_of(demo.pid):
+                assert time.monotonic() < deadline, "the server was not started again"
+                time.sleep(0.1)
         finally:
-            children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
+            children = children_of(demo.pid)
             demo.send_signal(signal.SIGTERM)
         assert demo.wait(90) == 130
         assert children

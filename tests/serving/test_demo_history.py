@@ -1,0 +1,108 @@
+"""The demo's history of a visitor against a real server: worlds that are lost, cancelled calls, the queue."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from worldmodel.demo.history import Origin, RolloutHistory
+from worldmodel.demo.jobs import JobQueue
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.app import create_app
+from worldmodel.serving.client import AsyncClient
+from worldmodel.serving.errors import NotFoundError
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds.service import WorldService
+from worldmodel.worlds import World
+
+
+@pytest.fixture(scope="module")
+def address(
+    model: WorldModel,
+    listening: Callable[[Any], AbstractContextManager[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
+    config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), requests_per_minute=60_000)
+    with listening(create_app(WorldService(model), config)) as url:
+        yield url
+
+
+def play(address: str, body: Callable[[AsyncClient, RolloutHistory], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with AsyncClient(address) as client:
+            origin = Origin(3, text="a red ball")
+            history = await RolloutHistory.start(client, World(), await client.model(), origin)
+            await history.step({"keys": ["left"]})
+            await history.step("the red ball jumps")
+            await body(client, history)
+            await history.close()
+
+    asyncio.run(run())
+
+
+def test_a_world_that_the_server_lost_is_made_again(address: str) -> None:
+    async def body(client: AsyncClient, history: RolloutHistory) -> None:
+        lost = history.branch.world.id
+        twin = await history.branch.world.fork()
+        await history.branch.world.close()
+        await history.step({"keys": ["right"]})
+        assert history.branch.world.id != lost
+        assert (history.branch.at, history.branch.world.round) == (3, 3)
+        np.testing.assert_array_equal(history.branch.now.clip, await twin.step({"keys": ["right"]}))
+        await twin.close()
+
+    play(address, body)
+
+
+def test_a_round_whose_answer_was_cancelled_is_undone(address: str) -> None:
+    async def body(client: AsyncClient, history: RolloutHistory) -> None:
+        # The server has played a round of which the history does not know.
+        await (await client.worlds.open(history.branch.world.id)).step(None)
+        await history.step({"keys": ["right"]})
+        assert history.branch.world.round == history.branch.at == 3
+
+    play(address, body)
+
+
+def test_worlds_are_reopened_by_their_ids(address: str) -> None:
+    async def body(client: AsyncClient, history: RolloutHistory) -> None:
+        await history.fork()
+        _, *ids = history.address.split()
+        again = await RolloutHistory.reopen(client, World(), history.model, ids)
+        assert [branch.world.id for branch in again.branches] == ids
+        np.testing.assert_array_equal(again.branch.now.clip, history.branch.now.clip)
+        await again.step({"keys": ["left"]})
+        assert (again.branch.at, again.branch.world.round) == (1, 3)
+        await again.go(0)
+        assert again.branch.world.round == 2
+        with pytest.raises(NotFoundError):
+            await RolloutHistory.reopen(client, World(), history.model, ["world-gone"])
+
+    play(address, body)
+
+
+def test_jobs_run_in_order_and_can_be_cancelled_while_they_run_or_wait() -> None:
+    async def run() -> None:
+        queue, made = JobQueue(), list[str]()
+        release = asyncio.Event()
+
+        def job(name: str) -> Callable[[], Awaitable[None]]:
+            async def call() -> None:
+                await release.wait()
+                made.append(name)
+
+            return call
+
+        jobs = [queue.add(name, job(name)) for name in "abcd"]
+        await asyncio.sleep(0)
+        assert [each.began is not None for each in jobs] == [True, False, False, False]
+        queue.cancel(jobs[0].number)
+        queue.cancel(jobs[2].number)
+        release.set()
+        await asyncio.wait([each.task for each in jobs if each.task])
+        assert made == ["b", "d"]
+
+    asyncio.run(run())
