@@ -34,7 +34,6 @@ class ResponseBody(BaseModel):
 
 # Actions
 
-
 Action = ActionBody | Prompt | None
 """A text, an `ActionBody`, or null for the empty action."""
 
@@ -452,7 +451,7 @@ class ModelObject(ResponseBody):
     created: int
     owned_by: str
     tasks: list[str]
-    """What it was trained on (`stages.NAME.tasks`); or, where it is not known, what its actions permit."""
+    """What it was trained on (`stages.NAME.tasks`) or, where it is not known, what its actions permit."""
     pace: Literal["realtime", "on_action"]
     """Whether its worlds run on without actions, or wait for them."""
     confidence_threshold: float | None
