@@ -19,6 +19,7 @@ from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import Engine, InProcessEngine
 from worldmodel.serving.errors import UnavailableError
 from worldmodel.serving.settings import EngineOptions
+from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import WorldService
 
 pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
@@ -100,6 +101,29 @@ def test_pan_is_served_for_thirty_rounds(pan: WorldModel, name: str, tmp_path: P
             assert service.stats()["kv_bytes"] <= found.kv_bytes
         finally:
             await service.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["frames", "text"])
+def test_pan_is_exported_and_goes_on_elsewhere(pan: WorldModel, start: str) -> None:
+    """A causal codec, and a chunk that the next one overlaps."""
+
+    async def body() -> None:
+        here, there = WorldService(pan), WorldService(pan)
+        try:
+            first = {"text": "a car"} if start == "text" else {"frames": np.zeros((1, 64, 128, 3), np.uint8)}
+            world = await here.start(**first)  # type: ignore[arg-type]
+            for _ in range(2):
+                data = SavedWorld(world.settings, world.state(), Origin()).to_bytes(here.identity)
+                saved = SavedWorld.from_bytes(data, pan, there.identity)
+                copy = await there.resume(saved.settings, saved.state)
+                clips = [await each.step("the car turns left") for each in (world, copy)]
+                assert np.array_equal(*clips)
+        finally:
+            await here.close()
+            await there.close()
 
     asyncio.run(body())
 
