@@ -55,10 +55,14 @@ class ServerContext:
         """Config of the served model."""
         return self.service.model.config
 
-    async def stop(self, timeout_s: float) -> None:
-        """End all WebSocket sessions, finish videos, and leave worlds to other replicas."""
+    def stop_sessions(self) -> None:
+        """End all WebSocket sessions, because the server was asked to stop."""
         for event in self.sessions:
             event.set()
+
+    async def stop(self, timeout_s: float) -> None:
+        """End all WebSocket sessions, finish videos, and leave worlds to other replicas."""
+        self.stop_sessions()
         await asyncio.gather(self.jobs.drain(timeout_s), self.worlds.stop(timeout_s))
 
     def require_running(self) -> None:

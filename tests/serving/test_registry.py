@@ -67,12 +67,12 @@ def test_failed_start_releases_its_slot(model: WorldModel, image: np.ndarray) ->
 def test_idle_worlds_are_closed(model: WorldModel, image: np.ndarray) -> None:
     async def body(registry: WorldRegistry) -> None:
         world = await registry.start("alice", Origin(frames=image[None]), registry.service.settings())
-        registry.sweep(60)
-        assert registry.get("alice", world.world.id) is world
-        registry.sweep(-1)
+        await registry.sweep(60)
+        assert await registry.get("alice", world.world.id) is world
+        await registry.sweep(-1)
         assert len(registry) == 0 and registry.owned_by("alice") == []
         with pytest.raises(NotFoundError):
-            registry.get("alice", world.world.id)
+            await registry.get("alice", world.world.id)
         with pytest.raises(NotFoundError):
             await registry.step(world, 1, None)
 
