@@ -19,7 +19,9 @@ from fastapi import FastAPI
 
 from worldmodel.errors import ConfigError, OutputError, WorldModelError
 from worldmodel.models.adapters import Adapters
+from worldmodel.models.inference import optimize
 from worldmodel.models.loading import model_folder
+from worldmodel.models.offload import Offload
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import logs
 from worldmodel.serving.app import create_app
@@ -77,16 +79,14 @@ async def serve(
     config = replace(config, model_name=config.model_name or folder.resolve().name)
     with _bind(host, port) as listener:
         print(f"loading {config.model_name} ...", file=sys.stderr, flush=True)  # this can take minutes
-        model = WorldModel.from_pretrained(name_or_path, device=_resolve_device(device))
-        compute = Compute()
         options = options or EngineOptions()
+        model = _load_model(name_or_path, _resolve_device(device), options.offload)
+        compute = Compute()
         if engine == "auto":
             engine = "vllm" if importlib.util.find_spec("vllm") is not None else "in-process"
         limits = engine_limits.resolve(options, model, engine)
         LOG.info("starting the %s engine: %s", engine, limits)
-        if engine != "vllm":
-            model.backbone.model.to(limits.dtype)  # type: ignore[arg-type]
-        attached = Adapters(model, adapters, elsewhere=("backbone",) if engine == "vllm" else ())
+        attached = _prepare(model, adapters or {}, options, limits.dtype, engine)
         runner = await _start_engine(engine, folder, model, compute, attached, options, limits)
         service = WorldService(
             model, runner, compute=compute, adapters=attached, max_batch=limits.max_sessions
@@ -135,6 +135,37 @@ def check_http(options: HttpOptions, keys: Keys) -> None:
                 f"The certificate {str(options.tls_certificate)!r} and its key cannot be used ({error}); "
                 "pass two files in PEM format that belong together."
             ) from None
+
+
+def _load_model(name_or_path: str, device: torch.device, offload: bool) -> WorldModel:
+    if not offload:
+        return WorldModel.from_pretrained(name_or_path, device=device)
+    if device.type == "cpu":
+        raise ConfigError(
+            "--offload keeps parts on the CPU instead of a GPU, and the device is cpu; omit it."
+        )
+    model = WorldModel.from_pretrained(name_or_path)
+    Offload(model, device)
+    return model
+
+
+def _prepare(
+    model: WorldModel, adapters: Mapping[str, Path], options: EngineOptions, dtype: torch.dtype, engine: str
+) -> Adapters:
+    """Attach adapters to a model and make it cheaper, as the options say."""
+    in_process = engine != "vllm"
+    if in_process:
+        model.backbone.model.to(dtype)  # type: ignore[arg-type]
+    attached = Adapters(model, adapters, elsewhere=() if in_process else ("backbone",))
+    if options.offload and (name := attached.replaces("generator", "codec")):
+        raise ConfigError(f"An adapter replaces {name!r} as a whole, which --offload cannot move; omit one.")
+    optimize(
+        model,
+        options.cache_threshold,
+        options.quantization if in_process else None,
+        options.compile,
+    )
+    return attached
 
 
 async def _start_engine(

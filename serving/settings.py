@@ -92,7 +92,7 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Settings of the engine that runs the backbone; `engine.limits` derives those that are None."""
+    """Settings of backbone and generator; `engine.limits` derives those of the backbone that are None."""
 
     dtype: Literal["float32", "bfloat16"] | None = None
     """Data type of the backbone's weights, keys and values; by default that of the model."""
@@ -105,6 +105,12 @@ class EngineOptions:
     tensor_parallel_size: int = 1
     """GPUs among which vLLM divides the backbone."""
     quantization: str | None = None
-    """Quantization of the backbone by vLLM, such as fp8."""
+    """Weights of backbone and generator in 8 bits: int8 or fp8; with vLLM, a method of its own (backbone)."""
+    cache_threshold: float | None = None
+    """Relative change below which a denoising step reuses a prediction; by default the model's."""
+    compile: bool = False
+    """Whether the generator's transformer blocks are compiled."""
+    offload: bool = False
+    """Whether codec, generator and text encoder wait on the CPU while they are not used."""
     enforce_eager: bool = True
     """Whether vLLM runs without CUDA graphs."""

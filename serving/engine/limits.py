@@ -57,12 +57,10 @@ def resolve(
     Raises:
         ConfigError: the model does not fit the options, the engine or the memory.
     """
-    if engine != "vllm" and (
-        options.tensor_parallel_size != 1 or options.quantization or not options.enforce_eager
-    ):
+    if engine != "vllm" and (options.tensor_parallel_size != 1 or not options.enforce_eager):
         raise ConfigError(
-            f"tensor_parallel_size is {options.tensor_parallel_size}, quantization {options.quantization} "
-            f"and enforce_eager {options.enforce_eager}, which need --engine vllm; leave them out."
+            f"tensor_parallel_size is {options.tensor_parallel_size} and enforce_eager "
+            f"{options.enforce_eager}, which need --engine vllm; leave them out."
         )
     dtype = getattr(torch, options.dtype) if options.dtype else model.backbone.model.dtype
     length = _length(options.max_model_len, model)

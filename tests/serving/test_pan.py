@@ -72,8 +72,8 @@ def test_options_that_cannot_hold_pan_are_refused_with_the_numbers(pan: WorldMod
             limits.resolve(options, pan, "vllm", free_bytes=2**30)
     fewer = limits.resolve(EngineOptions(dtype="bfloat16"), pan, "vllm", free_bytes=2**26)
     assert 1 <= fewer.max_sessions < limits.MAX_SESSIONS  # what fits
-    with pytest.raises(ConfigError, match="quantization fp8"):
-        limits.resolve(EngineOptions(quantization="fp8"), pan, "in-process")
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 2"):
+        limits.resolve(EngineOptions(tensor_parallel_size=2), pan, "in-process")
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from worldmodel.cli.eval_data import add_data_options, check_options, data_suite
-from worldmodel.cli.model import load_model
+from worldmodel.cli.model import add_inference_options, load_model
 from worldmodel.cli.parser import Parser
 from worldmodel.errors import InputError
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     else:
         settings, suite = data_suite(args, config, settings)
     check_split(suite, settings.split)
-    model = load_model(args.model)
+    model = load_model(args.model, args)
     results = evaluate(model, settings, suite, progress=sys.stderr.isatty() or args.progress)
     results["model"] = name
     page = write_report(results, folder, suite)
@@ -77,6 +77,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--rounds", type=int, default=10, metavar="N", help="rounds per rollout (default: %(default)s)"
     )
+    add_inference_options(parser)
     parser.add_argument("--json", metavar="FILE", help="also write all figures to a JSON file")
     parser.add_argument(
         "--report", metavar="FOLDER", help="folder of the report (default: outputs/eval-MODEL)"

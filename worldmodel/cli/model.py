@@ -1,21 +1,47 @@
 """Model loading for verbs."""
 
+import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
 
 
-def load_model(name: str) -> "WorldModel":
-    """Load a model by name or path.
+def load_model(name: str, options: argparse.Namespace | None = None) -> "WorldModel":
+    """Load a model by name or path, prepared by the options of `add_inference_options`.
 
     Raises:
         ModelError: there is no such model, or its files are damaged.
+        ConfigError: an option is out of range or not available.
     """
     from worldmodel.models.world_model import WorldModel
 
     quiet_transformers()
-    return WorldModel.from_pretrained(name)
+    model = WorldModel.from_pretrained(name)
+    if options is not None:
+        from worldmodel.models.inference import optimize
+
+        optimize(model, options.cache_threshold, options.quantization, options.compile)
+    return model
+
+
+def add_inference_options(group: "argparse._ActionsContainer") -> None:
+    """Add the options that make inference cheaper."""
+    group.add_argument(
+        "--cache-threshold",
+        type=float,
+        metavar="X",
+        help="reuse the generator's prediction while it changes by less than this share, 0.05 for example; "
+        "0 computes every step (default: the model's)",
+    )
+    group.add_argument(
+        "--quantization",
+        metavar="METHOD",
+        help="weights of backbone and generator in 8 bits: int8 or fp8; with vLLM, a method of its own",
+    )
+    group.add_argument(
+        "--compile", action="store_true", help="compile the generator's transformer blocks (torch.compile)"
+    )
 
 
 def quiet_transformers() -> None:

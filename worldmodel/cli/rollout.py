@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldmodel.cli.model import load_model
+from worldmodel.cli.model import add_inference_options, load_model
 from worldmodel.cli.parser import MODEL_HELP, Parser
 from worldmodel.errors import InputError
 from worldmodel.io import staged_files
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> None:
     observation, words = (None, args.given) if args.text is not None else _split(args.given)
     actions = _actions(words, args.actions, args.rounds)
     with staged_files(args.out) as staging:
-        model = load_model(args.model)
+        model = load_model(args.model, args)
         for action in actions:
             model.action.validate(action, model.backbone)
         session = model.session(
@@ -82,6 +82,7 @@ def _parser() -> Parser:
         metavar="TEXT",
         help="text that guidance leads away from, for models whose generator reads text",
     )
+    add_inference_options(parser)
     return parser
 
 

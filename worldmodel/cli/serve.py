@@ -148,6 +148,9 @@ def _add_engine_options(parser: Parser) -> None:
         "max_sessions": {"type": int, "metavar": "N"},
         "tensor_parallel_size": {"type": int, "metavar": "N", "default": 1},
         "quantization": {"metavar": "METHOD"},
+        "cache_threshold": {"type": float, "metavar": "X"},
+        "compile": {"action": argparse.BooleanOptionalAction, "default": False},
+        "offload": {"action": argparse.BooleanOptionalAction, "default": False},
         "enforce_eager": {"action": argparse.BooleanOptionalAction, "default": True},
     }
     for name, values in options.items():

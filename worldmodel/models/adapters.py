@@ -34,9 +34,11 @@ class Adapters:
         """Names by which requests choose."""
         self.folders: dict[str, dict[str, Path]] = {}
         """Folders of peft by component and name."""
+        self._names: dict[str, tuple[str, ...]] = {}
         self._whole: dict[str, list[tuple[nn.Module, str, nn.Parameter]]] = {}
         for name, folder in folders.items():
             weights = lora.read_whole(model, folder, elsewhere)  # before the layers get other names
+            self._names[name] = tuple(weights)
             self._whole[name] = [_place(model, key, parameter) for key, parameter in weights.items()]
             for component, path in lora.parts(model, folder).items():
                 self.folders.setdefault(component, {})[name] = path
@@ -47,6 +49,11 @@ class Adapters:
             layers = lora.attach(lora.root_of(model, component), paths).eval()
             layers.disable_adapter_layers()
             self._lora.append(layers)
+
+    def replaces(self, *components: str) -> str | None:
+        """Return a weight of these components that an adapter replaces as a whole, if there is one."""
+        found = (key for weights in self._names.values() for key in weights)
+        return next((key for key in found if key.partition(".")[0] in components), None)
 
     @contextmanager
     def using(self, name: str | None) -> Iterator[None]:

@@ -82,6 +82,11 @@ class VideoGenerator(nn.Module, ABC):
         """Modules that compute, each of which is sharded as a whole."""
         return [self]
 
+    def compile_layers(self) -> None:
+        """Compile the transformer blocks (torch.compile), each when it first meets a shape."""
+        for layer in self.layers:
+            layer.compile()
+
     @abstractmethod
     def prefill(self, context: Context, condition: Condition) -> KVCache:
         """Return the cache of context frames, which end where the chunk begins."""

@@ -206,6 +206,13 @@ class WanGenerator(DiffusersGenerator):
         """The transformer with its stream, and the second one."""
         return [*super().networks, *filter(None, [self.network_2])]
 
+    def compile_layers(self) -> None:
+        """Compile the blocks of both transformers."""
+        super().compile_layers()
+        if self.network_2 is not None:
+            for layer in self.network_2.transformer.blocks:  # type: ignore[union-attr]
+                layer.compile()
+
     @property
     def chunkwise(self) -> bool:  # type: ignore[override]
         """Whether a single transformer attends to all frames, each at its own noise level."""
