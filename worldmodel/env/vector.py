@@ -192,8 +192,9 @@ def _sub_environments(
         world = WorldModel.from_pretrained(world)
     if isinstance(world, WorldModel):
         envs = [WorldEnv(world, **settings) for _ in range(num_envs)]
-        # As large as the caches of separate sessions together.
-        engine = LocalEngine(world.backbone, max_cache_bytes=num_envs * 2**28)
+        # As large as the caches of separate sessions together; without a history, nothing is used again.
+        cached = num_envs * 2**28 if world.config.history_rounds else 0
+        engine = LocalEngine(world.backbone, max_cache_bytes=cached)
         for env in envs:
             env.engine = engine
         return envs
