@@ -32,8 +32,6 @@ class ResponseBody(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
 
-# Actions
-
 Action = ActionBody | Prompt | None
 """A text, an `ActionBody`, or null for the empty action."""
 

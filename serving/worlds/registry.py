@@ -29,15 +29,12 @@ from worldmodel.serving.worlds.owned import (
 )
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import WorldService, WorldSettings
-from worldmodel.serving.worlds.store import WAIT_S, WorldHeldError, WorldMovedError, WorldStore
+from worldmodel.serving.worlds.store import POLL_S, WAIT_S, WorldHeldError, WorldMovedError, WorldStore
 from worldmodel.types import Action
 
 Result = TypeVar("Result")
 
 LOG = logging.getLogger(__name__)
-
-POLL_S = 0.2
-"""How often a request looks whether another replica has let go of its world."""
 
 
 class WorldRegistry:

@@ -9,6 +9,8 @@ from worldmodel.serving.replicas.lease import LEASE_S, Lease
 
 WAIT_S = LEASE_S + 1.0
 """How long a request waits for a world that another replica holds: until that has died, or hands it over."""
+POLL_S = 0.2
+"""How often a request looks whether another replica has let go of its world."""
 
 
 class WorldHeldError(ConflictError):

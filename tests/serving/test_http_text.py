@@ -206,8 +206,8 @@ def test_models_health_and_openapi(api: LocalClient) -> None:
         ("/ready", "get", {"200", "503"}),
         ("/v1/models", "get", common),
         ("/v1/worlds", "get", common),
-        ("/v1/worlds/{world_id}", "delete", common | {"400", "404"}),
-        ("/v1/worlds/{world_id}/infer_action", "post", common | {"400", "404", "504"}),
+        ("/v1/worlds/{world_id}", "delete", common | {"400", "404", "409"}),
+        ("/v1/worlds/{world_id}/infer_action", "post", common | {"400", "404", "409", "504"}),
         ("/v1/worlds/{world_id}/step", "post", common | {"400", "404", "408", "409", "415", "504"}),
     ):
         assert schema["paths"][path][verb]["responses"].keys() == declared, path

@@ -152,7 +152,8 @@ def rows() -> dict[str, list[str]]:
     for line in TABLE.read_text("utf-8").splitlines():
         first, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         for method in re.findall(r"`([a-z_.]+\.[a-z_]+)`", first) if line.startswith("| `") else ():
-            found[method] = cells
+            if not method.startswith("session."):  # a message of a WebSocket
+                found[method] = cells
     return found
 
 

@@ -57,16 +57,13 @@ def test_a_step_is_a_trace_with_its_phases(
     model: WorldModel, tmp_path: Path, image: np.ndarray, collector: list[Any]
 ) -> None:
     app = create_app(WorldService(model), ServerConfig("tiny", tmp_path, http=HttpOptions(traces=True)))
-    client = LocalClient(app)
-    upload = {"observation": ("x.png", encoding.encode_png(image))}
-    world = client.post("/v1/worlds", files=upload).json()["id"]
-    client.get("/health")
-    header = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    action = {"step_id": 1, "action": "the red ball jumps"}
-    assert client.post(f"/v1/worlds/{world}/step", json=action, headers=header).status_code == 200
-    app.state.traces.force_flush()
-    app.state.context.service.compute.close()
-    app.state.context.jobs.storage.close()
+    with LocalClient(app) as client:
+        upload = {"observation": ("x.png", encoding.encode_png(image))}
+        world = client.post("/v1/worlds", files=upload).json()["id"]
+        client.get("/health")
+        header = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        action = {"step_id": 1, "action": "the red ball jumps"}
+        assert client.post(f"/v1/worlds/{world}/step", json=action, headers=header).status_code == 200
 
     (name,) = {
         each.value.string_value

@@ -24,6 +24,7 @@ from worldmodel.config import (
     build,
     to_dict,
 )
+from worldmodel.data.argument import read_held_out, read_source
 from worldmodel.data.lerobot import LeRobotSource, with_action_spec
 from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError, InputError
@@ -223,3 +224,14 @@ def test_a_model_states_what_the_actions_of_its_data_mean(dataset: Path) -> None
     other = dataclasses.replace(spec[0], unit="rad")
     with pytest.raises(ConfigError, match="action_0 with unit '', and the model with 'rad'"):
         opened(dataset, action=ActionConfig(keys=KEYS, spec=(other, *spec[1:])))
+
+
+def test_a_lerobot_dataset_is_evaluated_on_what_it_holds_out(tmp_path: Path) -> None:
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("{}")
+    whole = DataConfig({"lerobot": SourceConfig("lerobot", str(tmp_path))})
+    assert read_source(str(tmp_path)) == read_source(f"lerobot:{tmp_path}") == whole
+    assert read_held_out(str(tmp_path)) == (whole, None)
+    (tmp_path / "meta" / "split.json").write_text('{"held-out": [0]}')
+    held = DataConfig({"lerobot": SourceConfig("lerobot", str(tmp_path), split="held-out")})
+    assert read_held_out(str(tmp_path)) == (held, whole)

@@ -342,17 +342,6 @@ def test_sources_as_arguments(recorded: Path, tmp_path: Path) -> None:
     assert read_held_out(str(config)) == (held, mine)
 
 
-def test_a_lerobot_dataset_is_evaluated_on_what_it_holds_out(tmp_path: Path) -> None:
-    (tmp_path / "meta").mkdir()
-    (tmp_path / "meta" / "info.json").write_text("{}")
-    whole = DataConfig({"lerobot": SourceConfig("lerobot", str(tmp_path))})
-    assert read_source(str(tmp_path)) == read_source(f"lerobot:{tmp_path}") == whole
-    assert read_held_out(str(tmp_path)) == (whole, None)
-    (tmp_path / "meta" / "split.json").write_text('{"held-out": [0]}')
-    held = DataConfig({"lerobot": SourceConfig("lerobot", str(tmp_path), split="held-out")})
-    assert read_held_out(str(tmp_path)) == (held, whole)
-
-
 def test_judges_are_loaded_by_name() -> None:
     assert isinstance(load_judge(f"{__name__}:SameSquare"), SameSquare)
     for name in ("gone.module:Judge", f"{__name__}:Gone", f"{__name__}", f"{__name__}:SIDE"):

@@ -438,6 +438,29 @@ class WorldModelConfig:
                 f"queries is {self.queries} and context_latents {self.context_latents}; use 0 or more, and "
                 f"1 to {self.chunk_latents} (the latent frames of a chunk)."
             )
+        self._check_generator()
+        if self.vision.sees_latents and self.vision.max_frames <= self.chunk_latents:
+            raise ConfigError(
+                f"vision.max_frames is {self.vision.max_frames}; use more than a chunk's "
+                f"{self.chunk_latents} latent frames, so that a round can be seen with the frame before it."
+            )
+        if self.vision.sees_latents and self.num_queries != self.codec.cells:
+            raise ConfigError(
+                f"queries is {self.queries}, yet without a vision encoder there is one per latent cell; "
+                "set vision.encoder or leave queries out."
+            )
+        if self.sampler == "swin" and self.num_inference_steps % 2:
+            raise ConfigError(
+                f"num_inference_steps is {self.num_inference_steps} with sampler: swin; use an even "
+                "number or sampler: chunk."
+            )
+        if not self.cache_threshold >= 0:
+            raise ConfigError(f"cache_threshold is {self.cache_threshold}; use 0 or more, 0 for no caching.")
+        if self.history_rounds < 0:
+            raise ConfigError(f"history_rounds is {self.history_rounds}; use 0 or more.")
+
+    def _check_generator(self) -> None:
+        """Check that generator and condition adapter fit together."""
         adapter = self.condition_adapter
         if self.generator is None:
             if (adapter.kind, adapter.forecast) != ("grid", "residual"):
@@ -459,22 +482,3 @@ class WorldModelConfig:
                 "condition_adapter.kind grid reads one state per latent cell and no text; leave out "
                 "queries and condition_adapter.text, or choose another generator."
             )
-        if self.vision.sees_latents and self.vision.max_frames <= self.chunk_latents:
-            raise ConfigError(
-                f"vision.max_frames is {self.vision.max_frames}; use more than a chunk's "
-                f"{self.chunk_latents} latent frames, so that a round can be seen with the frame before it."
-            )
-        if self.vision.sees_latents and self.num_queries != self.codec.cells:
-            raise ConfigError(
-                f"queries is {self.queries}, yet without a vision encoder there is one per latent cell; "
-                "set vision.encoder or leave queries out."
-            )
-        if self.sampler == "swin" and self.num_inference_steps % 2:
-            raise ConfigError(
-                f"num_inference_steps is {self.num_inference_steps} with sampler: swin; use an even "
-                "number or sampler: chunk."
-            )
-        if not self.cache_threshold >= 0:
-            raise ConfigError(f"cache_threshold is {self.cache_threshold}; use 0 or more, 0 for no caching.")
-        if self.history_rounds < 0:
-            raise ConfigError(f"history_rounds is {self.history_rounds}; use 0 or more.")

@@ -10,7 +10,7 @@ from worldmodel.batch import to_device
 from worldmodel.config import ActionConfig
 from worldmodel.errors import InputError
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.types import Action, Pose, rotate
+from worldmodel.types import Action, Pose, resolve_camera_targets, rotate
 
 TEXT_SLOT, SLOT = 32, 8
 """Action tokens are padded to a multiple of this, with or without texts, so that nearly all rounds have the
@@ -61,6 +61,10 @@ class ActionAdapter(nn.Module):
         if not 0 < len(ids) <= longest:
             raise InputError(f"The action has {len(ids)} tokens; use 1 to {longest}.")
         return ids
+
+    def of_rounds(self, actions: Sequence[Action]) -> list[Action]:
+        """Return the actions of an episode's rounds as the model takes them: with motions of cameras."""
+        return resolve_camera_targets([action.of_round(self.config.per_round) for action in actions])
 
     def forward(self, actions: Sequence[Action], backbone: Backbone) -> list[Float[Tensor, "_ d"]]:
         """Embed actions; the length of each (a multiple of `slot`) does not depend on the others.

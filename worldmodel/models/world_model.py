@@ -31,7 +31,7 @@ from worldmodel.models.loading.model_folder import PretrainedMixin
 from worldmodel.models.outcome import OutcomeHead
 from worldmodel.models.vision.adapter import EncodedObservation, Observation
 from worldmodel.parallel.agreement import Agreement
-from worldmodel.types import Action, StartImage, resolve_camera_targets
+from worldmodel.types import Action
 
 if TYPE_CHECKING:
     from worldmodel.rollout import Session
@@ -41,8 +41,6 @@ class WorldModel(nn.Module, PretrainedMixin):
     """An any-to-any world model: backbone, three adapters, video generator, codec."""
 
     agreement = Agreement()  # the processes that train the model
-    start_images: Sequence[StartImage] = ()  # images to start from, saved with the model
-    tasks: tuple[str, ...] | None = None  # those it was trained on, if its folder says so
 
     def __init__(self, config: WorldModelConfig, backbone: Backbone, folder: Path | None = None) -> None:
         """Build the parts around a backbone; those of other libraries are read from `folder`, if given."""
@@ -96,12 +94,11 @@ class WorldModel(nn.Module, PretrainedMixin):
 
         On a latent grid, a query is a learned vector plus the feature of its newest latent cell.
         """
-        batch = len(observation.latents)
         if not observation.latents.shape[1]:
-            observation = replace(observation, latents=self._blank_context(batch))
+            observation = replace(observation, latents=self._blank_context(len(observation.latents)))
         vision = self.vision(observation)
         queries = self.queries if vision.cells is None else self.queries + vision.cells[:, -1]
-        return EncodedObservation(vision.tokens, queries.expand(batch, -1, -1), vision.cells)
+        return EncodedObservation(vision.tokens, queries.expand(len(vision.tokens), -1, -1), vision.cells)
 
     def encode_action(self, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
         """Map actions to tokens.
@@ -156,15 +153,13 @@ class WorldModel(nn.Module, PretrainedMixin):
 
     def null_condition(self, context: Float[Tensor, "b s c h w"], negative_prompt: str = "") -> Condition:
         """Return what guidance extrapolates away from: no state, with no text or a negative one."""
-        actions = [Action(text=negative_prompt or None)] * len(context)
-        return self._add_text(self.condition_adapter.null(context), actions)
+        return self._add_text(self.condition_adapter.null(context), [Action(negative_prompt)] * len(context))
 
     def _add_text(self, condition: Condition, actions: Sequence[Action] | None) -> Condition:
         if not self.config.condition_adapter.text:
             return condition
         assert actions is not None
-        embeds = self.generator.encode_distinct([action.text or "" for action in actions])
-        return replace(condition, text=embeds)
+        return replace(condition, text=self.generator.encode_distinct([each.text or "" for each in actions]))
 
     def _blank_context(self, batch: int) -> Float[Tensor, "b s c h w"]:
         return self.blank_latents.expand(batch, self.config.context_latents, -1, -1, -1)
@@ -187,9 +182,7 @@ class WorldModel(nn.Module, PretrainedMixin):
         `actions[j][i]` is the action of episode j in round i; `frames` are for encoders that need pixels.
         """
         batch, rounds = context.shape[:2]
-        count = self.config.action.per_round
-        whole = [[action.of_round(count) for action in episode] for episode in actions]
-        flat = [action for episode in whole for action in resolve_camera_targets(episode)]
+        flat = [action for episode in actions for action in self.action.of_rounds(episode)]
         pixels = None if frames is None else frames.flatten(0, 1)
         seen = self.encode_observation(Observation(context.flatten(0, 1), pixels))
         taken = self.encode_action(flat)

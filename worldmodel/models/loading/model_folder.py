@@ -10,7 +10,7 @@ README.md            the model card
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,6 +54,11 @@ M = TypeVar("M", bound="PretrainedMixin")
 
 class PretrainedMixin(ModelHubMixin, library_name="worldmodel", tags=["world-model"]):
     """Loading and saving of model folders, and `push_to_hub`."""
+
+    start_images: Sequence[StartImage] = ()
+    """Images to start from, saved with the model."""
+    tasks: tuple[str, ...] | None = None
+    """Those that it was trained on, if its folder says so."""
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride] -- no arguments of the class
