@@ -275,13 +275,13 @@ def test_the_order_of_actions_is_learned(
         generator=None,
         num_inference_steps=0,
     )
-    common = StageConfig(batch_size=24, tasks={"rounds": 1.0}, rounds=1, lr=3e-3, muon_lr=0.02)
+    common = StageConfig(batch_size=16, tasks={"rounds": 1.0}, rounds=1, lr=3e-3, muon_lr=0.02)
     stages: dict[str, Any] = {
-        "codec": replace(common, objective="codec", steps=200, train={"codec": TrainedConfig()}, muon_lr=0),
+        "codec": replace(common, objective="codec", steps=120, train={"codec": TrainedConfig()}, muon_lr=0),
         "state": replace(
             common,
             objective="state",
-            steps=300,
+            steps=150,
             train={"backbone": TrainedConfig(), "adapters": TrainedConfig()},
         ),
     }
