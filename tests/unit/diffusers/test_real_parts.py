@@ -460,7 +460,7 @@ def test_run_trains_exports_and_rolls_out(
     checkpoint = sorted((tmp_path / "run" / "checkpoints").glob("0*"))[-1]
     adapters = export.export_adapters(checkpoint, tmp_path / "adapters")
     by_rank = {name for name, how in train.items() if how.lora_rank}
-    assert {each.name for each in adapters.iterdir()} == by_rank
+    assert {each.name for each in adapters.iterdir()} == {*by_rank, "trained.safetensors"}
     if sampler == "swin":
         whole = replace(stage, train={"generator.network": TrainedConfig()})
         config = replace(config, stages={"whole": whole}, run_dir=str(tmp_path / "whole"))
