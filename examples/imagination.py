@@ -218,7 +218,7 @@ def arguments() -> argparse.Namespace:
     add("--model", default="minigrid-doorkey", help="a model with rewards and ends")
     add("--recordings", type=Path, default="recordings", help="its recording, made if it is not there")
     add("--record", type=int, default=2400, help="episodes of a new recording")
-    add("--steps", type=int, nargs="*", default=[80_000], help="measure after these steps in the model")
+    add("--steps", type=int, nargs="*", default=[20_000], help="measure after these steps in the model")
     add("--model-free", type=int, nargs="*", default=[], help="measure after these steps in the real game")
     add("--num-envs", type=int, default=32, help="worlds that run as one batch")
     add("--plans", type=int, default=0, help="episodes to play by plans")
