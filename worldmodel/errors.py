@@ -2,6 +2,7 @@
 
 WorldModelError(ValueError)
 ├── ConfigError     a key or value in a configuration
+├── DatabaseError   a database that does not answer, or refuses
 ├── InputError      an image, video, text or action that cannot be used
 ├── ModelError      a model name or folder that cannot be loaded
 └── OutputError     a file or folder that cannot be written
@@ -14,6 +15,10 @@ class WorldModelError(ValueError):
 
 class ConfigError(WorldModelError):
     """A configuration key or value is wrong."""
+
+
+class DatabaseError(WorldModelError):
+    """A database does not answer, or refuses."""
 
 
 class InputError(WorldModelError):

@@ -288,8 +288,8 @@ class Action:
         parts = [
             self.text or "",
             "+".join(self.keys),
-            "" if self.mouse is None else "mouse " + " ".join(f"{x:g}" for x in self.mouse),
-            "" if self.vector is None else str(list(self.vector)),
+            "" if self.mouse is None else "mouse " + " ".join(f"{x:.4g}" for x in self.mouse),
+            "" if self.vector is None else f"[{', '.join(f'{x:.4g}' for x in self.vector)}]",
             str(self.camera or ""),
             ", ".join(map(str, self.chunk)),
         ]

@@ -16,8 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from worldmodel.database import connect
 from worldmodel.flow.chain import DEAD, DROPPED, LISTED, PACK, PACKED, REPLACED, SPLIT, Chain
-from worldmodel.flow.database import connect
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.migrations import migrate
 from worldmodel.flow.records import BEGINNING, NewClip, Place, Result, Waiting, part_id
@@ -42,13 +42,13 @@ class Catalog:
 
     Raises:
         ConfigError: the address is wrong, or a package is missing.
-        FlowError: the database cannot be reached, was written by a newer version, or has no catalog and is
-            not to have one.
+        DatabaseError: the database cannot be used.
+        FlowError: it was written by a newer version, or has no catalog and is not to have one.
     """
 
     def __init__(self, url: str, chain: Chain, create: bool = True) -> None:
         self.chain = chain
-        self.engine = connect(url, create)
+        self.engine = connect(url)
         migrate(self.engine, create)
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 

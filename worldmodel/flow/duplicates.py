@@ -22,7 +22,7 @@ from worldmodel.flow.transactional import reads
 FINGERPRINT = "fingerprint"
 """Column whose values are compared: 64 hexadecimal digits."""
 NUM_BITS = 256
-NEAR, MAX_DISTANCE = 6, 15
+NEAR, MAX_DISTANCE = 12, 15
 """Default and limit of the distance; 16 bands have 16 bits each, of fewer values they would find too much."""
 
 

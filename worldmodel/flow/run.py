@@ -13,10 +13,9 @@ from importlib import import_module
 
 from worldmodel.config import load
 from worldmodel.config.flow import FlowConfig
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, WorldModelError
 from worldmodel.flow.catalog import RUN_LIVES_S, Catalog
 from worldmodel.flow.chain import Chain
-from worldmodel.flow.errors import FlowError
 from worldmodel.flow.log import current_key
 from worldmodel.flow.storage import Storage
 
@@ -49,6 +48,7 @@ def run_flow(
 
     Raises:
         ConfigError: a setting is wrong, or a package is missing.
+        DatabaseError: the catalog or a topic cannot be used.
         FlowError: the flow cannot go on; the message names the stage or part. What is recorded is kept.
     """
     stop = stop or threading.Event()
@@ -78,7 +78,7 @@ def run_flow(
         while trainer is not None and trainer.poll() is None and not stop.is_set():
             watch_all()
             stop.wait(0.2)
-    except FlowError as failure:
+    except WorldModelError as failure:
         error = str(failure)
         raise
     finally:
@@ -91,7 +91,7 @@ def run_flow(
 
 
 def train_command(config: FlowConfig, train: str, processes: int, overrides: Sequence[str]) -> list[str]:
-    """Return the command that trains on the log of a flow with torchrun.
+    """Return the command that trains on the log of a flow: with torchrun, if there are several processes.
 
     Args:
         config: the flow.
@@ -108,8 +108,10 @@ def train_command(config: FlowConfig, train: str, processes: int, overrides: Seq
         raise ConfigError(f"{train} does not train on a flow; add data.sources.NAME: {{kind: flow}}.")
     paths = [f"data.sources.{name}.path={config.place('log')}" for name in names]
     python = [sys.executable, "-P"]  # never a folder worldmodel/ where it is run, such as a clone's
-    torchrun = [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [*python, "-u", "-m", "worldmodel", "train", train, *overrides, *paths]
+    if processes == 1:
+        return command
+    torchrun = [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return [*torchrun, "--no-python", *command]
 
 

@@ -96,7 +96,8 @@ class StatusReader:
         create: whether its catalog is created if there is none.
 
     Raises:
-        FlowError: there is no catalog, or it cannot be read.
+        FlowError: there is no catalog.
+        DatabaseError: it cannot be read.
     """
 
     def __init__(self, config: FlowConfig, create: bool = False) -> None:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects import postgresql, sqlite
 
-from worldmodel.flow.database import transaction
+from worldmodel.database import transaction
 
 
 class HasEngine(Protocol):

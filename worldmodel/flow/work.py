@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from worldmodel.config.flow import FlowConfig
-from worldmodel.errors import OutputError, WorldModelError
+from worldmodel.errors import DatabaseError, OutputError, WorldModelError
 from worldmodel.flow.buffer import open_buffer
 from worldmodel.flow.buffer.base import Buffer
 from worldmodel.flow.catalog import Catalog
@@ -69,8 +69,9 @@ class Work:
                 `max_attempts`.
 
         Raises:
-            FlowError: the catalog or the buffer cannot be used, or the stage returns something else than its
-                declaration says.
+            DatabaseError: the catalog cannot be used.
+            FlowError: the buffer cannot be used, or the stage returns something else than its declaration
+                says.
         """
         outcome = Outcome()
         known = self.catalog.done(self.link.name, clips)
@@ -102,7 +103,7 @@ class Work:
         """Return the results of clips, and reasons to try some again; an error is narrowed to its clip."""
         try:
             return self._run(clips)
-        except (FlowError, OutputError):
+        except (FlowError, DatabaseError, OutputError):
             raise
         except Exception as error:  # of the stage's own code, which may raise anything
             if len(clips) > 1:

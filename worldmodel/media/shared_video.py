@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import av
@@ -13,7 +13,7 @@ from av.video.reformatter import VideoReformatter
 
 from worldmodel.config import ImageSize
 from worldmodel.errors import InputError
-from worldmodel.media import sniff
+from worldmodel.media import sniff, torchcodec
 from worldmodel.media.image import check_sides, crop_and_resize
 from worldmodel.media.limits import DEMUXERS, MediaLimits
 from worldmodel.media.video import Frames, decoding_errors, to_image
@@ -32,7 +32,7 @@ class SharedVideo:
     """
 
     def __init__(self, path: str, limits: MediaLimits = MediaLimits()) -> None:
-        self.name, self.limits = repr(path), limits
+        self.path, self.name, self.limits = path, repr(path), limits
         self.lock = threading.Lock()
         try:
             self.file = _open(path)
@@ -61,6 +61,11 @@ class SharedVideo:
         """
         frames: list[np.ndarray] = []
         converter, tolerance = VideoReformatter(), self.step / 4
+        if torchcodec.is_used():
+            with self.lock, decoding_errors(self.name):
+                images = self.timed_frames.at([time + tolerance for time in times])
+                frames = [crop_and_resize(image, size) for image in images]
+            return self._all(frames, times)
         shown: av.VideoFrame | None = None
         picture: np.ndarray | None = None
         end = 0.0
@@ -78,9 +83,17 @@ class SharedVideo:
             while shown is not None and len(frames) < len(times) and times[len(frames)] < end:
                 picture = crop_and_resize(to_image(shown, converter), size)
                 frames.append(picture)
+        return self._all(frames, times)
+
+    def _all(self, frames: Sequence[np.ndarray], times: Sequence[float]) -> Frames:
         if len(frames) < len(times):
             raise InputError(f"{self.name} ends before {times[len(frames)]:.2f} s; download it again.")
         return np.stack(frames)
+
+    @cached_property
+    def timed_frames(self) -> torchcodec.TimedFrames:
+        """The same file for torchcodec, which indexes its frames once."""
+        return torchcodec.TimedFrames(_open(self.path))
 
     def _decode(self, first: float) -> Iterator[tuple[float, av.VideoFrame]]:
         """Yield frames and their times from one at or before `first` on."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from worldmodel.batch import to_device
@@ -16,7 +16,11 @@ def to_tensor(clips: Sequence[np.ndarray], device: torch.device | str = "cpu") -
 
     They are moved to the device as uint8, a quarter of the bytes, and scaled there.
     """
-    frames = to_device(torch.from_numpy(np.stack(clips)), torch.device(device))
+    return to_pixels(to_device(torch.from_numpy(np.stack(clips)), torch.device(device)))
+
+
+def to_pixels(frames: UInt8[Tensor, "b t h w 3"]) -> Float[Tensor, "b t 3 h w"]:
+    """Scale uint8 frames to [-1, 1]."""
     return rearrange(frames, "b t h w c -> b t c h w").float() / 127.5 - 1
 
 

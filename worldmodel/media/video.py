@@ -11,12 +11,13 @@ import av
 import numpy as np
 from av.container import InputContainer
 from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.stream import VideoStream
 from jaxtyping import UInt8
 from PIL import Image
 
 from worldmodel.config import ImageSize
 from worldmodel.errors import InputError
-from worldmodel.media import sniff
+from worldmodel.media import sniff, torchcodec
 from worldmodel.media.image import Frame, check_sides, crop_and_resize
 from worldmodel.media.limits import DEMUXERS, MediaLimits, list_formats
 from worldmodel.media.source import Source, read_bytes
@@ -66,6 +67,7 @@ class Video:
     """An open video file; it can be read once."""
 
     name: str
+    data: bytes
     container: InputContainer
     seekable: bool
     limits: MediaLimits
@@ -91,12 +93,13 @@ class Video:
         if not 0 <= start_s < math.inf:
             raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
         with decoding_errors(self.name):
-            resampled = _resample(self.decode(start_s), fps, start_s)
-            converter = VideoReformatter()  # shared by all frames: creating one costs more than a conversion
-            frames = [
-                crop_and_resize(to_image(frame, converter), size)
-                for _, frame in itertools.islice(resampled, max_frames)
-            ]
+            if fps is not None and self.seekable and torchcodec.is_used():
+                images = self._timed(fps, max_frames, start_s)
+            else:
+                converter = VideoReformatter()  # of all frames: creating one costs more than a conversion
+                resampled = itertools.islice(_resample(self.decode(start_s), fps, start_s), max_frames)
+                images = (to_image(frame, converter) for _, frame in resampled)
+            frames = [crop_and_resize(image, size) for image in images]
         if not frames:
             part = f" from {start_s:g} s on" if start_s else ""
             raise InputError(f"{self.name} has no decodable frame{part}; export it again as MP4 (H.264).")
@@ -123,11 +126,8 @@ class Video:
                     return
                 yield time, _shrink(frame, max_side, converter)
 
-    def decode(self, start_s: float) -> Iterator[tuple[float, float, av.VideoFrame]]:
-        """Yield (start, end, frame), in seconds after the start of the file, from before `start_s` on.
-
-        A file that is read from its start is checked for frames missing at its end.
-        """
+    def _stream(self) -> VideoStream:
+        """Return the video track, if it is within the limits."""
         name, container, limits = self.name, self.container, self.limits
         if not container.streams.video:
             raise InputError(f"{name} has no video track; use a file with one.")
@@ -141,6 +141,26 @@ class Video:
         codec.thread_count = 1  # more would not change the result, and threads can outlive an error
         if (container.duration or 0) / av.time_base > limits.max_video_s:
             raise InputError(f"{name} is longer than {limits.max_video_s:.0f} seconds; cut it first.")
+        return stream
+
+    def _timed(self, fps: float, max_frames: int, start_s: float) -> Iterator[Image.Image]:
+        """Yield the frames on screen 0, 1, 2, ... / fps after `start_s`, decoded by torchcodec."""
+        stream, count = self._stream(), 0
+        times = [start_s + index / fps + 1e-3 for index in range(max_frames)]  # the tolerance of _resample
+        for image in torchcodec.TimedFrames(self.data).at(times):
+            count += 1
+            yield image
+        if count < max_frames:  # at the end of the file
+            packets = [packet for packet in self.container.demux(stream) if packet.size]
+            if len(packets) < stream.frames or any(packet.is_corrupt for packet in packets):
+                raise InputError(f"{self.name} is cut off after {count} frames; export or download it again.")
+
+    def decode(self, start_s: float) -> Iterator[tuple[float, float, av.VideoFrame]]:
+        """Yield (start, end, frame), in seconds after the start of the file, from before `start_s` on.
+
+        A file that is read from its start is checked for frames missing at its end.
+        """
+        name, container, limits, stream = self.name, self.container, self.limits, self._stream()
         step = float(1 / (stream.average_rate or stream.guessed_rate or 25))
         origin: float | None = None
         # Keyframes are indexed by decoding time, which is up to MAX_REORDERED frames before presentation.
@@ -201,7 +221,7 @@ def open_video_bytes(name: str, data: bytes, limits: MediaLimits) -> Iterator[Vi
     with decoding_errors(name):
         container = av.open(io.BytesIO(data), "r", format=DEMUXERS[kind])
     with container:
-        yield Video(name, container, kind in SEEKABLE, limits)
+        yield Video(name, data, container, kind in SEEKABLE, limits)
 
 
 @contextmanager

@@ -116,11 +116,13 @@ class LanceBuffer:
 
     def _append(self, name: str, table: pa.Table) -> Any:
         """Append rows, making the dataset or columns that it lacks; return it as it is then."""
-        path = self._path(name)
+        path, refused = self._path(name), None
         for attempt in range(ATTEMPTS):
             try:
                 dataset = self._newest(name)
             except FileNotFoundError:
+                if refused is not None:  # and nobody else has made it
+                    raise refused from None
                 # Not `write_dataset(mode="create")`, whose commit is repeated as one that overwrites what
                 # another thread or process has made and filled meanwhile.
                 try:
@@ -133,10 +135,8 @@ class LanceBuffer:
                         enable_v2_manifest_paths=True,
                         enable_stable_row_ids=True,
                     )
-                except LANCE_ERRORS:  # another thread or process made it at the same time
-                    if attempt == ATTEMPTS - 1:
-                        raise
-                    time.sleep(0.02)
+                except LANCE_ERRORS as error:  # also where another thread or process made it at the same time
+                    refused = error
                 continue
             new = [field for field in table.schema if field.name not in dataset.schema.names]
             try:

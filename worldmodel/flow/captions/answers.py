@@ -3,9 +3,8 @@
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from worldmodel.flow.database import connect, transaction
+from worldmodel.database import connect, lock_schema, transaction
 from worldmodel.flow.errors import StageError
-from worldmodel.flow.migrations import LOCK
 from worldmodel.flow.transactional import insert, reads, writes
 
 _metadata = sa.MetaData()
@@ -28,13 +27,13 @@ class Answers:
     """Answers by their requests, and what they have cost. Thread-safe.
 
     Args:
-        url: database, as `worldmodel.flow.database.connect`; several workers may share it.
+        url: database, as `worldmodel.database.connect`; several workers may share it.
         budget_tokens: tokens, of prompts and answers, after which no request is made; 0 sets no limit.
         budget_requests: likewise requests.
 
     Raises:
         ConfigError: the URL is wrong.
-        FlowError: the database cannot be reached.
+        DatabaseError: it cannot be used.
     """
 
     def __init__(self, url: str, budget_tokens: int = 0, budget_requests: int = 0) -> None:
@@ -44,8 +43,7 @@ class Answers:
 
     @staticmethod
     def _create(db: Connection) -> None:
-        if db.dialect.name == "postgresql":
-            db.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+        lock_schema(db)
         _metadata.create_all(db)
 
     @reads

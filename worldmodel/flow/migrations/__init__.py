@@ -6,16 +6,14 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, inspect
 
-from worldmodel.flow.database import missing, shown, transaction
+from worldmodel.database import lock_schema, shown, transaction
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.schema import metadata
 
 FOLDER = Path(__file__).parent
 VERSION_TABLE = "worldmodel_version"
-LOCK = 5_171_802_011
-"""Number of the advisory lock under which PostgreSQL's schema is changed."""
 
 
 def migrate(engine: Engine, create: bool = True) -> None:
@@ -28,13 +26,16 @@ def migrate(engine: Engine, create: bool = True) -> None:
     Raises:
         FlowError: a newer version wrote the schema, its tables are those of another program, or it is empty
             and not to be filled.
+        DatabaseError: the database cannot be used.
     """
+    file = engine.url.database if engine.dialect.name == "sqlite" else None
+    if not create and file is not None and not Path(file).is_file():
+        raise _missing(engine)  # connecting would create it
     transaction(engine, lambda connection: _migrate(connection, create))
 
 
 def _migrate(connection: Connection, create: bool) -> None:
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+    lock_schema(connection)
     config = Config()
     config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
     config.attributes["connection"] = connection
@@ -50,7 +51,7 @@ def _migrate(connection: Connection, create: bool) -> None:
                 f"The database {database} has a table {taken[0]!r} of another program; use another database."
             )
         if not create:
-            raise missing(connection.engine.url)
+            raise _missing(connection.engine)
         metadata.create_all(connection, checkfirst=False)
         command.stamp(config, "head")
     elif found not in known:
@@ -59,3 +60,9 @@ def _migrate(connection: Connection, create: bool) -> None:
         )
     elif found != scripts.get_current_head():
         command.upgrade(config, "head")
+
+
+def _missing(engine: Engine) -> FlowError:
+    return FlowError(
+        f"There is no catalog in {shown(engine)}; start the flow first: worldmodel flow run CONFIG."
+    )

@@ -27,7 +27,7 @@ COSINES = np.cos(np.pi * np.outer(np.arange(8), np.arange(SIDE) + 0.5) / SIDE)
 
 
 @stage(
-    version="1",
+    version="2",
     inputs=["video", "duration_s", "start_s", "end_s"],
     outputs=OUTPUTS.names,
     resources=Resources(cpu=1.0, memory_gb=1.0),
@@ -37,7 +37,8 @@ COSINES = np.cos(np.pi * np.outer(np.arange(8), np.arange(SIDE) + 0.5) / SIDE)
 class Deduplicate:
     """Computes fingerprints of clips.
 
-    Clips that show one plain colour have the same fingerprint, whatever the colour is.
+    Clips that show one plain colour have the same fingerprint, whatever the colour is. Copies of which a
+    twentieth of each side or more is cut off have other fingerprints.
 
     Args:
         max_distance: bits of 256 in which the fingerprints of copies may differ; 0: none.

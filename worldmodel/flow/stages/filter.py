@@ -19,7 +19,7 @@ OUTPUTS = pa.schema({name: pa.float64() for name in SCORES})
 
 
 @stage(
-    version="1",
+    version="2",
     inputs=["video", "duration_s", "start_s", "end_s"],
     outputs=OUTPUTS.names,
     resources=Resources(cpu=1.0, memory_gb=1.0),
@@ -56,10 +56,10 @@ class Filter:
         max_s: float | None = None,
         min_motion: float | None = 0.002,
         max_motion: float | None = None,
-        min_sharpness: float | None = 10.0,
+        min_sharpness: float | None = 0.02,
         max_black: float | None = 0.5,
         max_letterbox: float | None = 0.3,
-        max_text_area: float | None = 0.05,
+        max_text_area: float | None = 0.025,
         scorer: str = "",
         min_aesthetic: float | None = None,
         fps: float = 4.0,

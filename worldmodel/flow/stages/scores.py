@@ -13,6 +13,10 @@ DARK = 24
 """Grey values up to this are black."""
 EDGE = 40
 """Differences between neighbouring grey values from which they are an edge."""
+PLAIN = 250.0
+"""Variance of grey values below which a frame is plain."""
+SHOWN, STROKES = 0.9, 0.06
+"""Share of the frames in which an edge of text is seen, and of the pixels of a line that rise, or fall."""
 
 
 def to_grey(frames: Frames) -> Grey:
@@ -37,8 +41,12 @@ def motion(grey: Grey, times: Sequence[float]) -> float | None:
 
 
 def sharpness(grey: Grey) -> float:
-    """Return the variance of the Laplacian, the median over frames; blurred frames have low values."""
-    return float(np.median([cv2.Laplacian(frame, cv2.CV_32F).var() for frame in grey]))
+    """Return the variance of the Laplacian over that of the brightness, the median over frames.
+
+    Blurred and plain frames have low values, dark ones the same as bright ones.
+    """
+    ratios = [cv2.Laplacian(frame, cv2.CV_32F).var() / max(frame.var(), PLAIN) for frame in grey]
+    return float(np.median(ratios))
 
 
 def black(grey: Grey) -> float:
@@ -71,26 +79,15 @@ def _dark_lines(share: np.ndarray) -> int:
 def text_area(grey: Grey) -> float:
     """Estimate the share of the frame that text overlays take.
 
-    Overlays stay where they are and consist of strokes: their edges are strong in every frame, close to each
-    other, and form lines that are wider than high. A still scene with such a texture is taken for text, and
+    Overlays stay where they are and consist of strokes: brightness rises and falls again and again along a
+    line, at the same pixels of nearly every frame. A still scene with such a texture is taken for text, and
     text that moves with the scene is not found.
     """
-    kernel = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (3, 3))
-    edges = np.min([cv2.morphologyEx(frame, cv2.MORPH_GRADIENT, kernel) for frame in grey], axis=0)
-    strokes = (edges > EDGE).astype(np.uint8)
-    height, width = strokes.shape
-    gap = cv2.getStructuringElement(cv2.MORPH_RECT, (max(3, width // 24), 1))
-    lines = cv2.morphologyEx(strokes, cv2.MORPH_CLOSE, gap)
-    _, _, found, _ = cv2.connectedComponentsWithStats(lines, connectivity=4)
-    area = 0
-    for left, top, wide, high, _ in found[1:]:  # the first is the background
-        inside = strokes[top : top + high, left : left + wide]
-        strokes_per_row = (np.diff(inside, axis=1) == 1).sum() / high
-        if (
-            0.02 * height <= high <= 0.25 * height
-            and wide >= 2 * high
-            and inside.mean() > 0.35
-            and strokes_per_row >= 1.0
-        ):
-            area += wide * high
-    return area / strokes.size
+    steps = np.diff(grey.astype(np.int16), axis=2)
+    height, width = steps.shape[1:]
+    window = (max(9, width // 12) | 1, max(3, height // 30) | 1)
+    dense = [
+        cv2.boxFilter(((sign * steps > EDGE).mean(axis=0) >= SHOWN).astype(np.float32), -1, window)
+        for sign in (1, -1)
+    ]
+    return float((np.minimum(*dense) > STROKES).mean())

@@ -16,7 +16,8 @@ def open_topic(url: str, name: str) -> Topic:
 
     Raises:
         ConfigError: the URL is of none of these kinds, or a package is missing.
-        FlowError: the database or the broker cannot be used.
+        FlowError: the broker cannot be used, or the database holds something else.
+        DatabaseError: the database cannot be used.
     """
     match url.split(":")[0].split("+")[0]:
         case "memory":

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from worldmodel.flow.database import connect, transaction
+from worldmodel.database import connect, transaction
 from worldmodel.flow.migrations import migrate
 from worldmodel.flow.schema import message
 from worldmodel.flow.topics.base import Claim, Message
@@ -50,7 +50,8 @@ class SqlTopic:
 
     Raises:
         ConfigError: the URL is wrong.
-        FlowError: the database cannot be used.
+        FlowError: its tables are those of another program, or of a newer version.
+        DatabaseError: it cannot be used.
     """
 
     def __init__(self, url: str, name: str) -> None:

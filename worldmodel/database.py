@@ -1,4 +1,4 @@
-"""Connections to the SQL database that holds the catalog and, by default, the topics.
+"""Connections to SQL databases: those of flows, and the one that the replicas of a server share.
 
 SQLite is one file on a local disk, for the processes of one machine; PostgreSQL serves many machines. A
 committed transaction survives the death of any process, and of the machine. A database that restarts is
@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, func, make_url, select
 
-from worldmodel.errors import ConfigError
-from worldmodel.flow.errors import FlowError
+from worldmodel.errors import ConfigError, DatabaseError
 
 T = TypeVar("T")
 
@@ -28,20 +27,20 @@ POSTGRESQL_TEMPORARY = {"40001", "40P01", "53300", "55P03", "57P01", "57P02", "5
 """Conflicts and deadlocks, too many connections, and a server that stops, crashed or starts."""
 POSTGRESQL_REFUSED = ("authentication failed", "does not exist", "pg_hba.conf", "invalid connection option")
 """Failures to connect that have no code and that waiting does not mend."""
+SCHEMA_LOCK = 5_171_802_011
+"""Number of PostgreSQL's advisory lock of whoever changes the schema."""
 
 
-def connect(url: str, create: bool = True) -> Engine:
-    """Return an engine for a database; it connects when it is first used.
+def connect(url: str) -> Engine:
+    """Return an engine for a database; it connects, and creates SQLite's file, when it is first used.
 
     Run transactions by `transaction`. Each process needs its own engine.
 
     Args:
         url: `sqlite:///catalog.db` (four slashes for an absolute path) or `postgresql://user@host/database`.
-        create: whether the file of SQLite is created if there is none.
 
     Raises:
         ConfigError: the URL is wrong, or the database's driver is not installed.
-        FlowError: there is no such file, and it is not to be created.
     """
     try:
         parsed = make_url(url)
@@ -51,7 +50,7 @@ def connect(url: str, create: bool = True) -> Engine:
         ) from None
     match parsed.drivername:
         case "sqlite":
-            return _connect_sqlite(parsed, create)
+            return _connect_sqlite(parsed)
         case "postgresql" | "postgresql+psycopg":
             return _connect_postgresql(parsed.set(drivername="postgresql+psycopg"))
     raise ConfigError(
@@ -59,20 +58,21 @@ def connect(url: str, create: bool = True) -> Engine:
     )
 
 
-def _connect_sqlite(url: URL, create: bool) -> Engine:
+def _connect_sqlite(url: URL) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise ConfigError(
             "A SQLite database in memory is not seen by other processes; name a file, as in sqlite:///a.db."
         )
-    if not create and not Path(str(url.database)).is_file():
-        raise missing(url)
-    try:
-        Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"The folder of the database {url.database} cannot be made ({error.strerror})."
-        ) from None
     engine = create_engine(url, connect_args={"timeout": BUSY_S})
+
+    @event.listens_for(engine, "do_connect")
+    def make_folder(*_: object) -> None:
+        try:
+            Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DatabaseError(
+                f"The folder of the database {url.database} cannot be made ({error.strerror}); name another."
+            ) from None
 
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, record: object) -> None:
@@ -111,7 +111,7 @@ def transaction(
     twice and must allow for it. `read_only` lets it run beside a writer of SQLite.
 
     Raises:
-        FlowError: the database did not answer for `retry_s` seconds, or refuses: no access, a full disk.
+        DatabaseError: it did not answer for `retry_s` seconds, or refuses: no access, a full disk.
     """
     deadline = time.monotonic() + retry_s
     pause_s = 0.05
@@ -119,20 +119,26 @@ def transaction(
         try:
             with engine.connect().execution_options(read_only=read_only) as connection, connection.begin():
                 return work(connection)
-        except (exc.OperationalError, exc.InterfaceError, exc.DatabaseError) as error:
+        except (exc.InterfaceError, exc.DatabaseError) as error:
             if not _is_temporary(error):
                 if isinstance(error, exc.OperationalError) or _is_strange_file(error):
-                    raise FlowError(
+                    raise DatabaseError(
                         f"The database {shown(engine)} cannot be used: {_reason(error)}."
                     ) from error
                 raise
             if time.monotonic() > deadline:
-                raise FlowError(
+                raise DatabaseError(
                     f"The database {shown(engine)} has not answered for {retry_s:g} s ({_reason(error)}); "
-                    "start the flow again when it does."
+                    "try again when it does."
                 ) from error
         time.sleep(pause_s * random.uniform(0.5, 1.0))
         pause_s = min(2 * pause_s, 2.0)
+
+
+def lock_schema(db: Connection) -> None:
+    """Let no other process change the schema until the transaction ends; SQLite has one writer anyway."""
+    if db.dialect.name == "postgresql":
+        db.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
 
 
 def _is_temporary(error: exc.DBAPIError) -> bool:
@@ -154,12 +160,6 @@ def _is_strange_file(error: exc.DBAPIError) -> bool:
 def shown(engine: Engine) -> str:
     """Return the database's URL for messages, without its password."""
     return engine.url.render_as_string(hide_password=True)
-
-
-def missing(url: URL) -> FlowError:
-    """Return the error that a database has no catalog."""
-    database = url.render_as_string(hide_password=True)
-    return FlowError(f"There is no catalog in {database}; start the flow first: worldmodel flow run CONFIG.")
 
 
 def _reason(error: exc.DBAPIError) -> str:
