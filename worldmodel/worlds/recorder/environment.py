@@ -54,9 +54,9 @@ class EnvironmentEpisodes:
         cameras = settings.cameras or (RENDER if self.env.render_mode else OBSERVATION,)
         self._pictures = Cameras(settings.env_id, cameras, settings.size)
         fps = settings.fps or self._fps()
-        self.mapping = ActionMapping(
-            self.env.action_space, fps, _value_names(self.env), settings.action_details
-        )
+        inner: Any = self.env.unwrapped
+        details = settings.action_details or getattr(inner, "action_specs", ())
+        self.mapping = ActionMapping(self.env.action_space, fps, _value_names(self.env), details)
         self.policy = open_policy(settings.policy, self.env.action_space, settings.epsilon)
         plain = json.loads(json.dumps(asdict(settings)))
         self.format = RecordingFormat(fps, self.mapping.specs, plain)

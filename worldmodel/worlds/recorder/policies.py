@@ -77,8 +77,9 @@ def open_policy(name: str, space: spaces.Space, epsilon: float = 0.0) -> Policy:
     """Return a policy by its name.
 
     Args:
-        name: `random`, `sticky`, `module:function`, or `sb3:ALGORITHM:FILE`, a file that Stable-Baselines3
-            saved. Loading such a file runs code in it: use only files whose origin you know.
+        name: `random`, `sticky`, `module:function`, `module:Class` with the methods of `Policy`, made for the
+            action space, or `sb3:ALGORITHM:FILE`, a file that Stable-Baselines3 saved. Loading such a file
+            runs code in it: use only files whose origin you know.
         space: the action space.
         epsilon: share of random actions.
 
@@ -92,7 +93,8 @@ def open_policy(name: str, space: spaces.Space, epsilon: float = 0.0) -> Policy:
     elif name.startswith("sb3:"):
         policy = FunctionPolicy(_load_sb3(name), space)
     else:
-        policy = FunctionPolicy(_function(name), space)
+        function = _function(name)
+        policy = function(space) if isinstance(function, type) else FunctionPolicy(function, space)
     return MixedPolicy(policy, space, epsilon) if epsilon else policy
 
 

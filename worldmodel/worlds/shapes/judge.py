@@ -1,6 +1,7 @@
 """The judge of the shapes world, which finds objects in pixels and compares them with the true scene."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,7 +10,16 @@ from numpy.typing import NDArray
 
 from worldmodel.worlds.shapes.physics import Plan
 from worldmodel.worlds.shapes.render import backdrop, render, sprite
-from worldmodel.worlds.shapes.scene import COLOURS, FRAME_SIZE, PALETTE, RADII, SHAPES, Scene, SceneObject
+from worldmodel.worlds.shapes.scene import (
+    COLOURS,
+    FRAME_SIZE,
+    PALETTE,
+    RADII,
+    SHAPES,
+    Scene,
+    SceneObject,
+    half_side_of,
+)
 
 MIN_AREA = 25.0
 PLACE_TOLERANCE = 3.0
@@ -115,7 +125,9 @@ class Verdict:
         return not set(self.extra) - gone and all(obj.right for obj in rest)
 
 
-def find_objects(frame: NDArray[np.uint8], background: str) -> list[Found]:
+def find_objects(
+    frame: NDArray[np.uint8], background: str, ignored: Sequence[SceneObject] = ()
+) -> list[Found]:
     """Find the objects in the pixels of a frame.
 
     Every pixel is assigned to the nearest of the backdrop and the eight colours; each colour is one object.
@@ -123,6 +135,7 @@ def find_objects(frame: NDArray[np.uint8], background: str) -> list[Found]:
     Args:
         frame: Pixels of shape [h, w, 3].
         background: Name of the background.
+        ignored: Objects whose pixels are not read.
 
     Raises:
         ValueError: the frame has another size than this world, or there is no such background.
@@ -135,6 +148,10 @@ def find_objects(frame: NDArray[np.uint8], background: str) -> list[Found]:
     to_colours = (_PALETTE**2).sum(1) - 2 * pixels @ _PALETTE.T
     to_empty = (empty**2).sum(1) - 2 * (pixels * empty).sum(1)
     labels = np.where(to_colours.min(1) < to_empty, to_colours.argmin(1), -1).reshape(FRAME_SIZE, FRAME_SIZE)
+    for obj in ignored:
+        reach = half_side_of(obj) + _EDGE
+        rows, columns = (slice(max(0, place - reach), place + reach + 1) for place in (obj.y, obj.x))
+        labels[rows, columns] = -1
     counts = np.bincount(labels[labels >= 0], minlength=len(COLOURS))
     candidates = np.flatnonzero(counts >= 0.6 * MIN_AREA).tolist()
     objects = (_measure(frame, backdrop(background), labels, label) for label in candidates)
@@ -144,6 +161,8 @@ def find_objects(frame: NDArray[np.uint8], background: str) -> list[Found]:
 def judge(frame: NDArray[np.uint8], truth: Scene) -> Verdict:
     """Compare the objects found in a frame with the true scene.
 
+    An object on its way to another colour is not read, since it may look like any other.
+
     Args:
         frame: Pixels of shape [h, w, 3].
         truth: The true scene.
@@ -152,7 +171,7 @@ def judge(frame: NDArray[np.uint8], truth: Scene) -> Verdict:
         ValueError: the frame has another size than this world.
     """
     expected = {obj.colour: obj for obj in _found_in_truth(truth)}
-    found = {obj.colour: obj for obj in find_objects(frame, truth.background)}
+    found = {obj.colour: obj for obj in find_objects(frame, truth.background, _mixed(truth))}
     verdicts = tuple(_compare(obj, expected.get(obj.colour), found.get(obj.colour)) for obj in truth.objects)
     known = {obj.colour for obj in truth.objects} | set(expected)
     return Verdict(verdicts, tuple(colour for colour in found if colour not in known))
@@ -160,7 +179,11 @@ def judge(frame: NDArray[np.uint8], truth: Scene) -> Verdict:
 
 @lru_cache(maxsize=1024)
 def _found_in_truth(truth: Scene) -> tuple[Found, ...]:
-    return tuple(find_objects(render(truth), truth.background))
+    return tuple(find_objects(render(truth), truth.background, _mixed(truth)))
+
+
+def _mixed(truth: Scene) -> list[SceneObject]:
+    return [obj for obj in truth.objects if obj.previous_colour is not None]
 
 
 def _compare(obj: SceneObject, expected: Found | None, found: Found | None) -> ObjectVerdict:

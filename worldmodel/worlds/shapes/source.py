@@ -36,6 +36,7 @@ class ShapesSource:
     """
 
     tasks = ("rounds", "imagine", "describe", "ask", "inverse", "document")
+    texts = ()  # those of the world: `ShapesWorld.documents`
     size = None
     streams = 0
 
