@@ -32,6 +32,8 @@ class Adapters:
         folders = dict(folders or {})
         self.names = tuple(folders)
         """Names by which requests choose."""
+        self.digests: dict[str, str] = {}
+        """Digests of their files by name."""
         self.folders: dict[str, dict[str, Path]] = {}
         """Folders of peft by component and name."""
         self._names: dict[str, tuple[str, ...]] = {}
@@ -40,7 +42,9 @@ class Adapters:
             weights = lora.read_whole(model, folder, elsewhere)  # before the layers get other names
             self._names[name] = tuple(weights)
             self._whole[name] = [_place(model, key, parameter) for key, parameter in weights.items()]
-            for component, path in lora.parts(model, folder).items():
+            found = lora.parts(model, folder)
+            self.digests[name] = lora.digest(folder, found)
+            for component, path in found.items():
                 self.folders.setdefault(component, {})[name] = path
         self._lora: list[Any] = []
         for component, paths in self.folders.items():

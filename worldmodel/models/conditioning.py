@@ -81,7 +81,8 @@ class GridAdapter(ConditionAdapter):
     The backbone is causal and has positions in a sequence only; here every cell attends to all others with
     rotary positions in rows and columns, so that objects can move. The forecast is a residual to the last
     context frame. It is trained first, without the generator ("state alignment"); the generator then
-    predicts a correction to it, or (`forecast: none`) is not given it.
+    predicts a correction to it, or (`forecast: none`) is not given it. A state is of one cell, or of a square
+    of `query_merge` x `query_merge` cells, each of which gets a projection of its own.
     """
 
     heads = ("to_tokens", "to_cells", "to_pooled", "null_token")
@@ -95,11 +96,13 @@ class GridAdapter(ConditionAdapter):
         chunk_latents: int,
         grid: tuple[int, int],
         width: int,
+        query_merge: int = 1,
     ) -> None:
         super().__init__()
         self.grid, self.chunk_latents, self.head_width = grid, chunk_latents, config.width // config.num_heads
+        self.query_merge = query_merge
         self.norm = RMSNorm(state_width)
-        self.from_state = nn.Linear(state_width, config.width)
+        self.from_state = nn.Linear(state_width, query_merge**2 * config.width)
         self.from_context = nn.Conv2d(latent_channels, config.width, 3, padding=1)
         self.layers = nn.ModuleList(Layer(config.width, config.num_heads) for _ in range(config.num_layers))
         self.last_norm = RMSNorm(config.width)
@@ -113,9 +116,13 @@ class GridAdapter(ConditionAdapter):
             self.null_token = nn.Parameter(torch.randn(1, width) * 0.02)
 
     def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Map states (one per latent cell) and the last context frame to a condition."""
+        """Map states and the last context frame to a condition."""
         states, last = self.norm(states), context[:, -1]
-        x = self.from_state(states) + rearrange(self.from_context(last), "b d h w -> b (h w) d")
+        side, columns = self.query_merge, self.grid[1] // self.query_merge
+        divided = rearrange(
+            self.from_state(states), "b (h w) (p q d) -> b (h p w q) d", w=columns, p=side, q=side
+        )
+        x = divided + rearrange(self.from_context(last), "b d h w -> b (h w) d")
         rope = rope_table(torch.zeros(1, dtype=torch.long, device=x.device), self.grid, self.head_width)
         for layer in self.layers:
             x = layer(x, rope, self.grid)
@@ -138,12 +145,11 @@ class GridAdapter(ConditionAdapter):
         forecast = repeat(context[:, -1], "b c h w -> b t c h w", t=self.chunk_latents)
         if not self.has_heads:
             return Condition(forecast=forecast)
-        tokens = self.null_token.expand(len(context), math.prod(self.grid), -1)
+        cells = math.prod(self.grid)
+        tokens = self.null_token.expand(len(context), cells // self.query_merge**2, -1)
+        zeros = torch.zeros_like(tokens[:, 0])
         return Condition(
-            tokens=tokens,
-            pooled=torch.zeros_like(tokens[:, 0]),
-            cells=torch.zeros_like(tokens),
-            forecast=forecast,
+            tokens=tokens, pooled=zeros, cells=repeat(zeros, "b d -> b n d", n=cells), forecast=forecast
         )
 
 

@@ -35,7 +35,12 @@ def vision(config: WorldModelConfig, width: int, folder: Path | None) -> VisionA
     """Build the vision adapter, with its encoder if the config names one."""
     if config.vision.sees_latents:
         return LatentVision(
-            config.vision, config.codec.latent_channels, config.codec.grid, width, config.context_latents
+            config.vision,
+            config.codec.latent_channels,
+            config.codec.grid,
+            width,
+            config.context_latents,
+            config.query_merge,
         )
     from worldmodel.models.vision.encoders import EncoderVision
 
@@ -82,4 +87,5 @@ def condition_adapter(config: WorldModelConfig, width: int, generator: VideoGene
         config.chunk_latents,
         config.codec.grid,
         tokens,
+        config.query_merge,
     )

@@ -4,6 +4,7 @@ A folder of adapters has one folder of peft per component, FOLDER/backbone/adapt
 the weights that were trained whole beside them (queries, for example) in FOLDER/trained.safetensors.
 """
 
+import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from worldmodel.config import TrainedConfig
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.models.loading import deferred, pretrained
+from worldmodel.models.loading import base_models, deferred, pretrained
 
 NAME = "stage"
 """Name of the adapter that a stage trains."""
@@ -133,6 +134,16 @@ def parts(model: nn.Module, folder: Path) -> dict[str, Path]:
         except AttributeError:
             raise ModelError(f"The adapter {path} does not fit this model: it has no {component}") from None
     return found
+
+
+def digest(folder: Path, found: Mapping[str, Path]) -> str:
+    """Return a digest of all files of a folder of adapters, whose `parts` are `found`."""
+    files = {
+        f"{component}/{name}": path / name for component, path in found.items() for name in (CONFIG, WEIGHTS)
+    }
+    files[WHOLE] = folder / WHOLE
+    sums = (f"{base_models.sha256(file)}  {name}\n" for name, file in sorted(files.items()) if file.is_file())
+    return hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def read_whole(model: nn.Module, folder: Path, elsewhere: Collection[str] = ()) -> dict[str, nn.Parameter]:

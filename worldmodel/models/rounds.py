@@ -70,6 +70,8 @@ class RoundEncoder:
             blank: Context of a round that an empty observation precedes.
         """
         clips = list(clips)
+        if self._divides(first, clips):
+            return self._divided_rounds(first, clips)
         if first.shape[1]:
             latents = self.encode(first)
         else:
@@ -83,6 +85,25 @@ class RoundEncoder:
             latents = self.encode(clip, before)
             targets.append(latents)
         return torch.stack(contexts, dim=1), torch.stack(targets, dim=1)
+
+    def _divides(self, first: Tensor, clips: Sequence[Tensor]) -> bool:
+        """Return whether there is a round, all alike, for each of the processes that share a causal codec."""
+        alike = first.shape[1] > 0 and len({clip.shape for clip in clips}) == 1
+        return self.codec.causal and alike and len(first) * len(clips) >= self.sequence.size > 1
+
+    def _divided_rounds(
+        self, first: Float[Tensor, "b u 3 h w"], clips: Sequence[Float[Tensor, "b t 3 h w"]]
+    ) -> tuple[Float[Tensor, "b r s c h2 w2"], Float[Tensor, "b r t2 c h2 w2"]]:
+        """Encode rounds with a causal codec, each process some of them."""
+        count = self.codec.frames_before(self.context_latents)
+        before = torch.cat([newest(each, count) for each in (first, *clips[:-1])])
+        layout = Layout.items(len(before), self.sequence)
+        before, following = layout.take(before, dim=0), layout.take(torch.cat(list(clips)), dim=0)
+        context, target = (
+            rearrange(layout.gather(made, dim=0), "(r b) t c h w -> b r t c h w", r=len(clips))
+            for made in (self.codec.encode(before), self.codec.encode(following, before))
+        )
+        return context, target
 
     def context(
         self, latents: Float[Tensor, "b t2 c h2 w2"], frames: Float[Tensor, "b t 3 h w"]

@@ -92,12 +92,12 @@ class WorldModel(nn.Module, PretrainedMixin):
     def encode_observation(self, observation: Observation) -> EncodedObservation:
         """Map an observation to vision tokens and queries; one without latents is a blank one.
 
-        On a latent grid, a query is a learned vector plus the feature of its newest latent cell.
+        On a latent grid, a query is a learned vector plus the feature of its newest latent cells.
         """
         if not observation.latents.shape[1]:
             observation = replace(observation, latents=self._blank_context(len(observation.latents)))
         vision = self.vision(observation)
-        queries = self.queries if vision.cells is None else self.queries + vision.cells[:, -1]
+        queries = self.queries if vision.queries is None else self.queries + vision.queries
         return EncodedObservation(vision.tokens, queries.expand(len(vision.tokens), -1, -1), vision.cells)
 
     def encode_action(self, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:

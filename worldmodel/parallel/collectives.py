@@ -1,4 +1,4 @@
-"""Collectives of a sequence group: all-to-all and all-gather with gradients, and counts of sent bytes.
+"""Collectives: all-to-all and all-gather with gradients, all-reduce without, and counts of sent bytes.
 
 Gradients are those of the *sum* of all ranks' losses, so the adjoint of a gather is a sum. If all ranks
 compute the same loss from gathered tensors, FSDP's mean over ranks cancels it.
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
-from torch._C._distributed_c10d import _resolve_process_group
+from torch._C._distributed_c10d import _register_work, _resolve_process_group
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import GroupName
@@ -40,14 +40,16 @@ def _exchange(input: Tensor, send: list[int], receive: list[int], group_name: st
     group = _resolve_process_group(GroupName(group_name))
     flat = input.contiguous()  # gloo ignores strides and permutes silently
     sent[name] += (flat.numel() - send[dist.get_rank(group)]) * flat.element_size()
-    out = flat.new_empty(sum(receive))
-    dist.all_to_all_single(out, flat, receive, send, group=group)
+    out = flat.new_empty(max(len(flat), sum(receive)))
+    work = dist.all_to_all_single(out[: sum(receive)], flat, receive, send, group=group, async_op=True)
+    assert work is not None, "this process is in the group"
+    _register_work(out, work)  # for `wait`, which does nothing where a recomputed layer has kept the output
     return out
 
 
 @_exchange.register_fake
 def _(input: Tensor, send: list[int], receive: list[int], group_name: str, name: str) -> Tensor:
-    return input.new_empty(sum(receive))
+    return input.new_empty(max(len(input), sum(receive)))
 
 
 @torch.library.custom_op("worldmodel::all_gather", mutates_args=())
@@ -63,20 +65,51 @@ def _(input: Tensor, ranks: int, group_name: str, name: str) -> Tensor:
     return input.new_empty(ranks * input.shape[0], *input.shape[1:])
 
 
+@torch.library.custom_op("worldmodel::all_reduce", mutates_args=())
+def _sum(input: Tensor, name: str) -> Tensor:
+    out, ranks = input.clone(memory_format=torch.contiguous_format), dist.get_world_size()
+    sent[name] += 2 * (ranks - 1) * out.numel() * out.element_size() // ranks
+    dist.all_reduce(out)
+    return out
+
+
+@_sum.register_fake
+def _(input: Tensor, name: str) -> Tensor:
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+def start_all_to_all(
+    flat: Float[Tensor, " n"], send: list[int], receive: list[int], group: ProcessGroup, name: str
+) -> Float[Tensor, " m"]:
+    """Send `send[r]` elements of `flat` to every rank r, in order; return the received ones by sender.
+
+    They arrive while this process computes: `wait` for them before they are read. It has no gradient, but the
+    result is never shorter than `flat`: it has the shape of the gradients that are sent in return.
+    """
+    return _exchange(flat, send, receive, group.group_name, name)
+
+
+def wait(flat: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+    """Wait until the elements that `start_all_to_all` returned have arrived."""
+    return torch.ops._c10d_functional.wait_tensor(flat)
+
+
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, flat: Tensor, send: list[int], receive: list[int], group: ProcessGroup, name: str
     ) -> Tensor:
-        ctx.plan = (receive, send, group.group_name, name)
-        return _exchange(flat, send, receive, group.group_name, name)
+        ctx.plan = (receive, send, group, name)  # in the opposite direction
+        return wait(start_all_to_all(flat, send, receive, group, name))[: sum(receive)]
 
     @staticmethod
     @once_differentiable
     def backward(  # type: ignore[override]
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        return _exchange(gradients[0], *ctx.plan), None, None, None, None
+        receive, send, group, name = ctx.plan
+        found = wait(start_all_to_all(gradients[0], receive, send, group, name))
+        return found[: sum(send)], None, None, None, None
 
 
 @torch.compiler.disable()
@@ -133,3 +166,11 @@ def all_gather(
     """
     whole = _AllGather.apply(x.movedim(dim, 0), list(sizes), group, name)
     return whole.movedim(0, dim)  # type: ignore[union-attr]
+
+
+def all_reduce(x: Float[Tensor, "..."], name: str) -> Float[Tensor, "..."]:
+    """Return the sum over all processes of the default group, the same on each; it has no gradient.
+
+    Every process sends `2 (P - 1) / P` of its elements, as in a ring.
+    """
+    return _sum(x, name)

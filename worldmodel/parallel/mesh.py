@@ -50,8 +50,6 @@ class Mesh:
     sp: int = 1
     rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    device_mesh: DeviceMesh | None = None
-    """The four axes by name; None without a process group."""
     sequence: SequenceGroup = SequenceGroup()
     """The processes that share the samples and sequences of this one."""
     weights: DeviceMesh | None = None
@@ -71,26 +69,21 @@ class Mesh:
         world = dist.get_world_size() if dist.is_initialized() else 1
         replicate, shard = data_parallel(config, world)
         sequence = config.cp * config.sp
-        inner = shard * sequence
         sizes = (replicate, shard, config.cp, config.sp)
         if not dist.is_initialized():
             return cls(*sizes, device=device)
-        axes = init_device_mesh(device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard", "cp", "sp"))
-        # Combined axes are separate meshes over the same ranks: flattening is private API of torch.
-        halves = init_device_mesh(
-            device.type, (world // sequence, sequence), mesh_dim_names=("dp", "sequence")
+        names = ("dp", "cp", "sp")
+        axes = init_device_mesh(device.type, (world // sequence, config.cp, config.sp), mesh_dim_names=names)
+        dp, cp, sp = (axes.get_group(name) for name in names)
+        # Combined axes are groups and meshes of their own over the same ranks: flattening is private API of
+        # torch. NCCL allocates nothing for a group before its first collective.
+        both: Any = sp if config.cp == 1 else cp if config.sp == 1 else dist.new_subgroups(sequence)[0]
+        weights = init_device_mesh(
+            device.type, (replicate, shard * sequence), mesh_dim_names=("replicate", "shard")
         )
-        weights = init_device_mesh(device.type, (replicate, inner), mesh_dim_names=("replicate", "shard"))
-        group = SequenceGroup(
-            config.cp,
-            config.sp,
-            axes.get_local_rank("cp"),
-            axes.get_local_rank("sp"),
-            axes.get_group("cp"),
-            axes.get_group("sp"),
-            halves.get_group("sequence"),
-        )
-        return cls(*sizes, dist.get_rank(), device, axes, group, weights, halves.get_group("dp"))
+        ranks = axes.get_local_rank("cp"), axes.get_local_rank("sp")
+        group = SequenceGroup(config.cp, config.sp, *ranks, cp, sp, both)
+        return cls(*sizes, dist.get_rank(), device, group, weights, dp)
 
     @property
     def first(self) -> bool:

@@ -4,24 +4,27 @@ Attention is then computed as in one process, with any mask, and with equal work
 divided as evenly as possible. Each rank receives the key heads of its query heads, so a key head is sent to
 every rank that has one of its queries; the number of key heads need not be divisible by the number of ranks.
 
+Large tensors are exchanged in groups of heads (`head_exchange`), while a rank attends with other groups.
+
 Source: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv:2309.14509).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from worldmodel.errors import ConfigError
-from worldmodel.parallel import collectives
+from worldmodel.parallel.shards import evenly
 
 NAME = "ulysses"
 """Name of the collective in `collectives.sent`."""
+MAX_GROUPS = 4
+"""Largest number of groups of heads: the first to arrive and the last to be sent overlap with nothing."""
+MIN_GROUP_BYTES = 4 << 20
+"""Smallest size of a group's queries, keys and values on a rank: small messages cost more than they hide."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,26 @@ class Heads:
         grouped = queries % keys == 0 and index == [head // (queries // keys) for head in range(queries)]
         return None if grouped else index
 
+    def split(self, groups: int) -> "list[Heads]":
+        """Divide the heads of each rank into groups of neighbouring key heads, with their query heads."""
+        key = [_cut(part, groups) for part in self.key]
+        query = [
+            [
+                range(max(of.start, keys.start * self.shared), min(of.stop, keys.stop * self.shared))
+                for keys in parts
+            ]
+            for of, parts in zip(self.query, key, strict=True)
+        ]
+        return [
+            Heads(queries, keys, self.shared)
+            for queries, keys in zip(zip(*query, strict=True), zip(*key, strict=True), strict=True)
+        ]
+
+
+def _cut(heads: range, parts: int) -> list[range]:
+    counts = evenly(len(heads), parts)
+    return [heads[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
+
 
 def divide_heads(query_heads: int, key_heads: int, ranks: int) -> Heads:
     """Divide heads over ranks; numbers of query heads differ by at most one, larger ones first.
@@ -64,65 +87,18 @@ def divide_heads(query_heads: int, key_heads: int, ranks: int) -> Heads:
     return Heads(tuple(query), tuple(key), shared)
 
 
-@torch.compiler.disable()
-def gather_seq_scatter_heads(
-    parts: Sequence[Float[Tensor, "b _ n _"]],
-    heads: Sequence[Sequence[range]],
-    tokens: Sequence[int],
-    group: ProcessGroup,
-) -> list[Float[Tensor, "b _ m _"]]:
-    """Exchange this rank's tokens of all heads for all tokens of this rank's heads, in one collective.
+def head_groups(heads: Heads, query: Float[Tensor, "b k n d"], tokens: Sequence[int]) -> list[Heads]:
+    """Divide the heads into the groups that are exchanged one after another; the same on every rank.
 
     Args:
-        parts: tensors `[b, k, n, d]` of `n = tokens[rank]` tokens: queries, keys, values.
-        heads: for each part, the heads that each rank receives; several ranks may receive the same head.
-        tokens: number of tokens of each rank; their sum is `m` in the results.
-        group: process group of the ranks.
+        heads: heads of each rank.
+        query: queries of this rank's tokens, which all ranks have in the same dtype.
+        tokens: number of tokens of each rank.
     """
-    rank, ranks = group.rank(), range(len(tokens))
-    pieces = [
-        [part[:, of[to].start : of[to].stop] for part, of in zip(parts, heads, strict=True)] for to in ranks
-    ]
-    shapes = [
-        [
-            (part.shape[0], len(of[rank]), tokens[source], part.shape[3])
-            for part, of in zip(parts, heads, strict=True)
-        ]
-        for source in ranks
-    ]
-    received = _exchange(pieces, shapes, group)
-    return [torch.cat([of[part] for of in received], dim=2) for part in range(len(parts))]
-
-
-@torch.compiler.disable()
-def gather_heads_scatter_seq(
-    x: Float[Tensor, "b _ m d"], heads: Sequence[range], tokens: Sequence[int], group: ProcessGroup
-) -> Float[Tensor, "b k n d"]:
-    """Exchange all tokens of this rank's heads for this rank's tokens of all heads.
-
-    `heads` must be disjoint and in order; `tokens` as in `gather_seq_scatter_heads`.
-    """
-    rank = group.rank()
-    pieces = [[piece] for piece in x.split(list(tokens), dim=2)]
-    shapes = [[(x.shape[0], len(of), tokens[rank], x.shape[3])] for of in heads]
-    return torch.cat([piece for (piece,) in _exchange(pieces, shapes, group)], dim=1)
-
-
-def _exchange(
-    pieces: list[list[Tensor]], shapes: list[list[tuple[int, ...]]], group: ProcessGroup
-) -> list[list[Tensor]]:
-    """Send `pieces[r]` to every rank r; return the pieces received from each, in the given shapes."""
-    flat = torch.cat([piece.flatten() for to in pieces for piece in to])
-    counts = [[prod(shape) for shape in source] for source in shapes]
-    out = collectives.all_to_all(
-        flat,
-        [sum(piece.numel() for piece in to) for to in pieces],
-        [sum(source) for source in counts],
-        group,
-        NAME,
-    )
-    cut = iter(out.split([count for source in counts for count in source]))
-    return [[next(cut).view(shape) for shape in source] for source in shapes]
+    batch, count, _, width = query.shape
+    elements = batch * sum(tokens) * width * (count + 2 * count // heads.shared) // len(tokens)
+    fewest = min(map(len, heads.key))
+    return heads.split(max(1, min(MAX_GROUPS, fewest, elements * query.element_size() // MIN_GROUP_BYTES)))
 
 
 def volume(heads: Heads, head_width: int, tokens: Sequence[int], rank: int) -> tuple[int, int]:

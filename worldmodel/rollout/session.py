@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from worldmodel import media
 from worldmodel.errors import ConfigError, InputError
@@ -13,7 +14,7 @@ from worldmodel.models.text import TextSequence, sequences
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.recording import Recording
-from worldmodel.rollout.round import LocalEngine, SamplingParams, play_round
+from worldmodel.rollout.round import LocalEngine, SamplingParams, play_round, prepare
 from worldmodel.rollout.state import WorldState, last_transition, newest_observation, observed_frames
 from worldmodel.types import DESCRIBE, NOTHING_HAPPENS, WHAT_HAPPENED, Action, AnyAction, Outcome
 
@@ -91,17 +92,33 @@ class Session:
         self._state, self._recording = state, self._recording.extended(action, state.frames[0])
         return state.frames[0]
 
-    def observe(self, observation: Any) -> np.ndarray:
-        """Replace the outcome of the last round by a real observation; return its frames."""
-        state, real = self.state, self._observed(observation)
+    @torch.no_grad()
+    def observe(self, observation: Any, action: AnyAction = None) -> np.ndarray:
+        """Add a round whose outcome was observed instead of generated; return its frames.
+
+        For a world that exists: what the session foresees next follows from what it really did. To correct a
+        round that was generated, `restore` a snapshot from before it first.
+
+        Args:
+            observation: What the action led to, an image or a video as for `reset`.
+            action: What happened, if it is known.
+
+        Raises:
+            InputError: the session was not reset, the observation cannot be used, or the model does not take
+                such an action.
+        """
+        taken, state, real = Action.of(action), self.state, self._observed(observation)
+        inputs = prepare(self.model, [state], [taken])
+        (resolved,), (camera,) = inputs.actions, state.cameras
         after = replace(
             real,
             round=state.round + 1,
-            cameras=state.cameras,
+            histories=inputs.histories,
+            cameras=(resolved.move_camera(camera),),
             previous_latents=state.context[:, -1:],
             previous_frames=state.frames[:, -1:],
         )
-        return self.advance(Action(), after)
+        return self.advance(taken, after)
 
     def describe(self, question: str | None = None) -> str:
         """Describe the newest observation, or answer a question about it ("how many objects are there")."""

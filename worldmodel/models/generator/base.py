@@ -15,7 +15,9 @@ from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.layers.attention import KeyValue
 from worldmodel.parallel.agreement import Agreement
+from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import SequenceGroup
+from worldmodel.parallel.tensor_parallel import Part
 
 Latents = Float[Tensor, "b t c h w"]
 """Latent frames of a chunk."""
@@ -64,6 +66,8 @@ class VideoGenerator(nn.Module, ABC):
     """Width of `Condition.tokens`."""
     width: int
     """Width of its hidden states."""
+    num_heads: int
+    """Heads of its self-attention."""
     cells_per_token: int = 1
     """Latent cells that share a token."""
     layers: nn.ModuleList
@@ -71,7 +75,7 @@ class VideoGenerator(nn.Module, ABC):
     chunkwise: bool = False
     """Whether a chunk can continue one that is still noisy (`prefill_chunk`), as `sampler: swin` needs."""
     sequence: SequenceGroup = SequenceGroup()
-    """Processes that share a clip in training."""
+    """Processes that share a clip."""
     agreement: Agreement = Agreement()
     """The processes that train it."""
     text_states: Mapping[str, Float[Tensor, "_ e"]] = MappingProxyType({})
@@ -86,6 +90,14 @@ class VideoGenerator(nn.Module, ABC):
         """Compile the transformer blocks (torch.compile), each when it first meets a shape."""
         for layer in self.layers:
             layer.compile()
+
+    def divide(self, part: Part) -> None:
+        """Keep a part of the weights of the blocks, in place; calls become collectives of all processes.
+
+        Raises:
+            ConfigError: heads or channels cannot be divided evenly.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def prefill(self, context: Context, condition: Condition) -> KVCache:
@@ -162,17 +174,24 @@ class VideoGenerator(nn.Module, ABC):
     def encode_distinct(self, texts: Sequence[str]) -> Float[Tensor, "b m e"] | None:
         """Embed texts, equal ones once and those in `text_states` not at all.
 
-        A text encoder can be larger than all other parts.
+        A text encoder can be larger than all other parts. Processes that share a clip divide the texts.
         """
         unknown = [text for text in dict.fromkeys(texts) if text not in self.text_states]
         (most,) = self.agreement.most(len(unknown))
-        encoded = self.encode_text(unknown or texts[:1]) if most else None
+        encoded = self._encode_divided(unknown or texts[:1]) if most else None
         if not self.text_states:
             return None if encoded is None else encoded[[unknown.index(text) for text in texts]]
         rows = {text: self.pad_text(self.text_states[text]) for text in set(texts).difference(unknown)}
         if encoded is not None:
             rows |= dict(zip(unknown, encoded, strict=False))
         return torch.stack([rows[text] for text in texts])
+
+    def _encode_divided(self, texts: Sequence[str]) -> Float[Tensor, "b m e"] | None:
+        """Embed texts, each of the processes that share a clip some of them."""
+        layout = Layout.items(len(texts), self.sequence)
+        own: list[int] = layout.take(torch.arange(len(texts)), dim=0).tolist()
+        encoded = self.encode_text([texts[index] for index in own])
+        return None if encoded is None else layout.gather(encoded, dim=0)
 
     @torch.no_grad()
     def compute_text_states(self, texts: Sequence[str]) -> dict[str, Float[Tensor, "_ e"]]:

@@ -32,6 +32,7 @@ from worldmodel.models.layers.norm import RMSNorm, upcast
 from worldmodel.models.layers.spatial import LocalFeedForward, SelfAttention, rope_table
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import SequenceGroup
+from worldmodel.parallel.tensor_parallel import Part, keep_inputs, keep_outputs
 
 
 def sigma_embedding(sigma: PerFrame, width: int) -> Float[Tensor, "b t d"]:
@@ -84,6 +85,15 @@ class Block(nn.Module):
         x = x + self.cross_out(rearrange(attention.attend(q, k, v), "b k n d -> b n (k d)"))
         return x + gate2 * self.feed_forward(normalise(x) * (1 + scale2) + shift2, grid, layout), present
 
+    def divide(self, part: Part) -> None:
+        """Keep the heads and the hidden channels of a part, in place."""
+        self.num_heads = part.share(self.num_heads, "attention heads")
+        self.attention.divide(part)
+        keep_outputs(self.query, part)
+        keep_outputs(self.key_value, part, groups=2)
+        keep_inputs(self.cross_out, part)
+        self.feed_forward.divide(part)
+
 
 def normalise(x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
     """Layer norm without learned scale and shift, which the modulation provides."""
@@ -117,6 +127,7 @@ class DiT(VideoGenerator):
         self.sequence = SequenceGroup()
         """Processes that share a clip, each some of its tokens."""
         self.width = self.token_width = width = config.width
+        self.num_heads = config.num_heads
         self.embed = nn.Linear((2 if residual else 1) * latent_channels, width)
         self.embed_sigma = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
         self.modulation = nn.Linear(width, 6 * width)
@@ -128,6 +139,11 @@ class DiT(VideoGenerator):
             bias[2].fill_(0.5)
             bias[5].fill_(0.5)
         nn.init.zeros_(self.project.weight)
+
+    def divide(self, part: Part) -> None:
+        """Keep a part of the weights of every block."""
+        for layer in self.layers:
+            layer.divide(part)  # type: ignore[operator]
 
     def prefill(self, context: Context, condition: Condition) -> KVCache:
         """Return keys and values of the context frames, layer by layer."""

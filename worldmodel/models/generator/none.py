@@ -12,7 +12,7 @@ from worldmodel.models.generator.base import VideoGenerator
 class NoGenerator(VideoGenerator):
     """Without weights: the forecast of the condition adapter is shown, after no denoising steps."""
 
-    token_width = width = 0
+    token_width = width = num_heads = 0
 
     def __init__(self) -> None:
         super().__init__()

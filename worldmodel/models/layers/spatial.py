@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from worldmodel.models.layers.attention import KeyValue, attend_cached
 from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.tensor_parallel import Part, keep_inputs, keep_outputs
 
 
 def rope_table(frames: Int[Tensor, " t"], grid: tuple[int, int], head_width: int) -> Float[Tensor, "2 n d"]:
@@ -63,6 +64,12 @@ class SelfAttention(nn.Module):
         out, present = attend_cached(q, k, v, layout, past)
         return self.out(rearrange(out, "b k n d -> b n (k d)")), present
 
+    def divide(self, part: Part) -> None:
+        """Keep the heads of a part, in place."""
+        self.num_heads = part.share(self.num_heads, "attention heads")
+        keep_outputs(self.qkv, part, groups=3)
+        keep_inputs(self.out, part)
+
 
 class LocalFeedForward(nn.Module):
     """A feed-forward with a 3x3 depthwise convolution over each frame."""
@@ -83,3 +90,9 @@ class LocalFeedForward(nn.Module):
         rows, columns = grid
         y = rearrange(y, "b (t h w) d -> (b t) d h w", h=rows, w=columns)
         return self.down(rearrange(F.silu(self.local(y)), "(b t) d h w -> b (t h w) d", b=x.shape[0]))
+
+    def divide(self, part: Part) -> None:
+        """Keep the hidden channels of a part, in place."""
+        keep_outputs(self.up, part)
+        keep_outputs(self.local, part)
+        keep_inputs(self.down, part)

@@ -14,21 +14,28 @@ FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 """Files that are downloaded from the Hub: configs, weights, tokenizers."""
 
 
+BACKBONE = "backbone"
+"""Folder that every whole model has."""
+
+
 def shipped_models() -> list[str]:
     """Return the names of the models inside the package."""
-    root = importlib.resources.files("worldmodel").joinpath("pretrained")
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
+    return [name for name, folder in _shipped().items() if (folder / BACKBONE).is_dir()]
+
+
+def _shipped() -> dict[str, Path]:
+    """Return the folders of models, and of parts of models, inside the package."""
+    root = Path(str(importlib.resources.files("worldmodel").joinpath("pretrained")))
+    return {entry.name: entry for entry in sorted(root.iterdir()) if entry.is_dir()} if root.is_dir() else {}
 
 
 def resolve(name: str | Path) -> Path:
-    """Return the folder of a shipped model or of a model folder.
+    """Return the folder of a shipped model, or of parts of one, or a model folder.
 
     Raises:
         ModelError: there is no such model, or it is not a model folder.
     """
-    folder = Path(name)
-    if str(name) in shipped_models():
-        folder = Path(str(importlib.resources.files("worldmodel").joinpath("pretrained", str(name))))
+    folder = _shipped().get(str(name), Path(name))
     if not is_folder(folder):
         raise ModelError(
             f"There is no model {str(name)!r}; pass a model folder, a repository on the Hub (user/name) or a "

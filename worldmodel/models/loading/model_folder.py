@@ -31,7 +31,7 @@ from worldmodel.models import lora
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.conditioning import GridAdapter
 from worldmodel.models.loading import deferred, pretrained, reference
-from worldmodel.models.loading.location import CONFIG, download, is_repository, resolve
+from worldmodel.models.loading.location import BACKBONE, CONFIG, download, is_repository, resolve
 from worldmodel.models.loading.model_card import plain_card
 from worldmodel.types import StartImage
 
@@ -171,9 +171,14 @@ def backbone_folder(folder: Path) -> Path:
     """Return the folder with all weights of a model's backbone, in the format of transformers.
 
     Raises:
-        ModelError: the backbone refers to a base model that is missing or another one.
+        ModelError: there is none, or it refers to a base model that is missing or another one.
     """
-    return reference.resolve(folder / "backbone")
+    if not (folder / BACKBONE).is_dir():
+        raise ModelError(
+            f"{folder} has no {BACKBONE}; the model is not complete, but training can start from its "
+            "components (init_from: {codec: …})."
+        )
+    return reference.resolve(folder / BACKBONE)
 
 
 def read_start_images(folder: Path, config: WorldModelConfig) -> tuple[StartImage, ...]:
@@ -208,12 +213,14 @@ def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], 
 
     Args:
         model: The model that gets the weights.
-        name: A shipped model or a model folder.
+        name: A shipped model, a model folder, or a folder with some components of our own and no backbone.
         wanted: Whether to copy a parameter or buffer, by its name; None copies all.
 
     Raises:
         ModelError: there is no such model, or its components do not fit those of `model`.
     """
+    if not is_repository(name) and not (folder := resolve(name)).joinpath(BACKBONE).is_dir():
+        return _load_components(model, folder, wanted or (lambda _: True))
     with deferred.loading():
         other = type(model).from_pretrained(name)
     own, theirs = model.state_dict(), other.state_dict()
@@ -237,6 +244,24 @@ def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], 
     for path, module in other.named_modules():
         if (wanted is None or wanted(path)) and (slices := deferred.attached(module)):
             deferred.attach(model.get_submodule(path), slices, deferred.attached_files(module))
+
+
+def _load_components(model: "WorldModel", folder: Path, wanted: Callable[[str], bool]) -> None:
+    """Copy the wanted weights of a folder without a backbone."""
+    paths = {name: folder / name / WEIGHTS for name in COMPONENTS}
+    found = {name: path for name, path in paths.items() if path.is_file()}
+    missing = {key.split(".")[0] for key in model.state_dict() if wanted(key)} - set(found)
+    if missing:
+        raise ModelError(
+            f"{folder} has no {', '.join(sorted(missing))}; take only its {', '.join(found)} "
+            f"(init_from: {{{': …, '.join(found)}: {folder.name}}})."
+        )
+    for name in filter(wanted, found):
+        try:
+            model.get_submodule(name).load_state_dict(load_file(found[name]))
+        except (RuntimeError, SafetensorError) as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise ModelError(f"The {name} of {folder} does not fit this config: {reason}") from None
 
 
 def read_config(folder: Path) -> WorldModelConfig:

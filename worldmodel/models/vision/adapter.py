@@ -47,7 +47,9 @@ class VisionFeatures:
     tokens: Float[Tensor, "b n d"]
     """Tokens of the sequence, frame by frame."""
     cells: Float[Tensor, "b t m d"] | None = None
-    """One feature per latent cell, which is added to the query of the cell."""
+    """One feature per latent cell."""
+    queries: Float[Tensor, "b q d"] | None = None
+    """What is added to the queries: the features of their cells in the newest latent frame."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class EncodedObservation:
     queries: Float[Tensor, "b q d"]
     """Embeddings that end the round, at whose positions the backbone predicts the next state."""
     cells: Float[Tensor, "b t m d"] | None = None
-    """One feature per latent cell, of which the newest frame's are in the queries."""
+    """One feature per latent cell; those of the newest frame are in the queries."""
 
 
 class VisionAdapter(nn.Module, ABC):
@@ -84,7 +86,8 @@ class VisionAdapter(nn.Module, ABC):
 class LatentVision(VisionAdapter):
     """3x3 convolutions over the latent grid, which give cells spatial context, and a projection.
 
-    `merge` x `merge` cells share a token. The backbone remains a plain causal language model.
+    `merge` x `merge` cells share a token, and `query_merge` x `query_merge` cells a query. The backbone
+    remains a plain causal language model.
     """
 
     needs_frames = False
@@ -96,6 +99,7 @@ class LatentVision(VisionAdapter):
         grid: tuple[int, int],
         width: int,
         context_latents: int = 1,
+        query_merge: int = 1,
     ) -> None:
         super().__init__()
         self.config = config
@@ -105,12 +109,13 @@ class LatentVision(VisionAdapter):
         self.blocks = residual_blocks(config.width, config.num_blocks)
         self.project = nn.Conv2d(config.width, width, 1)
         self.cell_norm = RMSNorm(width)
-        self.merge = nn.Linear(config.merge**2 * width, width, bias=False)
+        self.merge = _merge(config.merge, width)
+        self.query_merge = query_merge
+        self.merge_queries = _merge(query_merge, width) if query_merge > 1 else nn.Identity()
         self.token_norm = RMSNorm(width)
         self.token_position = nn.Parameter(torch.randn(frame_tokens, width) * 0.3 * width**-0.5)
         self.frame_position = nn.Parameter(torch.randn(config.max_frames, 1, width) * 0.3 * width**-0.5)
         with torch.no_grad():
-            self.merge.weight.copy_(torch.eye(width).repeat(1, config.merge**2) / config.merge)
             for norm in (self.cell_norm, self.token_norm):
                 norm.weight.fill_(2 * width**-0.5)  # twice the scale of word embeddings
 
@@ -121,9 +126,23 @@ class LatentVision(VisionAdapter):
         x = rearrange(latents, "b t c h w -> (b t) c h w").contiguous(memory_format=torch.channels_last)
         x = self.project(self.blocks(self.stem(x)))
         cells = self.cell_norm(rearrange(x, "(b t) d h w -> b t h w d", b=batch))
-        side = self.config.merge
-        patches = rearrange(cells, "b t (h p) (w q) d -> b t (h w) (p q d)", p=side, q=side)
-        tokens = self.token_norm(self.merge(patches)) + self.token_position + self.frame_position[-frames:]
+        tokens = self.token_norm(self.merge(_squares(cells, self.config.merge)))
+        tokens = tokens + self.token_position + self.frame_position[-frames:]
         return VisionFeatures(
-            rearrange(tokens, "b t n d -> b (t n) d"), rearrange(cells, "b t h w d -> b t (h w) d")
+            rearrange(tokens, "b t n d -> b (t n) d"),
+            rearrange(cells, "b t h w d -> b t (h w) d"),
+            self.merge_queries(_squares(cells[:, -1:], self.query_merge))[:, 0],
         )
+
+
+def _squares(cells: Float[Tensor, "b t h w d"], side: int) -> Float[Tensor, "b t n e"]:
+    """Concatenate the features of every square of `side` x `side` cells."""
+    return rearrange(cells, "b t (h p) (w q) d -> b t (h w) (p q d)", p=side, q=side)
+
+
+def _merge(side: int, width: int) -> nn.Linear:
+    """Return a projection of a square of cells to one feature: at first their sum, of the scale of one."""
+    layer = nn.Linear(side**2 * width, width, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(width).repeat(1, side**2) / side)
+    return layer

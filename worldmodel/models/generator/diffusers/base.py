@@ -27,8 +27,10 @@ from worldmodel.models.generator.diffusers.network import Network
 from worldmodel.models.generator.diffusers.scheduler import DiffusersSolver, NoisePath, Scheduler
 from worldmodel.models.generator.diffusers.self_attention import Processor, install
 from worldmodel.models.generator.diffusers.state_cross_attention import StateStream
+from worldmodel.models.generator.diffusers.tensor_parallel import divide_attention, divide_block
 from worldmodel.models.loading import pipeline_folder, pretrained
 from worldmodel.models.vision.vit import PatchEncoder
+from worldmodel.parallel.tensor_parallel import Part
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ class DiffusersGenerator(VideoGenerator):
         self.clip = clip
         self.scheduler: Any = scheduler
         heads: Any = transformer.config
-        self.width = heads.num_attention_heads * heads.attention_head_dim
+        self.num_heads: int = heads.num_attention_heads
+        self.width = self.num_heads * heads.attention_head_dim
         self.network = Network(transformer)
         install(self.layers, self.processor_class)
         if streamed:
@@ -198,6 +201,15 @@ class DiffusersGenerator(VideoGenerator):
     @abstractmethod
     def new_stream(self, transformer: Any) -> StateStream:
         """Return a state stream, attached to the transformer."""
+
+    def divide(self, part: Part) -> None:
+        """Keep a part of the weights of every block, and of its attention to the states."""
+        for network in self.networks:
+            assert isinstance(network, Network)
+            for block in getattr(network.transformer, self.stack):
+                divide_block(block, part)
+            for branch in network.stream.branches if network.stream is not None else ():
+                divide_attention(branch.attention, part)
 
     def solver(self, num_inference_steps: int) -> DiffusersSolver:
         """Return a solver for one chunk.

@@ -31,6 +31,7 @@ from worldmodel.models.generator.diffusers.self_attention import (
 )
 from worldmodel.models.generator.diffusers.state_cross_attention import CopiedStream, StateStream
 from worldmodel.parallel.layout import Layout
+from worldmodel.parallel.tensor_parallel import Part
 
 
 class LTXProcessor(Processor):
@@ -95,6 +96,16 @@ class LTXGenerator(DiffusersGenerator):
         """Return a stream of copies of the blocks' cross-attentions to the text."""
         attentions = [block.attn2 for block in transformer.transformer_blocks]
         return CopiedStream(attentions, transformer.caption_projection, self.width)
+
+    def divide(self, part: Part) -> None:
+        """Keep a part of the weights of every block, and of the rotary table, which spans all heads."""
+        super().divide(part)
+        own = part.index(self.width)
+
+        def keep(rope: nn.Module, inputs: Any, table: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+            return tuple(each[..., own[0] : own[-1] + 1] for each in table)
+
+        self.transformer.rope.register_forward_hook(keep)
 
     def timesteps(self, num_inference_steps: int) -> dict[str, Any]:
         """Return sigmas that are shifted towards noise by the number of tokens, as LTXPipeline does."""
