@@ -1,12 +1,14 @@
 """Process groups, and the parallelism of a model: FSDP2, compilation, activations."""
 
 import functools
+import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -257,3 +259,15 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def shutdown() -> None:
     """Destroy the process group."""
     dist.destroy_process_group()
+
+
+def leave() -> NoReturn:
+    """End the process successfully and at once.
+
+    DTensor never releases process groups, and threads of gloo that still run when the interpreter ends may
+    abort it (exit code -6, in 5 of 47 runs of four processes on a busy machine): a failure to torchrun.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

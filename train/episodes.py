@@ -1,6 +1,6 @@
 """Inputs of objectives from episodes: latents, encoded here or before training, pixels, text states."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from worldmodel.batch import from_array, to_device
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
-from worldmodel.media.tensors import to_tensor
+from worldmodel.media.tensors import to_pixels, to_tensor
 from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
@@ -26,8 +26,7 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
     Raises:
         ConfigError: the latents are not those of this model.
     """
-    columns = zip(*(episode.observations for episode in batch.episodes), strict=True)
-    clips = [to_tensor(list(column), model.device).to(model.dtype) for column in columns]
+    clips = list(pixels_of(model, batch))
     blank = model.blank_observation(len(batch.episodes)).latents
     if batch.episodes[0].encoded is None:
         first, *following = clips
@@ -42,6 +41,16 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
     )
     frames = [each for each in pixels if each is not None]
     return Rounds(context, target, changed, torch.stack(frames, dim=1) if frames else None)
+
+
+def pixels_of(model: WorldModel, batch: Batch) -> Iterator[Float[Tensor, "b t 3 h w"]]:
+    """Yield the observations of a batch by position, in [-1, 1] and in the model's dtype."""
+    if batch.frames is not None:
+        for clip in batch.frames.take():
+            yield to_pixels(clip).to(model.dtype)
+        return
+    for column in zip(*(episode.observations for episode in batch.episodes), strict=True):
+        yield to_tensor(list(column), model.device).to(model.dtype)
 
 
 def stored_rounds(
@@ -118,8 +127,7 @@ def encode_first_frames(model: WorldModel, batch: Batch) -> Float[Tensor, "b 1 c
         blank = model.blank_observation(len(batch.episodes)).latents
         context, _ = stored_rounds(model, batch.episodes, blank)
         return context[:, 0, :1]  # of an image: the first latent of a codec has seen one frame
-    frames = to_tensor([episode.observations[0] for episode in batch.episodes], model.device)
-    return RoundEncoder.of(model).encode(frames.to(model.dtype))
+    return RoundEncoder.of(model).encode(next(pixels_of(model, batch)))
 
 
 def encode_clips(model: WorldModel, clips: Sequence[np.ndarray]) -> list[Float[Tensor, "_ c h w"]]:

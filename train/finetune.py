@@ -32,6 +32,7 @@ from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
 from worldmodel.train.stage import run_stage
 from worldmodel.train.timing import record_collectives
+from worldmodel.train.tokenizer import with_tokenizer
 from worldmodel.train.trainer import Progress
 from worldmodel.train.validation import check_validation, start_images
 
@@ -71,9 +72,9 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
                 )
             if mesh.first:
                 write_config(config, run, {"command": command, "num_processes": mesh.world_size})
-            names = list(config.stages)
+            names, run_config = list(config.stages), with_tokenizer(config, mesh, newest is not None)
             for name in names[names.index(progress.stage) + progress.ended if progress else 0 :]:
-                if not run_stage(config, name, mesh, checkpoints, newest, stop):
+                if not run_stage(run_config, name, mesh, checkpoints, newest, stop):
                     return run
                 gc.collect()  # FSDP's modules refer to themselves: the model would stay beside the next one
                 newest = checkpoints.latest()

@@ -10,6 +10,7 @@ from worldmodel.config import StageConfig, TrainConfig
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import data_parallel
 from worldmodel.train.memory_play import DeviceType, Played, play, play_rollout
+from worldmodel.train.objectives.registry import OBJECTIVES
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class MemoryEstimate:
     """Shards of all weights and buffers, in the data type in which they are stored."""
     gradients: float = 0.0
     optimizer: float = 0.0
-    ema: float = 0.0
+    copies: float = 0.0
+    """The average of the trained weights, and those of a teacher."""
     gathered: float = 0.0
     """Weights that FSDP has gathered, and gradients of a layer before they are reduced."""
     activations: float = 0.0
@@ -65,7 +67,7 @@ class StepEstimator:
         static = {
             "weights": weights.held / shards,
             "optimizer": weights.optimizer / shards,
-            "ema": weights.averaged / shards if stage.ema_decay else 0.0,
+            "copies": weights.averaged / shards * self.copies,
         }
         candidates = [(gradients, 0.0, 0.0)]  # while optimizers step
         for each in played.moments:
@@ -74,6 +76,20 @@ class StepEstimator:
             candidates.append((kept, each.gathered, activations))
         most = max(candidates, key=sum)
         return MemoryEstimate(**static, gradients=most[0], gathered=most[1], activations=most[2])
+
+    @property
+    def copies(self) -> int:
+        """Copies of the trained weights: their average, and the weights with which the stage began."""
+        stage = self.config.stages[self.name]
+        return bool(stage.ema_decay) + OBJECTIVES[stage.objective].has_teacher
+
+    def checkpoint(self) -> float:
+        """Return the bytes of a checkpoint within the stage, after a first estimate.
+
+        It holds what is trained; frozen weights are read from the files that the run starts from.
+        """
+        weights = next(iter(self.played.values())).weights
+        return weights.trained + weights.optimizer + weights.averaged * self.copies
 
 
 def estimate_rollout(config: TrainConfig, worlds: int = 1) -> MemoryEstimate:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from worldmodel.batch import map_tensors
-from worldmodel.config import StageConfig, TrainConfig, WorldModelConfig, height_width
+from worldmodel.config import SMALL_DECODER, StageConfig, TrainConfig, WorldModelConfig, height_width
 from worldmodel.models.layers import attention
 from worldmodel.models.loading import deferred
 from worldmodel.models.rounds import RoundEncoder
+from worldmodel.models.vision.vit import PatchEncoder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.state import observed_frames
 from worldmodel.train import distributed, start, synthetic
@@ -76,7 +77,7 @@ def play(config: TrainConfig, name: str, rows: int, device_type: DeviceType = "c
     Raises:
         ConfigError: the model cannot be built, or does not fit the stage.
     """
-    config = replace(config, model=without_weights(config.model), init_from=None)
+    config = without_files(config)
     kernel = "unmasked" if device_type == "cuda" else config.attention
     allocations = Allocations()
     with attention.using(kernel), deferred.empty_parameters():
@@ -103,7 +104,7 @@ def play_rollout(config: TrainConfig, worlds: int) -> tuple[float, float, float]
     Raises:
         ConfigError: the model cannot be built.
     """
-    config = replace(config, model=without_weights(config.model), init_from=None)
+    config = without_files(config)
     allocations = Allocations()
     with attention.using("unmasked"), deferred.empty_parameters(), torch.no_grad():
         model = start.build_model(config)
@@ -336,7 +337,19 @@ def truncate(model: WorldModel) -> dict[int, int]:
             if isinstance(stack, nn.ModuleList) and len(stack) and id(stack[0]) in layers:
                 depths[id(stack[0])] = len(stack)
                 module._modules[name] = stack[:DEPTH]
+        if isinstance(module, PatchEncoder):  # the layer that it selects may be gone; the last has its size
+            module.select_layer = -1
     return depths
+
+
+def without_files(config: TrainConfig) -> TrainConfig:
+    """Return the config of a run that reads no weights and no data, with the largest vocabulary."""
+    model = without_weights(config.model)
+    backbone = model.backbone
+    if not (backbone.pretrained or config.tokenizer):
+        architecture = {"vocab_size": backbone.vocab_size} | (backbone.architecture or SMALL_DECODER)
+        model = replace(model, backbone=replace(backbone, architecture=architecture))
+    return replace(config, model=model, init_from=None, data=replace(config.data, sources={}))
 
 
 def without_weights(model: WorldModelConfig) -> WorldModelConfig:

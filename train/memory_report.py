@@ -22,7 +22,7 @@ MOST_GPUS = 1024
 LORA_RANK = 16
 Ways = dict[str, StepEstimator]
 """Ways to train a stage, by name."""
-COLUMNS = ("weights", "gradients", "optimizer", "ema", "gathered", "activations", "cache", "total")
+COLUMNS = ("weights", "gradients", "optimizer", "copies", "gathered", "activations", "cache", "total")
 
 
 def report(
@@ -72,8 +72,10 @@ def report(
             | ({"would_fit": advice[way, n]} if (way, n) in advice else {})
             for (way, n), each in rows.items()
         ]
+        checkpoints = {way: step.checkpoint() for way, step in ways.items()}
         sizes = next(iter(ways[stage].played.values())).weights.sizes
-        print(json.dumps({"parameters": sizes, "memory_gib": memory_gib, "memory_bytes": found}, indent=2))
+        told = {"parameters": sizes, "memory_gib": memory_gib, "memory_bytes": found}
+        print(json.dumps(told | {"checkpoint_bytes": checkpoints}, indent=2))
         return
     _print_table(ways[stage], rows, memory_gib)
     for (way, n), found in advice.items():
@@ -81,6 +83,8 @@ def report(
             f"{_label(way, n)}: does not fit into {memory_gib:g} GiB, of which {USABLE:.0%} hold tensors; "
             f"would fit: {', or '.join(found) or 'none of the changes tried'}"
         )
+    for way, step in ways.items():
+        print(f"{way}: a checkpoint has {step.checkpoint() / GIB:.2f} GiB, beside the files it starts from")
     print(
         f"\nAt the peak of a step with activations: {config.activations}, and of a round of {worlds} "
         f"world{'s' * (worlds > 1)} with a full history; without the memory of libraries and fragmentation."

@@ -1,4 +1,4 @@
-"""Muon for sharded weights: each matrix is orthogonalised by one process."""
+"""Muon for sharded weights: each batch of matrices is orthogonalised by one process."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from worldmodel.parallel import planner
 from worldmodel.train.distributed import full_tensor, to_local
@@ -16,15 +16,18 @@ from worldmodel.train.distributed import full_tensor, to_local
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
 EPSILON = 1e-7
+BATCH_ELEMENTS = 2**22
+"""Elements of matrices that are orthogonalised together: small ones are limited by kernel launches."""
 
 
 class Muon(torch.optim.Optimizer):
     """Orthogonalised momentum for the matrices of hidden layers (Jordan et al. 2024).
 
-    In bf16 results equal those of `torch.optim.Muon` bit for bit; CPUs are faster in fp32. With DTensors that
-    optimizer computes every product on every process and gathers shards for most of them. Here each matrix
-    has one owner, which gathers its shards once and broadcasts the result. Momentum is sharded like the
-    weights, so checkpoints do not depend on owners.
+    In bf16 results equal those of `torch.optim.Muon` up to the rounding of batched products; CPUs are faster
+    in fp32. With DTensors that optimizer computes every product on every process and gathers shards for most
+    of them. Here matrices of one shape are batched, and each batch has one owner, which gathers its shards
+    once and broadcasts the result. Momentum is sharded like the weights, so checkpoints do not depend on
+    owners.
     """
 
     def __init__(
@@ -41,63 +44,94 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update all parameters that have a gradient; every process of the mesh must call this."""
-        moved = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        directions = [self._direction(parameter, group["momentum"]) for parameter, group in moved]
-        for (parameter, group), made in zip(moved, orthogonalise(directions, self.dtype), strict=True):
-            rows, columns = parameter.shape
-            rate, weight = group["lr"], to_local(parameter)
-            weight.mul_(1 - rate * group["weight_decay"])
-            weight.add_(made, alpha=-rate * math.sqrt(max(1, rows / columns)))
+        batches = [
+            (parameters, group)
+            for group in self.param_groups
+            for parameters in batched([p for p in group["params"] if p.grad is not None])
+        ]
+        directions = [self._directions(parameters, group["momentum"]) for parameters, group in batches]
+        for (parameters, group), made in zip(batches, orthogonalise(directions, self.dtype), strict=True):
+            rows, columns = parameters[0].shape
+            rate, weights = group["lr"], [to_local(parameter) for parameter in parameters]
+            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])  # pyright: ignore[reportPrivateImportUsage]
+            scale = -rate * math.sqrt(max(1, rows / columns))
+            torch._foreach_add_(weights, made.to(weights[0].dtype).unbind(), alpha=scale)  # pyright: ignore[reportPrivateImportUsage]
 
-    def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Update the momentum buffer and return the Nesterov direction."""
-        gradient = parameter.grad
-        assert gradient is not None, "step selects parameters with a gradient"
-        state = self.state[parameter]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        average = state["momentum_buffer"]
-        average.lerp_(gradient, 1 - momentum)
-        return gradient.lerp(average, momentum)
+    def _directions(self, parameters: Sequence[Tensor], momentum: float) -> Float[Tensor, "k m n"]:
+        """Update the momentum buffers of matrices of one shape and return their Nesterov directions."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if not self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(gradient)
+        averages = [to_local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
+        shards = [to_local(gradient) for gradient in gradients]
+        torch._foreach_lerp_(averages, shards, 1 - momentum)  # pyright: ignore[reportPrivateImportUsage]
+        return stack_shards(torch._foreach_lerp(shards, averages, momentum), gradients[0])  # pyright: ignore[reportPrivateImportUsage]
 
 
-def orthogonalise(matrices: Sequence[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield this process's shard of every orthogonalised matrix, in order and in `dtype`.
+def batched(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield matrices of one shape together, at most `BATCH_ELEMENTS` or one matrix.
+
+    Batches do not depend on the number of processes, so neither do the kernels and the bits of the result.
+    """
+    by_shape: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+    for parameter in parameters:
+        by_shape.setdefault((parameter.shape, parameter.dtype), []).append(parameter)
+    for alike in by_shape.values():
+        most = max(1, BATCH_ELEMENTS // alike[0].numel())
+        yield from (alike[first : first + most] for first in range(0, len(alike), most))
+
+
+def stack_shards(shards: Sequence[Tensor], like: Tensor) -> Float[Tensor, "k m n"]:
+    """Stack this process's shards of matrices that are distributed like `like`."""
+    stacked = torch.stack(list(shards))
+    if not isinstance(like, DTensor):
+        return stacked
+    placements = [Shard(each.dim + 1) if isinstance(each, Shard) else each for each in like.placements]
+    rows, columns = like.shape
+    shape, stride = torch.Size((len(shards), rows, columns)), (rows * columns, columns, 1)
+    return DTensor.from_local(
+        stacked, like.device_mesh, placements, run_check=False, shape=shape, stride=stride
+    )
+
+
+def orthogonalise(stacks: Sequence[Float[Tensor, "_ _ _"]], dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield this process's shard of every stack of orthogonalised matrices, in order and in `dtype`.
 
     Owners are chosen so that the work of all processes is balanced.
     """
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    shares = planner.assign([math.prod(m.shape) * min(m.shape) for m in matrices], size)
+    shares = planner.assign([math.prod(stack.shape) * min(stack.shape[1:]) for stack in stacks], size)
     owners = {index: owner for owner, share in enumerate(shares) for index in share}
     owned: dict[int, Tensor] = {}
-    for index, matrix in enumerate(matrices):
-        gathered = full_tensor(matrix.to(dtype))
+    for index, stack in enumerate(stacks):
+        gathered = full_tensor(stack.to(dtype))
         if owners[index] == rank:
             owned[index] = gathered
-    owned = {index: orthogonal(matrix) for index, matrix in owned.items()}
-    for index, matrix in enumerate(matrices):
+    owned = {index: orthogonal(stack) for index, stack in owned.items()}
+    for index, stack in enumerate(stacks):
         made = owned.pop(index, None)
         if made is None:
-            made = torch.empty(matrix.shape, dtype=dtype, device=matrix.device)
+            made = torch.empty(stack.shape, dtype=dtype, device=stack.device)
         if size > 1:
             dist.broadcast(made, src=owners[index])
-        yield shard(made, matrix)
+        yield shard(made, stack)
 
 
-def orthogonal(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
-    """Approximate `U V^T` of a matrix's singular value decomposition by Newton-Schulz iterations."""
+def orthogonal(stack: Float[Tensor, "k m n"]) -> Float[Tensor, "k m n"]:
+    """Approximate `U V^T` of every matrix's singular value decomposition by Newton-Schulz iterations."""
     a, b, c = COEFFICIENTS
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / x.norm().clamp(min=EPSILON)
+    tall = stack.shape[1] > stack.shape[2]
+    x = stack.mT if tall else stack
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=EPSILON)
     for _ in range(NUM_ITERATIONS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.T if tall else x).contiguous()
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).contiguous()
 
 
 def shard(made: Tensor, like: Tensor) -> Tensor:
-    """Return this process's shard of a replicated matrix, distributed like another."""
+    """Return this process's shard of a replicated stack, distributed like another."""
     if not isinstance(like, DTensor):
         return made
     return to_local(distribute_tensor(made, like.device_mesh, like.placements, src_data_rank=None))

@@ -18,6 +18,7 @@ from worldmodel.config import (
     TrainConfig,
     TrainedConfig,
     ValidationConfig,
+    VisionConfig,
     WorldModelConfig,
     build,
 )
@@ -37,15 +38,20 @@ EFFICIENCY = 0.25
 """Share of the speed of a large matrix product that a training step of a small model reaches."""
 SECONDS = 2.0
 """Duration of the measurement: the best product of so long, because other programs slow some of them."""
-SHARES = {"codec": 0.2, "single": 0.4, "state": 0.4}
-"""Division of the time between the stages."""
+CODEC = "codec-games"
+"""Codec from which training starts, if each frame has latents of its own."""
+FROM_SCRATCH = {"codec": (0.2, 900), "single": (0.4, 800), "state": (0.4, 450)}
+"""Of each stage, its share of the time, and the steps with which a small world was learned: a larger model is
+chosen if there is time for twice as many."""
+FROM_CODEC = {"codec": (0.07, 150), "single": (0.43, 800), "state": (0.5, 450)}
+"""The same if the codec starts from the shipped one."""
 OVERHEAD = 0.85
 """Share of the time that is left for steps, beside starting, validation and checkpoints."""
-STEPS = {"codec": 900, "single": 800, "state": 450}
-"""Steps with which a small world was learned; a larger model is chosen if there is time for twice as many."""
 MIN_STEPS, MAX_STEPS = 20, 20_000
 WIDTHS = ((256, 4), (512, 8), (768, 12))
 """Width and layers of backbones, the smallest first."""
+MAX_QUERIES = 64
+"""Latent cells of a larger frame share a query: the backbone's work per round stays the same."""
 MEMORY_SHARE = 0.5
 """Share of the memory of the machine that activations may take."""
 
@@ -92,27 +98,32 @@ class Recipe:
     parameters: int
 
 
-def plan(facts: DatasetFacts, budget_s: float, machine: Machine, run_dir: str) -> Recipe:
+def plan(facts: DatasetFacts, budget_s: float, machine: Machine, run_dir: str, max_side: int = 0) -> Recipe:
     """Choose the largest model, and the steps of its stages, for which the time suffices.
+
+    Frames have at most `max_side` pixels along a side; 0: 64, or 128 on a machine with much memory.
 
     Raises:
         InputError: the time does not suffice for a few steps of the smallest model.
     """
     speed = machine.tflops * 1e12 * EFFICIENCY
+    side = max_side or (64 if machine.memory < 64 * GIB else 128)
     candidates = [
-        _candidate(facts, width, layers, machine, OVERHEAD * budget_s * speed) for width, layers in WIDTHS
+        _candidate(facts, width, layers, side, OVERHEAD * budget_s * speed) for width, layers in WIDTHS
     ]
     model, stages, steps, costs = next(
-        (each for each in reversed(candidates) if all(each[2][name] >= 2 * STEPS[name] for name in STEPS)),
-        candidates[0],
+        (each for each in reversed(candidates) if _suffices(each[0], each[2])), candidates[0]
     )
-    if min(steps.values()) < MIN_STEPS:
+    # Even a few steps do the shipped codec no harm.
+    fewest = min(each for name, each in steps.items() if name != "codec" or not _starts_from_codec(model))
+    if fewest < MIN_STEPS:
         raise InputError(
-            f"{budget_s:g} s suffice for {min(steps.values())} steps of a stage on this machine; allow more "
-            f"time, at least {budget_s * MIN_STEPS / max(min(steps.values()), 1):.0f} s."
+            f"{budget_s:g} s suffice for {fewest} steps of a stage on this machine; allow more "
+            f"time, at least {budget_s * MIN_STEPS / max(fewest, 1):.0f} s."
         )
     config = TrainConfig(
         model=model,
+        init_from={"codec": CODEC} if _starts_from_codec(model) else None,
         stages={name: replace(stage, steps=min(steps[name], MAX_STEPS)) for name, stage in stages.items()},
         data=DataConfig(_sources(facts)),
         run_dir=run_dir,
@@ -136,13 +147,26 @@ def plan(facts: DatasetFacts, budget_s: float, machine: Machine, run_dir: str) -
 
 
 def _candidate(
-    facts: DatasetFacts, width: int, layers: int, machine: Machine, flops: float
+    facts: DatasetFacts, width: int, layers: int, max_side: int, flops: float
 ) -> tuple[WorldModelConfig, dict[str, StageConfig], dict[str, int], dict[str, float]]:
     """Return a model of a size, its stages, the steps of each that some FLOPs allow, and FLOPs of a step."""
-    model = _model(facts, width, layers, 64 if machine.memory < 64 * GIB else 128)
+    model = _model(facts, width, layers, max_side)
     stages = _stages(facts, model)
     costs = {name: stage_flops(model, stage) for name, stage in stages.items()}
-    return model, stages, {name: int(SHARES[name] * flops / cost) for name, cost in costs.items()}, costs
+    steps = {name: int(_schedule(model)[name][0] * flops / cost) or 1 for name, cost in costs.items()}
+    return model, stages, steps, costs
+
+
+def _starts_from_codec(model: WorldModelConfig) -> bool:
+    return model.codec.temporal_factor == 1
+
+
+def _schedule(model: WorldModelConfig) -> dict[str, tuple[float, int]]:
+    return FROM_CODEC if _starts_from_codec(model) else FROM_SCRATCH
+
+
+def _suffices(model: WorldModelConfig, steps: dict[str, int]) -> bool:
+    return all(steps[name] >= 2 * least for name, (_, least) in _schedule(model).items())
 
 
 def stage_flops(config: WorldModelConfig, stage: StageConfig) -> float:
@@ -159,8 +183,9 @@ def stage_flops(config: WorldModelConfig, stage: StageConfig) -> float:
         if parameter.dim() > 1
     )
     rounds = stage.batch_size * stage.rounds
-    # A self-rollout of r rounds predicts the first, the first two, … r - 1 rounds without gradients.
-    repeated = sum(stage.self_rollout) / 2 * (stage.rounds - 1) / 6
+    # A self-rollout predicts, without gradients, the first round of a window, the first two, and so on.
+    passes = sum(number % config.context_rounds + 1 for number in range(stage.rounds - 1))
+    repeated = sum(stage.self_rollout) / 2 * passes / (3 * stage.rounds)
     trained = backbone + 6.0 * matrices * config.codec.cells * rounds
     return trained * (1 + repeated) + rounds * config.chunk_frames * frame / 2
 
@@ -191,8 +216,13 @@ def _model(facts: DatasetFacts, width: int, layers: int, max_side: int) -> World
         "num_key_value_heads": max(1, width // 128),
     }
     takes_text = facts.action["text"]
+    codec = CodecConfig(image_size=size, temporal_factor=1 if facts.chunk_frames % 2 else 2)
+    merges = _common_divisors(codec.grid)
+    merge = next((each for each in merges if codec.cells <= MAX_QUERIES * each**2), merges[-1])
     return WorldModelConfig(
-        codec=CodecConfig(image_size=size, temporal_factor=1 if facts.chunk_frames % 2 else 2),
+        codec=codec,
+        vision=VisionConfig(merge=max(merge, VisionConfig.merge)),
+        query_merge=merge,
         backbone=BackboneConfig(architecture=decoder, vocab_size=512 if takes_text else 258),
         action=build(ActionConfig, dict(facts.action)),
         condition_adapter=ConditionAdapterConfig(width=width, num_heads=width // 64),
@@ -205,12 +235,17 @@ def _model(facts: DatasetFacts, width: int, layers: int, max_side: int) -> World
     )
 
 
+def _common_divisors(grid: tuple[int, int]) -> list[int]:
+    common = math.gcd(*grid)
+    return [each for each in range(1, common + 1) if common % each == 0]
+
+
 def _sources(facts: DatasetFacts) -> dict[str, Any]:
     return {"mine": facts.train} | ({"held": facts.held} if facts.held else {})
 
 
 def _stages(facts: DatasetFacts, model: WorldModelConfig) -> dict[str, StageConfig]:
-    """Return the codec, state alignment over one round, and over three on the model's own predictions."""
+    """Return the codec, state alignment over one round, and over 12 on the model's own predictions."""
     learned = {"backbone": TrainedConfig(), "adapters": TrainedConfig()}
     tasks = {"rounds": 1.0}
     batch = 48 if facts.num_episodes >= 48 else 16
@@ -224,7 +259,7 @@ def _stages(facts: DatasetFacts, model: WorldModelConfig) -> dict[str, StageConf
             "state", batch_size=batch, lr=lr, constant_fraction=0.9, rounds=1, tasks=tasks, train=learned
         ),
         "state": StageConfig(
-            "state", batch_size=batch * 2 // 3, lr=lr, constant_fraction=0.3, rounds=3,
+            "state", batch_size=batch // 6, lr=lr, constant_fraction=0.3, rounds=12,
             self_rollout=(0.3, 0.8), tasks=tasks, train=learned,
         ),
     }  # fmt: skip

@@ -13,9 +13,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from worldmodel.config import TrainConfig
 from worldmodel.data import loader
 from worldmodel.data.sequence_loader import SequenceLoader
+from worldmodel.data.staging import FrameStager
 from worldmodel.media.tensors import to_frames
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import summary, validation
+from worldmodel.train import codec_ceiling, summary, validation
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
 from worldmodel.train.collective_check import collective_check
 from worldmodel.train.distributed import PRECISIONS
@@ -56,6 +57,7 @@ def run_stage(
         collective_check(config),
     ):
         saver = Saver(trainer, checkpoints, stream, log, meter, watchdog)
+        report_codec(trainer, log, watchdog, done)
         trainer.phases.begin("data")
         for batches in stream:
             watchdog.beat(f"step {done}")
@@ -82,6 +84,7 @@ def run_stage(
                 return False
             trainer.phases.begin("data")
         trainer.finish(batches)
+        report_codec(trainer, log, watchdog, done, ended=True)
         saver.at_end()
     log.print(f"  peak memory: {peak_memory_gib(mesh.device):.2f} GiB of {mesh.device.type}")
     log.close()
@@ -169,7 +172,12 @@ def shutdown_advice(step_s: float, save_s: float) -> str | None:
 
 
 def open_stream(config: TrainConfig, name: str, mesh: Mesh, progress: Progress) -> SequenceLoader:
-    """Open the data of a stage, from the step of the progress on."""
+    """Open the data of a stage, from the step of the progress on.
+
+    Frames are staged ahead of their step, but not for processes that share sequences, which are sent them in
+    it, and not for the codec, which is trained on a few frames of each clip.
+    """
+    ahead = mesh.sequence.size == 1 and config.stages[name].objective != "codec"
     return SequenceLoader(
         lambda: loader.batches(
             config.data,
@@ -182,6 +190,7 @@ def open_stream(config: TrainConfig, name: str, mesh: Mesh, progress: Progress) 
             progress.bad,
             mesh.sum_counts,
             progress.bookmarks,
+            FrameStager(mesh.device) if ahead else None,
         ),
         mesh,
     )
@@ -213,6 +222,14 @@ def profiler(config: TrainConfig, name: str, mesh: Mesh) -> AbstractContextManag
         schedule=schedule(wait=1, warmup=1, active=config.profile_steps, repeat=1),
         on_trace_ready=write,
     )
+
+
+def report_codec(trainer: Trainer, log: RunLog, watchdog: Watchdog, done: int, ended: bool = False) -> None:
+    """Print what the codec alone returns, once in a run: before anything is trained on it."""
+    begins = not done and not ended
+    if (begins or ended) and codec_ceiling.measured_in(trainer.config) == (trainer.name, ended):
+        with watchdog.during(trainer.root.model, "the codec alone"):
+            codec_ceiling.report(trainer, log, done)
 
 
 def write_preview(trainer: Trainer, batches: list[loader.Batch], log: RunLog, step: int) -> None:

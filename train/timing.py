@@ -80,8 +80,7 @@ def computing(device: torch.device) -> Iterator[Computation]:
 
 def record_collectives() -> None:
     """Let NCCL record the durations of collectives; call before the process group is initialised."""
-    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):  # before and since torch 2.9
-        os.environ.setdefault(name, COLLECTIVES_KEPT)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", COLLECTIVES_KEPT)
     os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
 
 

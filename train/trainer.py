@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -95,6 +96,8 @@ class Trainer:
     """Location of the weights that checkpoints of the stage do not hold."""
     random: frozenset[str] = frozenset()
     """Names of the frozen weights that checkpoints hold, because nothing else does."""
+    teacher: optim.WeightCopy | None = None
+    """The weights with which the stage began, if its objective learns from them."""
     before_update: Callable[[], None] = lambda: None
     """Waits until the newest checkpoint has copied the weights."""
     work: Work = field(init=False)
@@ -135,7 +138,8 @@ class Trainer:
         random = frozenset() if origin.base else model.state_dict().keys() - files.names
         ema = optim.EMA(model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
         optimizers = optim.build_optimizers(root, stage, distributed.PRECISIONS[config.precision])
-        trainer = cls(config, name, mesh, root, optimizers, ema, origin, frozenset(random))
+        teacher = optim.WeightCopy(model.named_parameters()) if root.objective.has_teacher else None
+        trainer = cls(config, name, mesh, root, optimizers, ema, origin, frozenset(random), teacher)
         if not resumed:
             return trainer, Progress(name, 0, False, {}, config.seed)
         assert newest and progress
@@ -180,9 +184,10 @@ class Trainer:
         return saved
 
     def _weights(self) -> State:
-        averages = self.ema.weights if self.ema else {}
         state = self._held() | module_state(self.root.objective, "objective")
-        return state | {f"ema.{name}": tensor for name, tensor in averages.items()}
+        for kind, copied in (("ema", self.ema), ("teacher", self.teacher)):
+            state |= {f"{kind}.{name}": tensor for name, tensor in (copied.weights if copied else {}).items()}
+        return state
 
     def _held(self) -> State:
         """Return the weights of the model that checkpoints hold: all that are not in files or a base."""
@@ -247,14 +252,21 @@ class Trainer:
         def work() -> list[StageBatch]:
             keys = [[(seed, index) for index in batch.indices] for batch in batches]
             rngs = [SampleRng(each, device, model.dtype) for each in keys]
-            return [objective.prepare(model, *each) for each in zip(batches, rngs, strict=True)]
+            made = []
+            for index, (batch, rng) in enumerate(zip(batches, rngs, strict=True)):
+                for frames in (each.frames for each in batches[index : index + 2]):
+                    if frames is not None:  # those of the next microbatch are copied meanwhile
+                        frames.start()
+                made.append(objective.prepare(model, batch, rng))
+            return made
 
-        return self._without_gradients(work)
+        with self.teacher.in_place() if self.teacher else nullcontext():
+            return self.without_gradients(work)
 
     def preview(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Return true and predicted videos of a microbatch, `[b, t, 3, h, w]`, if there are any."""
         (inputs,) = self.prepare([batch])
-        return self._without_gradients(lambda: self.root.objective.preview(self.root.model, inputs))
+        return self.without_gradients(lambda: self.root.objective.preview(self.root.model, inputs))
 
     def evaluate(self, batches: Sequence[Batch]) -> tuple[dict[str, float], dict[str, float]]:
         """Return the sums of the losses of a step over all processes, and their counts, without training."""
@@ -264,7 +276,7 @@ class Trainer:
         sums: Losses = {}
         for index in range(most):
             inputs = prepared[min(index, len(prepared) - 1)]
-            losses = self._without_gradients(
+            losses = self.without_gradients(
                 lambda inputs=inputs: self.root.objective(self.root.model, inputs)
             )
             for name in losses if index < len(prepared) else {}:
@@ -282,7 +294,7 @@ class Trainer:
         self.before_update()
         if self.ema:
             self.ema.swap()
-        self._without_gradients(lambda: self.root.objective.finish(self.root.model, batches, self.mesh.sum))
+        self.without_gradients(lambda: self.root.objective.finish(self.root.model, batches, self.mesh.sum))
 
     def _counts(self, prepared: Sequence[StageBatch]) -> dict[str, Tensor]:
         """Return the counts of all processes, on the device."""
@@ -337,7 +349,8 @@ class Trainer:
         total = sum(weights[name] * value for name, value in means.items() if name in weights)
         return {"loss": total, **means}
 
-    def _without_gradients(self, work: Callable[[], T]) -> T:
+    def without_gradients(self, work: Callable[[], T]) -> T:
+        """Call a function with gathered weights, in the precision of the run; every process must do so."""
         with torch.no_grad(), self._precision():
             result = self.root(work)
         distributed.free_gathered(self.root)
@@ -358,7 +371,7 @@ def build_root(config: TrainConfig, name: str) -> Root:
     lora.add(model, stage.train)
     torch.manual_seed(config.seed)
     with deferred.loading():
-        root = Root(model, OBJECTIVES[stage.objective](model))
+        root = Root(model, OBJECTIVES[stage.objective].of(model, stage))
     freeze(model, stage)
     return root
 

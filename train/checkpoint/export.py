@@ -27,6 +27,7 @@ from worldmodel.train.checkpoint.checkpointer import load, module_state
 from worldmodel.train.checkpoint.manifest import Manifest, chain, verify
 from worldmodel.train.checkpoint.storage import State
 from worldmodel.train.components import is_trained, settings_of
+from worldmodel.train.tokenizer import with_stored
 
 
 def export(checkpoint: Path, folder: Path) -> Path:
@@ -55,7 +56,7 @@ def export_adapters(checkpoint: Path, folder: Path) -> Path:
     config, train = run_config(checkpoint), train_settings(checkpoint)
     if not any(settings.lora_rank for settings in train.values()):
         raise ModelError(f"{checkpoint} has no LoRA weights; export it without --adapters.")
-    model = start.build_model(config)
+    model = start.build_model(with_stored(config, run_folder(checkpoint)))
     lora.add(model, train)
     deferred.materialize(model, torch.device("cpu"))
     weights, tensors = module_state(model), Manifest.read(checkpoint).tensors
@@ -83,13 +84,18 @@ def train_settings(checkpoint: Path) -> dict[str, TrainedConfig]:
     return {name: TrainedConfig(**settings) for name, settings in train.items()}
 
 
+def run_folder(checkpoint: Path) -> Path:
+    """Return the folder of the run that a checkpoint belongs to."""
+    return checkpoint.resolve().parents[1]
+
+
 def run_config(checkpoint: Path) -> TrainConfig:
     """Read the config of the run that a checkpoint belongs to.
 
     Raises:
         ModelError: it is missing or damaged.
     """
-    file = checkpoint.resolve().parents[1] / "config.json"
+    file = run_folder(checkpoint) / "config.json"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         values.pop("origin", None)
@@ -107,6 +113,7 @@ def load_model(config: TrainConfig, checkpoint: Path) -> WorldModel:
         ModelError: the checkpoint is of another model, or a file that the run started from has changed; the
             message names the first tensor or the file.
     """
+    config = with_stored(config, run_folder(checkpoint))
     model = start.build_model(config)
     files = start.Files.of(model, config)
     start.check_files(checkpoint, files.digests(Mesh()))

@@ -1,9 +1,10 @@
-"""Vision alignment: classification of latent cells by the words for the objects on them."""
+"""Vision alignment: the feature of a latent cell tells the words for it or, without labels, its latents."""
 
 from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -25,6 +26,9 @@ class AlignmentObjective(Objective):
     classification. Embeddings of a kind are centred first: they are nearly parallel, and the logits of tied
     embeddings depend on their differences.
 
+    Without such a world there are no labels: a linear head reads the latents of its cell from a feature. Only
+    a stage of its own does that; state alignment then does without (`within_state`).
+
     With a pretrained backbone a feature also becomes parallel to the embedding of one of its words, of the
     first kind that holds (for an object its colour). Such a model has attention heads that match equal words:
     it finds the cells that a sentence names before it was trained on any (docs/concepts/state-alignment.md).
@@ -32,7 +36,7 @@ class AlignmentObjective(Objective):
 
     weights: Mapping[str, float] = {}
 
-    def __init__(self, model: WorldModel) -> None:
+    def __init__(self, model: WorldModel, within_state: bool = False) -> None:
         super().__init__(model)
         self.scale = nn.Parameter(torch.full((1,), 8.0))
         kinds = get_world(model.config.world).label_words() if model.config.world else {}
@@ -41,7 +45,9 @@ class AlignmentObjective(Objective):
         }
         self.token_ids: dict[str, Tensor] = {}
         self.near_words = bool(model.config.backbone.pretrained)
-        self.weights = self.kind_weights(1.0)
+        self.weights = self.kind_weights(1.0) if self.words else {"latents": 1.0}
+        if not self.words and not within_state:
+            self.latents = nn.Linear(model.backbone.width, model.config.codec.latent_channels)
 
     def kind_weights(self, total: float) -> dict[str, float]:
         """Divide a weight equally among the kinds."""
@@ -49,12 +55,14 @@ class AlignmentObjective(Objective):
         return weights | ({"word": total} if self.near_words and self.words else {})
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
-        if not self.words:
+        if not model.config.vision.sees_latents:
             raise ConfigError(
-                f"model.world is {model.config.world}, which has no words for cells; set it to one that has "
-                "(shapes), or leave out the objective alignment."
+                "The objective alignment needs a vision adapter that reads latents; leave out "
+                "vision.encoder, or the stage."
             )
-        return StageBatch(batch, rng, self.counts(model, batch), encode_first_frames(model, batch))
+        latents = encode_first_frames(model, batch)
+        cells: Counts = {"latents": float(len(latents) * model.config.codec.cells)}
+        return StageBatch(batch, rng, self.counts(model, batch) if self.words else cells, latents)
 
     def counts(self, model: WorldModel, batch: Batch) -> Counts:
         """Count the labelled cells of every kind."""
@@ -82,7 +90,12 @@ class AlignmentObjective(Objective):
         return torch.where(truth.any(dim=-1), truth.argmax(dim=-1), -1)
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
-        return self.alignment(model, inputs.content, inputs.batch)
+        if self.words:
+            return self.alignment(model, inputs.content, inputs.batch)
+        cells = model.encode_observation(Observation(inputs.content)).cells
+        assert cells is not None, "only the latents' own adapter makes cells"
+        truth = rearrange(upcast(inputs.content), "b 1 c h w -> b (h w) c")
+        return {"latents": (self.latents(upcast(cells[:, 0])) - truth).pow(2).mean(dim=-1).sum()}
 
     def alignment(self, model: WorldModel, latents: Float[Tensor, "b 1 c h w"], batch: Batch) -> Losses:
         """Score the features of first frames against the words that hold there."""

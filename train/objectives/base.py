@@ -8,13 +8,15 @@ sample index, so a step gives the same result on any mesh.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from worldmodel.batch import to_device
+from worldmodel.config import StageConfig
 from worldmodel.data.loader import Batch
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
@@ -34,6 +36,7 @@ class SampleRng:
     """Random numbers for the rows of a batch, with one generator per row.
 
     Each of `keys` seeds the generator of a row, so any process that computes a row draws the same numbers.
+    They are drawn on the CPU, since generators of other devices give other numbers.
     """
 
     def __init__(
@@ -42,26 +45,22 @@ class SampleRng:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype = torch.device(device), dtype
         states = [np.random.SeedSequence(tuple(key)).generate_state(1, np.uint64)[0] for key in keys]
-        self.streams = [torch.Generator(device).manual_seed(int(state >> 1)) for state in states]
-        self.host_streams = self.streams
-        if torch.device(device).type != "cpu":
-            self.host_streams = [torch.Generator().manual_seed(int(state >> 1)) for state in states]
+        self.streams = [torch.Generator().manual_seed(int(state >> 1)) for state in states]
 
     def normal(self, *shape: int) -> Float[Tensor, "b ..."]:
         """Draw `[b, *shape]` from the standard normal distribution."""
-        drawn = torch.stack([torch.randn(shape, generator=s, device=self.device) for s in self.streams])
-        return drawn.to(self.dtype)
+        drawn = torch.stack([torch.randn(shape, generator=stream) for stream in self.streams])
+        return to_device(drawn.to(self.dtype), self.device)
 
     def uniform(self, *shape: int) -> Float[Tensor, "b ..."]:
         """Draw `[b, *shape]` from [0, 1)."""
-        drawn = torch.stack([torch.rand(shape, generator=s, device=self.device) for s in self.streams])
-        return drawn.to(self.dtype)
+        return to_device(self.host_uniform(*shape).to(self.dtype), self.device)
 
     def host_uniform(self, *shape: int) -> Float[Tensor, "b ..."]:
-        """Draw `[b, *shape]` from [0, 1) on the CPU, for decisions of the host."""
-        return torch.stack([torch.rand(shape, generator=stream) for stream in self.host_streams])
+        """Draw `[b, *shape]` from [0, 1), for decisions of the host."""
+        return torch.stack([torch.rand(shape, generator=stream) for stream in self.streams])
 
     def integers(self, high: int, *shape: int) -> Int[Tensor, "b ..."]:
         """Draw integers `[b, *shape]` from 0 to `high - 1`."""
@@ -121,9 +120,16 @@ class Objective(nn.Module, ABC):
     """
 
     weights: Mapping[str, float]
+    has_teacher: ClassVar[bool] = False
+    """Whether `prepare` needs the weights with which the stage began."""
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__()
+
+    @classmethod
+    def of(cls, model: WorldModel, stage: StageConfig) -> "Objective":
+        """Build the objective with the settings of a stage."""
+        return cls(model)
 
     @abstractmethod
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:

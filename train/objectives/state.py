@@ -1,13 +1,13 @@
 """State alignment: the predicted states regress the latents of the next observation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from worldmodel.batch import to_device
+from worldmodel.batch import map_tensors, to_device
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models import text
@@ -58,7 +58,7 @@ class StateObjective(Objective):
         self.forecasts = not model.config.least_inference_steps
         self.residual = self.forecasts and adapter.forecast == "residual"
         self.named = nn.Linear(model.backbone.width, 1)
-        self.alignment = AlignmentObjective(model)
+        self.alignment = AlignmentObjective(model, within_state=True)
         self.weights = {**type(self).weights, **self.alignment.kind_weights(0.5)}
         self.language = LanguageObjective(model)
         self.check(model)
@@ -87,9 +87,8 @@ class StateObjective(Objective):
             known = sum(len(episode.outcomes) for episode in batch.episodes)
             counts |= {"reward": float(known), "end": float(known)}
         if self.forecasts and batch.task == "rounds":
-            codec = model.config.codec
-            known = label(batch, "named", codec.grid)[1]
-            counts["named"] = float(known.sum() * codec.cells)
+            truth, known = named_cells(model, batch)
+            counts["named"] = float(truth[known].numel())
             if model.config.vision.sees_latents:
                 counts |= self.alignment.counts(model, batch)
         tokens = rounds.context.shape[0] * rounds.context.shape[1] * model.round_tokens
@@ -131,16 +130,25 @@ class StateObjective(Objective):
         return {"nll": text_loss(model, [row for row, _ in rows], [labels for _, labels in rows])}
 
     def predict(self, model: WorldModel, inputs: StageBatch) -> Prediction:
-        """Predict every round from noisy true observations (teacher forcing), or by self-rollout.
+        """Predict every round from what it observes.
+
+        Like a session, a round sees no more than `context_rounds` rounds, however long its episode is.
+        """
+        context, frames = self.observed(model, inputs)
+        actions = [list(episode.actions) for episode in inputs.batch.episodes]
+        return predict_windows(model, context, actions, frames)
+
+    def observed(
+        self, model: WorldModel, inputs: StageBatch
+    ) -> tuple[Float[Tensor, "b r s c h w"], Tensor | None]:
+        """Return context and frames of every round: noisy true ones (teacher forcing), or a self-rollout's.
 
         In a share of the steps (`Batch.self_rollout`) every round after the first observes the model's own
         prediction of the round before, while targets stay true, so the model learns to correct its drift.
         """
         rounds, rng = inputs.content, inputs.rng
-        actions = [list(episode.actions) for episode in inputs.batch.episodes]
         if inputs.batch.task == "imagine":
-            blank = model.blank_observation(len(actions))
-            return model(blank.latents[:, None], actions, rounds.frames)
+            return model.blank_observation(len(inputs.batch.episodes)).latents[:, None], rounds.frames
         shape = rounds.context.shape
         context = add_noise(
             rounds.context.flatten(0, 1),
@@ -149,9 +157,9 @@ class StateObjective(Objective):
             rng.normal(*shape[1:]).flatten(0, 1),
         ).view(shape)
         if inputs.batch.self_rollout:
-            context, frames = self.self_rollout(model, context, rounds.frames, actions, rng)
-            return model(context, actions, frames)
-        return model(context, actions, rounds.frames)
+            actions = [list(episode.actions) for episode in inputs.batch.episodes]
+            return self.self_rollout(model, context, rounds.frames, actions, rng)
+        return context, rounds.frames
 
     @torch.no_grad()
     def self_rollout(
@@ -166,8 +174,11 @@ class StateObjective(Objective):
         predicted, pixels = context[:, :1], frames if frames is None else frames[:, :1]
         (most,) = model.agreement.most(context.shape[1])
         for index in range(1, context.shape[1]):
-            past = [episode[:index] for episode in actions]
-            following, seen = self.next_round(model, predicted, pixels, past, rng)
+            # The first round of its window, the oldest that `predict_windows` shows to the round before.
+            first = (index - 1) // model.config.context_rounds * model.config.context_rounds
+            past = [episode[first:index] for episode in actions]
+            seen_before = pixels if pixels is None else pixels[:, first:]
+            following, seen = self.next_round(model, predicted[:, first:], seen_before, past, rng)
             predicted = torch.cat([predicted, following[:, None]], dim=1)
             if seen is not None and pixels is not None:
                 pixels = torch.cat([pixels, seen[:, None]], dim=1)
@@ -211,7 +222,7 @@ class StateObjective(Objective):
         if model.outcome is not None:
             losses |= outcome_losses(model.outcome, prediction.states, batch)
         if batch.task == "rounds":
-            truth, known = label(batch, "named", model.config.codec.grid)
+            truth, known = named_cells(model, batch)
             rows = to_device(known.nonzero().flatten(), model.device)
             logits = upcast(self.named(prediction.states[rows, 0])).squeeze(-1)
             truth = to_device(truth[known].flatten(1), model.device).to(logits)
@@ -242,6 +253,46 @@ class StateObjective(Objective):
             "state alignment needs a condition adapter that forecasts"
         )
         return prediction.condition.forecast.unflatten(0, prediction.context.shape[:2])
+
+
+def predict_windows(
+    model: WorldModel,
+    context: Float[Tensor, "b r s c h w"],
+    actions: Sequence[Sequence[Action]],
+    frames: Float[Tensor, "b r f 3 H W"] | None,
+) -> Prediction:
+    """Predict every round, in windows of `context_rounds` rounds: a session remembers no more.
+
+    The last window of an episode begins earlier where fewer rounds are left.
+    """
+    (batch, rounds), size = context.shape[:2], model.config.context_rounds
+    if rounds <= size:
+        return model(context, actions, frames)
+    windows = [range(first, first + size) for first in range(0, rounds - size, size)]
+    windows.append(range(rounds - size, rounds))
+    numbers = [number for window in windows for number in window]
+    index = to_device(torch.tensor(numbers), model.device)
+    kept = to_device(torch.tensor([numbers.index(number) for number in range(rounds)]), model.device)
+
+    def folded(x: Tensor) -> Tensor:
+        return x.index_select(1, index).unflatten(1, (len(windows), size)).flatten(0, 1)
+
+    def unfolded(x: Tensor) -> Tensor:
+        return x.unflatten(0, (batch, len(numbers))).index_select(1, kept).flatten(0, 1)
+
+    prediction = model(
+        folded(context),
+        [[episode[number] for number in window] for episode in actions for window in windows],
+        None if frames is None else folded(frames),
+    )
+    states = unfolded(prediction.states.flatten(0, 1)).unflatten(0, (batch, rounds))
+    return Prediction(states, context, map_tensors(unfolded, prediction.condition))
+
+
+def named_cells(model: WorldModel, batch: Batch) -> tuple[Float[Tensor, "b h w"], Tensor]:
+    """Return the queries on whose cells an object is that the action names, and which rows know of any."""
+    truth, known = label(batch, "named", model.config.codec.grid)
+    return F.max_pool2d(truth, model.config.query_merge), known
 
 
 def outcome_losses(head: OutcomeHead, states: Float[Tensor, "b r n d"], batch: Batch) -> Losses:

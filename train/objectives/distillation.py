@@ -1,0 +1,106 @@
+"""Distillation: a generator learns to need fewer denoising steps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from worldmodel.config import StageConfig
+from worldmodel.data.loader import Batch
+from worldmodel.diffusion.sampler import Chunk
+from worldmodel.diffusion.schedule import training_sigmas
+from worldmodel.errors import ConfigError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train.objectives.base import Losses, Rounds, SampleRng, StageBatch
+from worldmodel.train.objectives.generator import JointObjective, pixel_error
+from worldmodel.train.objectives.state import predict_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaughtRounds(Rounds):
+    """Rounds whose target is what the teacher makes of a noise, given a context."""
+
+    noise: Float[Tensor, "b r t c h w"]
+
+
+class DistillationObjective(JointObjective):
+    """Flow matching between each noise and what the teacher makes of it ("reflow").
+
+    The teacher is the model as the stage began, denoising in `teacher_steps` steps, with guidance if the
+    model has a `guidance_scale`. What it makes of a noise is certain, so the regression does not average
+    possible futures, and paths become straight: `model.num_inference_steps` steps follow them. Where only one
+    step is wanted, only pure noise is trained. Self-rollouts are those of the teacher in that many steps.
+
+    Sources: rectified flow (arXiv:2209.03003), sec. 2.2; InstaFlow (arXiv:2309.06380) for one step.
+    """
+
+    weights: Mapping[str, float] = {"flow": 1.0, "pixel": 0.3}
+    has_teacher = True
+
+    def __init__(self, model: WorldModel, teacher_steps: int = 16) -> None:
+        super().__init__(model)
+        self.weights = type(self).weights
+        self.teacher_steps = teacher_steps
+
+    @classmethod
+    def of(cls, model: WorldModel, stage: StageConfig) -> "DistillationObjective":
+        """Build the objective with the stage's `teacher_steps`."""
+        return cls(model, stage.teacher_steps)
+
+    def check(self, model: WorldModel) -> None:
+        """Check that there is a generator that denoises in steps of its own.
+
+        Raises:
+            ConfigError: there is none, or its chunks overlap, or no steps are wanted.
+        """
+        super().check(model)
+        if model.config.sampler == "swin":
+            raise ConfigError("The objective distill needs sampler: chunk; distil before training with swin.")
+        if not model.config.num_inference_steps:
+            raise ConfigError("model.num_inference_steps is 0; set the steps that the student will take.")
+
+    def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
+        """Let the teacher denoise; the weights are those of the teacher."""
+        inputs = super().prepare(model, batch, rng)
+        if not isinstance(inputs.content, Rounds):
+            return inputs
+        rounds, config = inputs.content, model.config
+        context, frames = self.observed(model, inputs)
+        actions = [list(episode.actions) for episode in batch.episodes]
+        conditions = [predict_windows(model, context, actions, frames).condition]
+        past = context.flatten(0, 1)
+        if config.guidance_scale != 1.0:
+            conditions.append(model.null_condition(past))
+        noise = rng.normal(*rounds.target.shape[1:])
+        solver = model.generator.solver(self.teacher_steps)
+        chunk = Chunk(noise.flatten(0, 1), solver, tuple(conditions), past, config.guidance_scale)
+        (made,) = model.denoise([chunk])
+        taught = TaughtRounds(
+            context=context,
+            target=made.view_as(rounds.target),
+            changed=rounds.changed,
+            frames=frames,
+            noise=noise,
+        )
+        return replace(inputs, content=taught)
+
+    def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
+        rounds, rng = inputs.content, inputs.rng
+        if not isinstance(rounds, TaughtRounds):
+            return super().forward(model, inputs)
+        actions = [list(episode.actions) for episode in inputs.batch.episodes]
+        prediction = predict_windows(model, rounds.context, actions, rounds.frames)
+        num_rounds, frames = rounds.target.shape[1:3]
+        normal, uniform = rng.normal(num_rounds, frames), rng.uniform(num_rounds, 2)
+        pure = 1.0 if model.config.num_inference_steps == 1 else 0.5
+        sigma = training_sigmas(normal.flatten(0, 1), uniform.flatten(0, 1), independent=0, pure=pure)
+        target, noise = rounds.target.flatten(0, 1), rounds.noise.flatten(0, 1)
+        output = model.generator.training_loss(
+            target, noise, sigma, prediction.condition, rounds.context.flatten(0, 1)
+        )
+        weight = self.cell_weights(rounds.changed.flatten(0, 1)).to(output.error)
+        losses = {"flow": (weight * output.error).sum()}
+        if not model.codec.causal:
+            losses["pixel"] = pixel_error(model, target, output.clean, rng)
+        return losses
