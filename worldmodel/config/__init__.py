@@ -17,6 +17,7 @@ from worldmodel.config.model import (
 )
 from worldmodel.config.train import (
     DataConfig,
+    DecoderName,
     MeshConfig,
     SourceConfig,
     StageConfig,
@@ -33,6 +34,7 @@ __all__ = [
     "CodecConfig",
     "ConditionAdapterConfig",
     "DataConfig",
+    "DecoderName",
     "FlowConfig",
     "FlowSourceConfig",
     "FlowStageConfig",

@@ -335,7 +335,10 @@ class WorldModelConfig:
     grows to `context_rounds`; then only the newest `history_rounds` are kept, and computed again."""
     queries: int = 0
     """Number of query positions of a round, whose hidden states are the predicted state; 0 is one per latent
-    cell."""
+    cell, or per square of them (`query_merge`)."""
+    query_merge: int = 1
+    """Without a vision encoder: number of latent cells along each side that share one query, whose state the
+    condition adapter divides among them; 2 or more for frames of more than 64 pixels."""
     context_latents: int = 1
     """Number of latent frames before a chunk that the generator continues."""
     num_inference_steps: int = 1
@@ -408,7 +411,7 @@ class WorldModelConfig:
     @property
     def num_queries(self) -> int:
         """Query positions of a round."""
-        return self.queries or self.codec.cells
+        return self.queries or self.codec.cells // self.query_merge**2
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -428,11 +431,12 @@ class WorldModelConfig:
                 "generator one text per round; leave one of them out."
             )
         rows, columns = self.codec.grid
-        if self.vision.sees_latents and math.gcd(rows, columns) % self.vision.merge:
-            raise ConfigError(
-                f"vision.merge is {self.vision.merge}; use a divisor of {rows} rows and {columns} columns of "
-                "latent cells."
-            )
+        merges = {"vision.merge": self.vision.merge} if self.vision.sees_latents else {}
+        for name, side in {**merges, "query_merge": self.query_merge}.items():
+            if side < 1 or math.gcd(rows, columns) % side:
+                raise ConfigError(
+                    f"{name} is {side}; use a divisor of {rows} rows and {columns} columns of latent cells."
+                )
         if self.queries < 0 or not 1 <= self.context_latents <= self.chunk_latents:
             raise ConfigError(
                 f"queries is {self.queries} and context_latents {self.context_latents}; use 0 or more, and "
@@ -444,10 +448,10 @@ class WorldModelConfig:
                 f"vision.max_frames is {self.vision.max_frames}; use more than a chunk's "
                 f"{self.chunk_latents} latent frames, so that a round can be seen with the frame before it."
             )
-        if self.vision.sees_latents and self.num_queries != self.codec.cells:
+        if self.vision.sees_latents and self.queries not in (0, self.codec.cells // self.query_merge**2):
             raise ConfigError(
                 f"queries is {self.queries}, yet without a vision encoder there is one per latent cell; "
-                "set vision.encoder or leave queries out."
+                "set vision.encoder, or leave queries out and set query_merge."
             )
         if self.sampler == "swin" and self.num_inference_steps % 2:
             raise ConfigError(
@@ -476,9 +480,9 @@ class WorldModelConfig:
                 "grid, one of diffusers prompt or stream."
             )
         if self.condition_adapter.kind == "grid" and (
-            self.num_queries != self.codec.cells or self.condition_adapter.text
+            self.num_queries != self.codec.cells // self.query_merge**2 or self.condition_adapter.text
         ):
             raise ConfigError(
-                "condition_adapter.kind grid reads one state per latent cell and no text; leave out "
-                "queries and condition_adapter.text, or choose another generator."
+                "condition_adapter.kind grid reads the states of a grid of latent cells and no text; leave "
+                "out queries and condition_adapter.text, or choose another generator."
             )

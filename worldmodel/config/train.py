@@ -8,8 +8,9 @@ from worldmodel.config.literals import check_literals
 from worldmodel.config.model import WorldModelConfig
 from worldmodel.errors import ConfigError
 
+DecoderName = Literal["pyav", "torchcodec", "nvdec"]
 ObjectiveName = Literal[
-    "codec", "language", "alignment", "state", "prompt", "prompt_kl", "generator", "joint"
+    "codec", "language", "alignment", "state", "prompt", "prompt_kl", "generator", "joint", "distill"
 ]
 
 RENAMED = {"adapter": "condition_adapter", "condition": "condition_adapter"} | dict.fromkeys(
@@ -44,8 +45,10 @@ class StageConfig:
 
     objective: ObjectiveName = "state"
     """Name of the loss: codec (video autoencoder), language (next token), alignment (vision features and
-    words), state (states regress the next latents), prompt, prompt_kl (states imitate the text embeddings of
-    a pretrained generator), generator (flow matching) or joint (all parts)."""
+    words, or latents where there are no labels), state (states regress the next latents), prompt, prompt_kl
+    (states imitate the text embeddings of a pretrained generator), generator (flow matching), joint (all
+    parts) or distill (the generator learns to do with model.num_inference_steps steps what it does with
+    teacher_steps)."""
     steps: int = 1000
     """Number of optimizer steps."""
     batch_size: int = 48
@@ -71,6 +74,8 @@ class StageConfig:
     self_rollout: tuple[float, float] = (0.0, 0.0)
     """Share of steps in which rounds continue from the model's own predictions instead of the true frames, at
     the start and at the end of the stage; interpolated in between."""
+    teacher_steps: int = 16
+    """Denoising steps of the teacher (objective distill): the model at the start of the stage."""
     tasks: dict[str, float] = field(default_factory=dict)
     """Tasks and their sampling weights. A source offers some of: rounds (actions and the clips after them),
     imagine (a text and the clip that it describes), describe, ask (text about an observation), inverse (the
@@ -98,6 +103,8 @@ class StageConfig:
                 f"A stage has microbatch_size {self.microbatch_size} and ema_decay {self.ema_decay}; "
                 "use 0 or more, and 0 to below 1."
             )
+        if self.teacher_steps < 1:
+            raise ConfigError(f"A stage has teacher_steps {self.teacher_steps}; use 1 or more.")
         if not self.tasks:
             raise ConfigError("A stage has no tasks; give stages.NAME.tasks, for example {rounds: 1.0}.")
         for name, weights in (("tasks", self.tasks), ("sources", self.sources)):
@@ -148,8 +155,13 @@ class DataConfig:
     """Processes that read and decode; 0 reads in the training process, between steps."""
     prefetch: int = 2
     """Batches that are read ahead, with `num_workers` above 0."""
+    decoder: DecoderName = "pyav"
+    """What decodes MP4, MOV, MKV and WebM: pyav, or torchcodec on the CPU or (nvdec) on the GPU."""
     window: int = 1024
     """Size of the shuffle window in clips; larger windows mix better and seek more."""
+    length_buckets: bool = False
+    """Draw the episodes of a step from those of about equal length in the window, so that processes with few
+    episodes each finish together; steps are then less mixed."""
     max_bad_fraction: float = 0.01
     """Share of a stage's clips that may be unreadable (each is logged and replaced) before the run fails."""
     timeout_s: float = 300.0
@@ -166,11 +178,15 @@ class ValidationConfig:
     """Steps between validations; the end of a stage has one, too."""
     batches: int = 8
     """Batches of the stage's size: the first of the source, the same in every validation."""
+    codec_frames: int = 256
+    """Frames, of the source or else of the training data, that show once in a run what the codec alone
+    returns: when its stage ends, or at the start if it is not trained. 0: none."""
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.batches < 1:
+        if self.every < 1 or self.batches < 1 or self.codec_frames < 0:
             raise ConfigError(
-                f"validation has every {self.every} and batches {self.batches}; each must be 1 or more."
+                f"validation has every {self.every}, batches {self.batches} and codec_frames "
+                f"{self.codec_frames}; use 1 or more, and 0 or more frames."
             )
 
 
@@ -216,6 +232,9 @@ class TrainConfig:
     A mapping takes components of several models, by the keys of `StageConfig.train`, of which the most
     specific decides: `{all: shapes-tiny, generator: null}` starts with a generator of random weights.
     """
+    tokenizer: str = ""
+    """Folder of a tokenizer for a backbone from scratch. Empty: one is learned from the texts of the data and
+    stored in RUN_DIR/tokenizer, which a resumed run reads."""
     run_dir: str = "runs/shapes-tiny"
     """Folder of the run: checkpoints, metrics and the finished model. A run that exists is resumed."""
     seed: int = 0
@@ -265,7 +284,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_literals(self)
         for name, stage in self.stages.items():
-            generates = stage.objective in ("generator", "joint")
+            generates = stage.objective in ("generator", "joint", "distill")
             if generates and self.model.generator is None:
                 raise ConfigError(
                     f"stages.{name}.objective is {stage.objective}, and model.generator is null; set it, or "

@@ -185,6 +185,11 @@ class Clip:
     latents: StoredLatents | None = None
     text_states: StoredTexts | None = None
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Texts, questions and answers of the whole clip."""
+        return tuple(filter(None, (*self.text.values, *self.question.values, *self.answer.values)))
+
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
         """Return one episode; `index` seeds its offset in the clip.
 
@@ -377,6 +382,7 @@ class BrokenClip:
 
     name: str
     reason: str
+    texts: tuple[str, ...] = ()
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
         """Raise the error of the row.

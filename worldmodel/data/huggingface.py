@@ -205,6 +205,11 @@ class Still:
     question: str | None = None
     answer: str | None = None
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Its text, question and answer."""
+        return tuple(filter(None, (self.text, self.question, self.answer)))
+
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
         """Return the episode.
 

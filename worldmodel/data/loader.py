@@ -5,15 +5,16 @@ and the number of bad clips before it. Episodes are made by worker processes tha
 (see worker.py): decoding in threads would slow down the trainer's own Python, and some sources are Python
 themselves (benchmarks/loading.py). No other module imports torchdata, whose nodes form the pipeline
 
-    IterableWrapper ─► ParallelMapper (calls the workers, keeps the order) ─► StepCollator ─► Prefetcher
+    IterableWrapper ─► ParallelMapper (calls the workers, keeps the order) ─► StepCollator
+                    ─► Mapper (makes batches and stages their frames) ─► Prefetcher
 """
 
 import logging
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchdata.nodes import BaseNode, IterableWrapper, Mapper, ParallelMapper, Prefetcher
@@ -21,6 +22,7 @@ from torchdata.nodes import BaseNode, IterableWrapper, Mapper, ParallelMapper, P
 from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
 from worldmodel.data.sampler import Sample, StepSampler, rank_share
 from worldmodel.data.sources import Source, StreamedSource, open_sources
+from worldmodel.data.staging import StagedFrames, StageFrames
 from worldmodel.data.worker import BadClip, Failure, Request, Result, Worker, make_episode, with_timeout
 from worldmodel.errors import ConfigError
 from worldmodel.types import Episode
@@ -52,6 +54,8 @@ class Batch:
     episodes: list[Episode]
     self_rollout: bool = False
     """Whether the step continues from the model's own predictions; the same for all batches of a step."""
+    frames: StagedFrames | None = None
+    """The observations, ready to be copied to the device; None: they are read from the episodes."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,10 @@ class PendingSample:
     result: Result | None = None
     bad: tuple[str, ...] = ()
     """Reasons why the clips that it replaces could not be read."""
+
+
+Step = tuple[list[PendingSample], list[Batch]]
+"""This rank's samples of a step, and the batches that are made of them."""
 
 
 class StepCollator(BaseNode[list[PendingSample]]):
@@ -108,6 +116,7 @@ class BatchLoader:
         sum_counts: sums bad clips over ranks, so that all ranks count the same; every rank calls it once a
             step. None: this rank's clips are all.
         bookmarks: of all ranks' streams at `first_step`, or None.
+        stage_frames: stacks observations for the copy to a device; None leaves that to the step.
 
     Raises:
         ConfigError: more clips are bad than `data.max_bad_fraction` allows, or a worker was killed or hangs.
@@ -125,13 +134,16 @@ class BatchLoader:
         bad: Mapping[str, int] | None = None,
         sum_counts: SumCounts | None = None,
         bookmarks: Bookmarks | None = None,
+        stage_frames: StageFrames | None = None,
     ) -> None:
         self.sources, self.config, self.stage, self.seed = sources, config, stage, seed
+        self.stage_frames = stage_frames
         self.dp_rank, self.dp_size, self.sum_counts = dp_rank, dp_size, sum_counts
         for name, source in sources.items():
             if bookmarks and isinstance(source, StreamedSource):
                 source.resume(bookmarks.get(name, {}))
-        self.sampler = StepSampler(sources, stage_weights(config, stage), stage, seed, config.window)
+        weights = stage_weights(config, stage)
+        self.sampler = StepSampler(sources, weights, stage, seed, config.window, config.length_buckets)
         self.sampler.steps_before(first_step)  # cached now: it takes seconds far into a run
         self.step = first_step
         self.active_source = ""
@@ -144,16 +156,17 @@ class BatchLoader:
         self.stall_s = 0.0
         """Seconds that the caller waited for batches."""
         self.workers = [Worker(config.timeout_s) for _ in range(config.num_workers)]
-        self._node: BaseNode[list[PendingSample]] | None = self._pipeline()
+        self._node: BaseNode[Step] | None = self._pipeline()
 
-    def _pipeline(self) -> BaseNode[list[PendingSample]]:
+    def _pipeline(self) -> BaseNode[Step]:
         config = self.config
         samples = with_timeout(
             self._samples(self.step), config.timeout_s + SOURCE_GRACE_S, self._source_timeout
         )
         requests: BaseNode[PendingSample] = IterableWrapper(samples)
         if not self.workers:
-            return StepCollator(Mapper(requests, lambda pending: self._make(pending, make_episode)))
+            samples = Mapper(requests, lambda pending: self._make(pending, make_episode))
+            return Mapper(StepCollator(samples), self._collated)
         idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for worker in self.workers * 2:  # a worker makes one episode while its next request is waiting
             idle.put(worker)
@@ -166,7 +179,7 @@ class BatchLoader:
                 idle.put(worker)
 
         made = ParallelMapper(requests, make, num_workers=idle.qsize(), method="thread", in_order=True)
-        return Prefetcher(StepCollator(made), prefetch_factor=config.prefetch)
+        return Prefetcher(Mapper(StepCollator(made), self._collated), prefetch_factor=config.prefetch)
 
     def _samples(self, first_step: int) -> Iterator[PendingSample]:
         """Yield this rank's samples from a step on."""
@@ -186,7 +199,8 @@ class BatchLoader:
 
     def _request(self, sample: Sample, episode: int, step: int) -> Request:
         recipe = self._source(sample).at(episode)
-        return Request(recipe, self.sampler.task(step), self.seed, episode, self.stage.rounds)
+        task, rounds = self.sampler.task(step), self.stage.rounds
+        return Request(recipe, task, self.seed, episode, rounds, self.config.decoder)
 
     def _source(self, sample: Sample) -> Source:
         """Return the source of a sample, and record it for the message of a timeout."""
@@ -235,7 +249,7 @@ class BatchLoader:
             raise StopIteration
         began = time.perf_counter()
         try:
-            samples = next(self._node)
+            samples, batches = next(self._node)
             self.stall_s += time.perf_counter() - began
             self.step += 1
             self._add_bad(samples)
@@ -246,7 +260,7 @@ class BatchLoader:
         except BaseException:
             self.close()
             raise
-        return self._batches(samples)
+        return batches
 
     def _add_bad(self, samples: list[PendingSample]) -> None:
         """Log this rank's bad clips of a step, and count those of all ranks."""
@@ -271,6 +285,12 @@ class BatchLoader:
                 f"{self.bad.total()} of {read} clips cannot be used, {count} of them of "
                 f"data.sources.{source} (the log names each); repair them or raise data.max_bad_fraction."
             )
+
+    def _collated(self, samples: list[PendingSample]) -> Step:
+        batches = self._batches(samples)
+        if self.stage_frames is not None:
+            batches = [replace(batch, frames=self.stage_frames(batch.episodes)) for batch in batches]
+        return samples, batches
 
     def _batches(self, samples: list[PendingSample]) -> list[Batch]:
         """Group episodes of one shape, at most `microbatch_size` of them; the groups with most rounds first.
@@ -345,6 +365,16 @@ def stage_weights(config: DataConfig, stage: StageConfig) -> dict[str, float]:
     }
 
 
+def trained_sources(config: DataConfig, stages: Iterable[StageConfig]) -> list[str]:
+    """Return the names of the sources that some stage draws from.
+
+    Raises:
+        ConfigError: as `stage_weights`.
+    """
+    drawn = [stage_weights(config, stage) for stage in stages]
+    return [name for name in config.sources if any(weights[name] for weights in drawn)]
+
+
 def batches(
     config: DataConfig,
     model: WorldModelConfig,
@@ -356,6 +386,7 @@ def batches(
     bad: Mapping[str, int] | None = None,
     sum_counts: SumCounts | None = None,
     bookmarks: Bookmarks | None = None,
+    stage_frames: StageFrames | None = None,
 ) -> BatchLoader:
     """Load one stage's batches from `first_step` on, for one of `dp_size` ranks that share every step.
 
@@ -366,4 +397,6 @@ def batches(
         ConfigError: a setting, a source or a task is wrong.
     """
     sources = open_sources(config, model)
-    return BatchLoader(sources, config, stage, seed, first_step, dp_rank, dp_size, bad, sum_counts, bookmarks)
+    return BatchLoader(
+        sources, config, stage, seed, first_step, dp_rank, dp_size, bad, sum_counts, bookmarks, stage_frames
+    )

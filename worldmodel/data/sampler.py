@@ -18,7 +18,7 @@ import numpy as np
 from worldmodel.config import StageConfig
 from worldmodel.data.sources import Source, StreamedSource
 from worldmodel.errors import ConfigError
-from worldmodel.parallel.planner import assign
+from worldmodel.parallel.planner import chunks_by_area
 
 BLOCK = 1000
 """Samples within which every source provides its exact share."""
@@ -71,12 +71,25 @@ class EpisodeSampler:
 
     A source that can only be read front to back (`Source.streams` above 0) keeps its windows in order and has
     a single endless epoch. Its streams take turns: position `p` is a row of stream `p % streams`.
+
+    Args:
+        source: The source.
+        name: Its name, which seeds its order.
+        window: Rows that are shuffled together.
+        seed: Seed of the run.
+        bucket: Above 0, so many rows of about equal cost of a window follow each other.
+        rounds: Most rounds of an episode, for its cost.
     """
 
-    def __init__(self, source: Source, name: str, window: int, seed: int) -> None:
-        self.streams = source.streams
+    def __init__(
+        self, source: Source, name: str, window: int, seed: int, bucket: int = 0, rounds: int = 1
+    ) -> None:
+        self.streams, self.bucket = source.streams, bucket
+        self.cost = lambda row: source.cost(row, rounds)
         self.size = source.size if not self.streams and source.size else sys.maxsize
         self.window = min(window, self.size)
+        if bucket:
+            self.window -= self.window % bucket if self.window > bucket else 0
         if isinstance(source, StreamedSource) and source.streams:
             self.window = source.window * source.streams
         self.key = (seed, zlib.crc32(name.encode()))
@@ -91,9 +104,18 @@ class EpisodeSampler:
         first = window * self.window
         rng = np.random.default_rng((*self.key, epoch, window, ROWS))
         if not self.streams:
-            return first + rng.permutation(min(self.window, self.size - first))
+            return self._bucketed(first + rng.permutation(min(self.window, self.size - first)), rng)
         orders = [rng.permutation(self.window // self.streams) for _ in range(self.streams)]
         return first + (np.stack(orders, axis=1) * self.streams + np.arange(self.streams)).flatten()
+
+    def _bucketed(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Put rows of about equal cost into buckets, in random order; one that is not full is the last."""
+        if not self.bucket:
+            return rows
+        rows = rows[np.argsort([self.cost(int(row)) for row in rows], kind="stable")]
+        full = len(rows) // self.bucket
+        buckets = np.split(rows, np.arange(1, full + 1) * self.bucket)
+        return np.concatenate([*(buckets[index] for index in rng.permutation(full)), buckets[full]])
 
     def episode(self, position: int) -> int:
         """Return `epoch * size + row` of the sample at a position of the endless order."""
@@ -143,13 +165,15 @@ class StepSampler:
         stage: StageConfig,
         seed: int,
         window: int,
+        length_buckets: bool = False,
     ) -> None:
         self.stage, self.seed = stage, seed
+        bucket = stage.batch_size * length_buckets
         self.tasks = list(stage.tasks)
         weights_of_tasks = np.array([stage.tasks[task] for task in self.tasks])
         self.probabilities = weights_of_tasks / weights_of_tasks.sum()
         self.samplers = {
-            name: EpisodeSampler(source, name, window, seed)
+            name: EpisodeSampler(source, name, window, seed, bucket, stage.rounds)
             for name, source in sources.items()
             if source.size is not None or source.streams
         }
@@ -231,15 +255,15 @@ def rank_share(
 ) -> list[int]:
     """Return the indices of a rank's samples.
 
-    They are contiguous if all cost the same, else balanced by cost. Samples of a source that is read in
-    streams go to rank `turn % dp_size`, so that a rank reads the same streams in every step; the others
-    balance them.
+    They are contiguous if all cost the same, else equally many for each rank and balanced by cost. Samples of
+    a source that is read in streams go to rank `turn % dp_size`, so that a rank reads the same streams in
+    every step; the others balance them.
     """
     if any(turn is not None for turn in turns):
         owners = _owners(costs, dp_size, turns)
         return [index for index, owner in enumerate(owners) if owner == dp_rank]
     if len(set(costs)) > 1:
-        return assign(costs, dp_size)[dp_rank]
+        return chunks_by_area(costs, dp_size)[dp_rank]
     return list(range(len(costs) * dp_rank // dp_size, len(costs) * (dp_rank + 1) // dp_size))
 
 

@@ -1,12 +1,13 @@
 """Sources of episodes. An episode is a pure function of (task, seed, index), so any order can be replayed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.errors import ConfigError
+from worldmodel.media import use_decoder
 from worldmodel.types import Episode
 from worldmodel.worlds.registry import get_world, world_names
 
@@ -27,6 +28,11 @@ class Recipe(Protocol):
     @property
     def name(self) -> str:
         """Name for messages."""
+        ...
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Texts of its episodes that are known before one is made; a tokenizer learns from them."""
         ...
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
@@ -103,6 +109,7 @@ def open_sources(config: DataConfig, model: WorldModelConfig) -> dict[str, Sourc
             raise ConfigError(f"data.{name} is {getattr(config, name)}; use {least} or more.")
     if not 0 < config.timeout_s < math.inf:
         raise ConfigError(f"data.timeout_s is {config.timeout_s:g}; use a number of seconds above 0.")
+    use_decoder(config.decoder)
     if not 0 <= config.max_bad_fraction <= 1:
         raise ConfigError(f"data.max_bad_fraction is {config.max_bad_fraction:g}; use a share from 0 to 1.")
     for name, source in config.sources.items():

@@ -20,6 +20,11 @@ class Document:
     name: str
     text: str
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text."""
+        return (self.text,)
+
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
         """Return the episode."""
         return Episode(self.name, answer=self.text)

@@ -6,7 +6,6 @@ only: the training script is not imported a second time, and notebooks work.
 """
 
 import os
-import pickle
 import queue
 import signal
 import socket
@@ -17,10 +16,13 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from worldmodel.config import DecoderName
 from worldmodel.data.sources import Recipe
 from worldmodel.errors import ConfigError, InputError, WorldModelError
+from worldmodel.media import use_decoder
+from worldmodel.messages import receive, send
 from worldmodel.types import Episode
 
 T = TypeVar("T")
@@ -38,6 +40,7 @@ class Request:
     seed: int
     index: int
     rounds: int
+    decoder: DecoderName = "pyav"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ Result = Episode | BadClip | Failure
 def make_episode(request: Request) -> Result:
     """Make an episode."""
     try:
+        use_decoder(request.decoder)
         return request.recipe.episode(request.task, request.seed, request.index, request.rounds)
     except InputError as error:
         return BadClip(str(error))
@@ -157,44 +161,6 @@ def with_timeout(items: Iterator[T], timeout_s: float, on_timeout: Callable[[], 
     finally:
         closed.set()
         requested.release()
-
-
-def send(connection: socket.socket, message: object) -> None:
-    """Send an object, which `receive` returns on the other side; arrays are sent without a copy."""
-    arrays: list[pickle.PickleBuffer] = []
-    rest = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
-    buffers = [array.raw() for array in arrays]
-    sizes = [len(rest), *(buffer.nbytes for buffer in buffers)]
-    connection.sendall(struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes) + rest)
-    for buffer in buffers:
-        connection.sendall(buffer)
-
-
-def receive(connection: socket.socket) -> Any:
-    """Return the next object that the other side, a process of the same program, sent.
-
-    Raises:
-        BlockingIOError: nothing arrived within the timeout of the connection.
-        EOFError: the other side closed the connection.
-    """
-    (count,) = struct.unpack("<Q", _receive_bytes(connection, 8))
-    sizes = struct.unpack(f"<{count}Q", _receive_bytes(connection, 8 * count))
-    rest, *buffers = [_receive_bytes(connection, size) for size in sizes]
-    # Only `send` writes these bytes, in the trainer or in a worker that it started: no other process has an
-    # end of the socket pair, and data sets are never unpickled.
-    return pickle.loads(rest, buffers=buffers)  # noqa: S301
-
-
-def _receive_bytes(connection: socket.socket, size: int) -> bytearray:
-    """Receive exactly `size` bytes; waiting in the kernel avoids contention for the GIL."""
-    data = bytearray(size)
-    missing = memoryview(data)
-    while missing:
-        received = connection.recv_into(missing, flags=socket.MSG_WAITALL)
-        if not received:
-            raise EOFError
-        missing = missing[received:]
-    return data
 
 
 def main(descriptor: int) -> None:
