@@ -76,7 +76,7 @@ def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
 
     Raises:
         OutputError: the data folder cannot be used, or servers of another model use the database.
-        ConfigError, FlowError: the database cannot be used.
+        ConfigError, DatabaseError: the database cannot be used.
     """
     app = FastAPI(
         title="worldmodel",
@@ -120,14 +120,14 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
     """Create the shared objects of an app.
 
     Raises:
-        OutputError, ConfigError, FlowError: as for `create_app`.
+        OutputError, ConfigError, DatabaseError: as for `create_app`.
     """
     model = service.model.config
     service.max_rounds = config.max_rounds
     metrics = Metrics(chunk_deadline_s=model.chunk_frames / model.fps)
     storage = Storage(config.data_dir)
     database = Database(config.database or f"sqlite:///{(config.data_dir / 'server.db').absolute()}")
-    lease = Lease(database, service.identity, storage.identity())
+    lease = Lease(database, service.identity.model, storage.identity())
     registry = WorldRegistry(service, config, metrics, WorldStore(lease) if config.database else None)
     metrics.observe(service.stats, num_worlds=lambda: len(registry))
     limiter = RequestLimiter(

@@ -1,9 +1,11 @@
 """Server process: loading the model, listening, and graceful shutdown."""
 
 import asyncio
+import ctypes
 import importlib.util
 import logging
 import math
+import os
 import socket
 import ssl
 import sys
@@ -30,9 +32,16 @@ from worldmodel.serving.connections import IdleConnections
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.engine import limits as engine_limits
 from worldmodel.serving.engine.batching import Compute
+from worldmodel.serving.engine.generator_processes import (
+    OPTIONS,
+    GeneratorProcesses,
+    Parallelism,
+    keep_part,
+)
 from worldmodel.serving.engine.limits import EngineLimits
 from worldmodel.serving.engine.local import Engine, InProcessEngine
 from worldmodel.serving.settings import EngineOptions, HttpOptions, ServerConfig
+from worldmodel.serving.worlds.identity import identify
 from worldmodel.serving.worlds.service import WorldService
 
 LOG = logging.getLogger(__name__)
@@ -40,6 +49,10 @@ LOG = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1024
 SHUTDOWN_TIMEOUT_S = 2
 """Time for responses that are being sent when all other work has finished."""
+M_ARENA_MAX = -8
+"""Option of glibc's mallopt."""
+MAX_ARENAS = 2
+"""By default glibc gives 8 arenas per core to threads, and each keeps freed memory: the server would grow."""
 
 
 async def serve(
@@ -68,48 +81,85 @@ async def serve(
         ConfigError: other machines could reach the address and there is no API key, or the engine cannot
             hold the sessions of the model.
         ModelError: the model or an adapter cannot be loaded.
-        OutputError: the address, the data folder or the database cannot be used.
+        OutputError: the address or the data folder cannot be used, or servers of another model use the
+            database.
+        DatabaseError: the database cannot be used.
         SystemExit: the engine has failed; the exit code is 1, so that a supervisor starts the server again.
     """
     keys = config.keys or Keys()
     check_bind(host, keys)
-    check_http(config.http, keys)
-    logs.configure(config.http)
-    folder = model_folder.resolve(name_or_path)
-    config = replace(config, model_name=config.model_name or folder.resolve().name)
     with _bind(host, port) as listener:
-        print(f"loading {config.model_name} ...", file=sys.stderr, flush=True)  # this can take minutes
-        options = options or EngineOptions()
-        model = _load_model(name_or_path, _resolve_device(device), options.offload)
-        compute = Compute()
-        if engine == "auto":
-            engine = "vllm" if importlib.util.find_spec("vllm") is not None else "in-process"
-        limits = engine_limits.resolve(options, model, engine)
-        LOG.info("starting the %s engine: %s", engine, limits)
-        attached = _prepare(model, adapters or {}, options, limits.dtype, engine)
-        runner = await _start_engine(engine, folder, model, compute, attached, options, limits)
-        service = WorldService(
-            model, runner, compute=compute, adapters=attached, max_batch=limits.max_sessions
-        )
-        try:
-            app = create_app(service, config)
-        except WorldModelError:
-            await service.close()
-            raise
+        app, limits = await load_app(name_or_path, config, engine, device, adapters, options)
+        service, config = app.state.context.service, app.state.context.config
+        runner = service.engine
         host, port = listener.getsockname()[:2]
         scheme = "https" if config.http.tls_certificate else "http"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         server = Server(app, config)
         server.startup_message = (
             f"serving {config.model_name} on {address} "
-            f"(engine: {runner.name}, device: {model.device.type}, "
+            f"(engine: {runner.name}, device: {service.model.device.type}, "
             f"{f'keys: {len(keys)}' if len(keys) else 'no key: local requests only'})\n"
             f"engine: {limits}\n"
             f"play: {address}/play   schema: {address}/openapi.json   stop: Ctrl-C"
         )
         await server.serve(sockets=[listener])
         if server.engine_failed:
-            sys.exit(f"The {runner.name} engine has failed; see the log above, and start the server again.")
+            part = "A process of the generator" if runner.alive else f"The {runner.name} engine"
+            sys.exit(f"{part} has failed; see the log above, and start the server again.")
+
+
+async def load_app(
+    name_or_path: str,
+    config: ServerConfig,
+    engine: str = "auto",
+    device: str | None = None,
+    adapters: Mapping[str, Path] | None = None,
+    options: EngineOptions | None = None,
+) -> tuple[FastAPI, EngineLimits]:
+    """Load a model, start its engine, and create the app; returns also what the engine can hold.
+
+    Arguments and errors are those of `serve`.
+    """
+    check_http(config.http, config.keys or Keys())
+    logs.configure(config.http)
+    _limit_arenas()
+    folder, options, adapters = model_folder.resolve(name_or_path), options or EngineOptions(), adapters or {}
+    config = replace(config, model_name=config.model_name or folder.resolve().name)
+    print(f"loading {config.model_name} ...", file=sys.stderr, flush=True)  # this can take minutes
+    if engine == "auto":
+        engine = "vllm" if importlib.util.find_spec("vllm") is not None else "in-process"
+    _check_sharing(options, engine)
+    compute, where = Compute(), _resolve_device(device)
+
+    def load() -> tuple[WorldModel, Adapters, EngineLimits, str | None, GeneratorProcesses | None]:
+        model = _load_model(name_or_path, where, options)
+        attached = _attach(model, adapters, options, engine)
+        digest = _divide(model, options, where)
+        limits = engine_limits.resolve(options, model, engine)
+        quantization = options.quantization if engine != "vllm" else None
+        optimize(model, options.cache_threshold, quantization, options.compile)
+        processes = _share_generator(folder, model, adapters, options, quantization)
+        return model, attached, limits, digest, processes
+
+    # In the thread that runs the model later. With a second thread OpenMP would have more threads than cores,
+    # and those would sleep between operations: a round took 1.6 times as long.
+    model, attached, limits, digest, processes = await compute.run(load)
+    LOG.info("starting the %s engine: %s", engine, limits)
+    service = WorldService(
+        model,
+        await _start_engine(engine, folder, model, compute, attached, options, limits),
+        compute=compute,
+        adapters=attached,
+        processes=processes,
+        digest=digest,
+        max_batch=limits.max_sessions,
+    )
+    try:
+        return create_app(service, config), limits
+    except WorldModelError:
+        await service.close()
+        raise
 
 
 def check_http(options: HttpOptions, keys: Keys) -> None:
@@ -137,8 +187,16 @@ def check_http(options: HttpOptions, keys: Keys) -> None:
             ) from None
 
 
-def _load_model(name_or_path: str, device: torch.device, offload: bool) -> WorldModel:
-    if not offload:
+def _limit_arenas() -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(M_ARENA_MAX, MAX_ARENAS)
+
+
+def _load_model(name_or_path: str, device: torch.device, options: EngineOptions) -> WorldModel:
+    if options.generator_tensor_parallel_size > 1:
+        return _load_all_but_generator(name_or_path, device)
+    if not options.offload:
         return WorldModel.from_pretrained(name_or_path, device=device)
     if device.type == "cpu":
         raise ConfigError(
@@ -149,23 +207,71 @@ def _load_model(name_or_path: str, device: torch.device, offload: bool) -> World
     return model
 
 
-def _prepare(
-    model: WorldModel, adapters: Mapping[str, Path], options: EngineOptions, dtype: torch.dtype, engine: str
-) -> Adapters:
-    """Attach adapters to a model and make it cheaper, as the options say."""
+def _load_all_but_generator(name_or_path: str, device: torch.device) -> WorldModel:
+    """Load a model to a device, except for its generator, which stays on the CPU until it is divided."""
+    model = WorldModel.from_pretrained(name_or_path)
+    for name, module in model.named_children():
+        if name != "generator":
+            module.to(device)
+    for parameter in model.parameters(recurse=False):
+        parameter.data = parameter.data.to(device)
+    return model
+
+
+def _attach(model: WorldModel, adapters: Mapping[str, Path], options: EngineOptions, engine: str) -> Adapters:
+    """Convert the backbone to the dtype of the options, and attach adapters to the model."""
     in_process = engine != "vllm"
-    if in_process:
-        model.backbone.model.to(dtype)  # type: ignore[arg-type]
+    if in_process and options.dtype:
+        model.backbone.model.to(getattr(torch, options.dtype))  # type: ignore[arg-type]
     attached = Adapters(model, adapters, elsewhere=() if in_process else ("backbone",))
     if options.offload and (name := attached.replaces("generator", "codec")):
         raise ConfigError(f"An adapter replaces {name!r} as a whole, which --offload cannot move; omit one.")
-    optimize(
-        model,
-        options.cache_threshold,
-        options.quantization if in_process else None,
-        options.compile,
-    )
+    if options.generator_tensor_parallel_size > 1 and (name := attached.replaces("generator")):
+        raise ConfigError(
+            f"An adapter replaces {name!r} as a whole, which --generator-tensor-parallel-size cannot divide; "
+            "omit one."
+        )
     return attached
+
+
+def _check_sharing(options: EngineOptions, engine: str) -> None:
+    """Check the options with which processes share the generator.
+
+    Raises:
+        ConfigError: they exclude each other.
+    """
+    sizes = {"sequence": options.sequence_parallel_size, "tensor": options.generator_tensor_parallel_size}
+    used = [f"{OPTIONS[name]} is {size}" for name, size in sizes.items() if size > 1]
+    if len(used) == 2:
+        raise ConfigError(f"{' and '.join(used)}; processes divide tokens or weights, so set one of them.")
+    if used and options.offload:
+        raise ConfigError(f"{used[0]}, whose processes keep the generator on their devices; omit --offload.")
+    if sizes["tensor"] > 1 and options.quantization and engine != "vllm":
+        raise ConfigError(f"{used[0]}, which does not divide quantized weights; omit --quantization.")
+
+
+def _divide(model: WorldModel, options: EngineOptions, device: torch.device) -> str | None:
+    """Keep this process's part of the generator's weights; returns the digest of the whole model before."""
+    if options.generator_tensor_parallel_size == 1:
+        return None
+    digest = identify(model)
+    keep_part(model, 0, options.generator_tensor_parallel_size, device)
+    return digest
+
+
+def _share_generator(
+    folder: Path,
+    model: WorldModel,
+    adapters: Mapping[str, Path],
+    options: EngineOptions,
+    quantization: str | None,
+) -> GeneratorProcesses | None:
+    """Start the processes that share the generator, if the options name more than one."""
+    parallelism: Parallelism = "tensor" if options.generator_tensor_parallel_size > 1 else "sequence"
+    size = max(options.generator_tensor_parallel_size, options.sequence_parallel_size)
+    if size == 1:
+        return None
+    return GeneratorProcesses.start(folder, model, size, adapters, quantization, options.compile, parallelism)
 
 
 async def _start_engine(
@@ -248,9 +354,9 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._drain_deadline = math.inf
         self._idle = IdleConnections()
-        self._engine = self._context.service.engine
+        self._service = self._context.service
         self.engine_failed = False
-        """Whether the server stopped because its engine had failed."""
+        """Whether the server stopped because its engine, or a process of the generator, had failed."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening and print the address."""
@@ -269,7 +375,7 @@ class Server(uvicorn.Server):
         It is called ten times per second.
         """
         self._idle.close_expired(self.server_state.connections)
-        if not self._engine.alive and not self._stop_requested:
+        if not self._service.alive and not self._stop_requested:
             self._stop_requested = self.engine_failed = True
         if self._stop_requested and self._draining is None:
             print(

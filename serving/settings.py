@@ -104,6 +104,10 @@ class EngineOptions:
     """Sessions whose keys and values are kept, and the largest batch; by default 16, or as many as fit."""
     tensor_parallel_size: int = 1
     """GPUs among which vLLM divides the backbone."""
+    sequence_parallel_size: int = 1
+    """Processes, on CUDA with a GPU each, among which the tokens of the generator are divided."""
+    generator_tensor_parallel_size: int = 1
+    """Processes, on CUDA with a GPU each, among which the weights of the generator are divided."""
     quantization: str | None = None
     """Weights of backbone and generator in 8 bits: int8 or fp8; with vLLM, a method of its own (backbone)."""
     cache_threshold: float | None = None

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from worldmodel.models.adapters import Adapters
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.serving.engine.batching import DENOISE, Compute
+from worldmodel.serving.engine.generator_processes import GeneratorProcesses
 
 Progress = Callable[[int, int], None]
 """Called with (finished steps, all steps) after every step."""
@@ -55,14 +57,25 @@ class DenoisingLoop:
         compute: Compute,
         max_batch: int = 16,
         adapters: Adapters | None = None,
+        processes: GeneratorProcesses | None = None,
     ) -> None:
         self._denoiser: Denoiser[Condition] = Denoiser(generator)
         self._adapters = adapters or Adapters(generator)
-        self._compute, self.max_batch = compute, max_batch
+        self._compute, self._processes, self.max_batch = compute, processes, max_batch
         self.occupancy = Occupancy()
         self._jobs: list[Job] = []  # shared with the thread
         self._lock = threading.Lock()
         self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still denoise; failed processes never recover."""
+        return self._processes is None or self._processes.alive
+
+    def close(self) -> None:
+        """End the processes that share the generator."""
+        if self._processes is not None:
+            self._processes.close()
 
     async def run(
         self, chunk: Chunk[Condition], on_progress: Progress | None = None, adapter: str | None = None
@@ -104,8 +117,11 @@ class DenoisingLoop:
             self._jobs = [job for job in self._jobs if not (job.done.done() or job.chunk.finished)]
             jobs += self._next_batch()
         if jobs:
-            with self._adapters.using(jobs[0].adapter):
-                self._denoiser.step([job.chunk for job in jobs])
+            chunks, adapter, shared = [job.chunk for job in jobs], jobs[0].adapter, nullcontext()
+            if self._processes is not None:
+                shared = self._processes.step(chunks, adapter, [job.chunk for job in self._jobs])
+            with self._adapters.using(adapter), shared:
+                self._denoiser.step(chunks)
             self.occupancy.steps += 1
             self.occupancy.rows += len(jobs)
             self.occupancy.last_rows = len(jobs)

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from worldmodel.flow.database import connect, transaction
-from worldmodel.flow.errors import FlowError
+from worldmodel.database import connect, lock_schema, transaction
+from worldmodel.errors import DatabaseError
 from worldmodel.serving.errors import UnavailableError
 
 T = TypeVar("T")
@@ -21,8 +21,6 @@ RETRY_S = 2.0
 START_RETRY_S = 60.0
 """How long a server waits for it when it starts."""
 NUM_CONNECTIONS = 4
-SCHEMA_LOCK = 0x776D7372
-"""PostgreSQL's advisory lock of whoever creates the tables."""
 
 METADATA = sa.MetaData()
 replicas = sa.Table(
@@ -71,17 +69,17 @@ class Database:
 
         Raises:
             ConfigError: the URL is wrong, or the database's driver is not installed.
-            FlowError: the database does not answer, or refuses.
+            DatabaseError: the database does not answer, or refuses.
         """
         self._engine = connect(url)
         self._threads = ThreadPoolExecutor(NUM_CONNECTIONS, "database")
-        transaction(self._engine, _create, retry_s=START_RETRY_S)
+        self.run_now(_create)
 
     def run_now(self, work: Callable[[Connection], T], *, retry_s: float = START_RETRY_S) -> T:
         """Run a transaction in this thread.
 
         Raises:
-            FlowError: the database did not answer for `retry_s` seconds, or refuses.
+            DatabaseError: the database did not answer for `retry_s` seconds, or refuses.
         """
         return transaction(self._engine, work, retry_s=retry_s)
 
@@ -98,7 +96,7 @@ class Database:
         except asyncio.CancelledError:
             await asyncio.wait({running})
             raise
-        except (FlowError, SQLAlchemyError) as error:
+        except (DatabaseError, SQLAlchemyError) as error:
             raise UnavailableError("The server's database does not answer; try again later.") from error
 
     def close(self) -> None:
@@ -121,6 +119,5 @@ def free(db: Connection, holder: "sa.Column[str]") -> "sa.ColumnElement[bool]":
 
 
 def _create(db: Connection) -> None:
-    if db.dialect.name == "postgresql":
-        db.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEMA_LOCK)))
+    lock_schema(db)
     METADATA.create_all(db)

@@ -29,7 +29,7 @@ class Lease:
 
         Raises:
             OutputError: another replica is live, and has another model or data folder.
-            FlowError: the database does not answer.
+            DatabaseError: the database does not answer.
         """
         self.id, self.database = secrets.token_urlsafe(12), database
         self._shared = {"model": model, "folder": folder}

@@ -93,9 +93,10 @@ async def edit(
     if found is None:
         source = await _source(context, caller, body.video, upload)
         if source.id is None:  # the start of an upload is its first frame, not its end
+            assert source.frames is not None
             rounds = math.ceil(source.num_frames / context.model_config.chunk_frames)
             plan = replace(source.plan, actions=(Action(),) * rounds)
-            source = replace(source, plan=plan, frames=_copy(source.frames, 1))
+            source = replace(source, plan=plan, frames=source.frames[:1].copy())
         num_rounds, kept = len(source.plan.actions), source.plan.actions[1:]
         further = kept if body.actions is None else [Action.of(plain(action)) for action in body.actions]
         actions = fill_rounds(context, [Action.of(body.prompt), *further], num_rounds)
@@ -190,11 +191,6 @@ async def _stored(context: ServerContext, record: VideoRecord) -> Source:
     if frames is None and record.plan.text is None:
         raise NotFoundError("The frames that this video starts from are gone; create it again.")
     return Source(record.model, record.plan, record.num_frames, frames, record.id)
-
-
-def _copy(frames: np.ndarray | None, count: int) -> np.ndarray | None:
-    """Return the first frames, without those that follow in memory."""
-    return None if frames is None else frames[:count].copy()
 
 
 async def _submit(

@@ -31,7 +31,7 @@ async def ready(context: Context, response: Response) -> Health:
     """Report whether the server accepts work: engine, model and database respond, the queue has room."""
     if context.jobs.draining:
         status = "stopping"
-    elif not context.service.engine.alive:
+    elif not context.service.alive:
         status = "failed"
     elif not await _model_responds(context):
         status = "starting"

@@ -66,7 +66,7 @@ class VideoJobs:
         """Delete what earlier servers left half-written.
 
         Raises:
-            FlowError: the database does not answer.
+            DatabaseError: the database does not answer.
         """
         self.service, self.config, self.metrics = service, config, metrics
         self.storage, self.orders = storage, Orders(lease, config)
@@ -96,6 +96,7 @@ class VideoJobs:
             UnavailableError: the server is stopping, its disk is full or its database does not answer.
         """
         self._require_running()
+        record.weights = self.service.identity.of(record.plan.settings.adapter)
         try:
             if frames is not None:
                 await _run_to_end(self.storage.write_input, record.id, frames)
@@ -374,6 +375,7 @@ class VideoJobs:
         if record.plan.text is None and not storage.has_input(record.id):
             return "files_lost", "The upload of this video is gone; request it again."
         served = record.model in (self.config.model_name, *service.engine.adapters)
+        served &= record.weights in (None, service.identity.of(record.plan.settings.adapter))
         if not served or (record.size, record.fps) != (service.frame_size, service.model.config.fps):
             return "model_changed", "The server was started with another model; request the video again."
         return None

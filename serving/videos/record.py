@@ -69,6 +69,8 @@ class VideoRecord:
     plan: VideoPlan
     created_ns: int = field(default_factory=time.time_ns)
     """Time of the order in nanoseconds, which puts orders of one second in sequence."""
+    weights: str | None = None
+    """Digest of the model and the adapter that the video was ordered from; None in former orders."""
     status: Status = "queued"
     attempts: int = 0
     """How often generation was begun and not stopped by the server itself."""

@@ -1,8 +1,9 @@
-"""Identity of a model: whether two servers have the same one."""
+"""Identity of what a server plays worlds with: whether another one plays on with the same frames."""
 
 import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -12,11 +13,24 @@ SAMPLED_VALUES = 256
 """Values of every weight that are read."""
 
 
+@dataclass(frozen=True)
+class Identity:
+    """Digests of a model and of its adapters."""
+
+    model: str
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """By name."""
+
+    def of(self, adapter: str | None) -> str:
+        """Return the digest of the model together with one of its adapters."""
+        return self.model if adapter is None else f"{self.model} {self.adapters.get(adapter)}"
+
+
 def identify(model: WorldModel) -> str:
     """Return a digest of a model's config and weights, equal on every machine.
 
     It reads 256 values of each weight, spread evenly: training changes nearly all of them. LoRA adapters of
-    a server do not count, since a world names its own.
+    a server do not count, see `Adapters.digests`.
     """
     digest = hashlib.sha256(json.dumps(asdict(model.config), sort_keys=True, default=str).encode())
     for name, tensor in sorted(

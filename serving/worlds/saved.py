@@ -22,6 +22,7 @@ from worldmodel.errors import InputError
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.state import WorldState, observed_frames, observed_latents
+from worldmodel.serving.worlds.identity import Identity
 from worldmodel.serving.worlds.service import WorldSettings
 from worldmodel.types import Action, Outcome, Pose
 
@@ -50,13 +51,14 @@ class SavedWorld:
     last_action: Action | None = None
     """The action of the last round, which a client may send again; None if there is none to repeat."""
 
-    def to_bytes(self, identity: str) -> bytes:
-        """Return the world as a file; `identity` is that of its model."""
+    def to_bytes(self, identity: Identity) -> bytes:
+        """Return the world as a file; `identity` is that of the server that played it."""
         state = self.state
         packed = torch.contiguous_format
         tensors = {name: each.detach().cpu().clone(memory_format=packed) for name, each in self._tensors()}
         document = {
             "settings": asdict(self.settings),
+            "adapter": identity.adapters.get(self.settings.adapter or ""),
             "round": state.round,
             "camera": asdict(state.cameras[0]),
             "outcome": asdict(state.outcomes[0]) if state.outcomes else None,
@@ -65,7 +67,7 @@ class SavedWorld:
             "last_action": None if self.last_action is None else self.last_action.as_dict(),
         }
         text = json.dumps(document, ensure_ascii=False, sort_keys=True)
-        metadata = {"format": FORMAT, "model": identity, "world": text}
+        metadata = {"format": FORMAT, "model": identity.model, "world": text}
         return save(tensors, {**metadata, "sha256": _digest(metadata, tensors)})
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -92,24 +94,24 @@ class SavedWorld:
                         yield f"trace.conditions.{index}.{field.name}", tensor
 
     @classmethod
-    def from_bytes(cls, data: bytes, model: WorldModel, identity: str) -> "SavedWorld":
+    def from_bytes(cls, data: bytes, model: WorldModel, identity: Identity) -> "SavedWorld":
         """Read a world of this model; every tensor is checked against the model's shapes.
 
         Raises:
-            InputError: it is not a snapshot of a world, is damaged, or is one of another model.
+            InputError: it is not a snapshot of a world, is damaged, or is one of another model or adapter.
         """
         try:
             metadata, tensors = _parse(data)
-            if metadata["model"] != identity:
-                raise InputError(
-                    f"The snapshot is of another model (identity {metadata['model'][:12]!r}, that of this "
-                    f"server is {identity[:12]!r}); send it to a server with the model that made it."
-                )
+            _check_same("model", metadata["model"], identity.model)
             world = json.loads(metadata["world"])
+            settings = WorldSettings(**world["settings"])
+            adapter = identity.adapters.get(settings.adapter or "")
+            if adapter is not None:  # `WorldService.settings` refuses names that the server lacks
+                _check_same(f"adapter {settings.adapter!r}", world["adapter"], adapter)
             state = _Reader(tensors, model).state(world)
             origin = tensors.get("origin")
             return cls(
-                WorldSettings(**world["settings"]),
+                settings,
                 state,
                 Origin(None if origin is None else origin.numpy(), world["text"]),
                 None if world["last_action"] is None else Action.of(world["last_action"]),
@@ -232,6 +234,14 @@ def _parse(data: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
     claimed = {name: metadata[name] for name in ("format", "model", "world")}
     _check(metadata["sha256"] == _digest(claimed, tensors))
     return metadata, tensors
+
+
+def _check_same(what: str, made: str, here: str) -> None:
+    if made != here:
+        raise InputError(
+            f"The snapshot is of another {what} (identity {made[:12]!r}, that of this server is "
+            f"{here[:12]!r}); send it to a server with the one that made it."
+        )
 
 
 def _check(valid: bool) -> None:

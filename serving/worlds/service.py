@@ -33,9 +33,10 @@ from worldmodel.rollout.state import WorldState, newest_observation
 from worldmodel.serving.engine.batching import CONDITION, DENOISE, PREPARE, Batcher, Compute
 from worldmodel.serving.engine.completion import Completion, TextParams, last
 from worldmodel.serving.engine.denoiser import DenoisingLoop, Progress
+from worldmodel.serving.engine.generator_processes import GeneratorProcesses
 from worldmodel.serving.engine.local import Engine, InProcessEngine, known
 from worldmodel.serving.tracing import span
-from worldmodel.serving.worlds.identity import identify
+from worldmodel.serving.worlds.identity import Identity, identify
 from worldmodel.types import WHAT_HAPPENED, Action, AnyAction, Outcome
 
 MAX_STEPS = 64
@@ -71,24 +72,33 @@ class WorldService:
         *,
         compute: Compute | None = None,
         adapters: Adapters | None = None,
+        processes: GeneratorProcesses | None = None,
+        digest: str | None = None,
         max_batch: int = 16,
         max_rounds: int = 10_000,
         max_snapshots: int = 16,
     ) -> None:
+        """Serve a model, which is divided if `digest` is that of its whole weights (`identify`)."""
         self.model = model.eval()
+        self._digest = digest
         self.compute = compute or Compute()
         self.adapters = adapters or Adapters(model)
         self.engine: Engine = engine or InProcessEngine(model.backbone, self.compute, self.adapters)
-        self.denoising = DenoisingLoop(model.generator, self.compute, max_batch, self.adapters)
+        self.denoising = DenoisingLoop(model.generator, self.compute, max_batch, self.adapters, processes)
         self.max_rounds, self.max_snapshots = max_rounds, max_snapshots
         self._prepare = Batcher(self.compute, partial(self._each, self._prepared), PREPARE, max_batch)
         self._start = Batcher(self.compute, partial(self._each, self._started), CONDITION, max_batch)
         self._finish = Batcher(self.compute, partial(self._each, self._finished), DENOISE, max_batch)
 
+    @property
+    def alive(self) -> bool:
+        """Whether engine and denoising loop can still compute; what has failed never recovers."""
+        return self.engine.alive and self.denoising.alive
+
     @cached_property
-    def identity(self) -> str:
-        """Digest of the model's config and weights."""
-        return identify(self.model)
+    def identity(self) -> Identity:
+        """Digests of the model and of the adapters."""
+        return Identity(self._digest or identify(self.model), self.adapters.digests)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -190,9 +200,10 @@ class WorldService:
         }
 
     async def close(self) -> None:
-        """Close the engine and the thread that runs the model."""
+        """Close the engine, the thread that runs the model, and the processes of the generator."""
         await self.engine.close()
         self.compute.close()
+        self.denoising.close()
 
     # ---- one round, in the steps of `worldmodel.rollout.round` -----------------------------------------
 

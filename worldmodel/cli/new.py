@@ -26,13 +26,15 @@ def main(argv: list[str]) -> None:
     from worldmodel.train.recipe import Machine, plan
 
     facts, machine = read_facts(args.dataset, path.parent), Machine.measure()
-    recipe = plan(facts, budget_s, machine, f"runs/{path.stem}")
+    recipe = plan(facts, budget_s, machine, f"runs/{path.stem}", args.size)
     with atomic_file(path) as temporary:
         temporary.write_text(as_yaml(recipe, machine, args), encoding="utf-8")
-    codec = recipe.config.model.codec
     print(f"data       {facts.num_episodes} episodes, {facts.width} x {facts.height} pixels")
     print(f"machine    {machine.device}, {machine.tflops:.3g} TFLOP/s in a matrix product")
-    print(f"model      {recipe.parameters / 1e6:.1f} M parameters, {codec.cells} latent cells per frame")
+    model = recipe.config.model
+    frame, seen = model.codec.cells, model.codec.cells // model.vision.merge**2
+    print(f"model      {recipe.parameters / 1e6:.1f} M parameters, {frame} latent cells per frame")
+    print(f"round      {seen} vision tokens, the action and {model.num_queries} queries")
     minutes = ", ".join(f"{name} {time / 60:.0f}" for name, time in recipe.seconds.items())
     print(f"time       about {sum(recipe.seconds.values()) / 60:.0f} minutes of steps ({minutes})")
     print(f"memory     about {recipe.memory / 2**30:.1f} GiB, without libraries")
@@ -76,12 +78,17 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
         "# All settings and their meanings: worldmodel config " + args.out,
         f"run_dir: {config.run_dir}    # checkpoints, metrics, samples and the finished model",
         "seed: 0",
+        *([f"init_from: {_flow(config.init_from)}    # it knows other games: the rest starts at random"]
+          if config.init_from else []),
         "sample_every: 200          # images of what the model makes, in run_dir/samples",
         "model:",
         f"  fps: {model.fps}",
         f"  chunk_frames: {model.chunk_frames}          # new frames per action: one round",
         *(["  pace: on_action          # each recorded round has an action: the world waits for one"]
           if model.pace == "on_action" else []),
+        *([f"  query_merge: {model.query_merge}          # cells along each side that share a query",
+           f"  vision: {{merge: {model.vision.merge}}}      # and a vision token"]
+          if model.query_merge > 1 else []),
         *(["  outcomes: true           # rewards and ends of episodes are predicted, too"]
           if model.outcomes else []),
         "  num_inference_steps: 0     # shows the forecast of the condition adapter",
@@ -105,10 +112,10 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
 
 
 COMMENTS = {
-    "codec": "The video autoencoder. Its ceiling on your data is a row of `worldmodel eval`: nothing that "
-    "it loses can be predicted.",
+    "codec": "The video autoencoder. When it is trained, the log says what it alone returns of held-out "
+    "frames: nothing that it loses can be predicted.",
     "single": "One action and the frames after it.",
-    "state": "Three rounds in a row, more and more often from the model's own predictions, against drift.",
+    "state": "Many rounds in a row, more and more often from the model's own predictions, against drift.",
 }
 """What each stage is for."""
 GENERATOR = """\
@@ -163,6 +170,13 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--out", default="world.yaml", metavar="CONFIG", help="config to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="greatest side of the frames in pixels (default: 64, or 128 on a machine with 64 GiB)",
     )
     parser.add_argument("--force", action="store_true", help="replace the config if it exists")
     return parser

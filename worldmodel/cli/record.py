@@ -83,7 +83,8 @@ def _add_environment_options(parser: Parser) -> None:
         "--policy",
         default="random",
         help="random, sticky (repeats actions), module:function of (observation, action space, random "
-        "generator), or sb3:ALGORITHM:FILE, whose file can run code (default: %(default)s)",
+        "generator), module:Class of (action space), or sb3:ALGORITHM:FILE, whose file can run code "
+        "(default: %(default)s)",
     )
     environment.add_argument(
         "--epsilon", type=float, default=0.0, help="share of random actions (default: %(default)s)"

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,23 @@ LIMITS = {
 def main(argv: list[str]) -> None:
     """Serve a model until SIGTERM or SIGINT."""
     args = _parse(argv)
-    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
-        raise ConfigError("`worldmodel serve` needs extra packages; run pip install 'worldmodel[serve]'.")
     if not 0 <= args.port <= 65535:
         raise InputError(f"--port is {args.port}; use 1 to 65535, or 0 for a free port.")
+    arguments = served(args)
+
+    from worldmodel.serving.server import serve
+
+    asyncio.run(serve(**arguments, host=args.host, port=args.port))
+
+
+def served(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the options say to serve, as arguments of `serving.server.load_app`.
+
+    Raises:
+        ConfigError, InputError, ModelError: an option has a wrong value, or packages are missing.
+    """
+    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
+        raise ConfigError("`worldmodel serve` needs extra packages; run pip install 'worldmodel[serve]'.")
     adapters, limits = _adapters(args.adapter), _limits(args)
     if args.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ConfigError(
@@ -36,15 +49,20 @@ def main(argv: list[str]) -> None:
 
     from worldmodel.cli.model import quiet_transformers
     from worldmodel.serving.auth import Keys
-    from worldmodel.serving.server import serve
 
     quiet_transformers()
     http = HttpOptions(**{field.name: getattr(args, field.name) for field in fields(HttpOptions)})
     config = ServerConfig(
         args.name or "", Path(args.data_dir), Keys.load(args.keys_file), http, args.database, **limits
     )
-    options = _engine_options(args)
-    asyncio.run(serve(args.model, config, args.host, args.port, args.engine, args.device, adapters, options))
+    return {
+        "name_or_path": args.model,
+        "config": config,
+        "engine": args.engine,
+        "device": args.device,
+        "adapters": adapters,
+        "options": _engine_options(args),
+    }
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -53,12 +71,21 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     path = parser.parse_args(argv).config
     if path is None:
         return parser.parse_args(argv)
-    values = _read_config(path)
+    return parse_values(_read_config(path), path, argv)
+
+
+def parse_values(values: Mapping[str, Any], source: str, argv: Sequence[str] = ()) -> argparse.Namespace:
+    """Parse options given by their names with underscores; those of `argv` win.
+
+    Raises:
+        ConfigError: there is no such option.
+        InputError: a value cannot be used.
+    """
+    parser, lines = _parser(), list[str]()
     known = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
-    lines: list[str] = []
     for name, value in values.items():
         if name not in known:
-            raise ConfigError(f"{path} sets {name!r}, which is not an option of `worldmodel serve`.")
+            raise ConfigError(f"{source} sets {name!r}, which is not an option of `worldmodel serve`.")
         option = known[name].option_strings
         if isinstance(value, bool):
             lines.append(option[0] if value else f"--no-{option[0].removeprefix('--')}")
@@ -147,6 +174,8 @@ def _add_engine_options(parser: Parser) -> None:
         "kv_cache_memory": {"type": num_bytes, "metavar": "SIZE"},
         "max_sessions": {"type": int, "metavar": "N"},
         "tensor_parallel_size": {"type": int, "metavar": "N", "default": 1},
+        "sequence_parallel_size": {"type": int, "metavar": "N", "default": 1},
+        "generator_tensor_parallel_size": {"type": int, "metavar": "N", "default": 1},
         "quantization": {"metavar": "METHOD"},
         "cache_threshold": {"type": float, "metavar": "X"},
         "compile": {"action": argparse.BooleanOptionalAction, "default": False},
@@ -179,7 +208,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _engine_options(args: argparse.Namespace) -> EngineOptions:
-    for name in ("max_model_len", "kv_cache_memory", "max_sessions", "tensor_parallel_size"):
+    counts = ("max_model_len", "kv_cache_memory", "max_sessions", "tensor_parallel_size")
+    for name in (*counts, "sequence_parallel_size", "generator_tensor_parallel_size"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; use 1 or more.")

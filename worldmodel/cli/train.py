@@ -24,7 +24,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
 
     from worldmodel import config as configs
-    from worldmodel.train import finetune
+    from worldmodel.train import distributed, finetune
 
     config = finetune.resolve_model(configs.load(args.config, args.overrides))
     with finetune.stop_on_signal() as stopped:
@@ -37,3 +37,5 @@ def main(argv: list[str]) -> None:
             if finished
             else f"stopped; run the same command to resume from {result}/checkpoints"
         )
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # started by torchrun
+        distributed.leave()

@@ -1,0 +1,288 @@
+"""The generator on several processes: workers share every denoising step with the server.
+
+Each process runs the same denoising loop. With sequence parallelism it holds the whole generator and some
+tokens, and self-attention exchanges tokens for heads (Ulysses), as in training. With tensor parallelism it
+holds a part of the weights of every block and all tokens.
+
+A worker gets a chunk once, when it joins the loop, and then only the numbers of the chunks of each step. It
+keeps their latents and caches, whose heads differ by process.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from worldmodel.batch import map_tensors
+from worldmodel.diffusion.sampler import Chunk
+from worldmodel.errors import ConfigError, ModelError, WorldModelError
+from worldmodel.messages import receive, send
+from worldmodel.models.conditioning import Condition
+from worldmodel.models.generator.base import VideoGenerator
+from worldmodel.models.world_model import WorldModel
+from worldmodel.parallel.mesh import SequenceGroup
+from worldmodel.parallel.tensor_parallel import Part
+from worldmodel.serving.errors import UnavailableError
+
+Parallelism = Literal["sequence", "tensor"]
+"""What is divided: the tokens, or the weights."""
+OPTIONS = {"sequence": "--sequence-parallel-size", "tensor": "--generator-tensor-parallel-size"}
+FAILED = "A process of the generator has failed; start the server again."
+QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs to load the generator and to join the others."""
+
+    folder: Path
+    adapters: Mapping[str, Path]
+    quantization: str | None
+    compile: bool
+    device: str
+    threads: int
+    """Threads of PyTorch; also those of the server, so that all processes round alike."""
+    store: str
+    """File in which the processes meet."""
+    rank: int
+    size: int
+    parallelism: Parallelism
+
+    @property
+    def sequence(self) -> SequenceGroup:
+        """The processes that share the tokens."""
+        return join(self.rank, self.size) if self.parallelism == "sequence" else SequenceGroup()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One denoising step of some chunks."""
+
+    adapter: str | None
+    serials: tuple[int, ...]
+    """The chunks of this step, in order."""
+    joined: tuple[Chunk[Condition], ...]
+    """Those of them that the worker does not have yet, on the CPU."""
+    left: tuple[int, ...]
+    """Chunks that were finished or cancelled."""
+
+
+class GeneratorProcesses:
+    """The worker processes with which a server shares the steps of its generator; created by `start`.
+
+    They end with the server, also when it is killed.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[tuple["subprocess.Popen[bytes]", socket.socket]],
+        generator: VideoGenerator,
+        sequence: SequenceGroup,
+        folder: "tempfile.TemporaryDirectory[str]",
+    ) -> None:
+        self._workers, self._generator, self._sequence, self._folder = workers, generator, sequence, folder
+        self._serials: set[int] = set()  # of the chunks that the workers have
+        self._failed = False
+
+    @classmethod
+    def start(
+        cls,
+        folder: Path,
+        model: WorldModel,
+        size: int,
+        adapters: Mapping[str, Path] | None = None,
+        quantization: str | None = None,
+        compile: bool = False,
+        parallelism: Parallelism = "sequence",
+    ) -> "GeneratorProcesses":
+        """Start workers, which load the generator, and form a process group with them.
+
+        Args:
+            folder: Folder of the model.
+            model: The model of this process; for tensor parallelism after `keep_part`.
+            size: Processes, with this one. On CUDA each has a device of its own, from that of the model on.
+            adapters: Folders of adapters by name, as of `Adapters`.
+            quantization: int8 or fp8, as of `models.inference.optimize`.
+            compile: Whether the generator's transformer blocks are compiled.
+            parallelism: What is divided.
+
+        Raises:
+            ConfigError: the generator cannot be divided by so many processes, or there are too few devices.
+            ModelError: a worker cannot load the generator.
+        """
+        check(model, size, parallelism)
+        # Everything stays on this machine; read when a process group is made.
+        os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+        threads = max(1, torch.get_num_threads() // size) if model.device.type == "cpu" else 1
+        workers: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+        # It can be read by this user alone, and NCCL reads the store later, too.
+        private = tempfile.TemporaryDirectory(prefix="worldmodel-")
+        setup = Setup(
+            *(folder.resolve(), dict(adapters or {}), quantization, compile, str(model.device), threads),
+            *(str(Path(private.name) / "store"), 0, size, parallelism),
+        )
+        try:
+            for rank in range(1, size):
+                workers.append(_launch())
+                send(workers[-1][1], replace(setup, rank=rank, device=_device(model.device, rank)))
+            for process, connection in workers:
+                _await_loaded(process, connection, OPTIONS[parallelism])
+            if model.device.type == "cpu":
+                torch.set_num_threads(threads)
+            connect(model.device, setup.store, 0, size)
+        except BaseException:
+            _close(workers)
+            private.cleanup()
+            raise
+        return cls(workers, model.generator, setup.sequence, private)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all workers run, and none has missed a step."""
+        return not self._failed and all(process.poll() is None for process, _ in self._workers)
+
+    @contextmanager
+    def step(
+        self, chunks: Sequence[Chunk[Condition]], adapter: str | None, live: Sequence[Chunk[Condition]]
+    ) -> Iterator[None]:
+        """Have the workers denoise chunks by one step, while this process does inside the block.
+
+        Args:
+            chunks: The chunks of this step.
+            adapter: The adapter with which it is computed.
+            live: All chunks that may take steps later.
+
+        Raises:
+            UnavailableError: a worker has failed, before or in the step. No further step is possible.
+        """
+        if not self.alive:
+            raise UnavailableError(FAILED)
+        joined = tuple(
+            map_tensors(lambda x: x.cpu(), each) for each in chunks if each.serial not in self._serials
+        )
+        left = self._serials - {each.serial for each in live}
+        step = Step(adapter, tuple(each.serial for each in chunks), joined, tuple(left))
+        self._serials = (self._serials - left) | {each.serial for each in joined}
+        try:
+            for _, connection in self._workers:
+                send(connection, step)
+            self._generator.sequence = self._sequence
+            yield
+        except WorldModelError:  # all processes refuse the same inputs, before they exchange anything
+            raise
+        except Exception as error:
+            self._failed = True
+            raise UnavailableError(FAILED) from error
+        finally:
+            self._generator.sequence = SequenceGroup()
+
+    def close(self) -> None:
+        """End the workers and leave the process group."""
+        _close(self._workers)
+        dist.destroy_process_group()
+        self._folder.cleanup()
+
+
+def keep_part(model: WorldModel, rank: int, size: int, device: torch.device) -> None:
+    """Keep the part of the generator's weights that a process has, and move the generator to its device.
+
+    Adapters are attached before.
+
+    Raises:
+        ConfigError: the generator or an adapter cannot be divided by so many processes.
+    """
+    check(model, size, "tensor")
+    model.generator.divide(Part(rank, size))
+    model.generator.to(device)
+
+
+def check(model: WorldModel, size: int, parallelism: Parallelism) -> None:
+    """Check that a model's generator can be divided.
+
+    Raises:
+        ConfigError: there is no generator, it cannot be divided so, or there are too few devices.
+    """
+    name, generator, config = OPTIONS[parallelism], model.generator, model.config
+    if config.generator is None:
+        raise ConfigError(f"{name} is {size}, and this model has no generator; leave it out.")
+    rows, columns = config.codec.grid
+    frames = min(filter(None, (config.context_latents, config.chunk_latents)))
+    tokens = frames * rows * columns // generator.cells_per_token
+    if parallelism == "tensor":
+        Part(0, size).share(generator.num_heads, "attention heads")
+    elif size > min(generator.num_heads, tokens):
+        raise ConfigError(
+            f"{name} is {size}, but the generator has {generator.num_heads} attention heads and its shortest "
+            f"sequence {tokens} tokens; use up to {min(generator.num_heads, tokens)}."
+        )
+    if model.device.type == "cuda":
+        first, found = model.device.index or 0, torch.cuda.device_count()
+        if first + size > found:
+            raise ConfigError(
+                f"{name} is {size}, but from cuda:{first} on there are {found - first} GPUs; lower it."
+            )
+
+
+def connect(device: torch.device, store: str, rank: int, size: int) -> None:
+    """Initialise the process group; all processes must call it."""
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.FileStore(store, size),  # pyright: ignore[reportPrivateImportUsage]
+        rank=rank,
+        world_size=size,
+    )
+
+
+def join(rank: int, size: int) -> SequenceGroup:
+    """Return the processes of the group as those that share a sequence."""
+    world = dist.group.WORLD
+    return SequenceGroup(sp=size, sp_rank=rank, cp_group=world, sp_group=world, group=world)
+
+
+def _launch() -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """Start a worker, and return it with this side of the socket pair."""
+    here, there = socket.socketpair()
+    with there:
+        code = f"from worldmodel.serving.engine.generator_worker import main; main({there.fileno()})"
+        process = subprocess.Popen(  # noqa: S603 -- this interpreter, and fixed code
+            [sys.executable, "-P", "-c", code],
+            pass_fds=[there.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    return process, here
+
+
+def _device(first: torch.device, rank: int) -> str:
+    return f"cuda:{(first.index or 0) + rank}" if first.type == "cuda" else str(first)
+
+
+def _await_loaded(process: "subprocess.Popen[bytes]", connection: socket.socket, option: str) -> None:
+    try:
+        error: Any = receive(connection)
+    except (EOFError, OSError):
+        code = process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        raise ModelError(
+            f"A process of the generator {how} while it loaded the weights; if memory ran out, change "
+            f"{option}."
+        ) from None
+    if error is not None:
+        raise error
+
+
+def _close(workers: Sequence[tuple["subprocess.Popen[bytes]", socket.socket]]) -> None:
+    for process, connection in workers:
+        connection.close()
+        process.kill()
+        process.wait()
