@@ -4,9 +4,12 @@ import argparse
 import asyncio
 import time
 
+import numpy as np
 import torch
 
 from worldmodel.diffusion.sampler import Chunk
+from worldmodel.eval.speed import machine
+from worldmodel.eval.tables import aligned
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.engine.batching import Compute
@@ -29,37 +32,44 @@ def jobs(model: WorldModel, count: int, steps: int, seed: int) -> list[Job]:
     return made
 
 
-async def chunks_per_second(model: WorldModel, work: list[Job], max_batch: int, repeats: int) -> float:
-    """Denoise all jobs at once with batches of at most `max_batch`; the best of some repeats."""
+async def cost(model: WorldModel, work: list[Job], max_batch: int) -> tuple[float, float]:
+    """Denoise all jobs at once, in batches of at most `max_batch`.
+
+    Returns:
+        Seconds, and seconds of processor time, which depend less on other load, of a chunk.
+    """
     compute = Compute()
     loop = DenoisingLoop(model.generator, compute, max_batch)
-    best = float("inf")
-    for _ in range(1 + repeats):
-        began = time.perf_counter()
-        chunks = [
-            Chunk(noise, model.generator.solver(n), (known,), context) for known, context, noise, n in work
-        ]
-        await asyncio.gather(*(loop.run(chunk) for chunk in chunks))
-        best = min(best, time.perf_counter() - began)
+    chunks = [Chunk(noise, model.generator.solver(n), (known,), context) for known, context, noise, n in work]
+    began, worked = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(loop.run(chunk) for chunk in chunks))
+    taken = time.perf_counter() - began, time.process_time() - worked
     compute.close()
-    return len(work) / best
+    return taken[0] / len(work), taken[1] / len(work)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="shapes-tiny")
-    parser.add_argument("--num-samples", type=int, default=8, help="repeats, of which the best counts")
-    parser.add_argument("--num-inference-steps", type=int, default=8)
+    parser.add_argument("--num-inference-steps", type=int, default=2)
+    parser.add_argument("--num-samples", type=int, default=5, help="repeats, between which both take turns")
     parser.add_argument("--seed", type=int, default=1234)
     args = parser.parse_args()
     model = WorldModel.from_pretrained(args.model).eval()
-    print("live  one by one  together  ratio   (chunks/s)")
+    rows = [("live", "one by one, ms/chunk", "together", "ratio", "processor ms", "together", "ratio")]
     for live in (1, 4, 8, 16):
         work = jobs(model, live, args.num_inference_steps, args.seed)
-        alone = asyncio.run(chunks_per_second(model, work, 1, args.num_samples))
-        together = asyncio.run(chunks_per_second(model, work, live, args.num_samples))
-        print(f"{live:4d}  {alone:10.1f}  {together:8.1f}  {together / alone:5.2f}")
+        runs = [
+            [asyncio.run(cost(model, work, batch)) for batch in (1, live)]
+            for _ in range(1 + args.num_samples)
+        ]
+        cells = []
+        for alone, together in 1000 * np.median(runs[1:], axis=0).T:  # the first one warms up
+            cells += [f"{alone:.1f}", f"{together:.1f}", f"{alone / together:.2f}"]
+        rows.append((f"{live}", *cells))
+    print(aligned(rows))
+    print(machine())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from worldmodel.eval.speed import machine
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History, remembered
-from worldmodel.models.loading import model_folder
+from worldmodel.models.loading import base_models, model_folder
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import Engine, InProcessEngine
 
@@ -73,7 +73,8 @@ def processor_seconds(with_children: bool) -> float:
 
 async def compare(args: argparse.Namespace) -> dict[str, Way]:
     """Measure every way at every number of sessions, taking turns."""
-    folder = Path(args.backbone) if args.backbone else model_folder.resolve("shapes-tiny") / "backbone"
+    name = args.backbone or model_folder.resolve("shapes-tiny") / "backbone"
+    folder = base_models.find(name) or Path(name)
     backbone, compute = Backbone.from_pretrained(folder).eval(), Compute()
 
     async def uncached(history: History, num_queries: int) -> torch.Tensor:
@@ -117,7 +118,7 @@ def table(title: str, rows: dict[str, dict[int, list[float]]]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backbone", help="folder of a backbone; the shipped model's if not given")
+    parser.add_argument("--backbone", help="folder, or name of a base model; else that of shapes-tiny")
     parser.add_argument("--num-samples", type=int, default=3, help="repeats: median, lowest, highest")
     parser.add_argument("--num-rounds", type=int, default=12, help="rounds that each session plays")
     parser.add_argument("--history-rounds", type=int, default=3, help="rounds that a history holds at most")

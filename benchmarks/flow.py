@@ -5,8 +5,9 @@ connection; nothing else waits. The stages fetch, probe, filter and encode run i
 model is trained on the log by `worldmodel train` (objective joint, latents of the stage encode).
 
 one-pass  the flow with training beside it, and the same three phases one after the other: fetch all, then
-          probe, filter and encode all, then train. Workers, batches and steps are the same.
-passes    training for one and for three passes with stored latents, and with the codec in every step.
+          probe, filter and encode all, then train. Workers, connections, batches and steps are the same.
+passes    training for three passes beside a flow that keeps what it made, and beside one that fetches and
+          encodes every clip again in each pass, as streams without a buffer do.
 memory    memory of the flow with few clips, and with ten times as many that a slow training reads.
 """
 
@@ -14,7 +15,9 @@ import argparse
 import http.server
 import json
 import os
+import resource
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +32,10 @@ from typing import Any
 import psutil
 import yaml
 
-SEGMENT, BATCH = 32, 8
+from worldmodel.flow.log import READER
+from worldmodel.flow.storage import Storage
+
+SEGMENT, BATCH, PASSES = 32, 8, 3
 COLUMNS = {"address": "path", "text": "text", "keys": "keys"}
 
 
@@ -40,81 +46,134 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("one-pass", "passes", "memory", "serve"))
     parser.add_argument("--clips", type=int, default=256, help="clips of a pass (default: %(default)s)")
-    parser.add_argument("--latency-ms", type=float, default=200.0, help="of a request (default: %(default)s)")
     parser.add_argument(
-        "--kilobytes-s", type=float, default=40.0, help="per connection (default: %(default)s)"
+        "--rounds", type=int, default=2, help="of a clip; training reads two (default: %(default)s)"
     )
-    parser.add_argument("--connections", type=int, default=4, help="of fetch (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=2, help="of runs (default: %(default)s)")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    add_network(parser)
     parser.add_argument("--folder", help="folder of the videos, kept for the next run")
     args = parser.parse_args()
     if args.what == "serve":
         return serve(Path(args.folder), args.port, args.latency_ms / 1000, args.kilobytes_s * 1000)
-    videos = Path(args.folder or tempfile.mkdtemp(prefix="flow-videos-"))
-    if not (videos / "clips.jsonl").exists():
-        run("record", "shapes", "--out", str(videos), "--episodes", str(args.clips), "--rounds", "2")
+    videos = recorded(args)
     work = Path(tempfile.mkdtemp(prefix="flow-benchmark-"))
     with server(videos, args) as root:
         {"one-pass": one_pass, "passes": passes, "memory": memory}[args.what](work, videos, root, args)
     return None
 
 
-def one_pass(work: Path, videos: Path, root: str, args: argparse.Namespace) -> None:
-    """Compare training beside the flow with one phase after the other."""
-    steps = args.clips // BATCH
-    train = train_config(work / "train.yaml", steps)
-    flow = flow_config(work / "streamed.yaml", work / "streamed", videos, root, args)
-    began = time.monotonic()
-    with first_times(work / "streamed") as seen:
-        run("flow", "run", str(flow), "--train", str(train), "--", f"run_dir={work / 'streamed-run'}")
-    streamed = time.monotonic() - began
-    print(f"streamed: {streamed:.1f} s; first segment after {seen['segment'] - began:.1f} s")
-    print(f"first batch {seen['batch'] - seen['segment']:.2f} s after the first segment")
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the web server."""
+    parser.add_argument("--latency-ms", type=float, default=200.0, help="of a request (default: %(default)s)")
+    parser.add_argument(
+        "--kilobytes-s", type=float, default=40.0, help="per connection (default: %(default)s)"
+    )
+    parser.add_argument("--connections", type=int, default=4, help="of fetch (default: %(default)s)")
 
-    phases = []
-    for number, stages in enumerate((["fetch"], ["fetch", "probe", "filter", "encode"])):
-        config = flow_config(work / f"staged-{number}.yaml", work / "staged", videos, root, args, stages)
-        began = time.monotonic()
-        run("flow", "run", str(config))
-        phases.append(time.monotonic() - began)
+
+def recorded(args: argparse.Namespace) -> Path:
+    """Return the folder of the videos; record them unless it has some."""
+    videos = Path(args.folder or tempfile.mkdtemp(prefix="flow-videos-"))
+    if not (videos / "clips.jsonl").exists():
+        length = ("--episodes", str(args.clips), "--rounds", str(args.rounds))
+        run("record", "shapes", "--out", str(videos), *length)
+    if (count := len((videos / "clips.jsonl").read_text().splitlines())) != args.clips:
+        sys.exit(f"{videos} has {count} clips, not {args.clips}; use --clips {count} or another --folder.")
+    return videos
+
+
+def one_pass(work: Path, videos: Path, root: str, args: argparse.Namespace) -> None:
+    """Compare training beside the flow with one phase after the other, in pairs whose order alternates."""
+    train = train_config(work / "train.yaml", args.clips // BATCH)
+    ratios = []
+    for number in range(args.pairs):
+        folder = work / f"pair-{number}"
+        folder.mkdir()
+        arms = [
+            partial(streamed, folder, videos, root, args, train),
+            partial(staged, folder, videos, root, args, train),
+        ]
+        seconds = {arm.func: arm() for arm in (arms if number % 2 == 0 else arms[::-1])}
+        ratios.append(seconds[staged] / seconds[streamed])
+        print(f"{ratios[-1]:.2f} times as fast", flush=True)
+    print(f"median of {len(ratios)} pairs: {statistics.median(ratios):.2f} times as fast")
+
+
+def streamed(folder: Path, videos: Path, root: str, args: argparse.Namespace, train: Path) -> float:
+    """Run the flow with training beside it; return its seconds."""
+    flow = flow_config(folder / "streamed.yaml", folder / "streamed", videos, root, args)
     began = time.monotonic()
-    log = f"data.sources.web.path={work / 'staged' / 'log'}"
-    run("train", str(train), f"run_dir={work / 'staged-run'}", log)
-    phases.append(time.monotonic() - began)
-    named = zip(("fetch", "encode", "train"), phases, strict=True)
-    each = " + ".join(f"{name} {phase:.1f}" for name, phase in named)
-    print(f"one after the other: {sum(phases):.1f} s = {each}")
-    bound = sum(phases) / max(phases)
-    print(f"{sum(phases) / streamed:.2f} times as fast; at most {bound:.2f} with this balance")
+    with first_times(folder / "streamed") as seen:
+        used = run(
+            "flow", "run", str(flow), "--train", str(train), "--", f"run_dir={folder / 'streamed-run'}"
+        )
+    took = time.monotonic() - began
+    print(
+        f"streamed: {took:.1f} s ({used:.1f} s of CPU); first segment after {seen['segment'] - began:.1f} s"
+    )
+    print(f"first batch {seen['batch'] - seen['segment']:.2f} s after the first segment")
+    return took
+
+
+def staged(folder: Path, videos: Path, root: str, args: argparse.Namespace, train: Path) -> float:
+    """Run one phase after the other; return their seconds."""
+    configs = [
+        flow_config(folder / f"staged-{len(stages)}.yaml", folder / "staged", videos, root, args, stages)
+        for stages in (["fetch"], ["fetch", "probe", "filter", "encode"])
+    ]
+    log = f"data.sources.web.path={folder / 'staged' / 'log'}"
+    phases = {
+        "fetch": ("flow", "run", str(configs[0])),
+        "encode": ("flow", "run", str(configs[1])),
+        "train": ("train", str(train), f"run_dir={folder / 'staged-run'}", log),
+    }
+    times = {}
+    for name, command in phases.items():
+        began = time.monotonic()
+        used = run(*command)
+        times[name] = (time.monotonic() - began, used)
+    walls = [wall for wall, _ in times.values()]
+    each = " + ".join(f"{name} {wall:.1f} ({used:.1f} of CPU)" for name, (wall, used) in times.items())
+    print(
+        f"one after the other: {sum(walls):.1f} s = {each}; this balance allows {sum(walls) / max(walls):.2f}"
+    )
+    return sum(walls)
 
 
 def passes(work: Path, videos: Path, root: str, args: argparse.Namespace) -> None:
-    """Compare training on stored latents with encoding in every step."""
-    kinds = {"stored latents": ["latents", "text"], "codec in every step": ["video", "text"]}
-    for name, pack in kinds.items():
-        config = flow_config(work / f"{pack[0]}.yaml", work / "flow", videos, root, args, pack=pack)
-        began = time.monotonic()
-        run("flow", "run", str(config))
-        times = [time.monotonic() - began]
-        log = json.loads((work / "flow" / "log" / "log.json").read_text())["key"]
-        for count in (1, 3):
-            train = train_config(work / f"train-{count}.yaml", count * args.clips // BATCH)
+    """Compare three passes over stored results with fetching and encoding in every pass, in turns."""
+    train = train_config(work / "train.yaml", PASSES * args.clips // BATCH)
+    ratios = []
+    for number in range(args.pairs):
+        seconds = {}
+        for copies in (1, PASSES) if number % 2 == 0 else (PASSES, 1):
+            folder = work / f"pair-{number}-{copies}"
+            folder.mkdir()
+            table = copied(videos, folder / "clips.jsonl", copies)
+            flow = flow_config(folder / "flow.yaml", folder / "flow", videos, root, args, table=table)
             began = time.monotonic()
-            path = f"data.sources.web.path={work / 'flow' / 'log' / log}"
-            run("train", str(train), f"run_dir={work / f'{pack[0]}-{count}'}", path)
-            times.append(time.monotonic() - began)
-        print(f"{name}: flow {times[0]:.1f} s, training 1 pass {times[1]:.1f} s, 3 passes {times[2]:.1f} s")
+            used = run("flow", "run", str(flow), "--train", str(train), "--", f"run_dir={folder / 'run'}")
+            seconds[copies] = time.monotonic() - began
+            kind = "stored once" if copies == 1 else "encoded in every pass"
+            print(f"{kind}: {PASSES} passes {seconds[copies]:.1f} s ({used:.1f} s of CPU)", flush=True)
+        ratios.append(seconds[PASSES] / seconds[1])
+    print(f"median of {len(ratios)} pairs: {statistics.median(ratios):.2f} times as fast")
+
+
+def copied(videos: Path, table: Path, copies: int) -> Path:
+    """Write a table that names every video several times, under an address of its own, and return it."""
+    rows = [json.loads(row) for row in (videos / "clips.jsonl").read_text().splitlines()]
+    with table.open("w") as file:
+        for copy in range(copies):
+            file.writelines(json.dumps({**row, "path": f"{row['path']}?{copy}"}) + "\n" for row in rows)
+    return table
 
 
 def memory(work: Path, videos: Path, root: str, args: argparse.Namespace) -> None:
     """Compare the memory of a short flow with that of a long one whose reader is slow."""
     for times in (1, 10):
-        table = work / f"clips-{times}.jsonl"
-        rows = (videos / "clips.jsonl").read_text().splitlines()
-        with table.open("w") as file:
-            for copy in range(times):
-                for row in map(json.loads, rows):
-                    file.write(json.dumps({**row, "path": f"{row['path']}?{copy}"}) + "\n")
+        table = copied(videos, work / f"clips-{times}.jsonl", times)
         config = flow_config(
             work / f"memory-{times}.yaml", work / f"memory-{times}", videos, root, args,
             ["fetch", "probe", "filter"], table=table, max_lead=2 if times > 1 else 0, max_in_flight=128,
@@ -128,9 +187,9 @@ def memory(work: Path, videos: Path, root: str, args: argparse.Namespace) -> Non
                 each = [shown, *shown.children(recursive=True)]
                 most = max(most, sum(child.memory_full_info().uss for child in each))
             for layout in log.glob("*/layout.json"):  # a reader that begins a segment every second
-                (layout.parent / "reader.txt").write_text(str(int((time.monotonic() - began) / 1.0)))
+                Storage(str(layout.parent)).write(READER, str(int(time.monotonic() - began)).encode())
             time.sleep(0.25)
-        print(f"{times * len(rows)} clips: {time.monotonic() - began:.0f} s, {most / 2**20:.0f} MiB at most")
+        print(f"{times * args.clips} clips: {time.monotonic() - began:.0f} s, {most / 2**20:.0f} MiB at most")
 
 
 def flow_config(
@@ -140,7 +199,6 @@ def flow_config(
     root: str,
     args: argparse.Namespace,
     stages: list[str] | None = None,
-    pack: list[str] | None = None,
     table: Path | None = None,
     **settings: Any,
 ) -> Path:
@@ -158,7 +216,7 @@ def flow_config(
         "folder": str(folder),
         "sources": {"web": source},
         "stages": {name: known[name] for name in stages or known},
-        "pack": pack or ["latents", "text"],
+        "pack": ["latents", "text"],
         "segment_size": SEGMENT,
         "max_in_flight": 256,
         **settings,
@@ -215,13 +273,16 @@ def first_times(flow: Path) -> Iterator[dict[str, float]]:
     ended.set()
 
 
-def run(*arguments: str) -> None:
-    """Run a command of `worldmodel` and stop if it fails."""
+def run(*arguments: str) -> float:
+    """Run a command of `worldmodel` and stop if it fails; return its processor time in seconds."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-m", "worldmodel", *arguments]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         sys.exit(f"{' '.join(arguments)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @contextmanager

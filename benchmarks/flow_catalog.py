@@ -29,9 +29,9 @@ from pathlib import Path
 from sqlalchemy import Connection, insert, text
 
 from worldmodel.config.flow import FlowConfig, FlowStageConfig
+from worldmodel.database import connect, transaction
 from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import Chain
-from worldmodel.flow.database import connect, transaction
 from worldmodel.flow.migrations import migrate
 from worldmodel.flow.records import BEGINNING, Result
 from worldmodel.flow.schema import listing, tally

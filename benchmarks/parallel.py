@@ -2,8 +2,13 @@
 
     exactness   attention on 2 and 4 gloo processes against one, and the bytes sent against the formulas
     balance     the busiest rank against the mean when a packed sequence is cut for context parallelism
+    overlap     seconds of attention on 2 gloo processes whose heads are exchanged together or in groups
 
-Only `exactness` runs attention; `balance` counts visible pairs.
+`balance` counts visible pairs; the others run attention. `overlap` needs a slow link to show a difference:
+
+    unshare -rn sh -c "ip link set lo up &&
+        tc qdisc add dev lo root tbf rate 400mbit burst 256kb latency 1s &&
+        GLOO_SOCKET_IFNAME=lo python benchmarks/parallel.py --tables overlap"
 """
 
 import argparse
@@ -11,7 +16,9 @@ import json
 import math
 import os
 import random
+import statistics
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -85,32 +92,67 @@ def formula(layout: Layout, dtype: torch.dtype) -> int:
     return exchanged * dtype.itemsize + gathered * (dtype.itemsize + precise)
 
 
-def work(file: str) -> None:
-    """Runs in each of four processes."""
-    dist.init_process_group("gloo")
-    found = {
+def exactness_worker(args: argparse.Namespace) -> dict:
+    """Measure every mode; runs in each process."""
+    return {
         f"{mode} {shared} {str(dtype).removeprefix('torch.')}": measure(mode, shared, dtype)
         for dtype in (torch.float64, torch.float32)
         for mode, shared in (("ulysses", 2), ("kv-gather", 2), ("ulysses", 4), ("kv-gather", 4), ("both", 4))
     }
-    if dist.get_rank() == 0:
-        Path(file).write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def exactness(args: argparse.Namespace) -> None:
     """Start the processes and print what the first measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = f"{folder}/found.json"
-        torchrun(["--standalone", "--nproc-per-node", "4", __file__, "--worker", file])
-        rows = json.loads(Path(file).read_text(encoding="utf-8"))
+    rows = of_processes(4, "exactness", args)
     print(f"{HEADS[0]} heads on {HEADS[1]}, width {WIDTH}, {LENGTH} packed tokens; error / largest value")
     print("mode       P  dtype         out       dq       dk       dv   bytes sent   formula")
     for name, row in rows.items():
         mode, shared, dtype = name.split()
         errors = " ".join(f"{error:8.1e}" for error in row["errors"])
         print(f"{mode:9}  {shared}  {dtype:8} {errors}  {row['sent']:11,d}  {row['formula']:8,d}")
+
+
+# ---- overlap -------------------------------------------------------------------------------------------
+
+OVERLAP = (8, 2048, 64)
+"""Heads, tokens and width of a head."""
+
+
+def seconds(groups: int, layout: Layout) -> float:
+    """Return the time of a forward and backward pass of attention, after one that is not counted."""
+    ulysses.MAX_GROUPS, ulysses.MIN_GROUP_BYTES = groups, 1
+    heads, length, width = OVERLAP
+    parts = [layout.take(torch.randn(1, heads, length, width), 2).requires_grad_() for _ in range(3)]
+    began = 0.0
+    for _ in range(2):
+        dist.barrier()
+        began = time.perf_counter()
+        attend(*parts, layout).sum().backward()
+        dist.barrier()
+    return time.perf_counter() - began
+
+
+def overlap_worker(args: argparse.Namespace) -> dict:
+    """Time numbers of groups in turns, since other processes come and go; runs in each process."""
+    torch.set_num_threads(1)
+    sequence = Mesh.build(MeshConfig(sp=2), torch.device("cpu")).sequence
+    layout = Layout.unmasked(OVERLAP[1]).shard(sequence)
+    found: dict[int, list[float]] = {groups: [] for groups in (1, 2, 4)}
+    for _ in range(args.num_samples):
+        for groups, times in found.items():
+            times.append(seconds(groups, layout))
+    return found
+
+
+def overlap(args: argparse.Namespace) -> None:
+    """Start the processes and print the times."""
+    found = of_processes(2, "overlap", args)
+    heads, length, width = OVERLAP
+    sent = 8 * heads * length * width  # bytes: a quarter of q, k, v, the result and their gradients in fp32
+    print(f"{heads} heads of width {width}, {length} tokens, 2 processes, each sends {sent / 1e6:.1f} MB")
+    print("groups   seconds of a forward and backward pass: median (least to most)")
+    for groups, times in found.items():
+        print(f"{groups:>6}   {statistics.median(times):.3f} ({min(times):.3f} to {max(times):.3f})")
 
 
 # ---- balance -------------------------------------------------------------------------------------------
@@ -146,7 +188,27 @@ def balance(args: argparse.Namespace) -> None:
         print(f"{length:7,d}  {ranks:2d} " + " ".join(f"{cell:>15}" for cell in cells))
 
 
-TABLES = {"exactness": exactness, "balance": balance}
+TABLES = {"exactness": exactness, "balance": balance, "overlap": overlap}
+WORKERS = {"exactness": exactness_worker, "overlap": overlap_worker}
+
+
+def of_processes(count: int, table: str, args: argparse.Namespace) -> dict:
+    """Return what the first of `count` processes measured for a table."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/found.json"
+        options = ["--standalone", "--nproc-per-node", str(count), __file__, "--worker", file]
+        torchrun([*options, "--tables", table, "--num-samples", str(args.num_samples)])
+        return json.loads(Path(file).read_text(encoding="utf-8"))
+
+
+def work(args: argparse.Namespace) -> None:
+    """Runs in each process."""
+    dist.init_process_group("gloo")
+    found = WORKERS[args.tables[0]](args)
+    if dist.get_rank() == 0:
+        Path(args.worker).write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def main() -> None:
@@ -160,7 +222,7 @@ def main() -> None:
     parser.add_argument("--worker", metavar="FILE", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker and "RANK" in os.environ:
-        work(args.worker)
+        work(args)
         return
     for name in args.tables:
         print(f"\n== {name}")

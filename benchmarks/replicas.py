@@ -1,7 +1,8 @@
-"""Two replicas with one thread each against one server with two: rounds per second of live worlds over HTTP.
+"""Two replicas with one thread each against one server with two: rounds per second over HTTP, and failover.
 
 Every world is a closed loop: its next round is asked for when the last one has arrived. Both variants store
-worlds in a SQLite database after every round; the baseline also runs without a database.
+worlds in a SQLite database after every round; the baseline also runs without a database. The variants take
+turns. Failover is the time from SIGKILL of one replica to a round of one of its worlds on the other.
 """
 
 import argparse
@@ -18,25 +19,30 @@ from pathlib import Path
 
 import numpy as np
 
+from worldmodel.eval.speed import machine
+from worldmodel.eval.tables import aligned
 from worldmodel.serving.client import AsyncClient
 
 ACTION = "the white diamond jumps"
 
+Replica = tuple[str, "subprocess.Popen[str]"]
+"""Address and process of a server."""
 
-def start(model: str, folder: Path, threads: int, stored: bool, stack: ExitStack) -> str:
-    """Start a server on a free port; returns its address."""
+
+def start(model: str, folder: Path, threads: int, stored: bool, stack: ExitStack) -> Replica:
+    """Start a server on a free port."""
     command = [sys.executable, "-P", "-m", "worldmodel", "serve", model, "--port", "0"]
     command += ["--engine", "in-process", "--data-dir", str(folder), "--requests-per-minute", "1000000"]
     command += ["--database", f"sqlite:///{folder / 'worlds.db'}"] if stored else []
     environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
     stack.callback(server.wait, 90)
-    stack.callback(server.terminate)
+    stack.callback(server.terminate)  # does nothing if it has ended
     assert server.stdout is not None
     found = re.search(r"http://[\d.]+:\d+", server.stdout.readline())
     if found is None:
         raise SystemExit("The server did not start.")
-    return found.group()
+    return found.group(), server
 
 
 async def play(urls: list[str], live: int, seconds: float) -> list[float]:
@@ -62,6 +68,47 @@ async def play(urls: list[str], live: int, seconds: float) -> list[float]:
     return taken
 
 
+async def fail_over(model: str, stack: ExitStack) -> float:
+    """Kill the replica that plays a world; returns the seconds until its next round on the other one."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    (first, killed), (second, _) = (start(model, folder, 1, True, stack) for _ in range(2))
+    async with AsyncClient(first) as one, AsyncClient(second) as two:
+        with as_file(files("worldmodel.demo") / "first_frame.png") as image:
+            world = await one.worlds.create(image)
+        await world.step(ACTION)
+        killed.kill()
+        began = time.perf_counter()
+        await (await two.worlds.open(world.id)).step(ACTION)
+        return time.perf_counter() - began
+
+
+def measure_rounds(args: argparse.Namespace) -> None:
+    """Print the table of rounds: medians of repeats, between which the variants take turns."""
+    variants = {
+        "1 server, 2 threads, no database": (1, 2, False),
+        "1 server, 2 threads": (1, 2, True),
+        "2 replicas, 1 thread each": (2, 1, True),
+    }
+    runs: dict[tuple[str, int], list[list[float]]] = {}
+    with ExitStack() as stack:
+        urls: dict[str, list[str]] = {}
+        for name, (count, threads, stored) in variants.items():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            urls[name] = [start(args.model, folder, threads, stored, stack)[0] for _ in range(count)]
+        for _ in range(args.repeats):
+            for live in args.worlds:
+                for name in variants:
+                    run = asyncio.run(play(urls[name], live, args.seconds))
+                    runs.setdefault((name, live), []).append(run)
+    rows = [("variant", "live worlds", "rounds/s, median (min to max)", "p50, s", "p95, s")]
+    for (name, live), repeats in runs.items():
+        rates = np.array([len(run) for run in repeats]) / args.seconds
+        half, most = np.percentile(np.concatenate(repeats), [50, 95])
+        spread = f"{np.median(rates):.1f} ({rates.min():.1f} to {rates.max():.1f})"
+        rows.append((name, f"{live}", spread, f"{half:.3f}", f"{most:.3f}"))
+    print(aligned(rows), flush=True)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -69,24 +116,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20, help="length of each measurement")
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 8], help="live worlds")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=5, help="replicas that are killed to measure failover")
     args = parser.parse_args()
-    variants = {
-        "1 server, 2 threads, no database": (1, 2, False),
-        "1 server, 2 threads": (1, 2, True),
-        "2 replicas, 1 thread each": (2, 1, True),
-    }
-    print("| variant | live worlds | rounds/s, median (min to max) | p50 s | p95 s |")
-    print("|---|---:|---:|---:|---:|")
-    for name, (count, threads, stored) in variants.items():
+    if args.repeats:
+        measure_rounds(args)
+    waits = []
+    for _ in range(args.kills):
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            urls = [start(args.model, folder, threads, stored, stack) for _ in range(count)]
-            for live in args.worlds:
-                runs = [asyncio.run(play(urls, live, args.seconds)) for _ in range(args.repeats)]
-                rates = np.array([len(run) for run in runs]) / args.seconds
-                half, most = np.percentile(np.concatenate(runs), [50, 95])
-                spread = f"{np.median(rates):.1f} ({rates.min():.1f} to {rates.max():.1f})"
-                print(f"| {name} | {live} | {spread} | {half:.3f} | {most:.3f} |", flush=True)
+            waits.append(asyncio.run(fail_over(args.model, stack)))
+    if waits:
+        print(f"failover: {np.median(waits):.1f} s (median), {max(waits):.1f} s at most, {len(waits)} kills")
+    print(machine())
 
 
 if __name__ == "__main__":

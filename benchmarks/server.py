@@ -2,8 +2,12 @@
 
 rounds      rounds per second of 1, 4 and 16 worlds that are steered without a pause, against one in process
 live        seconds from an action to its first frame on WebSockets of pace `asap`, 1 and 8 sessions
-overload    ten times as many videos as it can generate; memory. `--seconds` makes it a soak
-kills       SIGKILL at random moments while videos are ordered: which of the accepted ones are lost
+overload    ten times as many videos as it can generate, for `--minutes`
+soak        clients that steer, ask, fork and order videos without a pause, for `--minutes`
+kills       SIGKILL at random moments under load: which accepted videos and stored worlds are lost
+
+With several interpreters as `--python`, `rounds` and `live` compare the versions in their environments, whose
+servers take turns.
 """
 
 import argparse
@@ -11,44 +15,55 @@ import asyncio
 import json
 import random
 import re
-import signal
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import as_file, files
-from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 from tqdm import tqdm
 from websockets.asyncio.client import connect
 
+from worldmodel.eval.speed import machine
 from worldmodel.eval.tables import aligned
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout import Session
 from worldmodel.serving.client import AsyncClient
+from worldmodel.serving.client.aio import AsyncRemoteWorld
 
 ACTION = "the white diamond jumps"
 VIDEO = {"prompt": "night background, a small red ball at the left", "actions": ["the red ball jumps"]}
+LIMITS = {"max-jobs-per-key": 1000, "requests-per-minute": 1_000_000}
+PARTS = 10
+"""Parts of a long run that are compared."""
 
 
 class Server:
     """A process of `worldmodel serve` on one data folder, which can be started again at the same address."""
 
-    def __init__(self, model: str, folder: str) -> None:
-        self.model, self.folder, self.port = model, folder, "0"
+    def __init__(self, model: str, folder: str, python: str = sys.executable, *options: str) -> None:
+        self.port = "0"
+        self._command = [python, "-P", "-m", "worldmodel", "serve", model, "--engine", "in-process"]
+        self._command += ["--data-dir", folder, *options]
+        self._command += [part for name, value in LIMITS.items() for part in (f"--{name}", str(value))]
         self.start()
 
     def start(self) -> None:
         """Start the process and wait until it answers."""
-        command = [sys.executable, "-P", "-m", "worldmodel", "serve", self.model, "--port", self.port]
-        command += ["--data-dir", self.folder, "--engine", "in-process", "--max-jobs-per-key", "1000"]
-        command += ["--requests-per-minute", "1000000"]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            [*self._command, "--port", self.port],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -59,8 +74,12 @@ class Server:
 
     def resident_mib(self) -> float:
         """Return the resident set of the process."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
-        return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024
+        return psutil.Process(self.process.pid).memory_info().rss / 2**20
+
+    def processor_s(self) -> float:
+        """Return the processor time that the process has taken, which other load disturbs least."""
+        times = psutil.Process(self.process.pid).cpu_times()
+        return times.user + times.system
 
     def mean_batch(self) -> float:
         """Return the mean number of chunks per denoising step since the server started."""
@@ -69,10 +88,11 @@ class Server:
 
 
 @contextmanager
-def serving(model: str) -> Iterator[Server]:
-    """Start a server in a folder of its own, and stop it."""
+def serving(model: str, python: str = sys.executable, *, stored: bool = False) -> Iterator[Server]:
+    """Start a server in a folder of its own, with a database if worlds are stored, and stop it."""
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(model, folder)
+        options = ("--database", f"sqlite:///{folder}/worlds.db") if stored else ()
+        server = Server(model, folder, python, *options)
         try:
             yield server
             assert server.process.poll() is None, "the server is gone"
@@ -84,58 +104,70 @@ def serving(model: str) -> Iterator[Server]:
 # ---- rounds ----------------------------------------------------------------------------------------------
 
 
-async def steer(url: str, live: int, rounds: int) -> tuple[list[float], float]:
-    """Play rounds in so many worlds at once; returns the seconds of each, and the rounds per second."""
-    async with AsyncClient(url) as client:
+async def steer(server: Server, live: int, rounds: int) -> tuple[list[float], float, float]:
+    """Play rounds in so many worlds at once.
+
+    Returns:
+        The seconds of each round, rounds per second, and milliseconds of processor time per round.
+    """
+    async with AsyncClient(server.url) as client:
         with as_file(files("worldmodel.demo") / "first_frame.png") as image:
             worlds = [await client.worlds.create(image, seed=seed) for seed in range(live)]
-        for world in worlds:
-            await world.step(ACTION)
+        await asyncio.gather(*(world.step(ACTION) for world in worlds))
 
-        async def play(world: object) -> list[float]:
+        async def play(world: AsyncRemoteWorld) -> list[float]:
             seconds = []
             for _ in range(rounds):
                 began = time.perf_counter()
-                await world.step(ACTION)  # type: ignore[attr-defined]
+                await world.step(ACTION)
                 seconds.append(time.perf_counter() - began)
             return seconds
 
-        began = time.perf_counter()
+        worked, began = server.processor_s(), time.perf_counter()
         played = await asyncio.gather(*(play(world) for world in worlds))
-        rate = live * rounds / (time.perf_counter() - began)
+        taken, worked = time.perf_counter() - began, server.processor_s() - worked
         for world in worlds:
             await world.close()
-    return [second for seconds in played for second in seconds], rate
+    total = live * rounds
+    return [second for seconds in played for second in seconds], total / taken, 1000 * worked / total
 
 
-def in_process(model: str, rounds: int) -> tuple[list[float], float]:
-    """Play rounds of one world with the library."""
-    session = WorldModel.from_pretrained(model).session()
+def play_in_process(session: Session, rounds: int) -> tuple[list[float], float, float]:
+    """Play rounds of one world with the library; returns what `steer` does."""
     with as_file(files("worldmodel.demo") / "first_frame.png") as image:
         session.reset(image)
     session.step(ACTION)
-    seconds = []
+    seconds, worked = [], time.process_time()
     for _ in range(rounds):
         began = time.perf_counter()
         session.step(ACTION)
         seconds.append(time.perf_counter() - began)
-    return seconds, rounds / sum(seconds)
+    return seconds, rounds / sum(seconds), 1000 * (time.process_time() - worked) / rounds
 
 
 def measure_rounds(args: argparse.Namespace) -> None:
-    """Print the table of rounds."""
-    seconds, one = in_process(args.model, args.num_samples)
-    half, most = np.percentile(seconds, [50, 95])
-    rows = [("worlds", "rounds/s", "p50, s", "p95, s", "mean batch", "against one in process")]
-    rows.append(("1, in process", f"{one:.1f}", f"{half:.3f}", f"{most:.3f}", "1.0", "1.00x"))
-    for live in (1, 4, 16):
-        with serving(args.model) as server:
-            seconds, rate = asyncio.run(steer(server.url, live, args.num_samples))
-            half, most = np.percentile(seconds, [50, 95])
-            batch = f"{server.mean_batch():.1f}"
-        rows.append(
-            (f"{live}, HTTP", f"{rate:.1f}", f"{half:.3f}", f"{most:.3f}", batch, f"{rate / one:.2f}x")
-        )
+    """Print the table of rounds: medians of repeats, with the lowest and highest rate."""
+    session = WorldModel.from_pretrained(args.model).session()
+    runs: dict[str, list[tuple[list[float], float, float, float]]] = {}
+    for _ in tqdm(range(args.repeats), desc="repeats"):
+        runs.setdefault("1, in process", []).append((*play_in_process(session, args.num_samples), 1.0))
+        for live in args.live or (1, 4, 16):
+            for python in args.python:
+                with serving(args.model, python) as server:
+                    measured = asyncio.run(steer(server, live, args.num_samples))
+                    name = f"{live}, HTTP" + (f", {python}" if len(args.python) > 1 else "")
+                    runs.setdefault(name, []).append((*measured, server.mean_batch()))
+    rows = [("worlds", "rounds/s", "p50, s", "p95, s", "processor ms/round", "mean batch", "against 1")]
+    one = statistics.median(rate for _, rate, _, _ in runs["1, in process"])
+    for name, repeats in runs.items():
+        half, most = np.percentile(np.concatenate([seconds for seconds, *_ in repeats]), [50, 95])
+        rates = [rate for _, rate, _, _ in repeats]
+        worked = statistics.median(worked for _, _, worked, _ in repeats)
+        batch = statistics.median(batch for *_, batch in repeats)
+        rate = statistics.median(rates)
+        spread = f"{rate:.1f} ({min(rates):.1f} to {max(rates):.1f})"
+        cells = (f"{half:.3f}", f"{most:.3f}", f"{worked:.0f}", f"{batch:.1f}", f"{rate / one:.2f}x")
+        rows.append((name, spread, *cells))
     print(aligned(rows))
 
 
@@ -168,57 +200,163 @@ async def act_live(url: str, rounds: int) -> list[float]:
 
 
 def measure_live(args: argparse.Namespace) -> None:
-    """Print the latency of live sessions."""
-    with serving(args.model) as server:
-        for live in (1, 8):
+    """Print the latency of live sessions, and the processor time of an action."""
+    latencies: dict[tuple[int, str], list[float]] = {}
+    worked: dict[tuple[int, str], list[float]] = {}
 
-            async def play(live: int = live) -> list[list[float]]:
-                return await asyncio.gather(*(act_live(server.url, args.num_samples) for _ in range(live)))
+    async def play(url: str, live: int) -> list[list[float]]:
+        return await asyncio.gather(*(act_live(url, args.num_samples) for _ in range(live)))
 
-            seconds = np.concatenate(asyncio.run(play()))
-            half, most = 1000 * np.percentile(seconds, [50, 95])
-            print(f"{live} live: first frame after p50 {half:.0f} ms, p95 {most:.0f} ms, n = {len(seconds)}")
+    for _ in range(args.repeats):
+        for python in args.python:
+            with serving(args.model, python) as server:
+                asyncio.run(play(server.url, 1))  # warms up
+                for live in args.live or (1, 8):
+                    began = server.processor_s()
+                    seconds = np.concatenate(asyncio.run(play(server.url, live)))
+                    latencies.setdefault((live, python), []).extend(seconds)
+                    cost = 1000 * (server.processor_s() - began) / len(seconds)
+                    worked.setdefault((live, python), []).append(cost)
+    rows = [("live sessions", "p50, ms", "p95, ms", "processor ms/action", "actions")]
+    for (live, python), seconds in latencies.items():
+        half, most = 1000 * np.percentile(seconds, [50, 95])
+        name = f"{live}" + (f", {python}" if len(args.python) > 1 else "")
+        cost = statistics.median(worked[live, python])
+        rows.append((name, f"{half:.0f}", f"{most:.0f}", f"{cost:.0f}", f"{len(seconds)}"))
+    print(aligned(rows))
 
 
-# ---- overload --------------------------------------------------------------------------------------------
+# ---- overload and soak -----------------------------------------------------------------------------------
 
 
-async def make_videos(url: str, rate: float, duration_s: float) -> tuple[Counter[str], float]:
-    """Ask for videos at a fixed rate whatever the answers; returns the outcomes and the videos per second."""
-    outcomes: Counter[str] = Counter()
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=200)) as http:
+class Record:
+    """What happened in a long run: outcomes of requests, and memory and throughput of its parts."""
 
-        async def one() -> None:
-            answer = await http.post("/v1/videos", json=VIDEO)
-            if answer.status_code != 200:
-                outcomes["rejected" if answer.status_code == 429 else f"http {answer.status_code}"] += 1
-                return
-            video = answer.json()
-            while video["status"] in ("queued", "in_progress"):
-                await asyncio.sleep(0.5)
-                video = (await http.get(f"/v1/videos/{video['id']}")).json()
-            outcomes[video["status"]] += 1
+    def __init__(self, server: Server, duration_s: float) -> None:
+        self.server, self.duration_s, self.began = server, duration_s, time.perf_counter()
+        self.outcomes: Counter[str] = Counter()
+        self.finished = [0] * PARTS
+        self.resident: list[float] = []
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end of the run."""
+        return self.began + self.duration_s - time.perf_counter()
+
+    def status(self, code: int) -> None:
+        """Count a response by its status."""
+        self.outcomes[f"{code // 100}xx" if code != 429 else "429"] += 1
+
+    def finish(self) -> None:
+        """Count a finished piece of work."""
+        if self.left_s > 0:
+            self.finished[int(PARTS * (1 - self.left_s / self.duration_s))] += 1
+
+    async def watch(self) -> None:
+        """Measure the memory of the server after each part."""
+        for part in range(PARTS + 1):
+            await asyncio.sleep(max(0.0, self.began + part * self.duration_s / PARTS - time.perf_counter()))
+            self.resident.append(self.server.resident_mib())
+
+    def __str__(self) -> str:
+        part_s = self.duration_s / PARTS
+        first, last = self.finished[1] / part_s, self.finished[-1] / part_s
+        settled, end = self.resident[1], self.resident[-1]
+        return (
+            f"{self.duration_s / 60:.1f} min: {dict(self.outcomes)}\n"
+            f"finished a second: {first:.2f} in the second tenth, {last:.2f} in the last "
+            f"({last / first:.2f} of it)\n"
+            f"resident, MiB, by tenths: {', '.join(f'{each:.0f}' for each in self.resident)} "
+            f"({100 * (end / settled - 1):+.1f} % since the first)"
+        )
+
+
+async def order_video(http: httpx.AsyncClient, record: Record) -> None:
+    """Order a video and wait for its end, as a client that is told to come back would."""
+    answer = await http.post("/v1/videos", json=VIDEO)
+    record.status(answer.status_code)
+    if answer.status_code != 200:
+        return
+    video = answer.json()
+    while video["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0.5)
+        video = (await http.get(f"/v1/videos/{video['id']}")).json()
+    record.outcomes[f"videos {video['status']}"] += 1
+    if video["status"] == "completed":
+        record.finish()
+        await http.delete(f"/v1/videos/{video['id']}")  # a key may keep 1,000
+
+
+async def overload(server: Server, rate: float, duration_s: float) -> Record:
+    """Order videos at a fixed rate, whatever the answers."""
+    record = Record(server, duration_s)
+    limits = httpx.Limits(max_connections=200)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
+        watching, tasks = asyncio.create_task(record.watch()), []
+        for index in range(int(rate * duration_s)):
+            await asyncio.sleep(max(0.0, record.began + index / rate - time.perf_counter()))
+            tasks.append(asyncio.create_task(order_video(http, record)))
+        await asyncio.gather(watching, *tasks)
+    return record
+
+
+async def capacity(server: Server, videos: int = 12) -> float:
+    """Return the videos per second of four clients that order one after the other."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+        record = Record(server, 600)
+        await order_video(http, record)  # warms up
+
+        async def client() -> None:
+            for _ in range(videos // 4):
+                await order_video(http, record)
 
         began = time.perf_counter()
-        tasks = []
-        for index in range(int(rate * duration_s)):
-            await asyncio.sleep(max(0.0, began + index / rate - time.perf_counter()))
-            tasks.append(asyncio.create_task(one()))
-        await asyncio.gather(*tasks)
-    assert sum(outcomes.values()) == len(tasks), "a request was lost"
-    return outcomes, outcomes["completed"] / (time.perf_counter() - began)
+        await asyncio.gather(*(client() for _ in range(4)))
+        return videos / (time.perf_counter() - began)
 
 
 def measure_overload(args: argparse.Namespace) -> None:
     """Print what becomes of ten times the videos that the server can generate."""
     with serving(args.model) as server:
-        _, capacity = asyncio.run(make_videos(server.url, 3.0, 10))
-        print(f"videos at 3 a second: {capacity:.2f} completed a second")
-        before = server.resident_mib()
-        outcomes, kept = asyncio.run(make_videos(server.url, 10 * capacity, args.seconds))
-        print(f"videos at {10 * capacity:.1f} a second for {args.seconds:.0f} s: {dict(outcomes)}")
-        print(f"completed a second: {kept:.2f}, {kept / capacity:.2f} of before")
-        print(f"resident: {before:.0f} MiB before, {server.resident_mib():.0f} MiB after")
+        rate = asyncio.run(capacity(server))
+        print(f"capacity: {rate:.2f} videos a second; ordered: {10 * rate:.1f} a second", flush=True)
+        print(asyncio.run(overload(server, 10 * rate, 60 * args.minutes)))
+
+
+async def soak(server: Server, clients: int, duration_s: float) -> Record:
+    """Let clients use all kinds of requests in a closed loop; a finished round counts as a piece of work."""
+    record = Record(server, duration_s)
+
+    async def counted(response: httpx.Response) -> None:
+        record.status(response.status_code)
+
+    async def one(seed: int) -> None:
+        async with httpx.AsyncClient(
+            base_url=server.url, timeout=120, event_hooks={"response": [counted]}
+        ) as http:
+            while record.left_s > 0:
+                body = {"text": VIDEO["prompt"], "seed": seed}
+                started = (await http.post("/v1/worlds", json=body)).json()
+                world = started["id"]
+                for step_id in range(started["round"] + 1, started["round"] + 5):
+                    step = {"step_id": step_id, "action": {"text": ACTION}}
+                    await http.post(f"/v1/worlds/{world}/step", json=step)
+                    record.finish()
+                await http.post(f"/v1/worlds/{world}/describe", json={})
+                fork = (await http.post(f"/v1/worlds/{world}/fork")).json()["id"]
+                await asyncio.gather(*(http.delete(f"/v1/worlds/{each}") for each in (world, fork)))
+                if seed == 0:
+                    await order_video(http, record)
+                    await act_live(server.url, 2)
+
+    await asyncio.gather(record.watch(), *(one(seed) for seed in range(clients)))
+    return record
+
+
+def measure_soak(args: argparse.Namespace) -> None:
+    """Print whether a server under constant load keeps its memory and throughput."""
+    with serving(args.model) as server:
+        print(asyncio.run(soak(server, 8, 60 * args.minutes)))
 
 
 # ---- kills -----------------------------------------------------------------------------------------------
@@ -233,34 +371,59 @@ def order(url: str, number: int) -> str | None:
     return None
 
 
+class StoredWorld:
+    """A world that is steered while its server is killed, and the last round that was acknowledged."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        body = {"text": VIDEO["prompt"], "seed": seed}
+        answer = httpx.post(f"{url}/v1/worlds", json=body, timeout=60).raise_for_status()
+        self.path, self.round = f"{url}/v1/worlds/{answer.json()['id']}", answer.json()["round"]
+
+    def step(self) -> None:
+        """Play the next round; a client whose answer was lost repeats the same step."""
+        body = {"step_id": self.round + 1, "action": {"text": ACTION}}
+        answer = httpx.post(f"{self.path}/step", json=body, timeout=60)
+        if answer.status_code == 200:
+            self.round += 1
+
+    def kept(self) -> bool:
+        """Return whether the server goes on after the last acknowledged round."""
+        before = self.round
+        self.step()
+        return self.round == before + 1
+
+
 def measure_kills(args: argparse.Namespace) -> None:
-    """Print how many of the accepted videos were lost."""
+    """Print how many of the accepted videos and of the stored worlds were lost."""
     rng = random.Random(args.seed)
     accepted: dict[int, str] = {}
     away: list[float] = []
-    with serving(args.model) as server:
+    outcomes: Counter[str] = Counter()
+    with serving(args.model, stored=True) as server:
+        worlds = [StoredWorld(server.url, seed) for seed in range(4)]
         for _ in tqdm(range(args.kills), desc="kills"):
-            ends = time.perf_counter() + rng.uniform(0.2, 3.0)
-            while time.perf_counter() < ends:
+            killer = threading.Timer(rng.uniform(0.2, 3.0), server.process.kill)
+            killer.start()
+            while server.process.poll() is None:
                 number = len(accepted)
                 if identity := order(server.url, number):
                     accepted[number] = identity
-                time.sleep(rng.uniform(0, 0.4))
-            server.process.send_signal(signal.SIGKILL)
-            server.process.wait()
+                with suppress(httpx.TransportError):
+                    rng.choice(worlds).step()
             began = time.perf_counter()
             server.start()
             away.append(time.perf_counter() - began)
-        outcomes: Counter[str] = Counter()
+            outcomes.update("worlds kept" if world.kept() else "worlds lost" for world in worlds)
         for number, identity in accepted.items():
             assert order(server.url, number) == identity, "an order was accepted twice"
             video = httpx.get(f"{server.url}/v1/videos/{identity}").json()
             while video.get("status") in ("queued", "in_progress"):
                 time.sleep(0.2)
                 video = httpx.get(f"{server.url}/v1/videos/{identity}").json()
-            outcomes[video.get("status", "lost")] += 1
-    lost = len(accepted) - outcomes["completed"]
-    print(f"{args.kills} kills, {len(accepted)} accepted videos: {dict(outcomes)}, {lost} lost")
+            outcomes[f"videos {video.get('status', 'lost')}"] += 1
+    lost = len(accepted) - outcomes["videos completed"]
+    print(f"{args.kills} kills, {len(accepted)} accepted videos, {len(worlds)} worlds: {dict(outcomes)}")
+    print(f"{lost} videos and {outcomes['worlds lost']} worlds lost")
     print(f"back after {np.median(away):.1f} s (median), {max(away):.1f} s at most")
 
 
@@ -268,6 +431,7 @@ MEASURES = {
     "rounds": measure_rounds,
     "live": measure_live,
     "overload": measure_overload,
+    "soak": measure_soak,
     "kills": measure_kills,
 }
 
@@ -278,12 +442,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("what", choices=MEASURES)
     parser.add_argument("--model", default="shapes-tiny")
-    parser.add_argument("--num-samples", type=int, default=40, help="rounds of each world")
-    parser.add_argument("--seconds", type=float, default=60, help="length of the overload")
+    parser.add_argument("--num-samples", type=int, default=40, help="rounds of a world or session")
+    parser.add_argument("--repeats", type=int, default=3, help="servers of each kind that are measured")
+    parser.add_argument("--live", type=int, nargs="+", help="numbers of worlds or sessions")
+    parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters that take turns")
+    parser.add_argument("--minutes", type=float, default=10, help="length of the overload or the soak")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1234)
     args = parser.parse_args()
     MEASURES[args.what](args)
+    print(machine())
 
 
 if __name__ == "__main__":
