@@ -22,7 +22,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help docs smollm2 demo test test-all check format train-tiny eval bench gpu-check vllm-cpu clean
+.PHONY: help docs smollm2 demo test test-all coverage check format train-tiny eval bench gpu-check vllm-cpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -41,12 +41,17 @@ demo: .venv/ready ## steer the shipped model by text; writes videos to outputs/f
 
 # `pytest`, not `python -m pytest`: with the clone first on the path, a package installed as a wheel (.ci/run)
 # would be hidden by the folder worldmodel/, in which train, serving and demo are missing.
-PYTEST := $(BIN)/pytest -q --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+# Each file stays in one process: module fixtures, some of which start meshes of processes, are made once.
+PYTEST := $(BIN)/pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: .venv/ready-dev ## run the fast tests (`.venv/bin/pytest -k NAME` runs those of one feature)
 	$(PYTEST) -m "not slow"
 
-test-all: .venv/ready-dev ## run all tests, with more examples, and print the coverage
-	$(PYTEST) --hypothesis-profile thorough --cov --cov-report term
+test-all: .venv/ready-dev ## run all tests, with more examples
+	$(PYTEST) --hypothesis-profile thorough --durations 40 $(TESTS)
+
+# Tracing every line makes the tests take twice as long, so CI does not.
+coverage: TESTS := --cov --cov-report term
+coverage: test-all ## run all tests as test-all does, and print the coverage
 
 check: .venv/ready-dev ## run what CI runs, without docs and vLLM: format, lint, spelling, types, import contracts, all tests
 	$(BIN)/ruff format --check .

@@ -19,7 +19,7 @@ install_import_hook(
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,13 +50,6 @@ from worldmodel.train import tokenizer as tokenizers
 settings.register_profile("fast", max_examples=20, deadline=None)
 settings.register_profile("thorough", max_examples=150, deadline=None)
 settings.load_profile("fast")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file in one process of pytest-xdist: module fixtures are made once, tests run in order."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
 
 
 def tiny_config(image_size: ImageSize = 32) -> WorldModelConfig:
@@ -100,6 +93,14 @@ def tokenizer() -> PreTrainedTokenizerBase:
         )
     assert made is not None
     return made
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of that tokenizer, for training runs."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")
@@ -164,3 +165,26 @@ def listening() -> Callable[[Any], AbstractContextManager[str]]:
             thread.join(30)
 
     return listen
+
+
+@pytest.fixture(scope="module")
+def serve(
+    model: WorldModel,
+    listening: Callable[[Any], AbstractContextManager[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., str]]:
+    """Serves a model, by default the tiny one, until the module's tests end; returns the address.
+
+    Further arguments are those of `ServerConfig`.
+    """
+    from worldmodel.serving.app import create_app
+    from worldmodel.serving.settings import ServerConfig
+    from worldmodel.serving.worlds.service import WorldService
+
+    with ExitStack() as servers:
+
+        def start(served: WorldModel = model, **settings: Any) -> str:
+            config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), **settings)
+            return servers.enter_context(listening(create_app(WorldService(served), config)))
+
+        yield start

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +30,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    make_model: Callable[..., WorldModel],
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
+def server(make_model: Callable[..., WorldModel], serve: Callable[..., str]) -> str:
     """The address of a server of a tiny model with the frames and start images of the shapes world."""
-    from worldmodel.serving.app import create_app
-    from worldmodel.serving.settings import ServerConfig
-    from worldmodel.serving.worlds.service import WorldService
-
-    config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), requests_per_minute=60_000)
-    with listening(
-        create_app(WorldService(make_model(image_size=64, world="shapes", outcomes=True)), config)
-    ) as address:
-        yield address
+    return serve(make_model(image_size=64, world="shapes", outcomes=True), requests_per_minute=60_000)
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,21 @@
 """The demo in a browser, at the sizes of a desktop and a phone."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from worldmodel.config import ActionConfig
+from worldmodel.models.world_model import WorldModel
 
 pytestmark = pytest.mark.slow
 PATIENCE_MS = 60_000
@@ -77,6 +81,15 @@ def children_of(pid: int) -> list[str]:
     return [
         child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()
     ]
+
+
+def covers(page: Any, selector: str, other: str) -> bool:
+    """Whether the last element of one selector lies over that of another."""
+    first, second = (page.locator(each).last.bounding_box() for each in (selector, other))
+    return all(
+        first[start] < second[start] + second[length] and second[start] < first[start] + first[length]
+        for start, length in (("x", "width"), ("y", "height"))
+    )
 
 
 def fits(page: Any) -> bool:
@@ -145,9 +158,27 @@ def test_steer_undo_fork_compare_and_save(page: Any, tmp_path: Path, server: str
 
 def test_presses_made_meanwhile_are_played_and_a_reload_keeps_the_world(page: Any) -> None:
     start(page)
+    # Rounds of the tiny model are short, so what was on the page meanwhile is recorded.
+    page.evaluate(
+        """() => {
+          window.seen = {};
+          const look = () => {
+            for (const name of ["progress", "waiting li", "running button", "running i"]) {
+              if (document.querySelector(`#wm-status .wm-${name}, #wm-status .wm-running ${name}`))
+                window.seen[name] = true;
+            }
+          };
+          new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
+        }"""
+    )
     for index in range(3):
         page.locator(".wm-chip").nth(index).dispatch_event("click")
     stands_at(page, 3, 4)
+    assert page.evaluate("Object.keys(window.seen).length") == 4, page.evaluate("window.seen")
+    if page.viewport_size["width"] > 641:  # on a phone, suggestions wrap
+        rows = page.locator(".wm-target > span:last-child")
+        heights = rows.evaluate_all("all => all.map(row => row.getBoundingClientRect().height)")
+        assert max(heights) < 45, "a suggestion falls alone into a second line"
     page.locator(".wm-chip").last.scroll_into_view_if_needed()
     box = page.locator(".wm-frame").bounding_box()
     if page.viewport_size["width"] < 641:  # the picture stays in view; on a desktop there is room for both
@@ -181,6 +212,38 @@ def test_live_tab(page: Any) -> None:
     frame.locator("#link[data-state=ended]").wait_for()
 
 
+def test_the_play_page_offers_the_things_that_are_there(
+    browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str]
+) -> None:
+    action = ActionConfig(text=True, keys=("red", "blue", "left", "jump"), max_text_tokens=64)
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+
+    def describe(route: Any) -> None:
+        """Pass all messages on; the random model's description becomes one of a red ball."""
+        server = route.connect_to_server()
+
+        def to_page(message: str | bytes) -> None:
+            if isinstance(message, str) and (event := json.loads(message))["type"] == "session.described":
+                message = json.dumps(event | {"text": "a red ball"})
+            route.send(message)
+
+        server.on_message(to_page)
+
+    page.route_web_socket(re.compile("realtime"), describe)
+    try:
+        page.goto(f"{serve(make_model(action=action))}/play")
+        page.fill("#text", "a red ball")
+        page.click("#go")
+        page.locator("body[data-live]").wait_for()
+        page.locator('#things [data-key="blue"]').wait_for(state="hidden")
+        red = page.locator('#things [data-key="red"]')
+        assert red.is_visible()
+        assert red.get_attribute("aria-checked") == "true"
+    finally:
+        page.close()
+
+
 def test_errors_are_warnings_and_change_nothing(page: Any, tmp_path: Path) -> None:
     page.click("#wm-imagine")
     assert "Describe the scene" in note(page)
@@ -198,6 +261,8 @@ def test_errors_are_warnings_and_change_nothing(page: Any, tmp_path: Path) -> No
     assert page.inner_text("#wm-stage figcaption span") == "<img src=x onerror=alert(1)> ${1+1} {{value}}"
     say(page, "   ")
     assert "Describe the action" in note(page)
+    for covered in ("#wm-act", "#wm-action", "#wm-stage .wm-frame"):
+        assert not covers(page, ".wm-note:visible", covered), covered
     stands_at(page, 1, 2)
     html = page.content()
     assert "/tmp/" not in html
@@ -205,6 +270,12 @@ def test_errors_are_warnings_and_change_nothing(page: Any, tmp_path: Path) -> No
 
 
 def test_start_from_text_and_from_an_upload(page: Any) -> None:
+    assert page.locator(".wm-intro li").count() == 3
+    seed = page.locator("#wm-seed input")
+    assert seed.is_enabled()
+    assert page.locator("#wm-seed label").evaluate("it => getComputedStyle(it).backgroundColor") == (
+        "rgba(0, 0, 0, 0)"
+    )
     page.fill("#wm-text textarea", "night background, a small red ball at the left")
     page.click("#wm-imagine")
     page.wait_for_selector("#wm-stage .wm-frame > *")

@@ -7,8 +7,10 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from processes import results_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldmodel.config import MeshConfig
 from worldmodel.errors import ConfigError
@@ -25,9 +28,13 @@ from worldmodel.parallel import collectives, context, ulysses
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mask_rules import Kind
 from worldmodel.parallel.mesh import Mesh
+from worldmodel.train.collective_check import CollectiveCheck
 
 pytestmark = pytest.mark.slow
 WIDTH = 8
+LEAST = ulysses.MIN_GROUP_BYTES
+GROUPS = 3
+"""Most groups of heads; those of some cases cannot be divided evenly."""
 
 # Text, then frames; a document without a causal mask; text alone: side by side, and padded.
 STORY = [(Kind.TEXT, 7), (Kind.FRAME, 12), (Kind.FRAME, 12), (Kind.TEXT, 5), (Kind.FRAME, 12)]
@@ -74,6 +81,8 @@ class Measured:
     gradients: list[float] = field(default_factory=list)
     same_out: bool = True
     same_gradients: bool = True
+    same_as_whole: bool = True
+    """Whether heads exchanged in groups give what heads exchanged together give, bit for bit."""
     sent: dict[str, int] = field(default_factory=dict)
     expected: dict[str, int] = field(default_factory=dict)
     yardstick: list[float] = field(default_factory=list)
@@ -129,6 +138,10 @@ def measure(case: Case) -> Measured:
         one = alone(parts, weight, whole)
         with collectives.counted() as sent:
             many = together(parts, weight, layout)
+        if case.cp == 1:  # sums over cp ranks may have another order if they are made in pieces
+            ulysses.MAX_GROUPS = 1
+            measured.same_as_whole = all(map(torch.equal, together(parts, weight, layout), many))
+            ulysses.MAX_GROUPS = GROUPS
     measured.sent = dict(sent)
     measured.same_out = torch.equal(many[0], one[0])
     measured.same_gradients = all(map(torch.equal, many[1:], one[1:]))
@@ -223,9 +236,20 @@ def facts() -> dict[str, object]:
     except ConfigError as wrong:
         refused = str(wrong)
     mesh.barrier()
+    meshes = (MeshConfig(dp_shard=2, sp=2), MeshConfig(dp_shard=2, cp=2), MeshConfig(cp=2, sp=2))
+    alike = [mesh_of(config).sequence for config in meshes]
+    members = [dist.get_process_group_ranks(each.group) for each in alike]
+    shared = [each.group in (each.sp_group, each.cp_group) for each in alike]
     ranks = [mesh.rank, mesh.dp_rank, mesh.sequence.cp_rank, mesh.sequence.sp_rank]
     total = mesh.sum(torch.tensor([1.0, mesh.rank]))
-    return {"ranks": ranks, "sum": total.tolist(), "refused": refused, "first": mesh.first}
+    return {
+        "ranks": ranks,
+        "sum": total.tolist(),
+        "refused": refused,
+        "first": mesh.first,
+        "members": members,
+        "shared": shared,
+    }
 
 
 def compiled_equals_eager() -> list[bool]:
@@ -243,14 +267,49 @@ def compiled_equals_eager() -> list[bool]:
     return same
 
 
+class Operators(TorchDispatchMode):
+    """Lists when heads are sent, when they are waited for, and when they are attended to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {"all_to_all": "send", "wait_tensor": "wait", "scaled_dot_product": "attend"}
+        self.found += [word for name, word in known.items() if name in str(func)]
+        return func(*args, **(kwargs or {}))
+
+
+def operators() -> list[list[str]]:
+    """Return the operators of attention in two groups of heads: forward, backward, and of few bytes.
+
+    The last list has the collectives that the check of collectives saw in the first two.
+    """
+    mesh = mesh_of(MeshConfig(sp=dist.get_world_size()))
+    layout = Layout.unmasked(12).shard(mesh.sequence)
+    parts = [layout.take(torch.randn(1, 8, 12, WIDTH), 2).requires_grad_() for _ in range(3)]
+    with attention.using("sdpa"):
+        with CollectiveCheck(timedelta(seconds=60)) as check:
+            with Operators() as forward:
+                out = attend(*parts, layout)
+            with Operators() as backward:
+                out.sum().backward()
+        ulysses.MIN_GROUP_BYTES = LEAST
+        with Operators() as small:
+            attend(*parts, layout)
+    return [*(each.found for each in (forward, backward, small)), [each.operator for each in check.recent]]
+
+
 def work(folder: Path) -> None:
     """Runs in each process."""
     dist.init_process_group("gloo")
+    ulysses.MAX_GROUPS, ulysses.MIN_GROUP_BYTES = GROUPS, 1
     found = {
         "cases": {case.name: asdict(measure(case)) for case in cases()},
         "steps": {str(config): step_error(config) for config in STEPS},
         "mesh": facts(),
         "compiled": compiled_equals_eager(),
+        "operators": operators(),
     }
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
@@ -304,6 +363,21 @@ def test_ulysses_changes_no_bit(world: list[dict]) -> None:
     assert seen > 4
 
 
+def test_groups_of_heads_change_no_bit(world: list[dict]) -> None:
+    for case, measured in measurements(world):
+        assert measured.same_as_whole, case
+
+
+def test_heads_are_exchanged_while_others_are_attended_to(world: list[dict]) -> None:
+    """Those of the second group are sent before the first is attended to; so are gradients, in reverse."""
+    for rank in world:
+        forward, backward, small, checked = rank["operators"]
+        expected = ["send", "send", "wait", "attend", "send", "wait", "attend", "send", "wait", "wait"]
+        assert forward == backward == expected
+        assert small == ["send", "wait", "attend", "send", "wait"]
+        assert checked == ["all_to_all"] * (forward + backward).count("send")
+
+
 def test_bytes_are_those_of_the_formulas(world: list[dict]) -> None:
     for case, measured in measurements(world):
         assert measured.sent == measured.expected, case
@@ -321,6 +395,8 @@ def test_the_mesh_counts_ranks_row_major(world: list[dict]) -> None:
         assert facts["ranks"] == [rank, rank // 2, 0, rank % 2]
         assert facts["sum"] == [2, 2 + 2 * (rank % 2)]
         assert facts["first"] == (rank == 0)
+        assert facts["members"] == [[rank // 2 * 2, rank // 2 * 2 + 1]] * 2 + [[0, 1, 2, 3]]
+        assert facts["shared"] == [True, True, False]  # a group of its own only where both axes are used
         assert "mesh.cp 3" in facts["refused"]
         assert "4 processes" in facts["refused"]
 

@@ -103,9 +103,10 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 
 def lines(run: Path) -> list[dict[str, float]]:
-    """Read what a run has logged so far."""
+    """Read the losses that a run has logged so far."""
     text = (run / METRICS).read_text() if (run / METRICS).is_file() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    records = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [record for record in records if "rounds/loss" in record]
 
 
 def wait(condition: Callable[[], bool], agent: subprocess.Popen[bytes], log: Path, seconds: float) -> float:

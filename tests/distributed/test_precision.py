@@ -104,7 +104,7 @@ def step(config: TrainConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def work(folder: Path, config_file: Path) -> None:
     """Runs in each process."""
-    tokenizer.NUM_DOCUMENTS = 400
+    tokenizer.NUM_DOCUMENTS, ulysses.MIN_GROUP_BYTES = 400, 1
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     whole = build(WorldModelConfig, json.loads(config_file.read_text()))

@@ -1,10 +1,12 @@
-"""Vision encoders and the loss over the vocabulary are computed once by the processes that share a sequence.
+"""Processes that share a sequence compute vision and text encoders, codecs and the vocabulary's loss once.
 
-Each of them encodes some of the frames and scores some of the tokens; the loss and gradients are those of one
-process, in fp64.
+Each of them encodes some of the frames, texts or rounds and scores some of the tokens; the loss and gradients
+are those of one process, in fp64.
 """
 
+import importlib.util
 import json
+import math
 import sys
 from functools import cache
 from pathlib import Path
@@ -14,15 +16,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from architectures import QWEN_VL, SIGLIP
+from architectures import QWEN_VL, SIGLIP, TEXT, WAN, WAN_VAE
 from precise import in_fp64
 from processes import results_of
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from worldmodel.config import MeshConfig, VisionConfig
+from worldmodel.config import CodecConfig, MeshConfig, VisionConfig
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.layers import attention
+from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.vision.encoders import EncoderVision
 from worldmodel.parallel.mesh import Mesh, SequenceGroup
@@ -35,6 +38,8 @@ FRAMES = 3
 """Frames of each of two clips: six groups of one frame, or four of two."""
 LABELS = [[-100, 3, 1, -100, 5, 2, 4], [6, -100, 0]]
 """Seven tokens are scored, which no mesh divides evenly."""
+TEXTS = ["left", "it goes on and on", "left", "", "right", "the end", "up"]
+"""Six texts, of which one is given twice."""
 
 
 @cache
@@ -114,6 +119,62 @@ def measure(name: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def measure_codec() -> dict[str, dict[str, Any]]:
+    """Compare the latents of the rounds of two episodes, divided on every mesh, with those of one process."""
+    from worldmodel.models.codec.diffusers import DiffusersCodec
+
+    torch.manual_seed(0)
+    config = CodecConfig(image_size=16, temporal_factor=4, latent_channels=16, architecture=WAN_VAE)
+    codec = DiffusersCodec.from_config(config)
+    in_fp64(codec)
+    seen: list[int] = []
+    codec.vae.encoder.register_forward_hook(lambda module, inputs, out: seen.append(len(inputs[0])))
+    first, *clips = (torch.rand(2, count, 3, 16, 16, dtype=torch.float64) * 2 - 1 for count in (1, 8, 8))
+
+    def encode(group: SequenceGroup) -> tuple[tuple[Tensor, Tensor], int]:
+        seen.clear()
+        with torch.no_grad():
+            return RoundEncoder(codec, 2, 2, 8, group).rounds(first, clips), sum(seen)
+
+    (alone, whole), found = encode(SequenceGroup()), {}
+    for mesh in MESHES:
+        made, items = encode(mesh_of(mesh).sequence)
+        errors = [float((x - y).abs().max()) for x, y in zip(made, alone, strict=True)]
+        found[f"cp {mesh.cp} sp {mesh.sp}"] = {"error": max(errors), "items": items, "whole": whole}
+    return found
+
+
+def measure_texts() -> dict[str, dict[str, Any]]:
+    """Compare the embeddings of texts, divided on every mesh, with those of one process."""
+    from worldmodel.models.generator.diffusers.base import Clip
+    from worldmodel.models.generator.diffusers.wan import WanGenerator
+
+    torch.manual_seed(0)
+    transformer, clip = WanGenerator.transformer_class(**WAN), Clip(1, 1, (2, 2), 4, 8, 16)
+    generator: Any = WanGenerator(transformer, WanGenerator.read_scheduler({}), clip, False)
+    sizes = {"d_model": TEXT, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 384}
+    generator.text_architecture = {"model_type": "umt5", **sizes}
+    generator.add_text_encoder()
+    in_fp64(generator)
+    seen: list[int] = []
+    generator.text_encoder.register_forward_hook(lambda module, inputs, out: seen.append(len(inputs[0])))
+
+    def encode(texts: list[str], group: SequenceGroup) -> tuple[Tensor, int]:
+        seen.clear()
+        generator.sequence = group
+        return generator.encode_distinct(texts), sum(seen)
+
+    found = {}
+    for mesh in MESHES:
+        group, made = mesh_of(mesh).sequence, {}
+        for name, texts in {"many": TEXTS, "one": TEXTS[:1]}.items():
+            shared, items = encode(texts, group)
+            error = float((shared - encode(texts, SequenceGroup())[0]).abs().max())
+            made[name] = {"error": error, "items": items}
+        found[f"cp {mesh.cp} sp {mesh.sp}"] = made
+    return found
+
+
 def work(folder: Path) -> None:
     """Runs in each process."""
     torch.set_num_threads(1)
@@ -121,6 +182,8 @@ def work(folder: Path) -> None:
     narrow = torch.Tensor.float
     torch.Tensor.float = lambda x: x if x.dtype == torch.float64 else narrow(x)  # type: ignore[method-assign]
     found = {name: measure(name) for name in (*ENCODERS, "language")}
+    if importlib.util.find_spec("diffusers"):
+        found["codec"], found["texts"] = measure_codec(), measure_texts()
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
@@ -148,6 +211,27 @@ def test_every_process_computes_its_part(world: list[dict], name: str, total: in
         size = mesh.cp * mesh.sp
         assert sum(items[:size]) == total
         assert max(items) - min(items) <= 1
+
+
+def test_rounds_are_divided_for_a_causal_codec(world: list[dict]) -> None:
+    pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+    for rank in world:
+        for name, measured in rank["codec"].items():
+            assert measured["error"] <= 1e-12
+            size = math.prod(map(int, name.split()[1::2]))
+            assert measured["items"] <= measured["whole"] / size
+
+
+def test_texts_are_divided_for_a_text_encoder(world: list[dict]) -> None:
+    pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+    for mesh in MESHES:
+        name, size = f"cp {mesh.cp} sp {mesh.sp}", mesh.cp * mesh.sp
+        found = [rank["texts"][name] for rank in world]
+        assert max(each[texts]["error"] for each in found for texts in ("many", "one")) <= 1e-12
+        items = [each["many"]["items"] for each in found]
+        assert sum(items[:size]) == len(set(TEXTS))
+        assert max(items) - min(items) <= 1
+        assert [each["one"]["items"] for each in found] == [1] * len(world)  # fewer texts than processes
 
 
 if __name__ == "__main__":

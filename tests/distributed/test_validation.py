@@ -1,4 +1,4 @@
-"""The loss on held-out episodes is the same on any mesh."""
+"""The loss on held-out episodes, and what the codec alone returns of them, are the same on any mesh."""
 
 import dataclasses
 import json
@@ -23,6 +23,7 @@ from worldmodel.config import (
 )
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
+from worldmodel.train import codec_ceiling
 from worldmodel.train.trainer import Trainer
 from worldmodel.train.validation import validate
 
@@ -51,7 +52,13 @@ def work(folder: Path) -> None:
         trainer, _ = Trainer.start(dataclasses.replace(config, mesh=mesh_config), "joint", mesh, None)
         twice = [validate(trainer) for _ in range(2)]
         assert twice[0] == twice[1]
-        (folder / f"{name}.{mesh.rank}.json").write_text(json.dumps(twice[0]))
+        data = codec_ceiling.frames_data(config)
+        assert data is not None
+        ceilings = [codec_ceiling.measure(trainer, data) for _ in range(2)]
+        assert ceilings[0] == ceilings[1]
+        assert (ceilings[0] is not None) == mesh.first
+        codec = dataclasses.asdict(ceilings[0]) if ceilings[0] else {}
+        (folder / f"{name}.{mesh.rank}.json").write_text(json.dumps({"losses": twice[0], "codec": codec}))
     dist.destroy_process_group()
 
 
@@ -66,18 +73,20 @@ def test_the_validation_loss_does_not_depend_on_the_mesh(
         data=DataConfig(
             {"shapes": SourceConfig("shapes"), "held": SourceConfig("shapes", split="val", weight=0.0)}
         ),
-        validation=ValidationConfig("held", batches=3),
+        validation=ValidationConfig("held", batches=3, codec_frames=36),
         precision="fp32",
     )
     (tmp_path / "config.json").write_text(json.dumps(configs.to_dict(config)))
     for processes in MESHES:
         torchrun(__file__, processes, tmp_path)
     expected = json.loads((tmp_path / "alone.0.json").read_text())
-    assert {"validation/loss", "validation/flow", "validation/nll"} <= expected.keys()
+    assert {"validation/loss", "validation/flow", "validation/nll"} <= expected["losses"].keys()
+    assert expected["codec"]["num_frames"] == 36
     for name in MESHES[2]:
         for rank in range(2):
             found = json.loads((tmp_path / f"{name}.{rank}.json").read_text())
-            assert found == pytest.approx(expected, rel=2e-5)
+            assert found["losses"] == pytest.approx(expected["losses"], rel=2e-5)
+            assert found["codec"] == (pytest.approx(expected["codec"], rel=1e-3) if rank == 0 else {})
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def test_compose_starts_the_replicas_that_nginx_names() -> None:
 
 def test_the_flow_and_its_compaction_take_their_arguments_and_config(tmp_path: Path) -> None:
     path = DEPLOY / "kubernetes" / "flow.yaml"
-    run = objects(path)["Deployment", "worldmodel-flow"]["spec"]["template"]["spec"]["containers"][0]
+    run = objects(path)["Job", "worldmodel-flow"]["spec"]["template"]["spec"]["containers"][0]
     job = objects(path)["CronJob", "worldmodel-flow-compact"]["spec"]["jobTemplate"]["spec"]
     compact = job["template"]["spec"]["containers"][0]
     for container, what in ((run, "run"), (compact, "compact")):

@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,9 @@ def free(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
 
 
 @pytest.fixture(scope="module")
-def port(
-    model: WorldModel,
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[int]:
+def port(serve: Callable[..., str]) -> int:
     """A server on a socket, for what a client library would not send."""
-    config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), keys=Keys(KEYS), max_upload_bytes=LIMIT)
-    with listening(create_app(WorldService(model), config)) as address:
-        yield int(address.rpartition(":")[2])
+    return int(serve(keys=Keys(KEYS), max_upload_bytes=LIMIT).rpartition(":")[2])
 
 
 def operations(client: LocalClient) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Conformance of responses to the published OpenAPI schema."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,6 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-
-from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 
 schemathesis = pytest.importorskip("schemathesis")
 checks = pytest.importorskip("schemathesis.specs.openapi.checks")
@@ -29,21 +24,9 @@ CONFORMANCE = [
 
 
 @pytest.fixture(scope="module")
-def address(
-    model: WorldModel,
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
+def address(serve: Callable[..., str]) -> str:
     # Small limits keep what is asked for cheap; the answers to asking for more are in the schema, too.
-    config = ServerConfig(
-        "tiny",
-        tmp_path_factory.mktemp("data"),
-        max_video_frames=16,
-        max_queued_jobs=2,
-        requests_per_minute=60_000,
-    )
-    with listening(create_app(WorldService(model), config)) as address:
-        yield address
+    return serve(max_video_frames=16, max_queued_jobs=2, requests_per_minute=60_000)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """Several actions in a round, over HTTP, WebSocket and as a remote environment."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,7 @@ from worldmodel.config import ActionConfig
 from worldmodel.env import WorldEnv
 from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.client import Client
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 from worldmodel.types import Action
 
 CHUNK: list[Any] = [{"keys": ["left"]}, {"keys": ["right"]}]
@@ -34,14 +29,8 @@ def near(made: np.ndarray, expected: np.ndarray) -> bool:
     return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
-def test_chunks_over_http(
-    chunked: WorldModel,
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path: Path,
-    image: np.ndarray,
-) -> None:
-    app = create_app(WorldService(chunked), ServerConfig("tiny", tmp_path))
-    with listening(app) as address, Client(address, timeout_s=60) as client:
+def test_chunks_over_http(chunked: WorldModel, serve: Callable[..., str], image: np.ndarray) -> None:
+    with Client(serve(chunked), timeout_s=60) as client:
         session = chunked.session()
         session.reset(image)
         with client.worlds.create(image) as world:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
@@ -47,19 +46,8 @@ KEY = "a-key-that-is-long-enough"
 
 
 @pytest.fixture(scope="module")
-def address(
-    world: WorldModel,
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    config = ServerConfig(
-        model_name="tiny",
-        data_dir=tmp_path_factory.mktemp("data"),
-        keys=Keys([KEY]),
-        requests_per_minute=60_000,
-    )
-    with listening(create_app(WorldService(world), config)) as address:
-        yield address
+def address(world: WorldModel, serve: Callable[..., str]) -> str:
+    return serve(world, keys=Keys([KEY]), requests_per_minute=60_000)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
 """Adapters by request: LoRA of the backbone and the generator, queries, several in one batch."""
 
 import asyncio
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from worldmodel.config import TrainedConfig
-from worldmodel.errors import ModelError
+from worldmodel.errors import InputError, ModelError
 from worldmodel.models import lora
 from worldmodel.models.adapters import Adapters
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import InProcessEngine
+from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import WorldService
 
 ACTIONS = ("the red ball moves left", "the blue box jumps")
@@ -100,6 +103,41 @@ def test_worlds_of_several_adapters_match_merged_models(
     for row, clip in enumerate(different):
         for other in different[:row]:
             assert np.abs(clip - other).max() > 1
+
+
+@pytest.mark.parametrize(
+    "file", ["backbone/adapter_model.safetensors", "backbone/adapter_config.json", lora.WHOLE]
+)
+def test_exported_world_goes_on_with_the_adapter_that_made_it_alone(
+    file: str, folders: dict[str, Path], model_folder: Path, image: np.ndarray, tmp_path: Path
+) -> None:
+    """Another adapter of the same name, whatever file of it differs, is refused."""
+
+    async def export(service: WorldService) -> bytes:
+        world = await service.start(image[None], seed=3, num_inference_steps=1, adapter="robot")
+        return SavedWorld(world.settings, world.state(), Origin(image[None])).to_bytes(service.identity)
+
+    async def load(service: WorldService) -> int:
+        saved = SavedWorld.from_bytes(data, service.model, service.identity)
+        return (await service.resume(saved.settings, saved.state)).round
+
+    def start(folder: Path, body: Any) -> Any:
+        return serve(
+            WorldModel.from_pretrained(model_folder), {"other": folders["text"], "robot": folder}, body
+        )
+
+    data = start(folders["both"], export)
+    copied = shutil.copytree(folders["both"], tmp_path / "copied")
+    assert start(copied, load) == 0
+    if file.endswith(".json"):
+        config = json.loads((copied / file).read_text("utf-8"))
+        (copied / file).write_text(json.dumps(config | {"lora_alpha": 2 * config["lora_alpha"]}), "utf-8")
+    else:
+        weights = load_file(copied / file)
+        next(iter(weights.values())).view(-1)[-1] += 1e-3
+        save_file(weights, copied / file)
+    with pytest.raises(InputError, match="robot"):
+        start(copied, load)
 
 
 def test_the_model_is_unchanged_outside_of_an_adapter(

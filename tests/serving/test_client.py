@@ -4,9 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -15,7 +13,6 @@ from PIL import Image
 
 from worldmodel.errors import ConfigError, InputError, WorldModelError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.client import (
     AsyncClient,
@@ -33,8 +30,6 @@ from worldmodel.serving.errors import (
     RateLimitError,
     UnsupportedFormatError,
 )
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 from worldmodel.types import Action, StartImage
 
 ACTIONS = ("the red ball moves left", {"keys": ["left"]}, None, Action(text="wait", vector=(0.0, 1.0, 0.5)))
@@ -42,21 +37,9 @@ KEY = "correct-horse-battery-staple"
 
 
 @pytest.fixture(scope="module")
-def address(
-    model: WorldModel,
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
+def address(serve: Callable[..., str]) -> str:
     """A server in a thread of its own, which requires a key."""
-    config = ServerConfig(
-        model_name="tiny",
-        data_dir=tmp_path_factory.mktemp("data"),
-        keys=Keys([KEY]),
-        max_worlds_per_key=6,
-        requests_per_minute=60_000,
-    )
-    with listening(create_app(WorldService(model), config)) as address:
-        yield address
+    return serve(keys=Keys([KEY]), max_worlds_per_key=6, requests_per_minute=60_000)
 
 
 @pytest.fixture
@@ -265,20 +248,13 @@ def test_start_images_are_those_of_the_model(
 
 
 def test_outcomes_of_rounds_reach_the_client(
-    make_model: Callable[..., WorldModel],
-    listening: Callable[[Any], AbstractContextManager[str]],
-    client: Client,
-    image: np.ndarray,
-    tmp_path: Path,
+    make_model: Callable[..., WorldModel], serve: Callable[..., str], client: Client, image: np.ndarray
 ) -> None:
     scored = make_model(outcomes=True)
+    own = serve(scored)
     session = scored.session(seed=3)
     session.reset(image)
-    with (
-        listening(create_app(WorldService(scored), ServerConfig("tiny", tmp_path))) as own,
-        Client(own) as scoring,
-        scoring.worlds.create(image, seed=3) as world,
-    ):
+    with Client(own) as scoring, scoring.worlds.create(image, seed=3) as world:
         assert world.outcome is None
         for action in ACTIONS[:2]:
             world.step(action)

@@ -1,33 +1,21 @@
 """The demo's history of a visitor against a real server: worlds that are lost, cancelled calls, the queue."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
 
 from worldmodel.demo.history import Origin, RolloutHistory
 from worldmodel.demo.jobs import JobQueue
-from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.client import AsyncClient
 from worldmodel.serving.errors import NotFoundError
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 from worldmodel.worlds import World
 
 
 @pytest.fixture(scope="module")
-def address(
-    model: WorldModel,
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), requests_per_minute=60_000)
-    with listening(create_app(WorldService(model), config)) as url:
-        yield url
+def address(serve: Callable[..., str]) -> str:
+    return serve(requests_per_minute=60_000)
 
 
 def play(address: str, body: Callable[[AsyncClient, RolloutHistory], Awaitable[None]]) -> None:

@@ -3,9 +3,7 @@
 import io
 import json
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +22,20 @@ from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
 openai = pytest.importorskip("openai")
+# The service whose shape this is has closed.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
 FAST = {"seed": 4, "num_inference_steps": 1}
 
 
 @pytest.fixture(scope="module")
-def address(
-    model: WorldModel,
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("data")
-    config = ServerConfig("tiny", folder, keys=Keys(KEYS), max_video_frames=64, max_videos_per_key=40)
-    with listening(create_app(WorldService(model), config)) as address:
-        yield f"{address}/v1"
+def clients(serve: Callable[..., str]) -> list[Any]:
+    address = serve(keys=Keys(KEYS), max_video_frames=64, max_videos_per_key=40)
+    return [openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0) for key in KEYS]
 
 
-@pytest.fixture
-def clients(address: str) -> Iterator[list[Any]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the service whose shape this is has closed
-        yield [openai.OpenAI(base_url=address, api_key=key, max_retries=0) for key in KEYS]
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(clients: list[Any]) -> Any:
     return clients[0]
 

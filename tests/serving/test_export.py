@@ -23,12 +23,13 @@ from worldmodel.serving.auth import Keys
 from worldmodel.serving.client import Client
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds import saved as files
-from worldmodel.serving.worlds.identity import identify
+from worldmodel.serving.worlds.identity import Identity, identify
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import World, WorldService
 from worldmodel.types import Action
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
+MADE_BY = Identity("m")
 ACTIONS = ("a ball", {"keys": ["left"]}, {"vector": [0.1, 0.2, 0.3]}, None)
 
 
@@ -98,7 +99,7 @@ def test_saved_world_has_everything(model: WorldModel, image: np.ndarray) -> Non
         world = await played(service, image, 2)
         origin, last = Origin(frames=image[None]), Action.of({"keys": ["left"], "vector": [0.1, 2.0, 0.0]})
         written = SavedWorld(world.settings, world.state(), origin, last)
-        read = SavedWorld.from_bytes(written.to_bytes("m"), model, "m")
+        read = SavedWorld.from_bytes(written.to_bytes(MADE_BY), model, MADE_BY)
         assert (read.settings, read.last_action) == (world.settings, last)
         assert read.origin.frames is not None
         assert np.array_equal(read.origin.frames, image[None])
@@ -114,7 +115,7 @@ def exported(model: WorldModel, image: np.ndarray) -> bytes:
     async def body() -> bytes:
         service = WorldService(model)
         world = await played(service, image, 2, num_inference_steps=1)
-        data = SavedWorld(world.settings, world.state(), Origin(frames=image[None])).to_bytes("m")
+        data = SavedWorld(world.settings, world.state(), Origin(frames=image[None])).to_bytes(MADE_BY)
         await service.close()
         return data
 
@@ -161,9 +162,9 @@ def tampered(
 def test_tensors_and_values_that_do_not_fit_are_refused(
     change: dict[str, Any], exported: bytes, model: WorldModel
 ) -> None:
-    SavedWorld.from_bytes(tampered(exported), model, "m")
+    SavedWorld.from_bytes(tampered(exported), model, MADE_BY)
     with pytest.raises(InputError):
-        SavedWorld.from_bytes(tampered(exported, **change), model, "m")
+        SavedWorld.from_bytes(tampered(exported, **change), model, MADE_BY)
 
 
 @given(data=st.data())
@@ -178,7 +179,7 @@ def test_damaged_file_is_refused(data: st.DataObject, exported: bytes, model: Wo
     else:
         damaged[where:where] = data.draw(st.binary(min_size=1, max_size=16))
     with pytest.raises(InputError):
-        SavedWorld.from_bytes(bytes(damaged), model, "m")
+        SavedWorld.from_bytes(bytes(damaged), model, MADE_BY)
 
 
 def test_identity_is_that_of_config_and_weights(
@@ -210,15 +211,9 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def test_client_exports_from_one_server_and_loads_into_another(
-    model: WorldModel, image: np.ndarray, listening: Any, tmp_path: Path
+    image: np.ndarray, serve: Callable[..., str], tmp_path: Path
 ) -> None:
-    apps = [create_app(WorldService(model), ServerConfig("tiny", tmp_path / name)) for name in "ab"]
-    with (
-        listening(apps[0]) as first,
-        listening(apps[1]) as second,
-        Client(first) as here,
-        Client(second) as there,
-    ):
+    with Client(serve()) as here, Client(serve()) as there:
         world = here.worlds.create(image, seed=3, num_inference_steps=2)
         before = [world.step("a ball"), world.step({"keys": ["left"]})][-1]
         name = world.snapshot()
@@ -269,7 +264,7 @@ def test_ownership_limits_and_fields_of_the_request(keyed: LocalClient) -> None:
 def test_snapshot_with_settings_out_of_range_or_of_another_model_is_refused(
     keyed: LocalClient, model: WorldModel, exported: bytes
 ) -> None:
-    identity = identify(model)
+    identity = Identity(identify(model))
 
     def post(data: bytes) -> dict[str, Any]:
         upload = {"snapshot": ("world.safetensors", data)}
@@ -277,8 +272,8 @@ def test_snapshot_with_settings_out_of_range_or_of_another_model_is_refused(
         assert response.status_code == 400
         return response.json()["error"]
 
-    assert identity[:12] in post(exported)["message"]
-    read = SavedWorld.from_bytes(exported, model, "m")
+    assert identity.model[:12] in post(exported)["message"]
+    read = SavedWorld.from_bytes(exported, model, MADE_BY)
     settings = asdict(read.settings) | {"num_inference_steps": 1000}
     many = SavedWorld(type(read.settings)(**settings), read.state, read.origin).to_bytes(identity)
     assert "1000" in post(many)["message"]

@@ -4,9 +4,7 @@ import base64
 import functools
 import io
 import operator
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import av
@@ -16,33 +14,19 @@ from PIL import Image
 
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 from worldmodel.types import DESCRIBE
 
 openai = pytest.importorskip("openai")
+# The service whose shape this is has closed.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 KEY = "some-key-0123456789"
 
 
 @pytest.fixture(scope="module")
-def address(
-    model: WorldModel,
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), keys=Keys([KEY]))
-    with listening(create_app(WorldService(model), config)) as address:
-        yield f"{address}/v1"
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the service whose shape this is has closed
-        yield openai.OpenAI(base_url=address, api_key=KEY, max_retries=0)
+def client(serve: Callable[..., str]) -> Any:
+    return openai.OpenAI(base_url=f"{serve(keys=Keys([KEY]))}/v1", api_key=KEY, max_retries=0)
 
 
 def test_videos_from_asking_to_deleting(client: Any, image: np.ndarray) -> None:
@@ -78,14 +62,14 @@ def test_videos_are_listed_over_pages(client: Any) -> None:
         client.videos.poll(name)
 
 
-def test_errors_are_the_client_s_own(client: Any, address: str) -> None:
+def test_errors_are_the_client_s_own(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="32x32"):
         client.videos.create(prompt="a red ball", size="720x1280")
     with pytest.raises(openai.NotFoundError) as missing:
         client.videos.create(prompt="a red ball", model="sora-2")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=address, api_key="wrong-key-0123456789", max_retries=0).models.list()
+        client.with_options(api_key="wrong-key-0123456789").models.list()
 
 
 def test_chat_images_and_models(client: Any, image: np.ndarray, model: WorldModel) -> None:

@@ -7,8 +7,7 @@ import base64
 import inspect
 import io
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,6 @@ import numpy as np
 import pytest
 
 from worldmodel.media import encoding
-from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 
 openai = pytest.importorskip("openai")
 # The service whose shape this is has closed.
@@ -117,14 +112,9 @@ OF_CLIENT = {"extra_headers", "extra_query", "extra_body", "timeout", "poll_inte
 
 
 @pytest.fixture(scope="module")
-def client(
-    model: WorldModel,
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Any]:
-    config = ServerConfig("tiny", tmp_path_factory.mktemp("data"), max_jobs_per_key=64, max_queued_jobs=64)
-    with listening(create_app(WorldService(model), config)) as address:
-        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+def client(serve: Callable[..., str]) -> Any:
+    address = serve(max_jobs_per_key=64, max_queued_jobs=64)
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")

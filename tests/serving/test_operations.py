@@ -1,14 +1,21 @@
 """What operators need: request ids, access log, CORS, trusted hosts, root path, HEAD, TLS."""
 
 import asyncio
+import datetime
 import io
+import ipaddress
 import json
 import logging
 import shutil
+import signal
+import socket
+import ssl
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from local_client import LocalClient
 from starlette.testclient import TestClient
@@ -19,7 +26,7 @@ from worldmodel.serving import logs
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.realtime.connection import ROUTE
-from worldmodel.serving.server import check_http, serve
+from worldmodel.serving.server import Server, check_http, serve
 from worldmodel.serving.settings import HttpOptions, ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -140,6 +147,55 @@ def test_http_options_that_cannot_work_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=named):
             check_http(options, Keys())
+
+
+def test_https_is_served_with_the_certificate(model: WorldModel, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="cryptography is not installed: it makes a certificate")
+    certificate, key = self_signed(tmp_path)
+    http = HttpOptions(tls_certificate=certificate, tls_key=key)
+    check_http(http, Keys())
+    config = ServerConfig("tiny", tmp_path / "data", http=http)
+    server = Server(create_app(WorldService(model), config), config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive(), "the server ended before it started"
+                thread.join(0.05)
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            trusted = ssl.create_default_context(cafile=str(certificate))
+            assert httpx.get(f"https://{address}/health", verify=trusted).json() == {"status": "ok"}
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"http://{address}/health")
+        finally:
+            server.handle_exit(signal.SIGTERM, None)
+            thread.join(60)
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate of 127.0.0.1 and its key; returns their paths."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
+    paths = folder / "certificate.pem", folder / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(pem))
+    paths[1].write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password))
+    return paths
 
 
 def test_server_says_what_it_loads(

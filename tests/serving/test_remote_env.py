@@ -1,8 +1,6 @@
 """Remote worlds as Gymnasium environments."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,24 +10,15 @@ pytest.importorskip("gymnasium")
 from worldmodel.env import WorldEnv, WorldVectorEnv
 from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.client import Client
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 
 KEY = "a-key-that-is-long-enough"
 
 
 @pytest.fixture(scope="module")
-def client(
-    model: WorldModel,
-    listening: Callable[[Any], AbstractContextManager[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Client]:
-    config = ServerConfig(model_name="tiny", data_dir=tmp_path_factory.mktemp("data"), keys=Keys([KEY]))
-    app = create_app(WorldService(model), config)
-    with listening(app) as address, Client(address, KEY, timeout_s=60) as client:
+def client(serve: Callable[..., str]) -> Iterator[Client]:
+    with Client(serve(keys=Keys([KEY])), KEY, timeout_s=60) as client:
         yield client
 
 

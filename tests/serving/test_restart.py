@@ -31,6 +31,7 @@ LONG = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
 PATIENCE_S = 600.0
 SHORT = {"prompt": "a red ball", "num_frames": 8}
 KEY = "some-key-0123456789"
+DIVIDED = ["--generator-tensor-parallel-size", "2", "--engine", "in-process"]
 
 Start = Callable[..., tuple["subprocess.Popen[str]", httpx.Client]]
 
@@ -201,6 +202,14 @@ def number(client: httpx.Client, name: str) -> float:
         (["--max-model-len", "100"], "157 positions (3 rounds of 52"),
         (["--kv-cache-memory", "64KiB", "--dtype", "bfloat16"], "one session of 530 positions"),
         (["--tensor-parallel-size", "2", "--engine", "in-process"], "--engine vllm"),
+        (["--no-enforce-eager", "--engine", "in-process"], "enforce_eager False"),
+        (["--quantization", "awq", "--engine", "in-process"], "'awq'"),
+        (["--cache-threshold", "-1", "--engine", "in-process"], "-1"),
+        (["--offload", "--device", "cpu"], "--offload"),
+        ([*DIVIDED, "--offload"], "omit --offload"),
+        ([*DIVIDED, "--quantization", "int8"], "omit --quantization"),
+        ([*DIVIDED, "--sequence-parallel-size", "2"], "--sequence-parallel-size is 2"),
+        ([*DIVIDED], "the 3 attention heads"),
         (["--cors-origins", "https://app.example"], "app.example"),
         (["--tls-key", "key.pem"], "--tls-certificate"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),

@@ -137,6 +137,7 @@ def test_stopped_server_leaves_its_orders_to_the_next(model: WorldModel, tmp_pat
         ({"status": "in_progress", "attempts": 3}, "server_restarted"),
         ({"model": "another"}, "model_changed"),
         ({"size": "64x64"}, "model_changed"),
+        ({"weights": "another"}, "model_changed"),
         ({"plan": VideoPlan(WorldSettings(3, 1, 1.0, None), (Action(),))}, "files_lost"),
         ({"status": "completed", "completed_at": 1}, "files_lost"),
     ],

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from sqlalchemy import text
 
 from worldmodel.config import build
 from worldmodel.config.flow import FlowConfig
+from worldmodel.database import connect, transaction
 from worldmodel.flow.stage import stage
 
 CALLS = "FLOW_CALLS"
@@ -54,7 +56,7 @@ def measure(batch: pa.RecordBatch, *, least: int = 0, wait_s: float = 0.0) -> pa
     return pa.record_batch({**columns, "drop": pa.array(short, pa.string())})
 
 
-@stage(version="1", inputs=["address"], outputs=["odd"], batch_size=4, timeout_s=1.0)
+@stage(version="1", inputs=["address"], outputs=["odd"], batch_size=4)
 def trouble(batch: pa.RecordBatch, *, how: str, where: str = "") -> pa.RecordBatch:
     """Fail in one of several ways at the clips whose address contains `where`."""
     called("trouble", batch)
@@ -70,6 +72,10 @@ def trouble(batch: pa.RecordBatch, *, how: str, where: str = "") -> pa.RecordBat
             time.sleep(60)
         if how == "fewer":
             return pa.record_batch({"clip": clips[:-1], "odd": [0] * (len(clips) - 1)})
+        if how == "database":  # a file that is none
+            transaction(
+                connect(f"sqlite:///{batch.column('address')[0]}"), lambda db: db.execute(text("SELECT 1"))
+            )
         if how == "retry":
             retry = ["the host is busy" if each else None for each in hit]
     odd = [len(clip) % 2 for clip in clips]

@@ -6,7 +6,7 @@ from typing import Any
 import architectures
 
 from worldmodel import config as configs
-from worldmodel.config import TrainConfig, TrainedConfig
+from worldmodel.config import DataConfig, TrainConfig, TrainedConfig
 
 WAN_VAE = architectures.WAN_VAE | {"base_dim": 4}
 COG_VAE: dict[str, Any] = {
@@ -49,7 +49,7 @@ def scaled(name: str, method: str) -> TrainConfig:
         tower = {
             "hidden_size": 64,
             "intermediate_size": 128,
-            "num_hidden_layers": 3,
+            "num_hidden_layers": 6,
             "num_attention_heads": 4,
         }
         codec, size, queries, resampler = COG_VAE, 32, 8, {"width": 64, "num_tokens": 8}
@@ -70,4 +70,4 @@ def scaled(name: str, method: str) -> TrainConfig:
     if method == "lora":
         low = TrainedConfig(lora_rank=8)
         stage = replace(stage, train={"adapters": TrainedConfig(), "backbone": low, "generator.network": low})
-    return replace(config, model=model, stages={"stage": stage})
+    return replace(config, model=model, stages={"stage": stage}, data=DataConfig({}))

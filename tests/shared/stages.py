@@ -12,6 +12,9 @@ STAGES = {
     "imagine": StageConfig("state", tasks={"imagine": 1.0}, train=EVERYTHING, rounds=1),
     "generator": StageConfig("generator", tasks={"rounds": 1.0}, train=EVERYTHING),
     "joint": StageConfig("joint", tasks={"rounds": 1.0}, train=EVERYTHING, self_rollout=(1.0, 1.0)),
+    "distill": StageConfig(
+        "distill", tasks={"rounds": 1.0}, train={"generator": TrainedConfig()}, teacher_steps=2
+    ),
     "lora": StageConfig(
         "joint",
         tasks={"rounds": 1.0},

@@ -7,12 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runs import ALIGNED, SHAPES
-from transformers import PreTrainedTokenizerBase
 
 from worldmodel import media
-from worldmodel.config import StageConfig, TrainConfig
+from worldmodel.config import StageConfig, TrainConfig, ValidationConfig
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import start
 from worldmodel.worlds import recorder
 
 NUM_CLIPS = 6
@@ -47,14 +45,8 @@ def shard(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run_config(
-    make_model: Callable[..., WorldModel],
-    tokenizer: PreTrainedTokenizerBase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> TrainConfig:
+def run_config(make_model: Callable[..., WorldModel], tokenizer_folder: str, tmp_path: Path) -> TrainConfig:
     """A run of six steps of state alignment, mixed with text tasks."""
-    monkeypatch.setattr(start, "build_tokenizer", lambda config: tokenizer)
     stage = StageConfig(
         "state",
         steps=6,
@@ -70,6 +62,8 @@ def run_config(
         model=make_model(image_size=64, world="shapes").config,
         stages={"state": stage},
         data=SHAPES,
+        validation=ValidationConfig(codec_frames=18),
+        tokenizer=tokenizer_folder,
         run_dir=str(tmp_path / "run"),
         precision="fp32",
         log_every=1,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from transformers import PreTrainedTokenizerBase
 
 from worldmodel.config import (
     ActionConfig,
@@ -31,7 +30,7 @@ from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.planning import Box, Choices, action_set
 from worldmodel.rollout import WorldState
-from worldmodel.train import finetune, start
+from worldmodel.train import finetune
 from worldmodel.types import Action, Camera, Outcome, Pose
 from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
 from worldmodel.worlds.recorder.lerobot import LeRobotStore
@@ -258,13 +257,11 @@ def test_a_recording_of_another_rate_is_refused(walks: Path) -> None:
 @pytest.mark.parametrize("chunk", [2, 4])
 def test_the_order_of_actions_is_learned(
     make_model: Callable[..., WorldModel],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer_folder: str,
     tmp_path: Path,
     walks: Path,
-    monkeypatch: pytest.MonkeyPatch,
     chunk: int,
 ) -> None:
-    monkeypatch.setattr(start, "build_tokenizer", lambda config: tokenizer)
     tiny, wanted = make_model().config, framed(chunk)
     model = replace(
         tiny,
@@ -287,7 +284,12 @@ def test_the_order_of_actions_is_learned(
     }
     data = DataConfig({"mine": SourceConfig("lerobot", str(walks))})
     config = TrainConfig(
-        model=model, stages=stages, data=data, run_dir=str(tmp_path / "run"), precision="fp32"
+        model=model,
+        stages=stages,
+        data=data,
+        tokenizer=tokenizer_folder,
+        run_dir=str(tmp_path / "run"),
+        precision="fp32",
     )
     session = WorldModel.from_pretrained(str(finetune.train(config))).session()
     session.reset(walk(0).cameras["render"][0])

@@ -61,7 +61,7 @@ def test_action_of_all_types() -> None:
     assert action == Action(
         "go on", ("w",), (0.1, 1.0), (0.5, -1.0), Camera("velocity", Pose((0.0, 0.0, 1.0)))
     )
-    assert str(action) == "go on w mouse 0.5 -1 [0.1, 1.0] camera velocity 0 0 1 0 0 0 1"
+    assert str(action) == "go on w mouse 0.5 -1 [0.1, 1] camera velocity 0 0 1 0 0 0 1"
     assert Action.of({"camera": {"data": {}}}).camera == Camera("target", Pose())
     assert Action.of({name: None for name in FULL}) == Action() == Action.of({})
     assert Action.of({"vector": np.array([0.5, 1.0]), "mouse": torch.zeros(2)}) == Action(

@@ -14,6 +14,7 @@ from worldmodel.models.vision.adapter import Observation
 from worldmodel.train import distributed, start
 from worldmodel.train.episodes import encode_first_frames
 from worldmodel.train.objectives.alignment import AlignmentObjective
+from worldmodel.train.objectives.state import StateObjective
 from worldmodel.train.trainer import Trainer
 from worldmodel.worlds.shapes import BACKGROUNDS, COLOURS
 from worldmodel.worlds.shapes.source import LABEL_WORDS
@@ -78,3 +79,22 @@ def test_the_word_of_an_object_is_its_colour(config: TrainConfig) -> None:
 
 def test_a_random_backbone_has_no_words_to_be_near_to(run_config: TrainConfig) -> None:
     assert "word" not in AlignmentObjective(start.build_model(run_config)).weights
+
+
+def test_without_labels_features_tell_the_latents_of_their_cell(run_config: TrainConfig) -> None:
+    config = dataclasses.replace(
+        run_config, model=dataclasses.replace(run_config.model, world=None), stages={"alignment": STAGE}
+    )
+    mesh = distributed.init(config)
+    try:
+        trainer, _ = Trainer.start(config, "alignment", mesh, None)
+        errors = [
+            trainer.step(batches, stop=False).losses["latents"]
+            for batches in loader.batches(config.data, config.model, STAGE, seed=0)
+        ]
+    finally:
+        distributed.shutdown()
+    assert errors[-1] < 0.9 * errors[0]
+    assert trainer.root.objective.weights == {"latents": 1.0}
+    (within,) = [name for name, _ in StateObjective(trainer.root.model).alignment.named_parameters()]
+    assert within == "scale"  # the stage `state` has no such loss

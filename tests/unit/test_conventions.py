@@ -72,9 +72,9 @@ def test_the_checks_find_the_code() -> None:
     assert matching(SOURCES, lambda path: "torch" in roots_of(path))
 
 
-def test_only_the_data_workers_unpickle() -> None:
+def test_only_messages_between_own_processes_are_unpickled() -> None:
     loads = {"torch.load", "np.load", "numpy.load"}
-    between_own_processes = "worldmodel/data/worker.py"  # between the trainer and its own workers
+    between_own_processes = "worldmodel/messages.py"
     assert matching(SOURCES, lambda path: roots_of(path) & UNPICKLERS) == [between_own_processes]
     assert matching(SOURCES, lambda path: loads & {*calls_of(path), *imports_of(path)}) == []
 

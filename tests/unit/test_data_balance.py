@@ -1,24 +1,27 @@
 """Clips of mixed lengths: every rank computes about equally long."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 
 from worldmodel.config import DataConfig, SourceConfig, StageConfig
 from worldmodel.data.loader import Batch, BatchLoader
+from worldmodel.data.sampler import EpisodeSampler
 from worldmodel.data.sources import Recipe
 from worldmodel.parallel.mask_rules import Kind, mask_area
 from worldmodel.train.throughput import Stack
 from worldmodel.types import Action, Episode
 
 RANKS = 8
-STAGE = StageConfig(steps=4, batch_size=256, microbatch_size=1, tasks={"rounds": 1})
+STAGE = StageConfig(rounds=8, microbatch_size=1, tasks={"rounds": 1})
 
 
 @dataclass(frozen=True)
 class MixedRecipe:
     rounds: int
     name: str = "mixed"
+    texts: tuple[str, ...] = ()
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
         clip = np.zeros((1, 8, 8, 3), np.uint8)
@@ -50,14 +53,28 @@ def flops(batch: Batch) -> float:
     return len(batch.episodes) * decoder.flops()
 
 
-def test_ranks_with_clips_of_mixed_lengths_compute_equally_long() -> None:
-    data, sources = DataConfig({"mixed": SourceConfig("clips")}), {"mixed": MixedLengths()}
-    loaders = [BatchLoader(sources, data, STAGE, 0, 0, rank, RANKS) for rank in range(RANKS)]
+@pytest.mark.parametrize(("per_rank", "length_buckets"), [(32, False), (4, True), (1, True)])
+def test_ranks_with_clips_of_mixed_lengths_compute_equally_long(per_rank: int, length_buckets: bool) -> None:
+    data = DataConfig({"mixed": SourceConfig("clips")}, length_buckets=length_buckets)
+    stage = replace(STAGE, batch_size=per_rank * RANKS, steps=1024 // (per_rank * RANKS))
+    loaders = [
+        BatchLoader({"mixed": MixedLengths()}, data, stage, 0, 0, rank, RANKS) for rank in range(RANKS)
+    ]
+    total, waited = 0.0, 0.0
     for batches in zip(*loaders, strict=True):
         work = [[flops(batch) for batch in own] for own in batches]
-        mean = sum(map(sum, work)) / RANKS
-        assert max(map(sum, work)) <= 1.05 * mean
         # Ranks wait for the slowest in every microbatch, and repeat their last until all have finished.
         most = max(map(len, work))
-        waits = [max(own[min(index, len(own) - 1)] for own in work) for index in range(most)]
-        assert sum(waits) <= 1.05 * mean
+        total += sum(map(sum, work)) / RANKS
+        waited += sum(max(own[min(index, len(own) - 1)] for own in work) for index in range(most))
+    assert waited <= 1.05 * total
+
+
+def test_buckets_have_every_episode_once_an_epoch_and_are_shuffled() -> None:
+    source = MixedLengths(size=1000)
+    sampler = EpisodeSampler(source, "mixed", window=256, seed=0, bucket=16, rounds=8)
+    rows = [sampler.episode(position) for position in range(1000)]
+    assert sorted(rows) == list(range(1000))
+    lengths = np.array([source.cost(row, 8) for row in rows[:256]]).reshape(16, 16)
+    assert (np.ptp(lengths, axis=1) <= 1).all()
+    assert sorted(lengths[:, 0]) != list(lengths[:, 0])

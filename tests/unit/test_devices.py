@@ -13,17 +13,10 @@ from worldmodel.config import DataConfig, SourceConfig, TrainConfig
 from worldmodel.data import loader
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
+from worldmodel.train.objectives.base import SampleRng
 from worldmodel.train.objectives.registry import OBJECTIVES
 
 
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `torch.Generator` accept the emulated device."""
-    generator = torch.Generator
-    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
-
-
-@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("name", STAGES)
 def test_objectives_run_on_one_device(make_model: Callable[..., WorldModel], name: str) -> None:
     stage = dataclasses.replace(STAGES[name], steps=1, batch_size=2)
@@ -37,6 +30,18 @@ def test_objectives_run_on_one_device(make_model: Callable[..., WorldModel], nam
         losses = train_step(device, model, stage, batch, objective)
         assert model.device == DEVICE
     assert all(math.isfinite(value) for value in losses.values())
+
+
+def test_random_numbers_are_those_of_the_cpu() -> None:
+    keys = [(5, 1), (5, 2)]
+    rng = SampleRng(keys)
+    truth = [rng.normal(3), rng.uniform(2), rng.integers(7, 5)]
+    with EmulatedDevice() as device:
+        rng = SampleRng(keys, DEVICE)
+        found = [rng.normal(3), rng.uniform(2), rng.integers(7, 5)]
+        assert {each.device for each in found} == {DEVICE}
+        assert not device.waits
+        assert all(map(torch.equal, (each.cpu() for each in found), truth))
 
 
 def test_mixed_devices_raise_and_waits_are_counted() -> None:

@@ -74,6 +74,7 @@ class Corridor:
     side: int = SIDE
     keys: tuple[str, ...] = tuple(MOVES)
     tasks = ("rounds",)
+    texts = ()
     streams = 0
 
     def at(self, index: int) -> "Corridor":

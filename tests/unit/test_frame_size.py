@@ -20,6 +20,7 @@ from worldmodel.data.loader import Batch
 from worldmodel.env import WorldEnv
 from worldmodel.errors import ConfigError
 from worldmodel.media import read_image
+from worldmodel.models.conditioning import GridAdapter
 from worldmodel.models.layers.spatial import LocalFeedForward, rope_table
 from worldmodel.models.loading import model_folder
 from worldmodel.models.vision.adapter import LatentVision, Observation
@@ -168,6 +169,26 @@ def test_vision_features_are_aligned_with_cells() -> None:
     assert touched((after.tokens - before.tokens).view(2, 3, 8)) == {(1, 1), (1, 2)}
 
 
+def test_merged_queries_are_aligned_with_their_cells(make_model: Callable[..., WorldModel]) -> None:
+    vision = LatentVision(VisionConfig(width=16, num_blocks=0), 4, (ROWS, COLUMNS), 8, query_merge=2)
+    latents = torch.randn(1, 2, 4, ROWS, COLUMNS)
+    moved = latents.clone()
+    moved[:, 1, :, 3, 4] += 1
+    before, after = vision(Observation(latents)).queries, vision(Observation(moved)).queries
+    assert before is not None and after is not None
+    assert touched((after - before).view(2, 3, 8)) == {(1, 1), (1, 2)}
+
+    adapter = make_model(image_size=(HEIGHT, WIDTH), query_merge=2).condition_adapter
+    assert isinstance(adapter, GridAdapter)
+    adapter.layers = torch.nn.ModuleList()  # those mix the cells
+    context, states = latents[:, 1:], torch.randn(1, 6, adapter.from_state.in_features)
+    other = states.clone()
+    other[0, 5] += 1  # the last query: rows 2 and 3, columns 4 and 5
+    changed = adapter(other, context).forecast - adapter(states, context).forecast
+    assert touched(changed[0, 0].permute(1, 2, 0)) == {(2, 4), (2, 5), (3, 4), (3, 5)}
+    assert len({tuple(changed[0, 0, :, row, column].tolist()) for row in (2, 3) for column in (4, 5)}) == 4
+
+
 def test_change_in_a_corner_affects_that_corner(wide: WorldModel, scene: np.ndarray) -> None:
     """Through the whole codec, whose convolutions reach a few cells only."""
     pixels = torch.from_numpy(scene).permute(2, 0, 1)[None, None].float() / 127.5 - 1
@@ -202,12 +223,13 @@ def loss_of(model: WorldModel, scene: np.ndarray) -> Tensor:
     return torch.stack(terms).sum()
 
 
+@pytest.mark.parametrize("merge", [1, 2])
 def test_wide_frames_train_save_load_and_roll_out(
-    make_model: Callable[..., WorldModel], scene: np.ndarray, tmp_path: Path
+    make_model: Callable[..., WorldModel], scene: np.ndarray, tmp_path: Path, merge: int
 ) -> None:
-    model = make_model(image_size=(HEIGHT, WIDTH))
+    model = make_model(image_size=(HEIGHT, WIDTH), query_merge=merge)
     assert model.config.latent_shape == (4, 4, ROWS, COLUMNS)
-    assert model.config.num_queries == len(model.queries) == ROWS * COLUMNS
+    assert model.config.num_queries == len(model.queries) == ROWS * COLUMNS // merge**2
     parts = ("vision", "action", "queries", "condition_adapter", "generator")
     freeze(model, StageConfig(train={part: TrainedConfig() for part in parts}, tasks={"rounds": 1.0}))
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]

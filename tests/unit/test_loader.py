@@ -87,6 +87,7 @@ class Numbered:
 class NumberedRecipe:
     bad: bool
     name: str = "numbered"
+    texts: tuple[str, ...] = ()
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
         if self.bad:

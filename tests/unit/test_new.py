@@ -56,10 +56,10 @@ def table(folder: Path, rows: list[dict[str, object]]) -> str:
     return str(folder)
 
 
-def made(dataset: str, tmp_path: Path, budget: str = "1h") -> TrainConfig:
+def made(dataset: str, tmp_path: Path, *options: str) -> TrainConfig:
     """The config that the command writes, which can be opened."""
     path = tmp_path / "made.yaml"
-    assert main(["new", dataset, "--budget", budget, "--out", str(path), "--force"]) == 0
+    assert main(["new", dataset, *options, "--out", str(path), "--force"]) == 0
     config = configs.load(path)
     finetune.check_stages(config)
     for source in open_sources(config.data, config.model).values():
@@ -90,6 +90,14 @@ def test_a_world_waits_for_actions_if_no_recorded_round_is_without_one(tmp_path:
     for pressed, pace in (([["a"], ["b"]], "on_action"), ([["a"], []], "realtime")):
         rows: list[dict[str, object]] = [{"text": "play", "keys": pressed}] * 2
         assert read_facts(table(tmp_path / pace, rows), tmp_path).pace == pace
+
+
+def test_large_frames_have_as_many_queries_as_small_ones(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "set", KEYS, 10, side=260)
+    for size, merge in (("64", 1), ("128", 2), ("256", 4)):
+        model = made(path, tmp_path, "--size", size).model
+        assert (model.codec.image_size, model.query_merge, model.num_queries) == (int(size), merge, 64)
+        assert model.vision.merge == max(2, merge)
 
 
 def test_vectors_have_their_bounds_and_rate(tmp_path: Path) -> None:
@@ -171,8 +179,9 @@ def test_times_are_read() -> None:
 
 
 @pytest.mark.slow
-def test_the_config_trains(tmp_path: Path) -> None:
-    config = made(recorded(tmp_path / "set", KEYS, 10, side=32), tmp_path)
+@pytest.mark.parametrize("side", [32, 128])
+def test_the_config_trains(side: int, tmp_path: Path) -> None:
+    config = made(recorded(tmp_path / "set", KEYS, 10, side=side), tmp_path, "--size", str(side))
     stages = {name: replace(stage, steps=2, batch_size=2) for name, stage in config.stages.items()}
     validation = replace(config.validation, every=2, batches=1)
     run = replace(config, stages=stages, run_dir=str(tmp_path / "run"), log_every=1, validation=validation)

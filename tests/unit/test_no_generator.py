@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from worldmodel import config as configs
 from worldmodel.cli import main
 from worldmodel.config import (
+    CodecConfig,
     ConditionAdapterConfig,
     DataConfig,
     GeneratorConfig,
@@ -30,6 +31,7 @@ from worldmodel.eval.suite import EvalSettings, suite_of
 from worldmodel.models.conditioning import GridAdapter
 from worldmodel.models.loading import deferred
 from worldmodel.models.loading import model_folder as folders
+from worldmodel.models.loading.location import resolve, shipped_models
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import finetune
 from worldmodel.train.memory_report import report
@@ -151,6 +153,22 @@ def test_a_generator_is_added_to_a_trained_model(bare: WorldModel, bare_folder: 
     assert all(torch.equal(made[name], tensor) for name, tensor in expected.items())
     again = started(bare.config, str(bare_folder))
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.items())
+
+
+def test_a_run_starts_from_the_shipped_codec(bare: WorldModel) -> None:
+    codec = CodecConfig(image_size=(32, 48), temporal_factor=1)
+    model = replace(bare.config, codec=codec, chunk_frames=1)
+    stored = load_file(resolve("codec-games") / "codec" / "model.safetensors")
+    made = started(model, {"codec": "codec-games"})
+    assert all(torch.equal(made[f"codec.{name}"], tensor.float()) for name, tensor in stored.items())
+    assert {f"codec.{name}" for name in stored} == {name for name in made if name.startswith("codec.")}
+    with pytest.raises(ModelError, match="backbone"):
+        started(model, "codec-games")
+    with pytest.raises(ModelError, match="does not fit"):
+        started(bare.config, {"codec": "codec-games"})
+    assert "codec-games" not in shipped_models()
+    with pytest.raises(ModelError, match="init_from"):
+        WorldModel.from_pretrained("codec-games")
 
 
 @pytest.mark.parametrize("objective", ["generator", "joint"])

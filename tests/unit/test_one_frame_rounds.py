@@ -8,7 +8,6 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from worldmodel.cli import main
 from worldmodel.config import (
@@ -25,7 +24,7 @@ from worldmodel.config import (
 )
 from worldmodel.env import WorldEnv
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import finetune, start
+from worldmodel.train import finetune
 from worldmodel.train.run_log import read_metrics
 from worldmodel.types import Action
 from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
@@ -52,14 +51,8 @@ def walk(seed: int, steps: int = 8) -> RecordedEpisode:
 
 
 @pytest.fixture
-def config(
-    make_model: Callable[..., WorldModel],
-    tokenizer: PreTrainedTokenizerBase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> TrainConfig:
+def config(make_model: Callable[..., WorldModel], tokenizer_folder: str, tmp_path: Path) -> TrainConfig:
     """All stages on recorded walks, one of which is held out."""
-    monkeypatch.setattr(start, "build_tokenizer", lambda config: tokenizer)
     store = LeRobotStore(tmp_path / "walks", RecordingFormat(10, SPECS, {}))
     for seed in range(4):
         store.write(walk(seed))
@@ -86,6 +79,7 @@ def config(
                 "held": SourceConfig("lerobot", path, split="held-out", weight=0),
             }
         ),
+        tokenizer=tokenizer_folder,
         run_dir=str(tmp_path / "run"),
         validation=ValidationConfig("held", every=2, batches=1),
         precision="fp32",

@@ -276,12 +276,22 @@ def repeat_action_one(observation: Any, space: spaces.Space, rng: np.random.Gene
 
 
 def test_policies_and_cameras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_policy.py").write_text("def act(observation, space, rng):\n    return 2\n")
+    (tmp_path / "my_policy.py").write_text(
+        "def act(observation, space, rng):\n    return 2\n\n"
+        "class Count:\n    def __init__(self, space): self.space = space\n"
+        "    def reset(self, seed): self.steps = 0\n"
+        "    def __call__(self, observation):\n"
+        "        self.steps += 1\n        return self.steps % self.space.n\n"
+    )
     monkeypatch.chdir(tmp_path)
     cameras = ("render", "observation.top")
     always = EnvironmentEpisodes(settings(policy="my_policy:act", cameras=cameras)).episode(0)
     assert {action.keys for action in always.actions} == {("action_2",)}
     assert set(always.cameras) == set(cameras)
+    counting = EnvironmentEpisodes(settings(policy="my_policy:Count"))
+    for index in range(2):
+        keys = [action.keys[0] for action in counting.episode(index).actions]
+        assert keys[:4] == ["action_1", "action_2", "action_0", "action_1"]
     assert always.cameras["observation.top"][:, 0, 0, 0].tolist() == [200, 190, 180, 170, 160, 150]
     mixed = EnvironmentEpisodes(settings(policy="my_policy:act", epsilon=0.5, env_args={"length": 40}))
     long = EnvironmentSettings("Counter-v0", "sticky", max_steps=400, env_args={"length": 400})

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from worldmodel import media
+from worldmodel.config import ActionConfig
 from worldmodel.errors import ConfigError, InputError, OutputError, WorldModelError
 from worldmodel.media.tensors import to_frames
 from worldmodel.models.backbone.prefix_cache import History
@@ -22,7 +23,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
 from worldmodel.rollout.round import LocalEngine
 from worldmodel.rollout.session import transition
-from worldmodel.types import NOTHING_HAPPENS, WHAT_HAPPENED, Action
+from worldmodel.types import NOTHING_HAPPENS, WHAT_HAPPENED, Action, Camera, Pose
 
 LEFT, JUMP = "the red ball moves left", "the blue box jumps"
 ROUND_TOKENS = 4 + 32 + 16
@@ -365,15 +366,46 @@ def test_infer_action_needs_two_observations(session: Session, image: np.ndarray
     assert isinstance(session.infer_action(), str)
 
 
-def test_observe_replaces_a_generated_observation(
+def test_an_observed_round_is_remembered_like_a_generated_one(
     session: Session, model: WorldModel, image: np.ndarray
 ) -> None:
-    session.step(LEFT)
-    seen = session.observe(np.roll(image, 4, axis=1))
-    assert np.array_equal(seen[0], np.roll(image, 4, axis=1))
-    assert session.actions == (Action(LEFT), Action())
-    assert len(session.clips) == 3
-    assert session.step(JUMP).shape == (8, 32, 32, 3)
+    foreseen, before = session.step(LEFT), session.fork()
+    real = model.session(seed=3)
+    real.reset(image)
+    seen = real.observe(foreseen, LEFT)
+    assert np.array_equal(seen, foreseen)
+    assert real.actions == (Action(LEFT),) and len(real.clips) == 2
+    ((kept,),), ((told,),) = before.state.histories, real.state.histories
+    assert torch.equal(kept, told)
+
+    real.step(JUMP)
+    before.step(JUMP)
+    assert torch.equal(real.state.histories[0][0], before.state.histories[0][0])
+    assert len(real.state.histories[0]) == 2
+    assert real.state.round == before.state.round == 2
+
+
+def test_what_follows_an_observation_depends_on_the_action_before(
+    model: WorldModel, image: np.ndarray
+) -> None:
+    after, futures = np.roll(image, 4, axis=1), []
+    for action in (LEFT, JUMP, None):
+        session = model.session(seed=3)
+        session.reset(image)
+        assert np.array_equal(session.observe(after, action)[0], after)
+        futures.append(session.step(JUMP))
+    assert not np.array_equal(futures[0], futures[1])
+    assert not np.array_equal(futures[0], futures[2])
+
+
+def test_an_observed_round_moves_the_camera(make_model: Callable[..., WorldModel], image: np.ndarray) -> None:
+    session = make_model(action=ActionConfig(camera=True)).session()
+    session.reset(image)
+    move = Action(camera=Camera("velocity", Pose((1.0, 0.0, 0.0))))
+    session.observe(image, move)
+    session.observe(image)
+    (camera,) = session.state.cameras
+    assert camera.translation == (1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["out.mp4", "out.gif", "out.png", "deep/er/OUT.MP4"])

@@ -355,6 +355,25 @@ def test_removed_objects_must_be_absent() -> None:
         assert not verdict.strict and not verdict.named_right(plan) and verdict.others_right(plan)
 
 
+def test_what_changes_its_colour_may_look_like_others_on_the_way() -> None:
+    others = [
+        SceneObject(colour, "cross", "small", 10 + 14 * index, 50)
+        for index, colour in enumerate(COLOURS[1:5])
+    ]
+    for old, new in ((old, new) for old in COLOURS[5:] for new in COLOURS[5:] if new != old):
+        before = Scene("slate", (SceneObject(old, "box", "medium", 30, 20), *others))
+        clip = simulate(before, parse(f"the {old} box turns {new}"))
+        assert any(obj.previous_colour for scene in clip.scenes for obj in scene.objects)
+        for frame, scene in zip(clip.frames, clip.scenes, strict=True):
+            for colour in COLOURS:  # the same with any colour at its place
+                painted = render(Scene("slate", (SceneObject(colour, "box", "medium", 30, 20), *others)))
+                on_the_way = any(obj.previous_colour for obj in scene.objects)
+                assert judge(frame, scene).strict
+                assert judge(painted, scene).strict == (on_the_way or colour == new)
+            astray = render(Scene("slate", (SceneObject("red", "ball", "small", 55, 10), *others)))
+            assert not judge(astray, scene).strict
+
+
 def test_the_judge_tolerates_noise_and_finds_every_object() -> None:
     rng = np.random.default_rng(0)
     for background in BACKGROUNDS:

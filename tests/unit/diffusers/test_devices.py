@@ -37,7 +37,6 @@ def test_objectives_run_on_one_device(
     tiny: SimpleNamespace,
     pipeline: Callable[..., Any],
     tokenizer: PreTrainedTokenizerBase,
-    monkeypatch: pytest.MonkeyPatch,
     objective: Any,
     condition: Any,
     text: bool,
@@ -62,8 +61,6 @@ def test_objectives_run_on_one_device(
     train = {name: TrainedConfig() for name in ("adapters", "generator.network")}
     stage = StageConfig(objective, train=train, tasks={"rounds": 1.0})
     made = OBJECTIVES[objective](model)
-    generator = torch.Generator
-    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
     with EmulatedDevice() as device:
         losses = train_step(device, model, stage, Batch(0, "rounds", (0, 1), episodes), made)
     assert all(math.isfinite(value) for value in losses.values())

@@ -90,6 +90,7 @@ def test_the_command_line_prints_an_estimate(capsys: pytest.CaptureFixture[str])
     assert main(["info", "--plan", *options, "own_clips", *settings]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["memory_gib"] == 100
+    assert told["checkpoint_bytes"]["joint"] > sum(told["parameters"].values())
     assert {row["gpus"] for row in told["memory_bytes"]} == {1, 2}
     assert all(row["total"] > 0 and row["fits"] for row in told["memory_bytes"])
     assert not torch.cuda.is_available() or torch.cuda.memory_allocated() == 0

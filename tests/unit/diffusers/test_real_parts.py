@@ -259,6 +259,28 @@ def test_every_component_is_read_by_its_library(make: Callable[..., WorldModel],
     diffusers.UniPCMultistepScheduler.from_pretrained(folder / "generator" / "scheduler")
 
 
+@pytest.mark.parametrize(("generator", "kind"), GENERATORS)
+def test_fewer_steps_are_learned_from_more(
+    make: Callable[..., WorldModel], generator: str, kind: str
+) -> None:
+    model, batch = make("qwen3", "siglip", generator, kind, num_inference_steps=1), batch_of()
+    freeze(model, StageConfig(train={"generator": TrainedConfig()}, tasks={"rounds": 1.0}))
+    objective: Any = OBJECTIVES["distill"].of(model, StageConfig(tasks={"rounds": 1.0}, teacher_steps=3))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    losses = []
+    with torch.no_grad():
+        taught = objective.prepare(model, batch, SampleRng([(0,), (1,)]))
+    target = taught.content.target
+    assert target.shape == taught.content.noise.shape and not target.isnan().any()
+    for _ in range(12):
+        loss = objective(model, taught)["flow"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0]
+
+
 @torch.no_grad()
 def separates(model: WorldModel, batch: Batch) -> bool:
     """Return whether two words make two clips of one noise, far apart and each nearer to its own."""

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, inspect, select, text
 
-from worldmodel.errors import ConfigError
+from worldmodel.database import connect, transaction
+from worldmodel.errors import ConfigError, DatabaseError
 from worldmodel.flow import migrations
-from worldmodel.flow.database import connect, transaction
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.migrations import VERSION_TABLE, migrate
 from worldmodel.flow.schema import listing, message, metadata
@@ -107,8 +107,14 @@ def test_other_urls_are_refused(url: str) -> None:
 
 def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("not a database, but long enough to look like one" * 100)
-    with pytest.raises(FlowError, match=r"notes\.db"):
+    with pytest.raises(DatabaseError, match=r"notes\.db"):
         migrate(connect(f"sqlite:///{tmp_path}/notes.db"))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("a file, where a folder is needed")
+    with pytest.raises(DatabaseError, match="notes"):
+        migrate(connect(f"sqlite:///{tmp_path}/notes/catalog.db"))
 
 
 def test_a_full_disk_is_named_and_what_was_committed_stays(tmp_path: Path) -> None:
@@ -122,13 +128,13 @@ def test_a_full_disk_is_named_and_what_was_committed_stays(tmp_path: Path) -> No
         connection.exec_driver_sql("PRAGMA max_page_count = 60")
         connection.execute(message.insert(), rows)
 
-    with pytest.raises(FlowError, match="full"):
+    with pytest.raises(DatabaseError, match="full"):
         transaction(engine, fill)
     assert count(url) == 1
 
 
 def test_a_server_that_stays_away_is_named_without_its_password() -> None:
     engine = connect("postgresql://worker:secret@127.0.0.1:1/flow")
-    with pytest.raises(FlowError, match=r"127\.0\.0\.1") as caught:
+    with pytest.raises(DatabaseError, match=r"127\.0\.0\.1") as caught:
         transaction(engine, lambda connection: connection.execute(text("SELECT 1")), retry_s=0.2)
     assert "secret" not in str(caught.value)

@@ -14,8 +14,9 @@ from sqlalchemy import inspect, text
 
 from worldmodel import media
 from worldmodel.config.flow import FlowConfig
+from worldmodel.database import connect, transaction
 from worldmodel.errors import ConfigError
-from worldmodel.flow.database import connect, transaction
+from worldmodel.flow.duplicates import NEAR
 from worldmodel.flow.log import Log
 from worldmodel.flow.migrations import VERSION_TABLE, migrate
 from worldmodel.flow.run import run_flow
@@ -54,7 +55,7 @@ def test_copies_are_near_and_other_clips_are_not(tmp_path: Path) -> None:
         larger = video("larger.mp4", scene(seed, 224))
         found = distances([original, original, smaller, larger])
         assert found[0, 1] == 0
-        assert found.max() <= 6
+        assert found.max() <= NEAR
     apart = distances(originals)
     assert apart[~np.eye(3, dtype=bool)].min() > 60
     backwards = distances([originals[0], video("backwards.mp4", scene(0)[::-1])])

@@ -11,7 +11,7 @@ import pytest
 from flow_stages import CALLS, flow_config, write_table
 
 from worldmodel.config.flow import FlowConfig
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, DatabaseError
 from worldmodel.flow.buffer import open_buffer
 from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import Chain
@@ -176,7 +176,7 @@ def test_processes_give_the_same_log_as_threads(tmp_path: Path, table: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "hang"])
 def test_a_clip_that_ends_its_worker_takes_no_other_with_it(tmp_path: Path, table: Path, how: str) -> None:
-    stages = {"read": {}, "trouble": {"settings": {"how": how, "where": "/7.bin"}}}
+    stages = {"read": {}, "trouble": {"settings": {"how": how, "where": "/7.bin"}, "timeout_s": 3}}
     config = flow_config(tmp_path / "flow", table, stages, topics="", lease_s=0.5, max_attempts=2)
     run_flow(config)
     state = status(config).stages[1]
@@ -201,6 +201,17 @@ def test_a_stage_that_loses_rows_ends_the_run(tmp_path: Path, table: Path, topic
     stages = {"trouble": {"settings": {"how": "fewer"}}}
     with pytest.raises(FlowError, match="trouble"):
         run_flow(flow_config(tmp_path / "flow", table, stages, topics=topics))
+
+
+def test_a_database_that_cannot_be_used_ends_the_run_and_fails_no_clip(tmp_path: Path, table: Path) -> None:
+    stages = {"trouble": {"settings": {"how": "database"}, "timeout_s": 60}}
+    config = flow_config(tmp_path / "flow", table, stages, topics="memory:", max_attempts=1)
+    with pytest.raises(DatabaseError, match=r"\.bin"):
+        run_flow(config)
+    state = status(config)
+    assert state.error is not None
+    assert ".bin" in state.error
+    assert (state.stages[0].dead, state.stages[0].waiting) == (0, 30)
 
 
 def test_a_run_that_is_stopped_goes_on_where_it_ended(tmp_path: Path, table: Path, calls: Path) -> None:

@@ -56,7 +56,8 @@ def rendered(scene: list[Image.Image], tmp_path_factory: pytest.TempPathFactory)
 def titled(frame: Image.Image) -> Image.Image:
     draw = ImageDraw.Draw(frame)
     style = {"font": ImageFont.load_default(20), "fill": "white", "stroke_width": 2, "stroke_fill": "black"}
-    draw.text((30, 150), "Subscribe to the channel!", **style)
+    for y in (40, 95, 150):
+        draw.text((30, y), "Subscribe to the channel!", **style)
     return frame
 
 
@@ -120,11 +121,15 @@ def test_good_clips_pass_and_each_defect_is_named(
     rows = run("filter", [rendered(edit) for edit in edits.values()], {}, duration_s=[2.0] * len(edits))
     for name, row in zip(edits, rows, strict=True):
         assert (name in row["drop"]) if name else row["drop"] is None, (name, row)
-    good, _, _, black, box, _ = rows
+    good, _, _, black, box, text = rows
     assert good["motion"] == pytest.approx(2 * FPS / 320, rel=0.25)  # frame sides per second
     assert (good["black"], black["black"]) == (0, 1)
     assert box["letterbox"] == pytest.approx(0.5, abs=0.03)
-    assert good["letterbox"] == 0
+    assert (good["letterbox"], good["text_area"]) == (0, 0)
+    assert text["text_area"] > 0.1
+    (dark,) = run("filter", [rendered(lambda frame: frame.point(lambda v: v * 0.4))], {}, duration_s=[2.0])
+    assert dark["drop"] is None
+    assert dark["sharpness"] == pytest.approx(good["sharpness"], rel=0.5)
 
 
 def test_thresholds_are_settings_and_reasons_name_them(rendered: Callable[[Edit], bytes]) -> None:
@@ -156,7 +161,7 @@ def test_images_are_judged_but_not_by_motion_or_length(scene: list[Image.Image])
     scene[0].save(png, "PNG")
     (image,) = run("filter", [png.getvalue()], {"min_s": 1.0}, duration_s=[0.0])
     assert (image["motion"], image["drop"]) == (None, None)
-    assert image["sharpness"] > 10
+    assert image["sharpness"] > 0.02
 
 
 def test_a_scorer_of_ones_own_is_a_column(

@@ -16,8 +16,8 @@ from postgres import PostgresServer
 from sqlalchemy import update
 from topic_worker import deliveries
 
+from worldmodel.database import connect, transaction
 from worldmodel.errors import ConfigError
-from worldmodel.flow.database import connect, transaction
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.schema import message
 from worldmodel.flow.topics import Claim, Message, Topic, open_topic

@@ -1,0 +1,137 @@
+"""The ceiling of a run: what the codec alone returns, measured once before anything is trained on it."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import changed
+
+from worldmodel.config import (
+    DataConfig,
+    SourceConfig,
+    StageConfig,
+    TrainConfig,
+    TrainedConfig,
+    ValidationConfig,
+)
+from worldmodel.errors import ConfigError
+from worldmodel.eval.codec import Ceiling, ceiling
+from worldmodel.eval.metrics import psnr
+from worldmodel.train import codec_ceiling, finetune
+from worldmodel.train.run_log import read_metrics
+
+HELD_OUT = DataConfig(
+    {"shapes": SourceConfig("shapes"), "held": SourceConfig("shapes", split="val", weight=0.0)}
+)
+CODEC = StageConfig(
+    "codec", steps=2, batch_size=2, tasks={"rounds": 1.0}, train={"codec": TrainedConfig()}, rounds=1
+)
+
+
+def boards(key: bool = True) -> np.ndarray:
+    """200 pictures of a square that is somewhere else in each; a tenth also has a key of twelve pixels."""
+    rng, frames = np.random.default_rng(0), np.full((200, 48, 48, 3), 90, np.uint8)
+    for index, frame in enumerate(frames):
+        row, column = 8 * rng.integers(6), 8 * rng.integers(1, 6)
+        frame[row : row + 8, column : column + 8] = 255, 0, 0
+        if key and index % 10 == 0:
+            frame[20:26, 3:5] = 255, 255, 0
+    return frames
+
+
+def test_the_loss_of_a_rare_small_object_is_seen_although_decibels_hide_it() -> None:
+    truth, without = boards(), boards(key=False)
+    error = np.sqrt(np.square(truth.astype(float) - without).mean())
+    noise = np.random.default_rng(1).normal(0, error, truth.shape)
+    noisy = (truth + noise).clip(0, 255).astype(np.uint8)
+    lost, noised = ceiling(truth, without), ceiling(truth, noisy)
+    assert lost.psnr == psnr(without, truth) > 35
+    assert noised.psnr == pytest.approx(lost.psnr, abs=0.5)
+    assert noised.kept == 1
+    assert (lost.num_details, lost.num_kept) == (5, 1)  # four parts of the key, and the square
+    assert lost.kept is not None and lost.kept < codec_ceiling.LEAST_KEPT
+    assert ceiling(truth, truth) == Ceiling(200, 100.0, lost.num_details, lost.num_details)
+
+
+def test_frames_without_details_have_no_share() -> None:
+    still = np.full((8, 10, 18, 3), 70, np.uint8)  # not whole squares
+    assert ceiling(still, still).kept is None
+
+
+def test_a_low_share_is_a_warning_with_the_settings_to_change() -> None:
+    low, high, none = (
+        codec_ceiling.lines(Ceiling(256, 33.3, details, kept), held=True)
+        for details, kept in ((50, 40), (50, 50), (0, 0))
+    )
+    assert len(low) == 2 and "codec.latent_channels" in low[1]
+    assert len(high) == len(none) == 1
+
+
+def ceilings(run: Path) -> list[dict[str, Any]]:
+    """All records of the ceiling, repeated ones too."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "codec/psnr" in line]
+
+
+def test_the_codec_is_measured_once_after_its_stage(run_config: TrainConfig, tmp_path: Path) -> None:
+    state = dataclasses.replace(run_config.stages["state"], steps=2, tasks={"rounds": 1.0})
+    config = dataclasses.replace(
+        run_config,
+        data=HELD_OUT,
+        stages={"codec": CODEC, "state": state},
+        validation=ValidationConfig("held", batches=1, codec_frames=18),
+        checkpoint_every=1,
+        sample_every=0,
+    )
+    asked = itertools.count(1)
+    halves = dataclasses.replace(config, run_dir=str(tmp_path / "halves"))
+    finetune.train(halves, stop=lambda: next(asked) >= 3)  # in the stage after it
+    finetune.train(halves)
+    finetune.train(config)
+    (one,), (two,) = ceilings(tmp_path / "halves"), ceilings(tmp_path / "run")
+    assert (one["stage"], one["step"], one["codec/frames"]) == ("codec", 2, 18)
+    assert {k: v for k, v in one.items() if "/" in k} == {k: v for k, v in two.items() if "/" in k}
+    assert 0 < one["codec/psnr"] < 60 and 0 <= one["codec/details"] <= 1
+
+    unmeasured = dataclasses.replace(
+        config,
+        run_dir=str(tmp_path / "none"),
+        validation=dataclasses.replace(config.validation, codec_frames=0),
+    )
+    torch.manual_seed(5)
+    finetune.train(unmeasured)
+    assert not ceilings(tmp_path / "none")
+    for stage, records in read_metrics(tmp_path / "none").items():
+        for step, line in records.items():  # the measurement changes no loss
+            measured = read_metrics(tmp_path / "run")[stage][step]
+            losses = {k: v for k, v in line.items() if k.startswith(("rounds/", "validation/"))}
+            assert {name: measured[name] for name in losses} == losses
+
+
+def test_a_codec_that_is_not_trained_is_measured_when_the_run_begins(run_config: TrainConfig) -> None:
+    config = changed(run_config, steps=2, tasks={"rounds": 1.0})
+    run = Path(config.run_dir)
+    finetune.train(config, stop=lambda: True)
+    assert [line["step"] for line in ceilings(run)] == [0]
+    finetune.train(config)
+    assert [line["step"] for line in ceilings(run)] == [0]
+
+
+def test_data_without_frames_has_no_ceiling(run_config: TrainConfig, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "It rolls."}\n' * 4)
+    stage = StageConfig(
+        "language", steps=1, batch_size=2, tasks={"document": 1.0}, train={"backbone": TrainedConfig()}
+    )
+    config = dataclasses.replace(
+        run_config,
+        stages={"language": stage},
+        data=DataConfig({"texts": SourceConfig("text", str(tmp_path / "texts.jsonl"))}),
+    )
+    assert not ceilings(finetune.train(config).parent)
+    with pytest.raises(ConfigError, match="codec_frames -1"):
+        ValidationConfig(codec_frames=-1)

@@ -1,0 +1,105 @@
+"""Distillation: fewer denoising steps do what the teacher's many did."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.errors import ConfigError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import finetune
+from worldmodel.train.checkpoint import checkpointer
+from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.types import Action
+
+STAGE = StageConfig(
+    "distill",
+    tasks={"rounds": 1.0},
+    train={"generator": TrainedConfig()},
+    rounds=1,
+    steps=60,
+    batch_size=8,
+    warmup_steps=5,
+    muon_lr=0.005,
+    teacher_steps=8,
+)
+
+
+@pytest.fixture
+def config(make_model: Callable[..., WorldModel], tmp_path: Path) -> TrainConfig:
+    """A run that distils a model of random weights, whose generator needs several steps."""
+    teacher = make_model(
+        seed=3, image_size=64, world="shapes", num_inference_steps=1, action=ActionConfig(max_text_tokens=160)
+    )
+    folder = teacher.save_pretrained(tmp_path / "teacher", dtype=torch.float32)
+    return TrainConfig(
+        model=teacher.config,
+        init_from=str(folder),
+        stages={"distill": STAGE},
+        data=DataConfig({"shapes": SourceConfig("shapes")}),
+        run_dir=str(tmp_path / "run"),
+        precision="fp32",
+    )
+
+
+def made(model: WorldModel, num_inference_steps: int) -> Tensor:
+    """Return the clips that a model makes of the same start and noises."""
+    clips = []
+    for seed in range(8):
+        session = model.session(seed, num_inference_steps)
+        session.reset(np.random.default_rng(seed).integers(0, 256, (64, 64, 3), np.uint8))
+        clips.append(torch.from_numpy(session.step(Action("the red ball moves left"))).double())
+    return torch.stack(clips)
+
+
+@pytest.mark.slow
+def test_one_step_comes_near_to_the_steps_of_the_teacher(config: TrainConfig) -> None:
+    teacher = WorldModel.from_pretrained(str(config.init_from))
+    student = WorldModel.from_pretrained(finetune.train(config))
+    truth = made(teacher, STAGE.teacher_steps)
+    before, after = ((made(each, 1) - truth).abs().mean() for each in (teacher, student))
+    assert after < before / 2
+    frozen = {name for name in teacher.state_dict() if not name.startswith("generator.")}
+    own = student.state_dict()
+    rounded = torch.bfloat16  # in which runs write their model
+    assert all(
+        torch.equal(own[name].to(rounded), x.to(rounded))
+        for name, x in teacher.state_dict().items()
+        if name in frozen and x.is_floating_point()
+    )
+
+
+def test_a_resumed_run_learns_from_the_same_teacher(config: TrainConfig, tmp_path: Path) -> None:
+    stage = dataclasses.replace(
+        STAGE, steps=4, batch_size=2, ema_decay=0.5, self_rollout=(1.0, 1.0), rounds=2
+    )
+    runs = []
+    for name, stops in (("straight", []), ("resumed", [False, True])):
+        answers = iter(stops)
+        run = dataclasses.replace(config, stages={"distill": stage}, run_dir=str(tmp_path / name))
+        finetune.train(run, stop=lambda answers=answers: next(answers, False))
+        if stops:
+            assert checkpointer.load(checkpointer.latest(tmp_path / name), {})["step"] == 2  # type: ignore
+            finetune.train(run)
+        newest = checkpointer.latest(tmp_path / name)
+        assert newest is not None and not any(
+            "teacher" in key for key in load_file(next(newest.glob("*.safetensors")))
+        )
+        runs.append(load_file(tmp_path / name / "model" / "generator" / "model.safetensors"))
+    assert all(torch.equal(x, runs[1][name]) for name, x in runs[0].items())
+
+
+def test_models_without_steps_or_with_overlapping_chunks_are_refused(
+    make_model: Callable[..., WorldModel],
+) -> None:
+    for settings in ({"num_inference_steps": 0}, {"sampler": "swin", "num_inference_steps": 2}):
+        with pytest.raises(ConfigError, match=r"num_inference_steps|swin"):
+            OBJECTIVES["distill"](make_model(**settings))
+    with pytest.raises(ConfigError, match="teacher_steps"):
+        StageConfig("distill", tasks={"rounds": 1.0}, teacher_steps=0)

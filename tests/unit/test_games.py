@@ -1,0 +1,86 @@
+"""Games that others made, as environments of Gymnasium, and the policies that record them."""
+
+import importlib
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+
+from worldmodel.types import Action
+from worldmodel.worlds.pusht import Push
+from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
+from worldmodel.worlds.recorder.episode import RecordedEpisode
+from worldmodel.worlds.recorder.settings import EnvironmentSettings
+
+
+def settings(package: str, env_id: str, policy: str = "random") -> EnvironmentSettings:
+    return EnvironmentSettings(f"worldmodel.worlds.{package}:{env_id}", policy, max_steps=25)
+
+
+def played(package: str, env_id: str, policy: str, episodes: int = 2) -> list[RecordedEpisode]:
+    """The first episodes, which a second environment plays alike."""
+    try:
+        importlib.import_module(f"worldmodel.worlds.{package}")
+    except ImportError as error:
+        pytest.skip(str(error).splitlines()[0])
+    found = []
+    for _ in range(2):
+        opened = EnvironmentEpisodes(settings(package, env_id, policy))
+        found.append([opened.episode(index) for index in range(episodes)])
+        opened.close()
+    for one, two in zip(*found, strict=True):
+        assert np.array_equal(one.cameras["render"], two.cameras["render"])
+        assert one.actions == two.actions
+    assert not np.array_equal(found[0][0].cameras["render"][0], found[0][1].cameras["render"][0])
+    return found[0]
+
+
+def test_crafter_has_actions_that_are_words() -> None:
+    episode = played("crafter", "Crafter-v1", "sticky")[0]
+    assert episode.cameras["render"].shape[1:] == (64, 64, 3)
+    names = [spec.name for spec in EnvironmentEpisodes(settings("crafter", "Crafter-v1")).mapping.specs]
+    assert len(names) == 17 and names[:3] == ["noop", "move_left", "move_right"]
+    assert {len(action.keys) for action in episode.actions} == {1}
+    check_env(gymnasium.make("Crafter-v1", render_mode="rgb_array").unwrapped)
+
+
+def test_the_maze_of_vizdoom_takes_keys_and_the_mouse() -> None:
+    episode = played("vizdoom", "DoomMaze-v0", "worldmodel.worlds.vizdoom:Walk")[0]
+    assert {len(action.mouse or ()) for action in episode.actions} == {2}
+    assert {key for action in episode.actions for key in action.keys} <= {
+        "forward", "backward", "left", "right",
+    }  # fmt: skip
+    opened = EnvironmentEpisodes(settings("vizdoom", "DoomMaze-v0"))
+    yaw = opened.mapping.specs[4]
+    assert (yaw.name, yaw.kind, yaw.unit, yaw.scale, opened.format.fps) == ("yaw", "mouse", "deg", 20, 7)
+    start = opened.reset(3)
+    distance = []
+    for turn in (0.5, -0.5):  # ten degrees to the right, and back
+        step = opened.advance(opened.env, Action(mouse=(turn, 0.0)))
+        shown = opened.frame(opened.env, step.observation)
+        distance.append(np.abs(start.astype(int) - shown).mean())
+    assert distance[1] < 0.2 * distance[0]
+    opened.close()
+
+
+def test_every_seed_of_coinrun_is_another_level() -> None:
+    episodes = played("coinrun", "CoinRun-v0", "worldmodel.worlds.coinrun:Run", 3)
+    assert len({each.cameras["render"][0].tobytes() for each in episodes}) == 3
+    frames = np.concatenate([each.cameras["render"][:-1] for each in episodes])
+    after = np.concatenate([each.cameras["render"][1:] for each in episodes])
+    assert frames.shape[1:] == (64, 64, 3) and (frames != after).any(axis=(1, 2, 3)).mean() > 0.5
+
+
+def test_the_policy_of_pusht_goes_where_the_block_is() -> None:
+    policy = Push(spaces.Box(0, 512, (2,), np.float32))
+    policy.reset(0)
+    state, touched = np.array([30.0, 30, 300, 300, 0]), 0
+    for _ in range(400):
+        target = policy(state)
+        assert target.shape == (2,) and (target >= 0).all() and (target <= 512).all()
+        assert np.hypot(*(target - state[:2])) <= 61
+        state[:2] = target
+        touched += np.hypot(*(state[:2] - state[2:4])) < 60
+    assert touched > 40

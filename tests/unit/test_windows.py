@@ -1,0 +1,64 @@
+"""Episodes longer than a session's memory are trained as a session plays them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from worldmodel.data.loader import Batch
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train.objectives.base import SampleRng
+from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.objectives.state import predict_windows
+from worldmodel.types import Action, Episode
+
+WORDS = ("the red ball moves left", "the red ball vanishes", "the blue box turns green")
+ACTIONS = [Action(WORDS[index % len(WORDS)]) for index in range(7)]
+
+
+@pytest.mark.parametrize("history", [0, 1, 2])
+def test_rounds_are_predicted_in_windows(make_model: Callable[..., WorldModel], history: int) -> None:
+    model = make_model(history_rounds=history)
+    size = model.config.context_rounds
+    context = torch.randn(2, 7, model.config.context_latents, *model.config.latent_shape[1:])
+    actions = [ACTIONS, ACTIONS[::-1]]
+    together = predict_windows(model, context, actions, None)
+    forecast = together.condition.forecast
+    assert forecast is not None and together.states.shape[:2] == (2, 7) and len(forecast) == 14
+    whole = 7 // size * size
+    for first in [*range(0, whole, size), 7 - size]:
+        part = slice(first, first + size)
+        alone = model(context[:, part], [episode[part] for episode in actions])
+        seen = slice(0, size) if first % size == 0 else slice(whole - first, size)  # not predicted before
+        torch.testing.assert_close(together.states[:, part][:, seen], alone.states[:, seen])
+        assert alone.condition.forecast is not None
+        torch.testing.assert_close(
+            forecast.unflatten(0, (2, 7))[:, part][:, seen],
+            alone.condition.forecast.unflatten(0, (2, size))[:, seen],
+        )
+
+
+def test_a_self_rollout_continues_as_a_session_does(
+    make_model: Callable[..., WorldModel],
+) -> None:
+    """A session without memory; with one, windows begin at other rounds than a session's."""
+    model = make_model(history_rounds=0)
+    start, *clips = np.random.default_rng(1).integers(0, 256, (8, 8, 32, 32, 3), dtype=np.uint8)
+    episode = Episode("one", (start[:1], *clips), tuple(ACTIONS))
+    batch = Batch(step=0, task="rounds", indices=(0,), episodes=[episode], self_rollout=True)
+    objective = OBJECTIVES["state"](model)
+    objective.context_noise = 0.0  # type: ignore[assignment]
+    rng = SampleRng([(0,)])
+    with torch.no_grad():
+        prediction = objective.predict(model, objective.prepare(model, batch, rng))  # type: ignore[operator]
+        short = replace(batch, episodes=[replace(episode, observations=episode.observations[:3],
+                                                 actions=episode.actions[:2])])  # fmt: skip
+        first = objective.predict(model, objective.prepare(model, short, rng))  # type: ignore[operator]
+    torch.testing.assert_close(first.states, prediction.states[:, :2])
+    session = model.session(num_inference_steps=0)
+    session.reset(start[0])
+    for index, action in enumerate(ACTIONS):
+        torch.testing.assert_close(prediction.context[:, index], session.state.context, atol=1e-4, rtol=1e-4)
+        session.step(action)
