@@ -51,7 +51,7 @@ class FlowReader:
 
         Raises:
             InputError: as `ClipTable.page`.
-            FlowError: the catalog cannot be read.
+            DatabaseError: the catalog cannot be read.
         """
         entries = self.table.page(after, PAGE + 1, verdict, stage, reason)
         shown = entries[:PAGE]
