@@ -4,22 +4,31 @@ import time
 from typing import Any
 
 HEAD_TIMEOUT_S = 10.0
-"""Longest time that a connection may take to send the head of a request."""
+"""Longest time that a connection may take to send the head of a request, its first one or a begun one."""
+KEEP_ALIVE_S = 75
+"""Time for which a silent connection is kept after a response.
+
+Clients and proxies keep theirs for less (httpx 5 s, load balancers usually 60 s), so that they close it and
+not the server: a request that is sent while the server closes its connection is lost.
+"""
 MAX_IDLE = 256
 """Connections that may be without a request in progress; above it, the oldest are closed."""
+
+_State = tuple[Any, bool]
 
 
 class IdleConnections:
     """Finds connections without a request in progress among those of a uvicorn server.
 
-    uvicorn itself closes a connection that is silent after a response, but waits forever for the first
-    request and for the rest of an incomplete one. WebSockets have limits of their own (`SessionLimits`).
+    uvicorn itself closes a connection that is silent after a response (`KEEP_ALIVE_S`), but waits forever for
+    the first request and for the rest of an incomplete one. WebSockets have limits of their own
+    (`SessionLimits`).
     """
 
     def __init__(self, timeout_s: float = HEAD_TIMEOUT_S, max_idle: int = MAX_IDLE) -> None:
         self.timeout_s, self.max_idle = timeout_s, max_idle
-        self._idle: dict[Any, tuple[Any, float]] = {}
-        """The last request of each idle connection, and since when it is idle."""
+        self._idle: dict[Any, tuple[_State, float]] = {}
+        """What each idle connection waits for, and since when."""
 
     def close_expired(self, protocols: set[Any]) -> int:
         """Close connections that were idle too long, or are too many; returns how many.
@@ -28,19 +37,19 @@ class IdleConnections:
             protocols: uvicorn's `server_state.connections`.
         """
         now, before = time.monotonic(), self._idle
-        idle = {protocol: protocol.cycle for protocol in protocols if _is_idle(protocol)}
+        idle = {protocol: _state(protocol) for protocol in protocols if _is_idle(protocol)}
         # Those that became idle first come first. A request in between makes a new cycle.
         self._idle = {
-            protocol: (cycle, since)
-            for protocol, (cycle, since) in before.items()
-            if idle.get(protocol, self) is cycle
+            protocol: (state, since)
+            for protocol, (state, since) in before.items()
+            if idle.get(protocol) == state
         }
         self._idle |= {protocol: (idle[protocol], now) for protocol in idle.keys() - self._idle.keys()}
         too_many = len(self._idle) - self.max_idle
         expired = [
             protocol
-            for index, (protocol, (_, since)) in enumerate(self._idle.items())
-            if index < too_many or now - since > self.timeout_s
+            for index, (protocol, ((_, kept), since)) in enumerate(self._idle.items())
+            if index < too_many or (now - since > self.timeout_s and not kept)
         ]
         for protocol in expired:
             del self._idle[protocol]
@@ -52,3 +61,8 @@ def _is_idle(protocol: Any) -> bool:
     if not hasattr(protocol, "cycle"):  # a WebSocket
         return False
     return protocol.cycle is None or protocol.cycle.response_complete
+
+
+def _state(protocol: Any) -> _State:
+    """Return the last request of a connection, and whether it is silent since, so that uvicorn closes it."""
+    return protocol.cycle, protocol.timeout_keep_alive_task is not None

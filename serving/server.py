@@ -28,7 +28,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import logs
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys, check_bind
-from worldmodel.serving.connections import IdleConnections
+from worldmodel.serving.connections import KEEP_ALIVE_S, IdleConnections
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.engine import limits as engine_limits
 from worldmodel.serving.engine.batching import Compute
@@ -345,6 +345,7 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             ws_per_message_deflate=False,  # images and videos are already compressed
             limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         )
         super().__init__(config)

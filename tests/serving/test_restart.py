@@ -290,3 +290,28 @@ def test_connections_in_use_are_not_closed(start: Start) -> None:
                 received += (more := connection.recv(4096))
                 assert more, "the connection was closed"
             time.sleep(0.3)
+
+
+@pytest.mark.slow
+def test_connections_that_clients_and_proxies_keep_stay_open(start: Start) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+    def answer(connection: socket.socket) -> bytes:
+        connection.sendall(request)
+        received = b""
+        while not received.endswith(b'{"status":"ok"}'):
+            received += (more := connection.recv(4096))
+            assert more, "the connection was closed"
+        return received
+
+    _, client = start()
+    address = client.base_url.host, client.base_url.port
+    with socket.create_connection(address) as kept, socket.create_connection(address) as silent:
+        assert answer(kept).startswith(b"HTTP/1.1 200")
+        assert answer(silent).startswith(b"HTTP/1.1 200")
+        silent.sendall(request[:10])
+        time.sleep(HEAD_TIMEOUT_S + 2)
+        assert answer(kept).startswith(b"HTTP/1.1 200")
+        silent.settimeout(2)
+        with suppress(ConnectionResetError):
+            assert silent.recv(4096) == b""  # the rest of a request is not waited for
