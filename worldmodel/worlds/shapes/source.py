@@ -10,6 +10,8 @@ from worldmodel.errors import ConfigError
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Episode
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.chance import sample_chance_rollout
+from worldmodel.worlds.shapes.memory import SPLIT as MEMORY
+from worldmodel.worlds.shapes.memory import sample_memory_rollout
 from worldmodel.worlds.shapes.scene import half_side_of
 from worldmodel.worlds.shapes.wordings import SPLIT as WORDINGS
 from worldmodel.worlds.shapes.wordings import sample_worded_rollout
@@ -44,11 +46,11 @@ class ShapesSource:
         """Open a split.
 
         Args:
-            split: One of `shapes.SPLITS`, `chance` for acts with several outcomes, or `wordings` for single
-                acts in words beyond the grammar.
+            split: One of `shapes.SPLITS`, `chance` for acts with several outcomes, `wordings` for single acts
+                in words beyond the grammar, or `memory` for objects that are hidden and shown again.
             keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
         """
-        splits = (*shapes.SPLITS, "chance", WORDINGS)
+        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY)
         if split not in splits:
             raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(splits)}.")
         self.name = self.split = split
@@ -79,6 +81,8 @@ class ShapesSource:
             samples = sample_chance_rollout(seed, index, max(rounds, 1))
         elif self.split == WORDINGS:
             samples = sample_worded_rollout(seed, index, max(rounds, 1))
+        elif self.split == MEMORY:
+            samples = sample_memory_rollout(seed, index, max(rounds, 1))
         else:
             samples = shapes.sample_rollout(self.split, seed, index, max(rounds, 1))
         first = samples[0]

@@ -3,6 +3,7 @@
 from worldmodel.eval.goals import Goal
 from worldmodel.eval.uncertainty import SEEDS
 from worldmodel.eval.uncertainty import STEPS as UNCERTAIN_STEPS
+from worldmodel.worlds.shapes.evaluation.memory import HIDDEN_ROUNDS
 
 _HELD_OUT = ("action_following", "held-out")
 _COMPOSED = ("action_following", "compositions")
@@ -84,6 +85,21 @@ GOALS: tuple[Goal, ...] = (
         f"Uncertain futures: total variation of {SEEDS} exact draws",
         ("chance", "baselines", "sampling_noise"),
         "",
+    ),
+    *(
+        Goal(
+            f"Memory: an object hidden for {hidden} rounds comes back right",
+            ("memory", f"hidden for {hidden} rounds", "named"),
+            at_least=goal,
+        )
+        for hidden, goal in zip(HIDDEN_ROUNDS, (0.95, 0.90, 0.80), strict=True)
+    ),
+    *(
+        Goal(
+            f"Memory: the same after {hidden} rounds, if all rounds before are forgotten",
+            ("memory", f"hidden for {hidden} rounds", "forgotten_named"),
+        )
+        for hidden in HIDDEN_ROUNDS
     ),
     Goal("Speed of one session", ("speed", "fps"), "fps", at_least=100.0),
     Goal("Action to first frame", ("speed", "first_frame"), "s", at_most=0.150),

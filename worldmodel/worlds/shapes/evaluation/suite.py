@@ -38,7 +38,9 @@ from worldmodel.worlds.shapes.evaluation.language import (
     inverse_dynamics,
     questions,
 )
+from worldmodel.worlds.shapes.evaluation.memory import HIDDEN_ROUNDS, hidden_objects
 from worldmodel.worlds.shapes.evaluation.recognition import recognise
+from worldmodel.worlds.shapes.memory import SPLIT as MEMORY
 from worldmodel.worlds.shapes.source import KEYS
 
 
@@ -53,6 +55,7 @@ class ShapesSuite:
         "compositions": "Two acts in one sentence",
         paraphrases.SPLIT: "Paraphrases",
         "chance": "Acts with several outcomes",
+        MEMORY: "Objects that are hidden and shown again",
     }
     card: CardText = CARD
 
@@ -80,15 +83,17 @@ class ShapesSuite:
                 partial(self._following, split, count, seed, album),
             )
             for split in self.splits
-            if settings.split in (None, split) and split != "chance"
+            if settings.split in (None, split) and split not in ("chance", MEMORY)
         ]
         covered = -(-count // 10)
         sampled = len(uncertain_steps) * (count + covered * SEEDS)
         chance = Part(
             "chance", sampled, lambda s: self._chance(s, count, covered, seed, album, uncertain_steps)
         )
+        played = count * (sum(HIDDEN_ROUNDS) + 2 * len(HIDDEN_ROUNDS))
+        memory = Part("memory", played, lambda s: hidden_objects(s, self.judge, count, seed, album))
         if settings.split is not None:
-            return [chance] if settings.split == "chance" else following
+            return {"chance": [chance], MEMORY: [memory]}.get(settings.split, following)
         pressed = [Part("keys", count, lambda s: self._keys(s, count, seed, album))]
         takes_keys = config is None or set(KEYS) <= set(config.action.keys)
         quarter = -(-count // 4)

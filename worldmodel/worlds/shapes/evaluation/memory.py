@@ -1,0 +1,60 @@
+"""Memory: objects that were hidden come back as they were, after some rounds of other acts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from worldmodel.eval.action_following import BATCH
+from worldmodel.eval.examples import Album, Example
+from worldmodel.eval.judge import Judge
+from worldmodel.eval.metrics import Tally
+from worldmodel.eval.runner import Subject
+from worldmodel.worlds.shapes.evaluation.cases import case_of
+from worldmodel.worlds.shapes.memory import sample_memory_rollout
+
+HIDDEN_ROUNDS = (1, 4, 8)
+
+
+def hidden_objects(
+    subject: Subject,
+    judge: Judge,
+    count: int,
+    seed: int,
+    album: Album | None = None,
+    hidden_rounds: Sequence[int] = HIDDEN_ROUNDS,
+) -> dict[str, Any]:
+    """Hide an object, play rounds with other acts, show it again, and judge the last frame.
+
+    Returns:
+        By number of rounds: the rates `named` (the object is back in its place, of its size and shape),
+        `strict` (the whole frame is right) and `forgotten_named`, which is `named` for the same model when it
+        starts anew from its own last frame before the act that shows, so that it remembers nothing.
+    """
+    figures: dict[str, Any] = {}
+    for hidden in hidden_rounds:
+        tally = Tally()
+        for start in range(0, count, BATCH):
+            indices = range(start, min(start + BATCH, count))
+            truths = [
+                [case_of(each) for each in sample_memory_rollout(seed, index, hidden + 1, hidden)]
+                for index in indices
+            ]
+            seeds = [seed + index for index in indices]
+            worlds = subject.open(np.stack([truth[0].start for truth in truths]), seeds)
+            for number in range(hidden):
+                clips = worlds.step([truth[number].action for truth in truths])
+            lasts, actions = [truth[-1] for truth in truths], [truth[-1].action for truth in truths]
+            forgotten = subject.open(clips[:, -1], seeds).step(actions)
+            for case, made, without in zip(lasts, worlds.step(actions), forgotten, strict=True):
+                verdict = judge(made[-1], case.truths[-1])
+                tally.count(
+                    named=verdict.named,
+                    strict=verdict.strict,
+                    forgotten_named=judge(without[-1], case.truths[-1]).named,
+                )
+                if album is not None:
+                    caption = f"{case.caption} (hidden for {hidden} rounds)"
+                    album.add(Example("memory", caption, verdict.strict, case.frames, made, verdict.note))
+        figures[f"hidden for {hidden} rounds"] = tally.figures()
+    return figures
