@@ -41,11 +41,12 @@ def hidden_objects(
                 for index in indices
             ]
             seeds = [seed + index for index in indices]
-            worlds = subject.open(np.stack([truth[0].start for truth in truths]), seeds)
+            images = np.stack([truth[0].start for truth in truths])
+            worlds = subject.open(images, seeds)
             for number in range(hidden):
-                clips = worlds.step([truth[number].action for truth in truths])
+                images = worlds.step([truth[number].action for truth in truths])[:, -1]
             lasts, actions = [truth[-1] for truth in truths], [truth[-1].action for truth in truths]
-            forgotten = subject.open(clips[:, -1], seeds).step(actions)
+            forgotten = subject.open(images, seeds).step(actions)
             for case, made, without in zip(lasts, worlds.step(actions), forgotten, strict=True):
                 verdict = judge(made[-1], case.truths[-1])
                 tally.count(
