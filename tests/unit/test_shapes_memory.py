@@ -94,7 +94,7 @@ class Remembers:
 def test_a_model_that_remembers_is_right_and_one_that_forgets_is_not() -> None:
     hidden = 4
     figures = hidden_objects(Remembers(12, hidden), judge_frame, 12, SEED, hidden_rounds=[hidden])  # type: ignore[arg-type]
-    rates = figures[f"hidden for {hidden} rounds"]
+    rates = figures[f"rounds hidden: {hidden}"]
     assert rates["named"]["value"] == rates["strict"]["value"] == 1
     assert rates["forgotten_named"]["value"] == 0
     assert rates["named"]["n"] == 12

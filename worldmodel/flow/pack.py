@@ -6,7 +6,6 @@ clips. So the same catalog gives the same segments, byte by byte.
 
 import hashlib
 import json
-import time
 from itertools import takewhile
 
 from worldmodel.config.flow import FlowConfig
@@ -21,7 +20,6 @@ from worldmodel.flow.records import BEGINNING, Place, Waiting
 from worldmodel.flow.stage import CLIP
 from worldmodel.flow.storage import Storage
 from worldmodel.flow.work import is_binary, read_columns
-from worldmodel.io import TEMPORARY_PREFIX
 
 PAGE = 1024
 """Clips that are looked at together."""
@@ -50,10 +48,7 @@ class Packer:
             if not self.log.exists(segment_name(row["number"])):
                 self.log.write(segment_name(row["number"]), to_json(row["index"]))
         self.top.write(CURRENT, to_json({"key": self.chain.key, "version": VERSION}))
-        latest = time.time() - UNUSED_S  # another packer may be writing a younger one
-        for name, (_, changed) in self.log.files().items():
-            if name.startswith(TEMPORARY_PREFIX) and changed <= latest:
-                self.log.delete(name)
+        self.log.remove_interrupted(UNUSED_S)
 
     def seal_next(self, listed: bool) -> bool:
         """Seal the next segment, if all its clips are there; return whether something was sealed.

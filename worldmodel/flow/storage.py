@@ -1,12 +1,14 @@
 """Files by name under a folder or an object store's address: the one place that tells them apart."""
 
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from worldmodel.errors import ConfigError, OutputError
 from worldmodel.flow.errors import FlowError
-from worldmodel.io import atomic_file
+from worldmodel.io import TEMPORARY_PREFIX, atomic_file
 
 
 class Storage:
@@ -97,6 +99,20 @@ class Storage:
         first = len(self.root.rstrip("/")) + 1
         found = self.remote.find(self.root, detail=True)
         return {path[first:]: (info["size"], self._changed(path, info)) for path, info in found.items()}
+
+    def remove_interrupted(self, older_than_s: float) -> None:
+        """Remove files that were being written when their process was killed; an object store keeps none.
+
+        Args:
+            older_than_s: younger ones stay, since another process may be writing them.
+        """
+        if self.remote is not None:
+            return
+        latest = time.time() - older_than_s
+        for path in self.folder.glob(f"{TEMPORARY_PREFIX}*"):
+            with suppress(FileNotFoundError):  # it got its name meanwhile
+                if path.stat().st_mtime <= latest:
+                    path.unlink()
 
     def _changed(self, path: str, info: Mapping[str, Any]) -> float:
         changed = info.get("LastModified") or self.remote.modified(path)

@@ -51,13 +51,12 @@ def sample_memory_rollout(
         hide_at = rounds - 1 - hidden_rounds
     samples: list[Sample] = []
     for number in range(rounds):
-        is_hidden = hide_at < number < hide_at + hidden_rounds
         if number == hide_at:
             samples.append(_hide(rng, scene, target))
         elif number == hide_at + hidden_rounds:
             samples.append(_show(rng, scene, target))
         else:
-            samples.append(_other(rng, scene, target, is_hidden))
+            samples.append(_other(rng, scene, target))
         scene = samples[-1].clip.after
         target = scene.find(target.colour) or target
     return samples
@@ -84,7 +83,7 @@ def _show(rng: np.random.Generator, scene: Scene, obj: SceneObject) -> Sample:
     return Sample(_words(rng, _SHOW, obj), Clip(scene, plan, scenes, render_clip(scenes)))
 
 
-def _other(rng: np.random.Generator, scene: Scene, obj: SceneObject, is_hidden: bool) -> Sample:
+def _other(rng: np.random.Generator, scene: Scene, obj: SceneObject) -> Sample:
     """Draw an act on other objects after which there is still room for this one."""
     for _ in range(_TRIES):
         plan = sample_plan(rng, scene, "single")
@@ -92,8 +91,8 @@ def _other(rng: np.random.Generator, scene: Scene, obj: SceneObject, is_hidden: 
             continue
         clip = simulate(scene, plan)
         rest = [each for each in clip.after.objects if each.colour != obj.colour]
-        moved = not is_hidden and clip.after.find(obj.colour) != scene.find(obj.colour)  # another pushed it
-        if not moved and len(rest) < MAX_OBJECTS and all(apart(obj, each) for each in rest):
+        stays = clip.after.find(obj.colour) == scene.find(obj.colour)  # nothing pushed it, if it is there
+        if stays and len(rest) < MAX_OBJECTS and all(apart(obj, each) for each in rest):
             return Sample(plan_to_text(plan, scene, rng), clip)
     return Sample("nothing happens", simulate(scene, STAY))
 

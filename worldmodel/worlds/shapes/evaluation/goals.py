@@ -88,16 +88,16 @@ GOALS: tuple[Goal, ...] = (
     ),
     *(
         Goal(
-            f"Memory: an object hidden for {hidden} rounds comes back right",
-            ("memory", f"hidden for {hidden} rounds", "named"),
+            f"Memory: a hidden object comes back right; rounds hidden: {hidden}",
+            ("memory", f"rounds hidden: {hidden}", "named"),
             at_least=goal,
         )
         for hidden, goal in zip(HIDDEN_ROUNDS, (0.95, 0.90, 0.80), strict=True)
     ),
     *(
         Goal(
-            f"Memory: the same after {hidden} rounds, if all rounds before are forgotten",
-            ("memory", f"hidden for {hidden} rounds", "forgotten_named"),
+            f"Memory: the same if all rounds before are forgotten; rounds hidden: {hidden}",
+            ("memory", f"rounds hidden: {hidden}", "forgotten_named"),
         )
         for hidden in HIDDEN_ROUNDS
     ),

@@ -55,7 +55,7 @@ def hidden_objects(
                     forgotten_named=judge(without[-1], case.truths[-1]).named,
                 )
                 if album is not None:
-                    caption = f"{case.caption} (hidden for {hidden} rounds)"
+                    caption = f"{case.caption} (rounds hidden: {hidden})"
                     album.add(Example("memory", caption, verdict.strict, case.frames, made, verdict.note))
-        figures[f"hidden for {hidden} rounds"] = tally.figures()
+        figures[f"rounds hidden: {hidden}"] = tally.figures()
     return figures
