@@ -97,4 +97,16 @@ def test_a_model_that_remembers_is_right_and_one_that_forgets_is_not() -> None:
     rates = figures[f"rounds hidden: {hidden}"]
     assert rates["named"]["value"] == rates["strict"]["value"] == 1
     assert rates["forgotten_named"]["value"] == 0
+    assert rates["hidden"]["value"] == 1
     assert rates["named"]["n"] == 12
+
+
+def test_a_model_that_ignores_the_acts_is_never_right() -> None:
+    still = Remembers(0, 1)  # knows no rollout, so it repeats every frame
+    figures = hidden_objects(still, judge_frame, 12, SEED, hidden_rounds=[1])  # type: ignore[arg-type]
+    assert {name: rate["value"] for name, rate in figures["rounds hidden: 1"].items()} == {
+        "hidden": 0,
+        "named": 0,
+        "strict": 0,
+        "forgotten_named": 0,
+    }

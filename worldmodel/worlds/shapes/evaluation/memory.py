@@ -27,9 +27,11 @@ def hidden_objects(
     """Hide an object, play rounds with other acts, show it again, and judge the last frame.
 
     Returns:
-        By number of rounds: the rates `named` (the object is back in its place, of its size and shape),
-        `strict` (the whole frame is right) and `forgotten_named`, which is `named` for the same model when it
-        starts anew from its own last frame before the act that shows, so that it remembers nothing.
+        By number of rounds: the rates `hidden` (the object is not there before the act that shows), `named`
+        (it was hidden, and is back in its place, of its size and shape), `strict` (so it was, and the whole
+        frame is right) and `forgotten_named`, which is `named` for the same model when it starts anew from
+        its own last frame before the act that shows, so that it remembers nothing. A model that ignores both
+        acts is never right.
     """
     figures: dict[str, Any] = {}
     for hidden in hidden_rounds:
@@ -47,15 +49,19 @@ def hidden_objects(
                 images = worlds.step([truth[number].action for truth in truths])[:, -1]
             lasts, actions = [truth[-1] for truth in truths], [truth[-1].action for truth in truths]
             forgotten = subject.open(images, seeds).step(actions)
-            for case, made, without in zip(lasts, worlds.step(actions), forgotten, strict=True):
-                verdict = judge(made[-1], case.truths[-1])
+            rows = zip(lasts, images, worlds.step(actions), forgotten, strict=True)
+            for case, before, made, without in rows:
+                truth = case.truths[-1]
+                gone, verdict = not judge(before, truth).named, judge(made[-1], truth)
                 tally.count(
-                    named=verdict.named,
-                    strict=verdict.strict,
-                    forgotten_named=judge(without[-1], case.truths[-1]).named,
+                    hidden=gone,
+                    named=gone and verdict.named,
+                    strict=gone and verdict.strict,
+                    forgotten_named=gone and judge(without[-1], truth).named,
                 )
                 if album is not None:
+                    note = verdict.note if gone else "was not hidden"
                     caption = f"{case.caption} (rounds hidden: {hidden})"
-                    album.add(Example("memory", caption, verdict.strict, case.frames, made, verdict.note))
+                    album.add(Example("memory", caption, gone and verdict.strict, case.frames, made, note))
         figures[f"rounds hidden: {hidden}"] = tally.figures()
     return figures
