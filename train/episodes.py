@@ -40,7 +40,9 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
         else (torch.ones_like(target[:, :, :, 0], dtype=torch.bool))
     )
     frames = [each for each in pixels if each is not None]
-    return Rounds(context, target, changed, torch.stack(frames, dim=1) if frames else None)
+    observed = torch.tensor([episode.observed for episode in batch.episodes])
+    scored = to_device(torch.arange(target.shape[1]) >= observed[:, None], target.device)
+    return Rounds(context, target, changed, scored, torch.stack(frames, dim=1) if frames else None)
 
 
 def pixels_of(model: WorldModel, batch: Batch) -> Iterator[Float[Tensor, "b t 3 h w"]]:

@@ -394,7 +394,8 @@ class Episode:
     `observations` are uint8 clips `[t, h, w, 3]`; `actions[i]` leads from observation i to i + 1. An empty
     first clip (t = 0) means that nothing was observed before. `prompt` and `answer` are text about the
     observations. `labels` are labels of latent cells that a source provides (`World.label_words`).
-    `outcomes` are those of the actions; none if the source has no rewards.
+    `outcomes` are those of the actions; none if the source has no rewards. The first `observed` rounds were
+    seen and not acted in: a model remembers them, and is not trained to predict them.
 
     With `encoded`, the codec does not run in the training step, and there are only those `observations` that
     a vision encoder reads. `text_states` are outputs of the generator's text encoder by text, `[l, e]` each,
@@ -410,3 +411,4 @@ class Episode:
     encoded: EncodedObservations | None = None
     text_states: Mapping[str, np.ndarray] | None = None
     outcomes: tuple[Outcome, ...] = ()
+    observed: int = 0

@@ -23,7 +23,7 @@ import numpy as np
 from worldmodel.config import ImageSize, WorldModelConfig, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import Frames, MediaLimits, sniff
-from worldmodel.rollout.state import observed_frames
+from worldmodel.rollout.state import film_frames
 from worldmodel.serving.errors import RateLimitError, TooLargeError, UnavailableError, UnsupportedFormatError
 from worldmodel.serving.media import decode_child
 from worldmodel.serving.media.limits import UploadLimits
@@ -85,7 +85,7 @@ async def decode_observation(data: bytes, config: WorldModelConfig) -> Frames:
         ApiError, InputError: as `decode_upload`.
     """
     # A world continues from the end of a video; the copy frees the rest.
-    return (await _decode_all(data, config))[-observed_frames(config) :].copy()
+    return (await _decode_all(data, config))[-film_frames(config) :].copy()
 
 
 async def decode_video(data: bytes, config: WorldModelConfig) -> Frames:

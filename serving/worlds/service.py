@@ -27,7 +27,7 @@ from worldmodel.models.adapters import Adapters
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout.round import RoundInputs, SamplingParams, finish, prepare, start_chunks
+from worldmodel.rollout.round import RoundInputs, SamplingParams, finish, prepare, start_chunks, start_worlds
 from worldmodel.rollout.session import confidence_rows, read_question, transition
 from worldmodel.rollout.state import WorldState, newest_observation
 from worldmodel.serving.engine.batching import CONDITION, DENOISE, PREPARE, Batcher, Compute
@@ -252,7 +252,7 @@ class WorldService:
             raise InputError("Pass either an image or video, or a text.")
         seeds = (settings.seed,)
         if frames is not None:
-            return await self._run(settings.adapter, WorldState.from_frames, self.model, frames[None], seeds)
+            return await self._run(settings.adapter, start_worlds, self.model, frames[None], seeds)
         blank = await self._run(settings.adapter, WorldState.blank, self.model, seeds)
         return await self.play(settings, blank, Action.of(description))
 

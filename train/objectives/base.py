@@ -89,19 +89,26 @@ class Rounds:
     target: Float[Tensor, "b r t c h w"]
     changed: Bool[Tensor, "b r t h w"]
     """Cells that differ from the context: few, but the ones that actions affect."""
+    scored: Bool[Tensor, "b r"]
+    """Rounds that a model is trained to predict; the others were observed, and it only remembers them."""
     frames: Float[Tensor, "b r f 3 H W"] | None = None
     """Pixels seen before each round, for a vision encoder that reads pixels."""
 
+    @property
+    def cells(self) -> Bool[Tensor, "b r t h w"]:
+        """Cells of the rounds that count."""
+        return self.scored[:, :, None, None, None].expand_as(self.changed)
+
     def counts(self) -> Counts:
         """Count changed and unchanged cells, so that both contribute equally although the former are few."""
-        changed = self.changed.sum()
-        return {"changed": changed, "unchanged": self.changed.numel() - changed}
+        changed = (self.changed & self.cells).sum()
+        return {"changed": changed, "unchanged": self.cells.sum() - changed}
 
     def errors(self, forecast: Float[Tensor, "b r t c h w"]) -> Losses:
         """Sum squared errors over changed and over unchanged cells, averaged over channels."""
         error = (forecast - self.target).pow(2).mean(dim=3)
-        mask = self.changed.to(error.dtype)
-        return {"changed": (error * mask).sum(), "unchanged": (error * (1 - mask)).sum()}
+        changed, unchanged = self.changed & self.cells, ~self.changed & self.cells
+        return {"changed": (error * changed).sum(), "unchanged": (error * unchanged).sum()}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from worldmodel.diffusion.schedule import training_sigmas
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import Losses, Rounds, SampleRng, StageBatch
-from worldmodel.train.objectives.generator import JointObjective, pixel_error
+from worldmodel.train.objectives.generator import JointObjective
 from worldmodel.train.objectives.state import predict_windows
 
 
@@ -80,6 +80,7 @@ class DistillationObjective(JointObjective):
             context=context,
             target=made.view_as(rounds.target),
             changed=rounds.changed,
+            scored=rounds.scored,
             frames=frames,
             noise=noise,
         )
@@ -99,8 +100,4 @@ class DistillationObjective(JointObjective):
         output = model.generator.training_loss(
             target, noise, sigma, prediction.condition, rounds.context.flatten(0, 1)
         )
-        weight = self.cell_weights(rounds.changed.flatten(0, 1)).to(output.error)
-        losses = {"flow": (weight * output.error).sum()}
-        if not model.codec.causal:
-            losses["pixel"] = pixel_error(model, target, output.clean, rng)
-        return losses
+        return self.generator_losses(model, rounds, output, rng)

@@ -41,15 +41,14 @@ class GeneratorObjective(StateObjective):
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
         inputs = super().prepare(model, batch, rng)
         if isinstance(inputs.content, Rounds):
-            changed = inputs.content.changed
-            inputs.counts["flow"] = self.cell_weights(changed).sum()
+            inputs.counts["flow"] = self.cell_weights(inputs.content).sum()
             if not model.codec.causal:
-                inputs.counts["pixel"] = float(changed.shape[0] * changed.shape[1])
+                inputs.counts["pixel"] = inputs.content.scored.double().sum()
         return inputs
 
-    def cell_weights(self, changed: Tensor) -> Tensor:
+    def cell_weights(self, rounds: Rounds) -> Float[Tensor, "b r t h w"]:
         """Weigh changed cells more if the generator corrects a forecast, whose errors are few and local."""
-        return 1 + (3 if self.residual else 0) * changed.double()
+        return rounds.cells * (1 + (3 if self.residual else 0) * rounds.changed.double())
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
         if not isinstance(inputs.content, Rounds):
@@ -57,11 +56,17 @@ class GeneratorObjective(StateObjective):
         prediction = self.predict(model, inputs)
         losses = self.state_losses(model, inputs, prediction)
         output = self.flow_loss(model, inputs, prediction)
-        weight = self.cell_weights(inputs.content.changed.flatten(0, 1)).to(output.error)
-        losses["flow"] = (weight * output.error).sum()
+        return losses | self.generator_losses(model, inputs.content, output, inputs.rng)
+
+    def generator_losses(
+        self, model: WorldModel, rounds: Rounds, output: LossOutput, rng: SampleRng
+    ) -> Losses:
+        """Weigh the generator's errors, and compare pixels."""
+        weight = self.cell_weights(rounds).flatten(0, 1).to(output.error)
+        losses = {"flow": (weight * output.error).sum()}
         if not model.codec.causal:
-            target = inputs.content.target.flatten(0, 1)
-            losses["pixel"] = pixel_error(model, target, output.clean, inputs.rng)
+            error = pixel_error(model, rounds.target.flatten(0, 1), output.clean, rng)
+            losses["pixel"] = (error * rounds.scored.flatten()).sum()
         return losses
 
     def flow_loss(self, model: WorldModel, inputs: StageBatch, prediction: Prediction) -> LossOutput:
@@ -129,10 +134,10 @@ def pixel_error(
     target: Float[Tensor, "b t c h w"],
     clean: Float[Tensor, "b t c h w"],
     rng: SampleRng,
-) -> Float[Tensor, ""]:
+) -> Float[Tensor, " b"]:
     """Compare one random latent frame of every clip after decoding, by the loss of the codec."""
     rows = torch.arange(target.shape[0], device=target.device)
     frame = rng.integers(target.shape[1], target.shape[0] // len(rng.streams)).flatten()
     with torch.no_grad():
         truth = model.codec.decode(target[rows, frame][:, None])
-    return reconstruction_error(model.codec.decode(clean[rows, frame][:, None]), truth).sum()
+    return reconstruction_error(model.codec.decode(clean[rows, frame][:, None]), truth)

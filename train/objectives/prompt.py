@@ -41,8 +41,7 @@ class PromptObjective(StateObjective):
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
         inputs = super().prepare(model, batch, rng)
         if isinstance(inputs.content, Rounds):
-            rounds = inputs.content.context.shape[:2]
-            inputs.counts["prompt"] = float(rounds[0] * rounds[1])
+            inputs.counts["prompt"] = inputs.content.scored.double().sum()
         return inputs
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
@@ -55,7 +54,8 @@ class PromptObjective(StateObjective):
         assert truth is not None and tokens is not None, "checked at the start"
         truth = upcast(truth[:, : tokens.shape[1]])
         predicted = upcast(tokens[:, : truth.shape[1]])
-        return {"prompt": self.distance(predicted, truth).sum()}
+        error = self.distance(predicted, truth)
+        return {"prompt": (error * inputs.content.scored.flatten()).sum()}
 
     def distance(
         self, predicted: Float[Tensor, "b n d"], truth: Float[Tensor, "b n d"]

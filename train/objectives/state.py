@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from worldmodel.batch import map_tensors, to_device
@@ -145,6 +145,7 @@ class StateObjective(Objective):
 
         In a share of the steps (`Batch.self_rollout`) every round after the first observes the model's own
         prediction of the round before, while targets stay true, so the model learns to correct its drift.
+        What follows an observed round sees what was observed.
         """
         rounds, rng = inputs.content, inputs.rng
         if inputs.batch.task == "imagine":
@@ -158,7 +159,7 @@ class StateObjective(Objective):
         ).view(shape)
         if inputs.batch.self_rollout:
             actions = [list(episode.actions) for episode in inputs.batch.episodes]
-            return self.self_rollout(model, context, rounds.frames, actions, rng)
+            return self.self_rollout(model, context, rounds.frames, actions, rng, rounds.scored)
         return context, rounds.frames
 
     @torch.no_grad()
@@ -169,6 +170,7 @@ class StateObjective(Objective):
         frames: Tensor | None,
         actions: list[list[Action]],
         rng: SampleRng,
+        scored: Bool[Tensor, "b r"],
     ) -> tuple[Tensor, Tensor | None]:
         """Return context and frames whose rounds after the first are predicted by the model."""
         predicted, pixels = context[:, :1], frames if frames is None else frames[:, :1]
@@ -179,8 +181,11 @@ class StateObjective(Objective):
             past = [episode[first:index] for episode in actions]
             seen_before = pixels if pixels is None else pixels[:, first:]
             following, seen = self.next_round(model, predicted[:, first:], seen_before, past, rng)
+            played = scored[:, index - 1, None, None, None, None]
+            following = following.where(played, context[:, index])
             predicted = torch.cat([predicted, following[:, None]], dim=1)
-            if seen is not None and pixels is not None:
+            if seen is not None and pixels is not None and frames is not None:
+                seen = seen.where(played, frames[:, index])
                 pixels = torch.cat([pixels, seen[:, None]], dim=1)
         for _ in range(context.shape[1], most):  # other processes have more rounds
             first = None if frames is None else frames[:1, :1]

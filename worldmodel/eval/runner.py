@@ -12,7 +12,7 @@ from worldmodel.media.tensors import to_frames, to_tensor
 from worldmodel.models import text
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round
+from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round, start_worlds
 from worldmodel.rollout.session import sampling_params
 from worldmodel.types import Action, Outcome
 
@@ -37,8 +37,8 @@ class Worlds(Protocol):
 class Subject(Protocol):
     """An evaluated model; tests also evaluate the true simulator through this interface."""
 
-    def open(self, images: Images, seeds: Sequence[int]) -> Worlds:
-        """Start a world from every image."""
+    def open(self, starts: Images | Clips, seeds: Sequence[int]) -> Worlds:
+        """Start a world from every image or video."""
         ...
 
     def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Images:
@@ -102,9 +102,10 @@ class ModelSubject:
         self._params = sampling_params(model, num_inference_steps, None)
 
     @torch.no_grad()
-    def open(self, images: Images, seeds: Sequence[int]) -> Worlds:
-        """Start a world from every image."""
-        state = WorldState.from_frames(self.model, images[:, None], tuple(seeds))
+    def open(self, starts: Images | Clips, seeds: Sequence[int]) -> Worlds:
+        """Start a world from every image or video."""
+        films = starts if starts.ndim == 5 else starts[:, None]
+        state = start_worlds(self.model, films, tuple(seeds))
         return ModelWorlds(self.model, state, self._params, self._on_work)
 
     @torch.no_grad()

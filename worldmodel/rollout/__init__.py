@@ -1,7 +1,7 @@
 """Rollouts: one round, batch first, and the session that plays it."""
 
 from worldmodel.rollout.recording import Recording
-from worldmodel.rollout.round import Engine, LocalEngine, SamplingParams, play_round
+from worldmodel.rollout.round import Engine, LocalEngine, SamplingParams, play_round, start_worlds
 from worldmodel.rollout.session import Session, Snapshot
 from worldmodel.rollout.starts import start_images
 from worldmodel.rollout.state import WorldState
@@ -16,4 +16,5 @@ __all__ = [
     "WorldState",
     "play_round",
     "start_images",
+    "start_worlds",
 ]

@@ -25,7 +25,7 @@ from worldmodel.models.backbone.prefix_cache import History, PrefixCache, rememb
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.vision.adapter import EncodedObservation, Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout.state import Clips, WorldState, encode_context, observe
+from worldmodel.rollout.state import Clips, WorldState, encode_context, film_frames, observe
 from worldmodel.types import Action
 
 
@@ -120,6 +120,42 @@ def play_round(
     condition = model.condition(states, inputs.context, inputs.actions)
     chunks = start_chunks(model, inputs, condition, params)
     return finish(model, inputs, states, chunks, model.denoise(chunks))
+
+
+@torch.no_grad()
+def start_worlds(model: WorldModel, frames: Clips, seeds: tuple[int, ...]) -> WorldState:
+    """Start worlds from an image or a video each, of which the newest `film_frames` frames count.
+
+    The last rounds of a video are observed with the null action, so the history holds what moved in it.
+    """
+    frames = frames[:, -film_frames(model.config) :]
+    count, chunk = frames.shape[1], model.config.chunk_frames
+    first = count - chunk * min((count - 1) // chunk, model.config.history_rounds)
+    seen = WorldState.from_frames(model, frames[:, :first], seeds)
+    for start in range(first, count, chunk):
+        seen = observe_round(model, seen, frames[:, start : start + chunk], (Action(),) * len(seeds))
+    return replace(WorldState.from_frames(model, frames, seeds), histories=seen.histories)
+
+
+@torch.no_grad()
+def observe_round(
+    model: WorldModel, world: WorldState, frames: Clips, actions: Sequence[Action]
+) -> WorldState:
+    """Add a round whose outcome was observed instead of generated.
+
+    Raises:
+        InputError: the model does not take one of the actions.
+    """
+    inputs = prepare(model, [world], actions)
+    moved = zip(inputs.actions, world.cameras, strict=True)
+    return replace(
+        WorldState.from_frames(model, frames, world.seeds),
+        round=world.round + 1,
+        histories=inputs.histories,
+        cameras=tuple(action.move_camera(camera) for action, camera in moved),
+        previous_latents=world.context[:, -1:],
+        previous_frames=world.frames[:, -1:],
+    )
 
 
 def prepare(model: WorldModel, worlds: Sequence[WorldState], actions: Sequence[Action]) -> RoundInputs:

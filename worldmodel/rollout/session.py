@@ -1,12 +1,11 @@
 """Sessions: one live rollout that can be forked, restored and saved."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from worldmodel import media
 from worldmodel.errors import ConfigError, InputError
@@ -14,8 +13,8 @@ from worldmodel.models.text import TextSequence, sequences
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.recording import Recording
-from worldmodel.rollout.round import LocalEngine, SamplingParams, play_round, prepare
-from worldmodel.rollout.state import WorldState, last_transition, newest_observation, observed_frames
+from worldmodel.rollout.round import LocalEngine, SamplingParams, observe_round, play_round, start_worlds
+from worldmodel.rollout.state import WorldState, last_transition, newest_observation
 from worldmodel.types import DESCRIBE, NOTHING_HAPPENS, WHAT_HAPPENED, Action, AnyAction, Outcome
 
 MAX_QUESTION_CHARACTERS = 400
@@ -59,7 +58,8 @@ class Session:
 
         Args:
             observation: An image or a video: a path, encoded bytes, a PIL image, or uint8 frames
-                `[h, w, 3]` or `[t, h, w, 3]`. The rollout continues its last frame.
+                `[h, w, 3]` or `[t, h, w, 3]`. The rollout continues its last frame; of a video it remembers
+                as many rounds as of a rollout (`history_rounds`).
             text: A description, from which the model generates the first observation.
 
         Raises:
@@ -68,7 +68,7 @@ class Session:
         if (observation is None) == (text is None):
             raise InputError("Pass either an observation (image or video) or text=.")
         if text is None:
-            state = self._observed(observation)
+            state = start_worlds(self.model, self._read(observation)[None], (self.seed,))
         else:
             blank = WorldState.blank(self.model, (self.seed,))
             (state,) = play_round(self.model, self.engine, [blank], [Action.of(text)], self.params)
@@ -92,7 +92,6 @@ class Session:
         self._state, self._recording = state, self._recording.extended(action, state.frames[0])
         return state.frames[0]
 
-    @torch.no_grad()
     def observe(self, observation: Any, action: AnyAction = None) -> np.ndarray:
         """Add a round whose outcome was observed instead of generated; return its frames.
 
@@ -107,18 +106,8 @@ class Session:
             InputError: the session was not reset, the observation cannot be used, or the model does not take
                 such an action.
         """
-        taken, state, real = Action.of(action), self.state, self._observed(observation)
-        inputs = prepare(self.model, [state], [taken])
-        (resolved,), (camera,) = inputs.actions, state.cameras
-        after = replace(
-            real,
-            round=state.round + 1,
-            histories=inputs.histories,
-            cameras=(resolved.move_camera(camera),),
-            previous_latents=state.context[:, -1:],
-            previous_frames=state.frames[:, -1:],
-        )
-        return self.advance(taken, after)
+        taken, state, frames = Action.of(action), self.state, self._read(observation)
+        return self.advance(taken, observe_round(self.model, state, frames[None], [taken]))
 
     def describe(self, question: str | None = None) -> str:
         """Describe the newest observation, or answer a question about it ("how many objects are there")."""
@@ -210,15 +199,14 @@ class Session:
         """Keep only the newest clip, for rollouts without an end."""
         self._recording = Recording(self._recording.clips[-1:])
 
-    def _observed(self, observation: Any) -> WorldState:
+    def _read(self, observation: Any) -> np.ndarray:
         config = self.model.config
-        frames = media.read_observation(
+        return media.read_observation(
             observation,
             size=config.codec.image_size,
             fps=config.fps,
             max_frames=int(media.MediaLimits.max_video_s * config.fps),
-        )[-observed_frames(config) :]
-        return WorldState.from_frames(self.model, frames[None], (self.seed,))
+        )
 
 
 def sampling_params(

@@ -62,7 +62,10 @@ class WorldState:
     def from_frames(cls, model: WorldModel, frames: Clips, seeds: tuple[int, ...]) -> "WorldState":
         """Start worlds from observed frames; the newest `observed_frames` of them count."""
         frames = frames[:, -observed_frames(model.config) :]
-        latents = model.observe(to_tensor(list(frames), model.device)).latents
+        count, group = frames.shape[1], model.codec.temporal_factor
+        # Our codec repeats the last frame of an incomplete group, and a world continues from the last.
+        skipped = count % group if count > group and not model.codec.causal else 0
+        latents = model.observe(to_tensor(list(frames[:, skipped:]), model.device)).latents
         return cls.from_latents(model, latents, frames, seeds)
 
     @classmethod
@@ -97,6 +100,11 @@ def observed_latents(config: WorldModelConfig) -> int:
 def observed_frames(config: WorldModelConfig) -> int:
     """Return how many frames of a first observation count, the newest ones."""
     return observed_latents(config) * config.codec.temporal_factor
+
+
+def film_frames(config: WorldModelConfig) -> int:
+    """Return how many frames of a video that worlds start from count, the newest ones."""
+    return observed_frames(config) + config.history_rounds * config.chunk_frames
 
 
 def encode_context(

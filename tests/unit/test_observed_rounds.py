@@ -1,0 +1,107 @@
+"""Rounds that were observed before the first action: remembered by sessions, not predicted in training."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from worldmodel.data.loader import Batch
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train.objectives.base import Objective, SampleRng
+from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.types import Action, Episode
+
+LEFT = "the red ball moves left"
+
+
+def frames(count: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("history", [0, 1, 2])
+def test_a_film_is_remembered_as_the_rounds_that_it_shows(
+    make_model: Callable[..., WorldModel], history: int
+) -> None:
+    model = make_model(history_rounds=history)
+    chunk = model.config.chunk_frames
+    film = frames(1 + 2 * chunk)
+    session, played = model.session(seed=3), model.session(seed=3)
+    shown = session.reset(film)
+    assert np.array_equal(shown[-1], film[-1])
+    assert session.state.round == 0 and len(session.clips) == 1 and session.actions == ()
+    assert len(session.state.histories[0]) == history
+    played.reset(film[:1])
+    for start in range(1, len(film), chunk):
+        played.observe(film[start : start + chunk])
+    newest = played.state.histories[0][2 - history :]
+    for one, other in zip(session.state.histories[0], newest, strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(session.state.context, played.state.context)
+
+
+def test_films_with_the_same_end_continue_differently(make_model: Callable[..., WorldModel]) -> None:
+    model = make_model(history_rounds=1)
+    end = frames(model.config.chunk_frames)
+    pair = [np.concatenate([frames(1, seed), end]) for seed in (2, 3)]
+    futures = []
+    for film in pair:
+        session = model.session(seed=3)
+        session.reset(film)
+        futures.append(session.step(LEFT))
+    assert not np.array_equal(*futures)
+    forgetful = make_model(history_rounds=0)
+    same = []
+    for film in pair:
+        session = forgetful.session(seed=3)
+        session.reset(film)
+        same.append(session.step(LEFT))
+    assert np.array_equal(*same)
+
+
+def losses(model: WorldModel, objective: Objective, episodes: list[Episode]) -> tuple[dict, dict]:
+    batch = Batch(step=0, task="rounds", indices=(0,), episodes=episodes, self_rollout=False)
+    with torch.no_grad():
+        inputs = objective.prepare(model, batch, SampleRng([(0,)] * len(episodes)))
+        return {k: float(v) for k, v in objective(model, inputs).items()}, {
+            k: float(v) for k, v in inputs.counts.items()
+        }
+
+
+@pytest.mark.parametrize("name", ["state", "joint", "distill"])
+def test_observed_rounds_have_no_part_in_the_loss(make_model: Callable[..., WorldModel], name: str) -> None:
+    model = make_model(history_rounds=2)
+    clips = frames(3 * 8).reshape(3, 8, 32, 32, 3)
+    episode = Episode("one", (frames(1), *clips), (Action(), Action(), Action(LEFT)))
+    objective = OBJECTIVES[name](model)
+    whole, counted = losses(model, objective, [episode])
+    parts, counts = losses(model, objective, [replace(episode, observed=2)])
+    none, empty = losses(model, objective, [replace(episode, observed=3)])
+    for loss in {"changed", "unchanged", "flow", "pixel"} & whole.keys():
+        assert counts[loss] < counted[loss] and empty[loss] == none[loss] == 0
+        assert 0 <= parts[loss] < whole[loss]
+    if name == "joint":
+        assert counts["pixel"] == 1
+    if name == "state":
+        cells = counted["changed"] + counted["unchanged"]
+        assert 3 * (counts["changed"] + counts["unchanged"]) == cells
+
+
+def test_after_observed_rounds_a_self_rollout_sees_what_was_observed(
+    make_model: Callable[..., WorldModel],
+) -> None:
+    model = make_model(history_rounds=2)
+    clips = frames(3 * 8).reshape(3, 8, 32, 32, 3)
+    episode = Episode("one", (frames(1), *clips), (Action(), Action(LEFT), Action(LEFT)), observed=1)
+    objective = OBJECTIVES["state"](model)
+    seen = []
+    for self_rollout in (False, True):
+        batch = Batch(step=0, task="rounds", indices=(0,), episodes=[episode], self_rollout=self_rollout)
+        with torch.no_grad():
+            inputs = objective.prepare(model, batch, SampleRng([(0,)]))
+            context, _ = objective.observed(model, inputs)  # type: ignore[operator]
+        seen.append(context)
+    true, played = seen
+    assert torch.equal(true[:, :2], played[:, :2])
+    assert not torch.allclose(true[:, 2], played[:, 2])
