@@ -36,7 +36,7 @@ VERBS: tuple[str, ...] = (
     "stay",
 )
 
-_MOVE_DISTANCE = 16
+MOVE_DISTANCE = 16
 _JUMP_HEIGHT = 14
 _ARGUMENTS: dict[str, tuple[str, ...]] = {"push": tuple(DIRECTIONS), "turn": COLOURS, "appear": ZONES}
 
@@ -264,7 +264,7 @@ def _begin(act: Act, body: _Body, bodies: list[_Body]) -> None:
 
 
 def _move(cast: Sequence[tuple[Act, _Body]], bodies: list[_Body], frame: int, num_frames: int) -> None:
-    pixels = _MOVE_DISTANCE * frame // num_frames - _MOVE_DISTANCE * (frame - 1) // num_frames
+    pixels = MOVE_DISTANCE * frame // num_frames - MOVE_DISTANCE * (frame - 1) // num_frames
     fall = _fallen(frame, num_frames) - _fallen(frame - 1, num_frames)
     # Pixel by pixel and taking turns, so that objects that meet do not jump over or into each other.
     for pixel in range(max(pixels, fall)):

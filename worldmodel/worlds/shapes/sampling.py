@@ -50,7 +50,7 @@ _MIN_FALL = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A clip, and a sentence for its plan."""
+    """A clip, and a sentence for its plan; an empty one if it was not asked for."""
 
     text: str
     clip: Clip

@@ -10,6 +10,8 @@ from worldmodel.errors import ConfigError
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Episode
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.chance import sample_chance_rollout
+from worldmodel.worlds.shapes.films import SPLIT as FILMS
+from worldmodel.worlds.shapes.films import sample_film_rollout
 from worldmodel.worlds.shapes.memory import SPLIT as MEMORY
 from worldmodel.worlds.shapes.memory import sample_memory_rollout
 from worldmodel.worlds.shapes.scene import half_side_of
@@ -47,10 +49,11 @@ class ShapesSource:
 
         Args:
             split: One of `shapes.SPLITS`, `chance` for acts with several outcomes, `wordings` for single acts
-                in words beyond the grammar, or `memory` for objects that are hidden and shown again.
+                in words beyond the grammar, `memory` for objects that are hidden and shown again, or `films`
+                for episodes that begin with observed rounds.
             keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
         """
-        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY)
+        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY, FILMS)
         if split not in splits:
             raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(splits)}.")
         self.name = self.split = split
@@ -77,12 +80,15 @@ class ShapesSource:
             scene = shapes.zone_scene(rng) if rng.random() < 0.8 else shapes.random_scene(rng)
             clip = np.repeat(shapes.render(scene)[None], shapes.FRAMES_PER_CLIP, axis=0)
             return Episode(name, (clip[:0], clip), (Action(shapes.caption(scene)),))
+        observed = 0
         if self.split == "chance":
             samples = sample_chance_rollout(seed, index, max(rounds, 1))
         elif self.split == WORDINGS:
             samples = sample_worded_rollout(seed, index, max(rounds, 1))
         elif self.split == MEMORY:
             samples = sample_memory_rollout(seed, index, max(rounds, 1))
+        elif self.split == FILMS:
+            samples, observed = sample_film_rollout(seed, index, max(rounds, 1))
         else:
             samples = shapes.sample_rollout(self.split, seed, index, max(rounds, 1))
         first = samples[0]
@@ -101,11 +107,16 @@ class ShapesSource:
             raise ValueError(f"The shapes world has no task {task!r}; use one of {', '.join(self.tasks)}.")
         actions = tuple(_action(sample, rng, self.keys) for sample in samples)
         clips = tuple(sample.clip.frames for sample in samples)
-        return Episode(name, (before, *clips), actions, labels=_labels(first))
+        labels = _labels(first)
+        if observed:
+            del labels["named"]  # nobody named what moves in a film
+        return Episode(name, (before, *clips), actions, labels=labels, observed=observed)
 
 
 def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[str] | None) -> Action:
     """Return the action as text; one in ten of those that keys can express, as keys."""
+    if not sample.text:
+        return Action()
     acts = [act for stage in sample.clip.plan.stages for act in stage]
     if len(acts) == 1 and rng.random() < 0.1:
         act = acts[0]

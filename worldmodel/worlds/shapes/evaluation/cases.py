@@ -37,7 +37,7 @@ def case_of(sample: Sample) -> Case:
     clip = sample.clip
     return Case(
         sample.text,
-        Action(sample.text),
+        Action(sample.text or None),
         clip.first_frame,
         Truth(clip.before, clip.plan),
         clip.frames,

@@ -3,6 +3,7 @@
 from worldmodel.eval.goals import Goal
 from worldmodel.eval.uncertainty import SEEDS
 from worldmodel.eval.uncertainty import STEPS as UNCERTAIN_STEPS
+from worldmodel.worlds.shapes.evaluation.films import FILM_ROUNDS
 from worldmodel.worlds.shapes.evaluation.memory import HIDDEN_ROUNDS
 
 _HELD_OUT = ("action_following", "held-out")
@@ -100,6 +101,21 @@ GOALS: tuple[Goal, ...] = (
             ("memory", f"rounds hidden: {hidden}", "forgotten_named"),
         )
         for hidden in HIDDEN_ROUNDS
+    ),
+    *(
+        Goal(
+            f"Films: an object that moved goes on; rounds of the film: {rounds}",
+            ("films", f"rounds of film: {rounds}", "named"),
+            at_least=0.90,
+        )
+        for rounds in FILM_ROUNDS
+    ),
+    *(
+        Goal(
+            f"Films: the same from the last frame alone; rounds of the film: {rounds}",
+            ("films", f"rounds of film: {rounds}", "image_named"),
+        )
+        for rounds in FILM_ROUNDS
     ),
     Goal("Speed of one session", ("speed", "fps"), "fps", at_least=100.0),
     Goal("Action to first frame", ("speed", "first_frame"), "s", at_most=0.150),

@@ -30,6 +30,7 @@ from worldmodel.types import Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.evaluation import cases, paraphrases
 from worldmodel.worlds.shapes.evaluation.card import CARD
+from worldmodel.worlds.shapes.evaluation.films import FILM_ROUNDS, film_continuations
 from worldmodel.worlds.shapes.evaluation.goals import GOALS
 from worldmodel.worlds.shapes.evaluation.images import text_to_image
 from worldmodel.worlds.shapes.evaluation.language import (
@@ -40,6 +41,7 @@ from worldmodel.worlds.shapes.evaluation.language import (
 )
 from worldmodel.worlds.shapes.evaluation.memory import HIDDEN_ROUNDS, hidden_objects
 from worldmodel.worlds.shapes.evaluation.recognition import recognise
+from worldmodel.worlds.shapes.films import SPLIT as FILMS
 from worldmodel.worlds.shapes.memory import SPLIT as MEMORY
 from worldmodel.worlds.shapes.source import KEYS
 
@@ -56,6 +58,7 @@ class ShapesSuite:
         paraphrases.SPLIT: "Paraphrases",
         "chance": "Acts with several outcomes",
         MEMORY: "Objects that are hidden and shown again",
+        FILMS: "Objects that go on as a film shows",
     }
     card: CardText = CARD
 
@@ -83,7 +86,7 @@ class ShapesSuite:
                 partial(self._following, split, count, seed, album),
             )
             for split in self.splits
-            if settings.split in (None, split) and split not in ("chance", MEMORY)
+            if settings.split in (None, split) and split not in ("chance", MEMORY, FILMS)
         ]
         covered = -(-count // 10)
         sampled = len(uncertain_steps) * (count + covered * SEEDS)
@@ -92,8 +95,13 @@ class ShapesSuite:
         )
         played = count * (sum(HIDDEN_ROUNDS) + 2 * len(HIDDEN_ROUNDS))
         memory = Part("memory", played, lambda s: hidden_objects(s, self.judge, count, seed, album))
+        films = Part(
+            "films",
+            2 * count * len(FILM_ROUNDS),
+            lambda s: film_continuations(s, self.judge, count, seed, album),
+        )
         if settings.split is not None:
-            return {"chance": [chance], MEMORY: [memory]}.get(settings.split, following)
+            return {"chance": [chance], MEMORY: [memory], FILMS: [films]}.get(settings.split, following)
         pressed = [Part("keys", count, lambda s: self._keys(s, count, seed, album))]
         takes_keys = config is None or set(KEYS) <= set(config.action.keys)
         quarter = -(-count // 4)
