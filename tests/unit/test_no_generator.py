@@ -202,6 +202,7 @@ def test_states_are_trained(bare: WorldModel, tmp_path: Path) -> None:
     )
     trained = WorldModel.from_pretrained(finetune.train(config))
     assert trained.config.generator is None
+    assert trained.tasks == ("rounds",)
     assert trained.session().reset(np.zeros((64, 64, 3), np.uint8)).shape[1:] == (64, 64, 3)
 
 

@@ -201,7 +201,7 @@ def read_start_images(folder: Path, config: WorldModelConfig) -> tuple[StartImag
 def read_tasks(folder: Path) -> tuple[str, ...] | None:
     """Return the tasks of all stages in which a model was trained; None if its config.json does not say."""
     training = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("training") or {}
-    stages = (training.get("config") or {}).get("stages") or {}
+    stages = (training.get("config") or training).get("stages") or {}
     weights = [stage.get("tasks") or {} for stage in stages.values()]
     return tuple(dict.fromkeys(task for each in weights for task, share in each.items() if share)) or None
 
