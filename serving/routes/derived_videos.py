@@ -121,7 +121,7 @@ async def extend(
     """Request a video that begins with another one and goes on.
 
     A video of this server is generated again from its start, so that its world continues with all that it
-    remembers; an upload is continued from its last frames.
+    remembers; an upload is continued from its end, and its last rounds are remembered.
     """
     body, uploads = await read_body(request, protocol.ExtendRequest, UPLOAD)
     upload = uploads.get(UPLOAD)
