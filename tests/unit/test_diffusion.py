@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worldmodel.diffusion.loss import add_noise, velocity_error
 from worldmodel.diffusion.schedule import sampling_sigmas, training_sigmas
-from worldmodel.diffusion.solver import EulerSolver, StochasticEulerSolver
+from worldmodel.diffusion.solver import EulerSolver
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -25,37 +25,6 @@ def test_euler_is_exact_on_a_constant_flow(steps: int) -> None:
     for step in range(solver.num_steps):
         latents = solver.step(step, noise - clean, latents)
     close(latents, clean)
-
-
-def sample(solver: EulerSolver, noise: Tensor, mean: float, std: float) -> Tensor:
-    """Sample a normal distribution with the exact velocity, E[noise - data | latents]."""
-    latents = noise
-    for step in range(solver.num_steps):
-        sigma = solver.timestep(step)
-        variance = (1 - sigma) ** 2 * std**2 + sigma**2
-        surprise = (latents - (1 - sigma) * mean) / variance
-        velocity = sigma * surprise - mean - (1 - sigma) * std**2 * surprise
-        latents = solver.step(step, velocity, latents)
-    return latents
-
-
-@pytest.mark.parametrize("kind", [EulerSolver, StochasticEulerSolver])
-def test_solvers_sample_the_distribution(kind: type[EulerSolver]) -> None:
-    noise = torch.randn(4, 10, 10, 10, 10, generator=torch.Generator().manual_seed(0))
-    made = sample(kind.of(200), noise, 2.0, 0.5)
-    assert float(made.mean()) == pytest.approx(2.0, abs=0.02)
-    assert float(made.std()) == pytest.approx(0.5, abs=0.02)
-
-
-def test_steps_with_new_noise_depend_on_the_first_noise_of_the_row_alone() -> None:
-    noise = torch.randn(3, 2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    together = sample(StochasticEulerSolver.of(4), noise, 0.0, 1.0)
-    assert torch.equal(together, sample(StochasticEulerSolver.of(4), noise, 0.0, 1.0))
-    for row in range(3):
-        close(together[row], sample(StochasticEulerSolver.of(4), noise[row : row + 1], 0.0, 1.0)[0])
-    followed = sample(EulerSolver.of(4), noise, 0.0, 1.0)
-    assert abs(float(torch.corrcoef(torch.stack([noise.flatten(), followed.flatten()]))[0, 1])) > 0.9
-    assert abs(float(torch.corrcoef(torch.stack([noise.flatten(), together.flatten()]))[0, 1])) < 0.5
 
 
 def test_timesteps_of_euler_are_the_sigmas() -> None:

@@ -52,17 +52,11 @@ class DistillationObjective(JointObjective):
         """Check that there is a generator that denoises in steps of its own.
 
         Raises:
-            ConfigError: there is none, its chunks overlap, its steps add noise, or no steps are wanted.
+            ConfigError: there is none, or its chunks overlap, or no steps are wanted.
         """
         super().check(model)
         if model.config.sampler == "swin":
             raise ConfigError("The objective distill needs sampler: chunk; distil before training with swin.")
-        generator = model.config.generator
-        if generator is not None and generator.stochastic_sampling:
-            raise ConfigError(
-                "The objective distill needs generator.stochastic_sampling: false; new noise in every step "
-                "leads to no path that a student could follow."
-            )
         if not model.config.num_inference_steps:
             raise ConfigError("model.num_inference_steps is 0; set the steps that the student will take.")
 

@@ -288,9 +288,6 @@ class GeneratorConfig:
     """Our own generator: number of its layers."""
     num_heads: int = 3
     """Our own generator: number of its attention heads."""
-    stochastic_sampling: bool = False
-    """Our own generator: whether every denoising step adds new noise, so that later steps can mend what
-    earlier ones got wrong. For uncertain futures and 8 steps or more."""
     condition_dropout: float = 0.1
     """Share of training samples whose condition is replaced by the unconditional one, for guidance."""
 
@@ -309,11 +306,6 @@ class GeneratorConfig:
         if self.is_ours and self.dtype != "fp32":
             raise ConfigError(
                 f"generator.dtype is {self.dtype!r}; our own generator is held in fp32, so leave it out."
-            )
-        if self.stochastic_sampling and not self.is_ours:
-            raise ConfigError(
-                "generator.stochastic_sampling is a setting of our own generator; set generator.scheduler "
-                "of one of diffusers."
             )
 
 
