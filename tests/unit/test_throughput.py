@@ -93,7 +93,7 @@ def rounds_batch(model: WorldModel, batch: int = 2, rounds: int = 2) -> StageBat
     changed = torch.ones_like(target[:, :, :, 0], dtype=torch.bool)
     episodes = [Episode(f"{index}", actions=(Action(),) * rounds) for index in range(batch)]
     keys = [(0, index) for index in range(batch)]
-    content = Rounds(context, target, changed)
+    content = Rounds(context, target, changed, torch.ones(context.shape[:2], dtype=torch.bool))
     return StageBatch(Batch(0, "imagine", tuple(range(batch)), episodes), SampleRng(keys), {}, content)
 
 
