@@ -280,7 +280,13 @@ async def order_video(http: httpx.AsyncClient, record: Record) -> None:
     video = answer.json()
     while video["status"] in ("queued", "in_progress"):
         await asyncio.sleep(0.5)
-        video = (await http.get(f"/v1/videos/{video['id']}")).json()
+        answer = await http.get(f"/v1/videos/{video['id']}")
+        record.status(answer.status_code)
+        if answer.status_code == 200:
+            video = answer.json()
+        elif answer.status_code != 429:
+            record.outcomes[f"answers to a poll: {answer.text[:200]}"] += 1
+            return
     record.outcomes[f"videos {video['status']}"] += 1
     if video["status"] == "completed":
         record.finish()
