@@ -131,10 +131,13 @@ def start_worlds(model: WorldModel, frames: Clips, seeds: tuple[int, ...]) -> Wo
     frames = frames[:, -film_frames(model.config) :]
     count, chunk = frames.shape[1], model.config.chunk_frames
     first = count - chunk * min((count - 1) // chunk, model.config.history_rounds)
+    world = WorldState.from_frames(model, frames, seeds)
+    if first == count:
+        return world
     seen = WorldState.from_frames(model, frames[:, :first], seeds)
     for start in range(first, count, chunk):
         seen = observe_round(model, seen, frames[:, start : start + chunk], (Action(),) * len(seeds))
-    return replace(WorldState.from_frames(model, frames, seeds), histories=seen.histories)
+    return replace(world, histories=seen.histories)
 
 
 @torch.no_grad()
