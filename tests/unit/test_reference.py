@@ -123,10 +123,44 @@ def test_training_further_weights_ends_the_reference(
     assert (finetune.train(further) / "backbone" / "model.safetensors").is_file()
 
 
-def test_a_frozen_backbone_is_saved_whole(config: TrainConfig) -> None:
+def test_of_a_frozen_backbone_the_name_is_saved(config: TrainConfig, base: Path, tmp_path: Path) -> None:
     frozen = dataclasses.replace(STAGE, train={"vision": TrainedConfig()})
     folder = finetune.train(dataclasses.replace(config, stages={"first": frozen}))
-    assert (folder / "backbone" / "model.safetensors").is_file()
+    assert [path.name for path in (folder / "backbone").iterdir()] == ["base.json"]
+    untouched = Backbone.from_pretrained(base, num_layers=2).model.state_dict()
+    model = WorldModel.from_pretrained(folder)
+    for name, tensor in weights(model).items():
+        torch.testing.assert_close(tensor, untouched[name], atol=0.02, rtol=0.02)
+    again = model.save_pretrained(tmp_path / "again")
+    assert (again / "backbone" / "base.json").read_bytes() == (folder / "backbone" / "base.json").read_bytes()
+
+
+def test_the_factors_of_all_stages_are_reduced_to_a_rank(config: TrainConfig, tmp_path: Path) -> None:
+    finetune.train(config)
+    newest = checkpointer.latest(Path(config.run_dir))
+    assert newest is not None
+    whole, exact, least = (
+        model_folder.reference.read(export.export(newest, tmp_path / str(rank), rank) / "backbone")
+        for rank in (None, 8, 2)
+    )
+    assert whole is not None and exact is not None and least is not None
+    for name, (up, down) in whole.factors.items():
+        change = up.float() @ down.float()
+        same, near = (
+            each.factors[name][0].float() @ each.factors[name][1].float() for each in (exact, least)
+        )
+        torch.testing.assert_close(same, change, atol=0.02 * float(change.abs().max()), rtol=0.02)
+        assert least.factors[name][1].shape[0] == 2
+        lost = torch.linalg.svdvals(change)[2:].square().sum().sqrt()
+        torch.testing.assert_close((near - change).norm(), lost, rtol=0.1, atol=0.02 * float(change.norm()))
+
+    frozen = dataclasses.replace(STAGE, train={"vision": TrainedConfig()})
+    other = dataclasses.replace(config, stages={"first": frozen}, run_dir=str(tmp_path / "frozen"))
+    finetune.train(other)
+    checkpoint = checkpointer.latest(Path(other.run_dir))
+    assert checkpoint is not None
+    with pytest.raises(ModelError, match="--rank"):
+        export.export(checkpoint, tmp_path / "none", 2)
 
 
 def test_errors_name_the_base_model(config: TrainConfig, base: Path, tmp_path: Path) -> None:

@@ -30,16 +30,28 @@ from worldmodel.train.components import is_trained, settings_of
 from worldmodel.train.tokenizer import with_stored
 
 
-def export(checkpoint: Path, folder: Path) -> Path:
+def export(checkpoint: Path, folder: Path, rank: int | None = None) -> Path:
     """Write the model of a checkpoint; returns its folder.
 
+    Args:
+        checkpoint: A checkpoint of a run.
+        folder: The folder to write.
+        rank: Greatest rank of what LoRA added to a backbone that is saved by reference, in all stages
+            together; None keeps all of it.
+
     Raises:
-        ModelError: the checkpoint is damaged, or is not in its run's folder.
+        ModelError: the checkpoint is damaged, or is not in its run's folder, or there is nothing of which
+            `rank` could be.
         OutputError: the folder cannot be written.
     """
     verify(checkpoint)
     config = run_config(checkpoint)
     model = load_model(config, checkpoint)
+    if rank is not None:
+        whole = model.backbone.reference
+        if whole is None or not whole.factors:
+            raise ModelError(f"The backbone of {checkpoint} is not saved by reference; leave out --rank.")
+        model.backbone.reference = whole.reduced(rank)
     return model.save_pretrained(folder, training=configs.to_dict(config))
 
 
@@ -127,7 +139,7 @@ def load_model(config: TrainConfig, checkpoint: Path) -> WorldModel:
 
 
 def _reference(config: TrainConfig, additions: Sequence[lora.Factors]) -> Reference | None:
-    """Return the backbone as a base model and LoRA factors; None if it has no base, or nothing was added."""
+    """Return the backbone as a base model and LoRA factors, if any; None if it has no base."""
     if not config.model.backbone.pretrained:
         return None
     source = settings_of("backbone.model", config.init_sources)
@@ -140,7 +152,7 @@ def _reference(config: TrainConfig, additions: Sequence[lora.Factors]) -> Refere
         whole = whole.extended(
             {layer.removeprefix(prefix): pair for layer, pair in factors.items() if layer.startswith(prefix)}
         )
-    return whole if whole.factors else None
+    return whole
 
 
 def load_weights(model: WorldModel, checkpoint: Path, known: Collection[str] = ()) -> list[lora.Factors]:

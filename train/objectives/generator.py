@@ -97,6 +97,17 @@ class GeneratorObjective(StateObjective):
         context = sampler_context(model, context, rng)
         return model.generator.training_loss(target, noise, sigma, condition, context, continues_previous)
 
+    def predicted_latents(
+        self, model: WorldModel, prediction: Prediction, inputs: StageBatch
+    ) -> Float[Tensor, "b r t c h w"]:
+        if not model.config.num_inference_steps:
+            return super().predicted_latents(model, prediction, inputs)
+        noise = inputs.rng.normal(*inputs.content.target.shape[1:]).flatten(0, 1)
+        context = sampler_context(model, prediction.context.flatten(0, 1), inputs.rng)
+        solver = model.generator.solver(model.config.num_inference_steps)
+        (latents,) = model.denoise([Chunk(noise, solver, (prediction.condition,), context)])
+        return latents.unflatten(0, prediction.context.shape[:2])
+
 
 class JointObjective(GeneratorObjective):
     """Training of all parts together; self-rollouts continue from the generator's output."""
@@ -108,15 +119,6 @@ class JointObjective(GeneratorObjective):
         noise, context = rng.normal(*model.config.latent_shape), sampler_context(model, context, rng)
         solver = model.generator.solver(1 if self.residual else model.config.num_inference_steps)
         return model.denoise([Chunk(noise, solver, (condition,), context)])[0]
-
-    def predicted_latents(
-        self, model: WorldModel, prediction: Prediction, inputs: StageBatch
-    ) -> Float[Tensor, "b r t c h w"]:
-        noise = inputs.rng.normal(*inputs.content.target.shape[1:]).flatten(0, 1)
-        context = sampler_context(model, prediction.context.flatten(0, 1), inputs.rng)
-        solver = model.generator.solver(model.config.num_inference_steps)
-        (latents,) = model.denoise([Chunk(noise, solver, (prediction.condition,), context)])
-        return latents.unflatten(0, prediction.context.shape[:2])
 
 
 def sampler_context(

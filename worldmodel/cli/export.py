@@ -19,9 +19,20 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--adapters", action="store_true", help="write only the LoRA weights, in peft's format, by component"
     )
+    parser.add_argument(
+        "--rank",
+        type=int,
+        help="of a language model by reference, write the nearest LoRA weights of this rank (default: the "
+        "sum of the ranks of all stages)",
+    )
     args = parser.parse_args(argv)
+    if args.rank is not None and (args.adapters or args.rank < 1):
+        parser.error("--rank is 1 or more, without --adapters")
 
     from worldmodel.train.checkpoint import export
 
-    write = export.export_adapters if args.adapters else export.export
-    print(f"wrote {write(args.checkpoint, args.folder)}")
+    if args.adapters:
+        written = export.export_adapters(args.checkpoint, args.folder)
+    else:
+        written = export.export(args.checkpoint, args.folder, args.rank)
+    print(f"wrote {written}")

@@ -241,11 +241,12 @@ class ActionConfig:
 class ConditionAdapterConfig:
     """The condition adapter, which maps the predicted states to the generator's condition."""
 
-    kind: Literal["grid", "prompt", "stream"] = "grid"
+    kind: Literal["grid", "text", "prompt", "stream"] = "grid"
     """Kind of the adapter. grid: a transformer makes a feature and a token per latent cell, and
-    regresses the next latents (for our own generator). prompt: a Q-Former maps them to tokens in place of the
-    text embeddings (as in Pandora). stream: every block of the generator gets a cross-attention to them (as
-    in PAN)."""
+    regresses the next latents (for our own generator). text: our own generator reads the words of the action,
+    as the language model represents them, and no predicted states (text to image, text to video). prompt: a
+    Q-Former maps states to tokens in place of the text embeddings (as in Pandora). stream: every block of the
+    generator gets a cross-attention to them (as in PAN)."""
     forecast: Literal["residual", "none"] = "residual"
     """grid: how the generator uses the regressed latents. residual: it predicts a correction to them, for
     which one step is enough where the future is certain. none: it reads the states alone, by plain flow
@@ -474,10 +475,22 @@ class WorldModelConfig:
                 )
             if error := self.sampling_error(self.num_inference_steps, self.guidance_scale):
                 raise ConfigError(error)
-        elif self.generator.is_ours != (adapter.kind == "grid"):
+        elif self.generator.is_ours != (adapter.kind in ("grid", "text")):
             raise ConfigError(
                 f"condition_adapter.kind is {self.condition_adapter.kind!r}; our own generator takes "
-                "grid, one of diffusers prompt or stream."
+                "grid or text, one of diffusers prompt or stream."
+            )
+        if adapter.kind == "text" and (
+            adapter.forecast != "none"
+            or adapter.text
+            or self.outcomes
+            or not self.action.text
+            or self.action.per_round > 1
+        ):
+            raise ConfigError(
+                "condition_adapter.kind text reads the words of one action and makes neither forecasts nor "
+                "states; set condition_adapter.forecast: none, action.text: true and action.per_round: 1, "
+                "and leave out condition_adapter.text and outcomes."
             )
         if self.condition_adapter.kind == "grid" and (
             self.num_queries != self.codec.cells // self.query_merge**2 or self.condition_adapter.text

@@ -41,8 +41,8 @@ class Subject(Protocol):
         """Start a world from every image or video."""
         ...
 
-    def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Images:
-        """Generate an image from every text."""
+    def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Clips:
+        """Generate a clip from every text."""
         ...
 
     def read(self, observations: Sequence[Observed], prompts: Sequence[str]) -> list[str]:
@@ -109,11 +109,11 @@ class ModelSubject:
         return ModelWorlds(self.model, state, self._params, self._on_work)
 
     @torch.no_grad()
-    def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Images:
-        """Generate an image from every text, as `Session.reset(text=...)` does."""
+    def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Clips:
+        """Generate a clip from every text, as `Session.reset(text=...)` does."""
         blank = WorldState.blank(self.model, tuple(seeds))
         worlds = ModelWorlds(self.model, blank, self._params, self._on_work)
-        return worlds.step([Action.of(description) for description in texts])[:, -1]
+        return worlds.step([Action.of(description) for description in texts])
 
     @torch.no_grad()
     def read(self, observations: Sequence[Observed], prompts: Sequence[str]) -> list[str]:

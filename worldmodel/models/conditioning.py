@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from einops import rearrange, repeat
@@ -63,6 +64,8 @@ class Layer(nn.Module):
 class ConditionAdapter(nn.Module, ABC):
     """Maps states to the generator's condition."""
 
+    reads_text: ClassVar[bool] = False
+    """Whether the states are those of the action's text alone."""
     null_tokens: nn.Parameter
     """The tokens of no state; they begin as zeros."""
 
@@ -151,6 +154,41 @@ class GridAdapter(ConditionAdapter):
         return Condition(
             tokens=tokens, pooled=zeros, cells=repeat(zeros, "b d -> b n d", n=cells), forecast=forecast
         )
+
+
+class TextAdapter(ConditionAdapter):
+    """Maps the hidden states of a text to the generator's condition: text to image, text to video.
+
+    No predicted states take part. So a generator is trained before it meets them, and a description that the
+    language model wrote of what happens next can be rendered (text states).
+    """
+
+    reads_text = True
+
+    def __init__(self, text_width: int, width: int, num_tokens: int, cells: int) -> None:
+        super().__init__()
+        self.num_tokens, self.cells = num_tokens, cells
+        self.norm = RMSNorm(text_width)
+        self.to_tokens = nn.Linear(text_width, width)
+        self.to_pooled = nn.Linear(text_width, width)
+        self.null_tokens = nn.Parameter(torch.randn(1, width) * 0.02)
+
+    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Map the states of `num_tokens` positions, zeros after the end of a text, to a condition."""
+        states = self.norm(states)
+        written = (states != 0).any(dim=2, keepdim=True)
+        mean = states.sum(dim=1) / written.sum(dim=1).clamp(min=1)
+        tokens = torch.where(written, self.to_tokens(states), self.null_tokens)
+        return self._condition(tokens, self.to_pooled(mean))
+
+    def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return the unconditional condition."""
+        tokens = self.null_tokens.expand(len(context), self.num_tokens, -1)
+        return self._condition(tokens, torch.zeros_like(tokens[:, 0]))
+
+    def _condition(self, tokens: Float[Tensor, "b n d"], pooled: Float[Tensor, "b d"]) -> Condition:
+        cells = repeat(torch.zeros_like(pooled), "b d -> b m d", m=self.cells)
+        return Condition(tokens=tokens, pooled=pooled, cells=cells)
 
 
 class PromptAdapter(ConditionAdapter):

@@ -5,7 +5,13 @@ from pathlib import Path
 from worldmodel.config import WorldModelConfig
 from worldmodel.errors import ConfigError
 from worldmodel.models.codec.autoencoder import Codec, VideoCodec
-from worldmodel.models.conditioning import ConditionAdapter, GridAdapter, PromptAdapter, StreamAdapter
+from worldmodel.models.conditioning import (
+    ConditionAdapter,
+    GridAdapter,
+    PromptAdapter,
+    StreamAdapter,
+    TextAdapter,
+)
 from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.models.generator.dit import DiT
 from worldmodel.models.generator.none import NoGenerator
@@ -78,6 +84,8 @@ def condition_adapter(config: WorldModelConfig, width: int, generator: VideoGene
     kind, tokens = config.condition_adapter.kind, generator.token_width
     if kind == "prompt":
         return PromptAdapter(config.condition_adapter, width, tokens)
+    if kind == "text":
+        return TextAdapter(width, tokens, config.action.max_text_tokens + 1, config.codec.cells)
     if kind == "stream":
         return StreamAdapter(width, tokens, config.num_queries)
     return GridAdapter(

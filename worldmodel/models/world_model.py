@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from worldmodel.batch import to_device
 from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.models import factory, text
@@ -120,7 +121,13 @@ class WorldModel(nn.Module, PretrainedMixin):
         context: Float[Tensor, "b s c h w"],
         actions: Sequence[Action] | None = None,
     ) -> Condition:
-        """Map states, context latents and, if the generator reads text, actions to its condition."""
+        """Map states, context latents and, if the generator reads text, actions to its condition.
+
+        An adapter that reads the text of actions alone takes its hidden states in place of those given.
+        """
+        if self.condition_adapter.reads_text:
+            assert actions is not None
+            states = self.text_states(actions)
         return self._add_text(self.condition_adapter(states, context), actions)
 
     def denoise(self, chunks: Sequence[Chunk[Condition]]) -> list[Float[Tensor, "b t c h w"]]:
@@ -155,6 +162,12 @@ class WorldModel(nn.Module, PretrainedMixin):
         """Return what guidance extrapolates away from: no state, with no text or a negative one."""
         return self._add_text(self.condition_adapter.null(context), [Action(negative_prompt)] * len(context))
 
+    def text_states(self, actions: Sequence[Action]) -> Float[Tensor, "b n d"]:
+        """Return the backbone's hidden states of the texts of actions, which see nothing else."""
+        ids = [self.action.validate(action, self.backbone)[0] for action in actions]
+        texts = [to_device(torch.tensor(each, dtype=torch.long), self.device) for each in ids]
+        return self.backbone.text_states(texts, self.config.action.max_text_tokens + 1)
+
     def _add_text(self, condition: Condition, actions: Sequence[Action] | None) -> Condition:
         if not self.config.condition_adapter.text:
             return condition
@@ -181,17 +194,29 @@ class WorldModel(nn.Module, PretrainedMixin):
 
         `actions[j][i]` is the action of episode j in round i; `frames` are for encoders that need pixels.
         """
-        batch, rounds = context.shape[:2]
         flat = [action for episode in actions for action in self.action.of_rounds(episode)]
+        if self.condition_adapter.reads_text:
+            states = self.text_states(flat)
+        else:
+            states = self._round_states(context, flat, frames)
+        condition = self._add_text(self.condition_adapter(states, context.flatten(0, 1)), flat)
+        return Prediction(rearrange(states, "(b r) n d -> b r n d", r=context.shape[1]), context, condition)
+
+    def _round_states(
+        self,
+        context: Float[Tensor, "b r s c h w"],
+        actions: Sequence[Action],
+        frames: Float[Tensor, "b r f 3 H W"] | None,
+    ) -> Float[Tensor, "n q d"]:
+        batch, rounds = context.shape[:2]
         pixels = None if frames is None else frames.flatten(0, 1)
         seen = self.encode_observation(Observation(context.flatten(0, 1), pixels))
-        taken = self.encode_action(flat)
+        taken = self.encode_action(actions)
         embeds = [torch.cat(parts) for parts in zip(seen.tokens, taken, seen.queries, strict=True)]
         rows = [torch.cat(embeds[first : first + rounds]) for first in range(0, len(embeds), rounds)]
         ends = torch.tensor([len(each) for each in embeds]).view(batch, rounds).cumsum(dim=1)
         states = self.predict_states(nn.utils.rnn.pad_sequence(rows, batch_first=True), ends)
-        condition = self.condition(rearrange(states, "b r n d -> (b r) n d"), context.flatten(0, 1), flat)
-        return Prediction(states, context, condition)
+        return rearrange(states, "b r n d -> (b r) n d")
 
     def generate_text(
         self, observation: Observation, prompt: str | None = None, max_tokens: int = text.MAX_TOKENS

@@ -235,12 +235,11 @@ def finish(
 ) -> list[WorldState]:
     """Decode the latents of a round, read its outcomes from the states, and return the worlds after it.
 
-    A blank world starts from the end of its chunk.
+    A blank world starts from the whole clip that a text describes.
     """
     if all(world.is_blank for world in inputs.worlds):
-        kept = [each if model.codec.causal else each[:, -1:] for each in latents]
-        clips = _clips(model.decode(torch.cat(kept)), inputs.sizes)
-        rows = zip(inputs.worlds, kept, clips, strict=True)
+        clips = _clips(model.decode(torch.cat(list(latents))), inputs.sizes)
+        rows = zip(inputs.worlds, latents, clips, strict=True)
         return [WorldState.from_latents(model, made, frames, world.seeds) for world, made, frames in rows]
     clips = _clips(model.decode(torch.cat(list(latents)), inputs.context), inputs.sizes)
     histories, actions = iter(inputs.histories), iter(inputs.actions)

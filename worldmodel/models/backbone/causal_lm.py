@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import (
@@ -203,6 +204,15 @@ class Backbone(nn.Module):
         hidden = self(embeds, cache)
         positions = to_device(ends[:, :, None] + torch.arange(-num_queries, 0), hidden.device)
         return hidden[torch.arange(len(embeds), device=hidden.device)[:, None, None], positions]
+
+    def text_states(self, texts: Sequence[Int[Tensor, " _"]], num_positions: int) -> Float[Tensor, "b n d"]:
+        """Return the hidden states of texts and of the end after each, then zeros."""
+        end = torch.tensor([self.end])
+        ids = [torch.cat([text, to_device(end, text.device)]) for text in texts]
+        hidden = self(nn.utils.rnn.pad_sequence([self.embed(each) for each in ids], batch_first=True))
+        lengths = to_device(torch.tensor([len(each) for each in ids]), hidden.device)
+        written = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
+        return F.pad(hidden * written[..., None], (0, 0, 0, num_positions - hidden.shape[1]))
 
     def logits(self, hidden: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape v"]:
         """Return the logits of the vocabulary."""

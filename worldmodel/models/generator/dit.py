@@ -211,8 +211,10 @@ class DiT(VideoGenerator):
         return LossOutput(error, noisy - sigma[:, :, None, None, None] * velocity)
 
     def _forecast(self, condition: Condition) -> Float[Tensor, "b t c h w"] | None:
+        if not self.residual:
+            return None
         assert condition.forecast is not None, "the grid adapter makes one"
-        return condition.forecast if self.residual else None
+        return condition.forecast
 
     def velocity(
         self,
@@ -232,7 +234,7 @@ class DiT(VideoGenerator):
         `blocks` is not above its own (None: to all frames). `cache` holds keys and values of earlier frames;
         `first_frame` is the index of the first frame given here (context frames are negative).
         """
-        assert condition.cells is not None and condition.pooled is not None, "the grid adapter makes both"
+        assert condition.cells is not None and condition.pooled is not None, "our adapters make both"
         assert condition.tokens is not None, "and tokens"
         frames, cells = latents.shape[1], math.prod(self.grid)
         layout = Layout.unmasked(frames * cells) if blocks is None else Layout.frames(blocks, cells)

@@ -4,6 +4,8 @@ adapter_config.json         peft's settings, with the name and the revision of t
 adapter_model.safetensors   the two factors of every layer
 base.json                   how many layers of the base model are used, and the checksums of its files
 
+Of a base model to which nothing was added there is base.json alone.
+
 The base and the factors are merged once, into a folder of transformers in the user's cache. Everything that
 reads a backbone (training, vLLM, the model itself) reads that folder like any other.
 """
@@ -69,9 +71,26 @@ class Reference:
             )
         return Reference(self.name, self.revision, self.num_layers, self.sha256, both)
 
+    def reduced(self, rank: int) -> "Reference":
+        """Return the nearest reference of a rank: factors of several stages have that of all together.
+
+        Source: Eckart and Young 1936: the largest singular values are the best approximation of a rank.
+        """
+        both = {}
+        for name, (up, down) in self.factors.items():
+            (left, high), (right, low) = torch.linalg.qr(up.float()), torch.linalg.qr(down.float().T)
+            u, s, v = torch.linalg.svd(high @ low.T)
+            root = s[:rank].sqrt()
+            both[name] = left @ u[:, :rank] * root, root[:, None] * (right @ v.T[:, :rank]).T
+        return Reference(self.name, self.revision, self.num_layers, self.sha256, both)
+
     def save(self, folder: Path, dtype: torch.dtype | None) -> None:
         """Write the files of the module's description; the tokenizer is that of the base model."""
         folder.mkdir()
+        values = {key: value for key, value in asdict(self).items() if key != "factors"}
+        (folder / BASE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        if not self.factors:
+            return
         (rank,) = {down.shape[0] for _, down in self.factors.values()}
         layers = sorted({name.rpartition(".")[2] for name in self.factors})
         config = LoraConfig(
@@ -90,8 +109,6 @@ class Reference:
             weights[f"{lora.PREFIX}{name}.lora_A.weight"] = down
             weights[f"{lora.PREFIX}{name}.lora_B.weight"] = up
         save_file(pretrained.cast(weights, dtype), folder / lora.WEIGHTS)
-        values = {key: value for key, value in asdict(self).items() if key != "factors"}
-        (folder / BASE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> Reference | None:
@@ -104,7 +121,7 @@ def read(folder: Path) -> Reference | None:
         return None
     values = pretrained.read_json(folder, BASE)
     try:
-        stored = load_file(folder / lora.WEIGHTS)
+        stored = load_file(folder / lora.WEIGHTS) if (folder / lora.CONFIG).is_file() else {}
         names = [name.removesuffix(".lora_A.weight") for name in stored if name.endswith(".lora_A.weight")]
         factors = {
             name.removeprefix(lora.PREFIX): (stored[f"{name}.lora_B.weight"], stored[f"{name}.lora_A.weight"])
@@ -132,7 +149,8 @@ def resolve(folder: Path) -> Path:
     reference = read(folder)
     if reference is None:
         return folder
-    key = hashlib.sha256((folder / BASE).read_bytes() + (folder / lora.WEIGHTS).read_bytes()).hexdigest()
+    files = [folder / BASE, *([folder / lora.WEIGHTS] if reference.factors else [])]
+    key = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     merged = user_cache() / "merged" / key[:16]
     merged.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(merged.with_suffix(".lock")):  # the processes of a training run start together

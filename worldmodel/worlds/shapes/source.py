@@ -9,6 +9,8 @@ import numpy as np
 from worldmodel.errors import ConfigError
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Episode
 from worldmodel.worlds import shapes
+from worldmodel.worlds.shapes.captions import SPLIT as CAPTIONS
+from worldmodel.worlds.shapes.captions import sample_captioned_clip
 from worldmodel.worlds.shapes.chance import sample_chance_rollout
 from worldmodel.worlds.shapes.films import SPLIT as FILMS
 from worldmodel.worlds.shapes.films import sample_film_rollout
@@ -49,11 +51,12 @@ class ShapesSource:
 
         Args:
             split: One of `shapes.SPLITS`, `chance` for acts with several outcomes, `wordings` for single acts
-                in words beyond the grammar, `memory` for objects that are hidden and shown again, or `films`
-                for episodes that begin with observed rounds.
+                in words beyond the grammar, `memory` for objects that are hidden and shown again, `films` for
+                episodes that begin with observed rounds, or `captions`, where `imagine` has clips in which
+                something happens.
             keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
         """
-        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY, FILMS)
+        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY, FILMS, CAPTIONS)
         if split not in splits:
             raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(splits)}.")
         self.name = self.split = split
@@ -76,6 +79,9 @@ class ShapesSource:
         name = f"{self.split}/{task}/{seed}/{index}"
         if task == "document":
             return Episode(name, answer=next(islice(shapes.documents(rng), index % 4, None)))
+        if task == "imagine" and self.split == CAPTIONS:
+            told = sample_captioned_clip(seed, index)
+            return Episode(name, (told.clip.frames[:0], told.clip.frames), (Action(told.text),))
         if task == "imagine":
             scene = shapes.zone_scene(rng) if rng.random() < 0.8 else shapes.random_scene(rng)
             clip = np.repeat(shapes.render(scene)[None], shapes.FRAMES_PER_CLIP, axis=0)
@@ -83,6 +89,8 @@ class ShapesSource:
         observed = 0
         if self.split == "chance":
             samples = sample_chance_rollout(seed, index, max(rounds, 1))
+        elif self.split == CAPTIONS:
+            samples = [sample_captioned_clip(seed, index)]
         elif self.split == WORDINGS:
             samples = sample_worded_rollout(seed, index, max(rounds, 1))
         elif self.split == MEMORY:

@@ -52,6 +52,9 @@ GOALS: tuple[Goal, ...] = (
         at_least=0.65,
     ),
     Goal("Text to image: every object is right", ("text_to_image", "strict"), at_least=0.85),
+    Goal("Text to video: the whole first frame is right", ("text_to_video", "first")),
+    Goal("Text to video: the object that acts is right at the end", ("text_to_video", "named")),
+    Goal("Text to video: the same of a clip in which nothing happens", ("text_to_video", "still_named")),
     Goal("Describe: every object's colour, shape and zone are right", ("describe", "scene"), at_least=0.90),
     Goal("Questions: the answer is exact", ("questions", "all")),
     Goal(

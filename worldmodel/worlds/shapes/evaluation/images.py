@@ -23,7 +23,7 @@ def text_to_image(
     for start in range(0, num_samples, BATCH):
         batch = scenes[start : start + BATCH]
         texts = [shapes.caption(scene) for scene in batch]
-        images = subject.imagine(texts, range(seed + start, seed + start + len(batch)))
+        images = subject.imagine(texts, range(seed + start, seed + start + len(batch)))[:, -1]
         for scene, text, image in zip(batch, texts, images, strict=True):
             verdict = shapes.judge(image, scene)
             tally.count(strict=verdict.strict, background=nearest_background(image) == scene.background)

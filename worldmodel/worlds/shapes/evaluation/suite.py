@@ -28,7 +28,9 @@ from worldmodel.eval.uncertainty import STEPS as UNCERTAIN_STEPS
 from worldmodel.media import Frame
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
+from worldmodel.worlds.shapes.captions import SPLIT as CAPTIONS
 from worldmodel.worlds.shapes.evaluation import cases, paraphrases
+from worldmodel.worlds.shapes.evaluation.captions import text_to_video
 from worldmodel.worlds.shapes.evaluation.card import CARD
 from worldmodel.worlds.shapes.evaluation.films import FILM_ROUNDS, film_continuations
 from worldmodel.worlds.shapes.evaluation.goals import GOALS
@@ -59,6 +61,7 @@ class ShapesSuite:
         "chance": "Acts with several outcomes",
         MEMORY: "Objects that are hidden and shown again",
         FILMS: "Objects that go on as a film shows",
+        CAPTIONS: "Text to video",
     }
     card: CardText = CARD
 
@@ -86,7 +89,7 @@ class ShapesSuite:
                 partial(self._following, split, count, seed, album),
             )
             for split in self.splits
-            if settings.split in (None, split) and split not in ("chance", MEMORY, FILMS)
+            if settings.split in (None, split) and split not in ("chance", MEMORY, FILMS, CAPTIONS)
         ]
         covered = -(-count // 10)
         sampled = len(uncertain_steps) * (count + covered * SEEDS)
@@ -100,8 +103,10 @@ class ShapesSuite:
             2 * count * len(FILM_ROUNDS),
             lambda s: film_continuations(s, self.judge, count, seed, album),
         )
+        videos = Part("text_to_video", count, lambda s: text_to_video(s, self.judge, count, seed, album))
         if settings.split is not None:
-            return {"chance": [chance], MEMORY: [memory], FILMS: [films]}.get(settings.split, following)
+            alone = {"chance": [chance], MEMORY: [memory], FILMS: [films], CAPTIONS: [videos]}
+            return alone.get(settings.split, following)
         pressed = [Part("keys", count, lambda s: self._keys(s, count, seed, album))]
         takes_keys = config is None or set(KEYS) <= set(config.action.keys)
         quarter = -(-count // 4)
