@@ -371,7 +371,14 @@ def build_root(config: TrainConfig, name: str) -> Root:
     lora.add(model, stage.train)
     torch.manual_seed(config.seed)
     with deferred.loading():
-        root = Root(model, OBJECTIVES[stage.objective].of(model, stage))
+        objective = OBJECTIVES[stage.objective].of(model, stage)
+        if unknown := stage.loss_weights.keys() - objective.weights.keys():
+            raise ConfigError(
+                f"stages.{name}.loss_weights has {min(unknown)!r}, which is no part of the loss; use some of "
+                f"{', '.join(objective.weights)}."
+            )
+        objective.weights = {**objective.weights, **stage.loss_weights}
+        root = Root(model, objective)
     freeze(model, stage)
     return root
 

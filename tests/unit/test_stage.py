@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from worldmodel.config import (
     TrainConfig,
     ValidationConfig,
 )
+from worldmodel.data import loader
 from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import GridAdapter
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import finetune
+from worldmodel.train import distributed, finetune
 from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.checkpoint.manifest import verify
 from worldmodel.train.run_log import read_metrics
@@ -147,3 +149,28 @@ def test_a_device_without_memory_is_a_sentence_with_the_setting_to_change(
     config = changed(run_config, tasks={"rounds": 1.0}, muon_lr=0)
     with pytest.raises(ConfigError, match=named):
         finetune.train(config)
+
+
+def losses_of_a_step(config: TrainConfig) -> tuple[dict[str, float], Mapping[str, float]]:
+    """Run the first step of a run; return its losses and the weights of their parts."""
+    mesh = distributed.init(config)
+    try:
+        run, _ = Trainer.start(config, "state", mesh, None)
+        batches = next(iter(loader.batches(config.data, config.model, config.stages["state"], config.seed)))
+        return run.step(batches, stop=False).losses, run.root.objective.weights
+    finally:
+        distributed.shutdown()
+
+
+def test_parts_of_the_loss_are_weighted_by_the_stage(run_config: TrainConfig) -> None:
+    config = changed(run_config, steps=1, tasks={"rounds": 1.0})
+    parts, weights = losses_of_a_step(config)
+    given = {"changed": 2.0, "named": 0.0}
+    expected = sum({**weights, **given}[name] * value for name, value in parts.items() if name in weights)
+    again, _ = losses_of_a_step(changed(config, loss_weights=given))
+    assert again["loss"] == pytest.approx(expected, rel=1e-5)
+    assert again["changed"] == pytest.approx(parts["changed"], rel=1e-5)
+    with pytest.raises(ConfigError, match="chnged"):
+        losses_of_a_step(changed(config, loss_weights={"chnged": 2.0}))
+    with pytest.raises(ConfigError, match="loss"):
+        changed(config, loss_weights={"changed": -1.0})

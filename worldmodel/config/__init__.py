@@ -3,13 +3,12 @@
 from worldmodel.config.action_spec import ActionSpec, spec_settings
 from worldmodel.config.files import build, load, to_dict
 from worldmodel.config.flow import FlowConfig, FlowSourceConfig, FlowStageConfig
+from worldmodel.config.generator import ConditionAdapterConfig, GeneratorConfig
 from worldmodel.config.model import (
     SMALL_DECODER,
     ActionConfig,
     BackboneConfig,
     CodecConfig,
-    ConditionAdapterConfig,
-    GeneratorConfig,
     ImageSize,
     VisionConfig,
     WorldModelConfig,

@@ -76,6 +76,9 @@ class StageConfig:
     the start and at the end of the stage; interpolated in between."""
     teacher_steps: int = 16
     """Denoising steps of the teacher (objective distill): the model at the start of the stage."""
+    loss_weights: dict[str, float] = field(default_factory=dict)
+    """Weights of parts of the loss, in place of those of the objective, by their names in metrics.jsonl
+    (changed, unchanged, named, nll, flow, pixel, …); 0 leaves a part out."""
     tasks: dict[str, float] = field(default_factory=dict)
     """Tasks and their sampling weights. A source offers some of: rounds (actions and the clips after them),
     imagine (a text and the clip that it describes), describe, ask (text about an observation), inverse (the
@@ -107,10 +110,11 @@ class StageConfig:
             raise ConfigError(f"A stage has teacher_steps {self.teacher_steps}; use 1 or more.")
         if not self.tasks:
             raise ConfigError("A stage has no tasks; give stages.NAME.tasks, for example {rounds: 1.0}.")
-        for name, weights in (("tasks", self.tasks), ("sources", self.sources)):
+        parts = (("tasks", self.tasks), ("sources", self.sources), ("loss", self.loss_weights))
+        for name, weights in parts:
             if not all(0 <= weight < math.inf for weight in weights.values()):
                 raise ConfigError(f"A stage has weights {weights} for its {name}; use 0 or more.")
-            if weights and not any(weights.values()):
+            if name != "loss" and weights and not any(weights.values()):
                 raise ConfigError(f"A stage gives no weight to any of its {name}; raise one above 0.")
 
 

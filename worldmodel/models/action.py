@@ -86,6 +86,11 @@ class ActionAdapter(nn.Module):
             rows.append(torch.cat([self.blank.expand(-len(said) % self.slot, -1), said]))
         return rows
 
+    def text_states(self, actions: Sequence[Action], backbone: Backbone) -> Float[Tensor, "b n d"]:
+        """Return the backbone's hidden states of the texts of actions, which see nothing else, then zeros."""
+        ids = [self.validate(action, backbone)[0] for action in actions]
+        return backbone.text_states(self._moved(ids, torch.long), self.config.max_text_tokens + 1)
+
     def _parts(self, action: Action, ids: Tensor, keys: Tensor, backbone: Backbone) -> list[Tensor]:
         """Return the marker and the parts of one action.
 

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from worldmodel.batch import to_device
 from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.models import factory, text
@@ -91,22 +89,16 @@ class WorldModel(nn.Module, PretrainedMixin):
     # ---- the six verbs -------------------------------------------------------------------------------
 
     def encode_observation(self, observation: Observation) -> EncodedObservation:
-        """Map an observation to vision tokens and queries; one without latents is a blank one.
-
-        On a latent grid, a query is a learned vector plus the feature of its newest latent cells.
-        """
+        """Map an observation to vision tokens and queries; one without latents is a blank one."""
         if not observation.latents.shape[1]:
             observation = replace(observation, latents=self._blank_context(len(observation.latents)))
         vision = self.vision(observation)
+        # On a latent grid, a query is a learned vector plus the feature of its newest latent cells.
         queries = self.queries if vision.queries is None else self.queries + vision.queries
         return EncodedObservation(vision.tokens, queries.expand(len(vision.tokens), -1, -1), vision.cells)
 
     def encode_action(self, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
-        """Map actions to tokens.
-
-        Raises:
-            InputError: the model does not take such an action.
-        """
+        """Map actions to tokens; an InputError says why the model does not take one."""
         return self.action(actions, self.backbone)
 
     def predict_states(
@@ -121,13 +113,9 @@ class WorldModel(nn.Module, PretrainedMixin):
         context: Float[Tensor, "b s c h w"],
         actions: Sequence[Action] | None = None,
     ) -> Condition:
-        """Map states, context latents and, if the generator reads text, actions to its condition.
-
-        An adapter that reads the text of actions alone takes its hidden states in place of those given.
-        """
+        """Map states, context latents and, if the generator reads text, actions to its condition."""
         if self.condition_adapter.reads_text:
-            assert actions is not None
-            states = self.text_states(actions)
+            states = self.action.text_states(actions or (), self.backbone)
         return self._add_text(self.condition_adapter(states, context), actions)
 
     def denoise(self, chunks: Sequence[Chunk[Condition]]) -> list[Float[Tensor, "b t c h w"]]:
@@ -162,17 +150,11 @@ class WorldModel(nn.Module, PretrainedMixin):
         """Return what guidance extrapolates away from: no state, with no text or a negative one."""
         return self._add_text(self.condition_adapter.null(context), [Action(negative_prompt)] * len(context))
 
-    def text_states(self, actions: Sequence[Action]) -> Float[Tensor, "b n d"]:
-        """Return the backbone's hidden states of the texts of actions, which see nothing else."""
-        ids = [self.action.validate(action, self.backbone)[0] for action in actions]
-        texts = [to_device(torch.tensor(each, dtype=torch.long), self.device) for each in ids]
-        return self.backbone.text_states(texts, self.config.action.max_text_tokens + 1)
-
     def _add_text(self, condition: Condition, actions: Sequence[Action] | None) -> Condition:
         if not self.config.condition_adapter.text:
             return condition
-        assert actions is not None
-        return replace(condition, text=self.generator.encode_distinct([each.text or "" for each in actions]))
+        texts = [each.text or "" for each in actions or ()]
+        return replace(condition, text=self.generator.encode_distinct(texts))
 
     def _blank_context(self, batch: int) -> Float[Tensor, "b s c h w"]:
         return self.blank_latents.expand(batch, self.config.context_latents, -1, -1, -1)
@@ -194,29 +176,21 @@ class WorldModel(nn.Module, PretrainedMixin):
 
         `actions[j][i]` is the action of episode j in round i; `frames` are for encoders that need pixels.
         """
+        batch, rounds = context.shape[:2]
         flat = [action for episode in actions for action in self.action.of_rounds(episode)]
         if self.condition_adapter.reads_text:
-            states = self.text_states(flat)
-        else:
-            states = self._round_states(context, flat, frames)
-        condition = self._add_text(self.condition_adapter(states, context.flatten(0, 1)), flat)
-        return Prediction(rearrange(states, "(b r) n d -> b r n d", r=context.shape[1]), context, condition)
-
-    def _round_states(
-        self,
-        context: Float[Tensor, "b r s c h w"],
-        actions: Sequence[Action],
-        frames: Float[Tensor, "b r f 3 H W"] | None,
-    ) -> Float[Tensor, "n q d"]:
-        batch, rounds = context.shape[:2]
+            states = self.action.text_states(flat, self.backbone)
+            condition = self.condition_adapter(states, context.flatten(0, 1))
+            return Prediction(states.unflatten(0, (batch, rounds)), context, condition)
         pixels = None if frames is None else frames.flatten(0, 1)
         seen = self.encode_observation(Observation(context.flatten(0, 1), pixels))
-        taken = self.encode_action(actions)
+        taken = self.encode_action(flat)
         embeds = [torch.cat(parts) for parts in zip(seen.tokens, taken, seen.queries, strict=True)]
         rows = [torch.cat(embeds[first : first + rounds]) for first in range(0, len(embeds), rounds)]
         ends = torch.tensor([len(each) for each in embeds]).view(batch, rounds).cumsum(dim=1)
         states = self.predict_states(nn.utils.rnn.pad_sequence(rows, batch_first=True), ends)
-        return rearrange(states, "b r n d -> (b r) n d")
+        condition = self.condition(states.flatten(0, 1), context.flatten(0, 1), flat)
+        return Prediction(states, context, condition)
 
     def generate_text(
         self, observation: Observation, prompt: str | None = None, max_tokens: int = text.MAX_TOKENS

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from worldmodel.worlds.shapes.language import caption, plan_to_text
+from worldmodel.worlds.shapes.language import canonical_text, caption, plan_to_text
 from worldmodel.worlds.shapes.physics import simulate
 from worldmodel.worlds.shapes.sampling import Sample, sample_plan
 from worldmodel.worlds.shapes.scene import zone_scene
 
-SPLIT = "captions"
+SPLIT, WRITTEN = "captions", "written"
 
 _SPLIT_ID = 1400
 """Keeps the random streams apart from those of the other splits."""
@@ -27,3 +27,8 @@ def sample_captioned_clip(seed: int, index: int) -> Sample:
     scene = zone_scene(rng, int(rng.integers(1, 4)))
     plan = sample_plan(rng, scene, "single")
     return Sample(f"{caption(scene)}; {plan_to_text(plan, scene, rng)}", simulate(scene, plan))
+
+
+def what_happens(sample: Sample) -> str:
+    """Say what happens in a clip and what is there after it, in words from which it could be drawn."""
+    return f"{canonical_text(sample.clip.plan)}; {caption(sample.clip.after)}"

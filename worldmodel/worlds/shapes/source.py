@@ -10,7 +10,7 @@ from worldmodel.errors import ConfigError
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action, Episode
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.captions import SPLIT as CAPTIONS
-from worldmodel.worlds.shapes.captions import sample_captioned_clip
+from worldmodel.worlds.shapes.captions import WRITTEN, sample_captioned_clip, what_happens
 from worldmodel.worlds.shapes.chance import sample_chance_rollout
 from worldmodel.worlds.shapes.films import SPLIT as FILMS
 from worldmodel.worlds.shapes.films import sample_film_rollout
@@ -52,11 +52,12 @@ class ShapesSource:
         Args:
             split: One of `shapes.SPLITS`, `chance` for acts with several outcomes, `wordings` for single acts
                 in words beyond the grammar, `memory` for objects that are hidden and shown again, `films` for
-                episodes that begin with observed rounds, or `captions`, where `imagine` has clips in which
-                something happens.
+                episodes that begin with observed rounds, `captions`, where `imagine` has clips in which
+                something happens, or `written`: of acts in many words, `ask` has the words and what happens
+                then, written out, and `rounds` has these as actions.
             keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
         """
-        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY, FILMS, CAPTIONS)
+        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY, FILMS, CAPTIONS, WRITTEN)
         if split not in splits:
             raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(splits)}.")
         self.name = self.split = split
@@ -91,19 +92,22 @@ class ShapesSource:
             samples = sample_chance_rollout(seed, index, max(rounds, 1))
         elif self.split == CAPTIONS:
             samples = [sample_captioned_clip(seed, index)]
-        elif self.split == WORDINGS:
+        elif self.split == WORDINGS or (self.split == WRITTEN and index % 2):
             samples = sample_worded_rollout(seed, index, max(rounds, 1))
         elif self.split == MEMORY:
             samples = sample_memory_rollout(seed, index, max(rounds, 1))
         elif self.split == FILMS:
             samples, observed = sample_film_rollout(seed, index, max(rounds, 1))
         else:
-            samples = shapes.sample_rollout(self.split, seed, index, max(rounds, 1))
+            split = "single" if self.split == WRITTEN else self.split
+            samples = shapes.sample_rollout(split, seed, index, max(rounds, 1))
         first = samples[0]
         before = shapes.render(first.clip.before)[None]
         if task == "inverse":
             answer = shapes.canonical_text(first.clip.plan)
             return Episode(name, (before, first.clip.frames), prompt=WHAT_HAPPENED, answer=answer)
+        if task == "ask" and self.split == WRITTEN:
+            return Episode(name, (before,), prompt=first.text, answer=what_happens(first))
         if task in ("describe", "ask"):
             scene = first.clip.before if rng.random() < 0.5 else first.clip.after
             frames = before if scene is first.clip.before else first.clip.frames
@@ -113,7 +117,10 @@ class ShapesSource:
             return Episode(name, (frames,), prompt=prompt, answer=answer)
         if task != "rounds":
             raise ValueError(f"The shapes world has no task {task!r}; use one of {', '.join(self.tasks)}.")
-        actions = tuple(_action(sample, rng, self.keys) for sample in samples)
+        if self.split == WRITTEN:
+            actions = tuple(Action(what_happens(sample)) for sample in samples)
+        else:
+            actions = tuple(_action(sample, rng, self.keys) for sample in samples)
         clips = tuple(sample.clip.frames for sample in samples)
         labels = _labels(first)
         if observed:

@@ -1,0 +1,313 @@
+"""What each part of a world model is worth: models with and without it, trained for the same time.
+
+backbone   the first ten layers of a pretrained language model with LoRA, against the same layers with random
+           weights, which are all trained
+layers     the first 10 of its layers against all 30
+alignment  state alignment before the generator meets the states, against the generator's loss alone
+states     predicted states at query positions, against text states: the language model writes what happens
+           next, and the generator reads it (as in PAN 2)
+
+The time of a step is measured first, so both models of a pair train for `--minutes` on the same machine. They
+are judged on sentences in the grammar (held-out combinations of colour, shape and verb) and in other words.
+
+    python benchmarks/ablations.py backbone --minutes 20 --out runs/ablations
+"""
+
+import argparse
+import copy
+import dataclasses
+import importlib.resources
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from worldmodel.eval.action_following import action_following
+from worldmodel.eval.judge import Case
+from worldmodel.eval.runner import Clips, Images, ModelSubject, Worlds
+from worldmodel.eval.tables import text_table
+from worldmodel.models.world_model import WorldModel
+from worldmodel.types import Action
+from worldmodel.worlds.shapes.evaluation import cases
+from worldmodel.worlds.shapes.evaluation.paraphrases import paraphrase_cases
+
+Settings = dict[str, Any]
+CALIBRATION_STEPS = 8
+LORA = {"lora_rank": 64, "lora_alpha": 64, "lr": 1.0e-3}
+PRETRAINED = "smollm2-135m-instruct"
+RATES = {"lr": 2.0e-3, "muon_lr": 0.02, "warmup_steps": 20, "constant_fraction": 0.5}
+GENERATED = {"lr": 1.0e-3, "muon_lr": 0.01, "warmup_steps": 20, "constant_fraction": 0.5, "ema_decay": 0.99}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One model of an ablation."""
+
+    settings: Settings
+    """A config whose stages have no numbers of steps."""
+    shares: dict[str, float]
+    """Share of the time that each stage gets."""
+    writes: bool = False
+    """Whether the language model writes the text that the generator reads."""
+
+
+def shipped() -> Settings:
+    """Return the config `shapes_smol` with one stage of alignment and one of states, on single acts."""
+    text = importlib.resources.files("worldmodel.configs").joinpath("shapes_smol.yaml").read_text("utf-8")
+    settings = yaml.safe_load(text)
+    stages = settings["stages"]
+    settings["stages"] = {name: stages[name] for name in ("alignment", "single")}
+    settings["stages"]["single"] |= {"constant_fraction": 0.5}
+    return settings
+
+
+def backbone() -> dict[str, Variant]:
+    """Pretrained weights against random ones, which all have to be trained."""
+    shares = {"alignment": 0.15, "single": 0.85}
+    random = shipped()
+    model = random["model"]["backbone"]
+    architecture = json.loads((base_folder() / "config.json").read_text())
+    kept = ("model_type", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    kept += (
+        "vocab_size",
+        "max_position_embeddings",
+        "rope_parameters",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+    )
+    architecture = {key: architecture[key] for key in kept if key in architecture}
+    random["tokenizer"] = str(base_folder())
+    random["model"]["backbone"] = {"architecture": {**architecture, "num_hidden_layers": model["num_layers"]}}
+    random["stages"]["single"]["train"] = {"backbone": {}, "adapters": {}}
+    random["stages"]["single"] |= RATES
+    return {"pretrained, LoRA": Variant(shipped(), shares), "random, trained whole": Variant(random, shares)}
+
+
+def layers() -> dict[str, Variant]:
+    """10 against 30 layers."""
+    deep = shipped()
+    deep["model"]["backbone"]["num_layers"] = 30
+    shares = {"alignment": 0.15, "single": 0.85}
+    return {"10 layers": Variant(shipped(), shares), "30 layers": Variant(deep, shares)}
+
+
+def alignment() -> dict[str, Variant]:
+    """State alignment and then the generator, against both parts trained by the generator's loss at once."""
+    settings = small()
+    state = {"objective": "state", "train": {"backbone": {}, "adapters": {}}, "batch_size": 48, **RATES}
+    joint = {
+        "objective": "joint",
+        "train": {"backbone": {}, "adapters": {}, "generator": {}},
+        "batch_size": 32,
+        **GENERATED,
+    }
+    alone = joint | {"loss_weights": dict.fromkeys(("changed", "unchanged", "named"), 0.0)}
+    aligned, direct = copy.deepcopy(settings), copy.deepcopy(settings)
+    aligned["stages"] |= {"state": rounds(state), "joint": rounds(joint)}
+    direct["stages"] |= {"joint": rounds(alone)}
+    return {
+        "state alignment first": Variant(aligned, {"alignment": 0.05, "state": 0.5, "joint": 0.45}),
+        "generator's loss alone": Variant(direct, {"alignment": 0.05, "joint": 0.95}),
+    }
+
+
+def states() -> dict[str, Variant]:
+    """Query states against text states, both with a generator from random weights and no forecast."""
+    shared = shipped()
+    shared["init_from"].pop("generator")
+    shared["model"] |= {"num_inference_steps": 8, "condition_adapter": {"forecast": "none"}}
+    generator = {"objective": "generator", "batch_size": 32, **GENERATED}
+    generator["train"] = {"generator": {}, "condition_adapter": {}}
+    queries, written = copy.deepcopy(shared), copy.deepcopy(shared)
+    queries["stages"]["generator"] = rounds(generator)
+    written["model"]["condition_adapter"] |= {"kind": "text"}
+    for name in [name for name in written["init_from"] if name.startswith("condition_adapter.")]:
+        del written["init_from"][name]
+    written["data"]["sources"] = {"written": {"kind": "shapes", "split": "written"}}
+    trained = {"backbone": LORA, "vision": {}, "prompt_marker": {}, "answer_marker": {}}
+    writing = {"objective": "generator", "train": trained, "batch_size": 32, **RATES}
+    written["stages"] = {
+        "alignment": written["stages"]["alignment"],
+        "writing": rounds(writing) | {"tasks": {"ask": 1.0}},
+        "generator": rounds(generator),
+    }
+    return {
+        "query states": Variant(queries, {"alignment": 0.1, "single": 0.5, "generator": 0.4}),
+        "text states": Variant(written, {"alignment": 0.1, "writing": 0.5, "generator": 0.4}, writes=True),
+    }
+
+
+ABLATIONS: dict[str, Callable[[], dict[str, Variant]]] = {
+    "backbone": backbone,
+    "layers": layers,
+    "alignment": alignment,
+    "states": states,
+}
+
+
+def small() -> Settings:
+    """Return a world with the backbone of shapes-tiny from random weights, on single acts."""
+    return {
+        "seed": 0,
+        "mesh": {"dp_replicate": 2, "dp_shard": 1},
+        "init_from": {"codec": "shapes-tiny"},
+        "tokenizer": "shapes-tiny",
+        "model": {
+            "world": "shapes",
+            "num_inference_steps": 8,
+            "condition_adapter": {"forecast": "none"},
+            "generator": {"width": 256, "num_layers": 4, "num_heads": 4},
+        },
+        "data": {"sources": {"single": {"kind": "shapes", "split": "single"}}},
+        "stages": {
+            "alignment": rounds(
+                {
+                    "objective": "alignment",
+                    "train": {"vision": {}},
+                    "batch_size": 64,
+                    "lr": 3.0e-3,
+                    "muon_lr": 0,
+                }
+            )
+        },
+    }
+
+
+def rounds(stage: Settings) -> Settings:
+    """Return a stage on single rounds."""
+    return {**stage, "rounds": 1, "tasks": {"rounds": 1.0}}
+
+
+def base_folder() -> Path:
+    """Return the folder of the pretrained language model."""
+    from worldmodel.models.loading import base_models
+
+    found = base_models.find(PRETRAINED)
+    assert found is not None, "one of the base models that `worldmodel download` knows"
+    return found
+
+
+def train(settings: Settings, run: Path, processes: int) -> Path:
+    """Run a config in processes of its own; one that was interrupted goes on."""
+    run.mkdir(parents=True, exist_ok=True)
+    file = run.with_suffix(".yaml")
+    settings = {**settings, "run_dir": str(run), "sample_every": 0}
+    settings["mesh"] = {"dp_replicate": processes, "dp_shard": 1}
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    subprocess.run([*launch, "-m", "worldmodel", "train", str(file)], check=True)
+    return run / "model"
+
+
+def calibrated(variant: Variant, run: Path, minutes: float, processes: int) -> Settings:
+    """Return the config with as many steps as fit into the time, by steps that are timed here."""
+    probe = copy.deepcopy(variant.settings)
+    for stage in probe["stages"].values():
+        stage["steps"] = CALIBRATION_STEPS
+    train({**probe, "log_every": CALIBRATION_STEPS // 2}, run, processes)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    settings = copy.deepcopy(variant.settings)
+    for name, stage in settings["stages"].items():
+        seconds = [each["step_s"] for each in records if each["stage"] == name and "step_s" in each][-1]
+        stage["steps"] = max(1, round(60 * minutes * variant.shares[name] / seconds))
+        print(f"{run.name}, {name}: {stage['steps']} steps of {seconds:.2f} s", flush=True)
+    return settings
+
+
+class WritingSubject(ModelSubject):
+    """A model that writes what happens next, and generates from what it wrote."""
+
+    def open(self, starts: Images | Clips, seeds: Sequence[int]) -> Worlds:
+        """Start a world from every image; only the round after it is played."""
+        worlds, subject = super().open(starts, seeds), self
+
+        class Written:
+            def step(self, actions: Sequence[Action]) -> Clips:
+                seen = [(start[None],) for start in starts]
+                texts = subject.read(seen, [action.text or "nothing happens" for action in actions])
+                return worlds.step([Action(text or "nothing happens") for text in texts])
+
+        return Written()
+
+
+def figures(model: Path, writes: bool, num_samples: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Judge a model on held-out combinations, and on paraphrases by the words that they use."""
+    world = WorldModel.from_pretrained(model)
+    subject = (WritingSubject if writes else ModelSubject)(world)
+
+    def measured(chosen: Sequence[Case]) -> dict[str, Any]:
+        found = action_following(subject, chosen, cases.judge_frame, seed)
+        return {name: found[name] for name in ("named", "strict", "copy_named")}
+
+    said = paraphrase_cases(seed, 2 * num_samples)
+    by_kind = {
+        kind: [case for case in said if kind in case.kinds]
+        for kind in ("known words", "unseen words", "nothing")
+    }
+    return {
+        "held-out combinations": measured(cases.cases_of("held-out", seed, num_samples)),
+        **{f"paraphrases: {kind}": measured(chosen) for kind, chosen in by_kind.items() if chosen},
+    }
+
+
+def draw(name: str, runs: dict[str, Path], file: Path) -> None:
+    """Draw the losses of all variants over minutes of training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = ("rounds/named", "rounds/changed", "rounds/flow")
+    figure, axes = pyplot.subplots(1, len(shown), figsize=(4 * len(shown), 3.2), layout="constrained")
+    for label, run in runs.items():
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        began = records[0]["time"]
+        for axis, loss in zip(axes, shown, strict=True):
+            points = [((each["time"] - began) / 60, each[loss]) for each in records if loss in each]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=label)
+            axis.set(title=loss.split("/")[1], xlabel="minutes")
+    axes[0].legend(fontsize=8)
+    figure.suptitle(name)
+    figure.savefig(file, dpi=120)
+
+
+def main() -> None:
+    """Train, judge and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", choices=list(ABLATIONS))
+    parser.add_argument("--minutes", type=float, default=20, help="training of each model")
+    parser.add_argument("--out", type=Path, default=Path("runs/ablations"))
+    parser.add_argument("--num-processes", type=int, default=2)
+    parser.add_argument("--num-samples", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=1234)
+    args = parser.parse_args()
+    rows, runs = [], {}
+    for label, variant in ABLATIONS[args.name]().items():
+        run = args.out / args.name / label.replace(",", "").replace("'", "").replace(" ", "-")
+        plan = run.with_suffix(".json")
+        if not plan.is_file():
+            settings = calibrated(
+                variant, run.with_name(f"{run.name}-timing"), args.minutes, args.num_processes
+            )
+            plan.write_text(json.dumps(settings, indent=1))
+        runs[label] = run
+        model = run / "model"
+        if not model.is_dir():
+            model = train(json.loads(plan.read_text()), run, args.num_processes)
+        for what, found in figures(model, variant.writes, args.num_samples, args.seed).items():
+            rows.append((f"{what}; {label}", found))
+            print(text_table(f"{what}; {label}", found), flush=True)
+    (args.out / args.name / "figures.json").write_text(json.dumps(dict(rows), indent=1))
+    draw(args.name, runs, args.out / args.name / "curves.png")
+    print(f"wrote {args.out / args.name}")
+
+
+if __name__ == "__main__":
+    main()

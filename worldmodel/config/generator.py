@@ -1,0 +1,80 @@
+"""Settings of the video generator and of the condition adapter before it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from worldmodel.config.literals import check_literals
+from worldmodel.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ConditionAdapterConfig:
+    """The condition adapter, which maps the predicted states to the generator's condition."""
+
+    kind: Literal["grid", "text", "prompt", "stream"] = "grid"
+    """Kind of the adapter. grid: a transformer makes a feature and a token per latent cell, and
+    regresses the next latents (for our own generator). text: our own generator reads the words of the action,
+    as the language model represents them, and no predicted states (text to image, text to video). prompt: a
+    Q-Former maps states to tokens in place of the text embeddings (as in Pandora). stream: every block of the
+    generator gets a cross-attention to them (as in PAN)."""
+    forecast: Literal["residual", "none"] = "residual"
+    """grid: how the generator uses the regressed latents. residual: it predicts a correction to them, for
+    which one step is enough where the future is certain. none: it reads the states alone, by plain flow
+    matching, so that several possible futures stay apart."""
+    width: int = 256
+    """grid, prompt: width of the adapter's transformer."""
+    num_layers: int = 3
+    """grid, prompt: number of its layers."""
+    num_heads: int = 4
+    """grid, prompt: number of its attention heads."""
+    num_tokens: int = 77
+    """prompt: number of tokens that the generator gets."""
+    text: bool = False
+    """prompt, stream: whether the generator also gets the text of the action, through its own text
+    encoder."""
+
+    def __post_init__(self) -> None:
+        check_literals(self)
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """The video generator: our flow-matching transformer, or one of diffusers."""
+
+    pretrained: str | None = None
+    """Folder of a diffusers pipeline (Wan, LTX-Video, CogVideoX) or of its transformer; empty for our own."""
+    architecture: dict[str, Any] = field(default_factory=dict)
+    """Instead of `pretrained`: `_class_name` of a diffusers transformer and its arguments, to start from
+    random weights. A transformer that reads image features (`image_dim`) also needs `image_encoder`, the
+    arguments of a CLIP vision model, and one that reads text `text_encoder`, those of a T5 or UMT5."""
+    scheduler: dict[str, Any] = field(default_factory=dict)
+    """`_class_name` of a diffusers scheduler and its arguments; empty takes that of the pipeline or
+    family."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Data type of the weights of a diffusers transformer, except those that diffusers keeps in fp32.
+    Training all weights (without LoRA) needs fp32; our own generator is always in fp32."""
+    width: int = 192
+    """Our own generator: width of its transformer."""
+    num_layers: int = 4
+    """Our own generator: number of its layers."""
+    num_heads: int = 3
+    """Our own generator: number of its attention heads."""
+    condition_dropout: float = 0.1
+    """Share of training samples whose condition is replaced by the unconditional one, for guidance."""
+
+    @property
+    def takes_guidance(self) -> bool:
+        """Whether the unconditional condition was trained, here or with the pretrained generator."""
+        return self.condition_dropout > 0 or self.pretrained is not None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the generator is our own (models/generator/dit.py)."""
+        return not (self.pretrained or self.architecture)
+
+    def __post_init__(self) -> None:
+        check_literals(self)
+        if self.is_ours and self.dtype != "fp32":
+            raise ConfigError(
+                f"generator.dtype is {self.dtype!r}; our own generator is held in fp32, so leave it out."
+            )
