@@ -8,6 +8,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldmodel.action_words import say
 from worldmodel.media import contact_sheet, write_image
 from worldmodel.rollout.action_list import read_actions
 
@@ -37,7 +38,7 @@ def first_steps(model: "WorldModel", folder: Path) -> dict[str, str]:
     seconds = time.perf_counter() - start
     print(f"{frames} frames in {seconds:.2f} s: {frames / seconds:.0f} frames/s")
     print(f"\nDescription: {session.describe()}\n{QUESTION}? {session.describe(QUESTION)}")
-    print(f"Inferred last action: {session.infer_action()}")
+    print(f"Inferred last action: {say(session.infer_action())}")
     for suffix in ("mp4", "gif", "png"):
         session.save(folder / f"rollout.{suffix}")
     fork(session, folder / "futures.png")

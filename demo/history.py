@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from worldmodel.action_words import say
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
@@ -242,8 +243,8 @@ class RolloutHistory:
         return await (await self._synchronised()).describe(question)
 
     async def explain(self) -> str:
-        """Return the action that the model infers from the last round."""
-        return await (await self._synchronised()).infer_action()
+        """Return the action that the model infers from the last round, in words."""
+        return say(await (await self._synchronised()).infer_action())
 
     def frames(self) -> np.ndarray:
         """Return all frames up to the current moment, uint8 `[t, h, w, 3]`."""

@@ -56,6 +56,17 @@ class ActionBody(SingleAction):
     """Instead of the other fields: the actions of the round in order, as many as `per_round`."""
 
 
+class InferredAction(StrictModel):
+    """The action that led to the newest observation, as the model infers it."""
+
+    object: Literal["world.action"] = "world.action"
+    action: ActionBody | None
+    """As a step takes it; null if nothing happened."""
+    text: str
+    """The same in words."""
+    round: int
+
+
 class ActionSchema(StrictModel):
     """The actions that a model accepts."""
 

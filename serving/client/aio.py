@@ -28,7 +28,7 @@ from worldmodel.serving.client.payloads import (
 )
 from worldmodel.serving.client.transport import AsyncTransport, HttpApi, ReceivedFrames, parse, parse_base_url
 from worldmodel.serving.errors import ApiError, NotFoundError
-from worldmodel.types import AnyAction, Outcome, StartImage
+from worldmodel.types import Action, AnyAction, Outcome, StartImage
 
 BASE_URL = "http://127.0.0.1:8000"
 CLIP_FPS = 8.0
@@ -177,10 +177,9 @@ class AsyncRemoteWorld:
         body = await self._api.json("POST", f"{self._path}/describe", json=drop_none(question=question))
         return str(body["text"])
 
-    async def infer_action(self) -> str:
-        """Return the action, in words, that led to the newest observation."""
-        body = await self._api.json("POST", f"{self._path}/infer_action")
-        return str(body["text"])
+    async def infer_action(self) -> Action:
+        """Return the action that led to the newest observation."""
+        return Action.of((await self._api.json("POST", f"{self._path}/infer_action"))["action"])
 
     async def refresh(self) -> WorldInfo:
         """Refresh `info` and `round` from the server."""

@@ -6,10 +6,11 @@ from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from worldmodel.action_words import say
 from worldmodel.errors import InputError
 from worldmodel.media.encoding import encode_png
 from worldmodel.serving import protocol
-from worldmodel.serving.actions import ActionSchema, plain
+from worldmodel.serving.actions import ActionSchema, InferredAction, action_body, plain
 from worldmodel.serving.context import Caller, Context
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.routes.frames import FRAME_RESPONSES, Format, frames_response
@@ -199,10 +200,10 @@ async def describe(
 
 
 @router.post("/{world_id}/infer_action", responses=errors(*WORLD, 504))
-async def infer_action(request: Request, context: Context, world: World) -> protocol.TextObject:
-    """Return the action, in words, that led to the newest observation."""
-    text, round_number = await while_connected(request, context.worlds.infer_action(world))
-    return protocol.TextObject(text=text, round=round_number)
+async def infer_action(request: Request, context: Context, world: World) -> InferredAction:
+    """Return the action that led to the newest observation."""
+    action, round_number = await while_connected(request, context.worlds.infer_action(world))
+    return InferredAction(action=action_body(action), text=say(action), round=round_number)
 
 
 def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:

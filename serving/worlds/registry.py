@@ -408,8 +408,8 @@ class WorldRegistry:
         async with self._locked(entry):
             return await self._run(entry, entry.world.describe(question)), entry.world.round
 
-    async def infer_action(self, entry: OwnedWorld) -> tuple[str, int]:
-        """Return the action, in words, that led to the newest observation, and the round."""
+    async def infer_action(self, entry: OwnedWorld) -> tuple[Action, int]:
+        """Return the action that led to the newest observation, and the round."""
         async with self._locked(entry):
             return await self._run(entry, entry.world.infer_action()), entry.world.round
 

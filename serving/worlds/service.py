@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from worldmodel import batch
+from worldmodel.action_words import understand
 from worldmodel.config import height_width
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import InputError
@@ -389,8 +390,8 @@ class World:
                 async for completion in texts:
                     yield completion
 
-    async def infer_action(self) -> str:
-        """Return the action, in words, that led to the newest observation.
+    async def infer_action(self) -> Action:
+        """Return the action that led to the newest observation.
 
         Raises:
             InputError: there is only one observation so far.
@@ -398,7 +399,8 @@ class World:
         async with self._used():
             service = self._service
             observation = transition(service.model, self._state)
-            return (await last(service.read(observation, WHAT_HAPPENED, self.settings.adapter))).text
+            said = await last(service.read(observation, WHAT_HAPPENED, self.settings.adapter))
+            return understand(said.text, service.model.config.action)
 
     async def confidence(self, words: str) -> float:
         """Return how well the last round fits an action in words; see `Session.confidence`.

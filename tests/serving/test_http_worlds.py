@@ -14,12 +14,14 @@ import pytest
 from local_client import LocalClient
 from PIL import Image
 
+from worldmodel.action_words import say
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
+from worldmodel.types import Action
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
 NPY = {"format": "npy"}
@@ -161,7 +163,7 @@ def test_restore_fork_reset_delete(api: LocalClient, png: bytes) -> None:
     assert np.array_equal(step(1, "the red ball moves left"), first)
     assert begun.shape == (1, 32, 32, 3)
     assert frames_of(api.post(f"{path}/reset", json={"text": "a red ball"}, params=NPY)).shape == (
-        2,
+        8,
         32,
         32,
         3,
@@ -186,7 +188,10 @@ def test_describe_and_infer_action_match_session(
     assert asked == {"object": "world.text", "text": session.describe("how many"), "round": 0}
     api.post(f"{path}/step", json={"step_id": 1, "action": "the red ball moves left"})
     session.step("the red ball moves left")
-    assert api.post(f"{path}/infer_action").json()["text"] == session.infer_action()
+    inferred = session.infer_action()
+    found = api.post(f"{path}/infer_action").json()
+    assert Action.of(found.pop("action")) == inferred
+    assert found == {"object": "world.action", "text": say(inferred), "round": 1}
 
 
 def test_confidence_is_returned_for_texts_if_asked_for(

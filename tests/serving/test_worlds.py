@@ -17,6 +17,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.engine.batching import CONDITION, Batcher, Compute
 from worldmodel.serving.engine.denoiser import DenoisingLoop
 from worldmodel.serving.worlds.service import WorldService
+from worldmodel.types import Action
 
 ACTIONS = ("the red ball moves left", "the blue box jumps", None, "wait", "the red ball explodes")
 
@@ -255,7 +256,7 @@ def test_fork_and_restore(model: WorldModel, image: np.ndarray) -> None:
 
 
 def test_text_matches_session(model: WorldModel, image: np.ndarray) -> None:
-    async def body(service: WorldService) -> list[str]:
+    async def body(service: WorldService) -> list[str | Action]:
         world = await service.start(image[None])
         with pytest.raises(InputError, match="observation"):
             await world.infer_action()

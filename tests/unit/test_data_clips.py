@@ -143,8 +143,8 @@ def test_start_and_end_bound_the_clip(counting: Path, tmp_path: Path) -> None:
 def test_a_text_is_described_and_imagined(counting: Path, tmp_path: Path) -> None:
     texts = [f"round {i}" for i in range(7)]
     source = one(counting, tmp_path, text=texts)
-    assert source.tasks == ("rounds", "imagine", "describe")
-    assert one(counting, tmp_path, keys="left").tasks == ("rounds",)
+    assert source.tasks == ("rounds", "imagine", "describe", "inverse")
+    assert one(counting, tmp_path, keys="left").tasks == ("rounds", "inverse")
     for index in range(5):
         episode = source.at(index).episode("describe", 0, index, 2)
         (clip,) = episode.observations
@@ -174,7 +174,7 @@ def test_questions_are_about_the_frames_that_they_belong_to(counting: Path, tmp_
         {"start": 5, "end": 6, "question": "and now?"},
     ]
     later = one(counting, tmp_path, text="x", question=timed, answer="yes")
-    assert later.tasks == ("rounds", "imagine", "describe", "ask")
+    assert later.tasks == ("rounds", "imagine", "describe", "inverse", "ask")
     asked = [later.at(index).episode("ask", 0, index, 1) for index in range(8)]
     assert {(episode.prompt, counts(episode.observations[0])[0]) for episode in asked} == {
         ("[is] it late?", 17),

@@ -94,7 +94,7 @@ def greys(episode: Episode) -> list[float]:
 
 def test_every_action_leads_from_its_frame_to_the_next(dataset: Path) -> None:
     source = opened(dataset)
-    assert (source.size, source.tasks) == (6, ("rounds",))
+    assert (source.size, source.tasks) == (6, ("rounds", "inverse"))
     seen = set()
     for index in [*range(6), 3, 0, 5, *range(6, 30)]:
         episode = source.at(index).episode("rounds", 1, index, 3)

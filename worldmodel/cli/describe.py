@@ -1,5 +1,6 @@
 """`worldmodel describe`: text about observations."""
 
+from worldmodel.action_words import say
 from worldmodel.cli.model import load_model
 from worldmodel.cli.parser import MODEL_HELP, Parser
 from worldmodel.errors import InputError
@@ -32,6 +33,6 @@ def main(argv: list[str]) -> None:
     session.reset(args.observation)
     if args.after is not None:
         session.observe(args.after)
-        print(session.infer_action())
+        print(say(session.infer_action()))
     else:
         print(session.describe(args.question))

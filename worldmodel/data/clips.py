@@ -2,17 +2,27 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from worldmodel import media
+from worldmodel.action_words import say
 from worldmodel.config import ImageSize, WorldModelConfig
 from worldmodel.data.files import read_range
 from worldmodel.data.latents import StoredLatents, StoredTexts
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import DESCRIBE, Action, Camera, EncodedObservations, Episode, Outcome, Pose
+from worldmodel.types import (
+    DESCRIBE,
+    WHAT_HAPPENED,
+    Action,
+    Camera,
+    EncodedObservations,
+    Episode,
+    Outcome,
+    Pose,
+)
 
 _Part = tuple[int, int, np.ndarray | None, EncodedObservations | None]
 """Part of a clip: its first frame, number of rounds, frames where they are needed, and latents."""
@@ -162,7 +172,8 @@ class Clip:
 
     The task `rounds` has one observation and up to the requested number of rounds, from a random offset in
     the clip; `imagine` leads from no observation to a round of the clip, starting where its text does,
-    `describe` leads from a round to its text, and `ask` from a round with its question to the answer.
+    `describe` leads from a round to its text, `ask` from a round with its question to the answer, and
+    `inverse` from a round and the frame before it to its action in words (`action_words`).
 
     With `latents`, episodes begin at a whole number of rounds after the clip's start, and the video is only
     read if the model's vision encoder reads pixels.
@@ -184,6 +195,12 @@ class Clip:
     """Seconds in the file between which the clip lies; None: up to the file's end."""
     latents: StoredLatents | None = None
     text_states: StoredTexts | None = None
+
+    @property
+    def has_actions(self) -> bool:
+        """Whether the clip says what is done in it, and when; one text for all of it is a caption."""
+        tracks = (self.keys, self.mouse, self.vector, self.camera)
+        return self.text.per_action or bool(self.text.times) or any(track.values for track in tracks)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -211,11 +228,18 @@ class Clip:
                 raise InputError("it has no question with an answer, which the task 'ask' needs")
             if task in ("imagine", "describe") and not text:
                 raise InputError(f"it has no text, which the task {task!r} needs")
+            if task == "inverse" and not self.has_actions:
+                raise InputError("it has no actions, which the task 'inverse' needs")
         except (InputError, ConfigError) as error:
             raise type(error)(f"{self.name}: {error}") from None
         seen, led_to = _observations(frames, found, self.format.chunk, task, encoded is not None)
         if task == "ask":
             return Episode(self.name, led_to, prompt=question, answer=answer, encoded=encoded)
+        if task == "inverse":
+            timed = self.text.per_action or self.text.times
+            acted = self if timed else replace(self, text=Track())  # without its caption
+            answer = say(acted._action(first, 0))
+            return Episode(self.name, (*seen, *led_to), prompt=WHAT_HAPPENED, answer=answer, encoded=encoded)
         if task == "describe":
             return Episode(self.name, led_to, prompt=DESCRIBE, answer=text, encoded=encoded)
         if task == "imagine":

@@ -118,7 +118,8 @@ class RowReader:
     def tasks(self) -> tuple[str, ...]:
         """The tasks that clips of the table can have, `rounds` first."""
         texts = ("imagine", "describe") if "text" in self.columns else ()
-        return ("rounds", *texts, *(("ask",) if ASKED[0] in self.columns else ()))
+        acted = ("inverse",) if self.has_actions or "text" in self.columns else ()
+        return ("rounds", *texts, *acted, *(("ask",) if ASKED[0] in self.columns else ()))
 
     @property
     def needed(self) -> list[str]:

@@ -97,6 +97,9 @@ class ChunkLatents:
             context = np.concatenate([self._rows("first_context", first), self._later_context(first, rounds)])
             target = self._rows("first_target", first), self._later("target", first, rounds)
             return EncodedObservations(context, np.concatenate(target))
+        if task == "inverse":  # the frame before the round, and the round
+            before, after = (self._rows(name, first)[0] for name in ("first_context", "first_target"))
+            return EncodedObservations(observed=np.concatenate([before[-1:], after]))
         name = "imagine" if task == "imagine" else "observed"
         if self.format.causal and name not in self.tensors:
             raise InputError(

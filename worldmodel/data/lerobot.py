@@ -268,7 +268,7 @@ class LeRobotSource:
         self.chosen = self._chosen(key, config.split)
         self.size = len(self.chosen)
         told = ("imagine", "describe") if model.action.text and any(self.dataset.tasks.values()) else ()
-        self.tasks = ("rounds", *told)
+        self.tasks = ("rounds", "inverse", *told)
         if not self.size:
             raise ConfigError(f"{key} has no episodes.")
 

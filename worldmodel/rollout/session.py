@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from worldmodel import media
+from worldmodel.action_words import understand
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.text import TextSequence, sequences
 from worldmodel.models.vision.adapter import Observation
@@ -114,13 +115,14 @@ class Session:
         prompt = read_question(question)
         return self.model.generate_text(newest_observation(self.model, self.state), prompt)[0]
 
-    def infer_action(self) -> str:
-        """Return, in words, the action between the last two observations.
+    def infer_action(self) -> Action:
+        """Return the action between the last two observations: a text, keys, numbers or a camera motion.
 
         Raises:
             InputError: there is only one observation so far.
         """
-        return self.model.generate_text(transition(self.model, self.state), WHAT_HAPPENED)[0]
+        (said,) = self.model.generate_text(transition(self.model, self.state), WHAT_HAPPENED)
+        return understand(said, self.model.config.action)
 
     def confidence(self, words: str) -> float:
         """Return how well the last round fits an action in words; nonsense fits badly.

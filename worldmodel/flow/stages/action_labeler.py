@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from worldmodel.action_words import understand
 from worldmodel.config import SourceConfig
-from worldmodel.data.clips import Clip
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.flow.clips import ClipReader
 from worldmodel.flow.stage import DROP
@@ -56,7 +57,7 @@ class ActionLabeler:
                 if video is None:
                     raise InputError("the clip has no video")
                 clip = self.reader.clip(columns["clip"], columns, {"video": video})
-                if not has_actions(clip):
+                if not clip.has_actions:
                     clips[index] = clip.read_rounds(self.max_rounds)
                 rows.append({})
             except InputError as error:
@@ -66,11 +67,11 @@ class ActionLabeler:
             for index, frames in clips.items()
             for first in range(0, len(frames) - 1, self.chunk)
         ]
-        labels: dict[int, list[dict[str, str]]] = {}
+        labels: dict[int, list[dict[str, Any]]] = {}
         for first in range(0, len(rounds), self.max_rows):
             indices, frames = zip(*rounds[first : first + self.max_rows], strict=True)
             for index, text in zip(indices, self.label(np.stack(frames)), strict=True):
-                labels.setdefault(index, []).append({"text": text.strip()} if text.strip() else {})
+                labels.setdefault(index, []).append(understand(text, self.model.config.action).as_dict())
         for index, actions in labels.items():
             rows[index]["actions"] = json.dumps(actions)
         return result_of(batch, OUTPUTS, rows)
@@ -82,9 +83,3 @@ class ActionLabeler:
         latents = [self.encoder.encode(part) for part in (pixels[:, :1], pixels[:, 1:])]
         observation = Observation(torch.cat(latents, dim=1), self.model.vision.select_frames(pixels))
         return self.model.generate_text(observation, WHAT_HAPPENED)
-
-
-def has_actions(clip: Clip) -> bool:
-    """Return whether a clip says what is done in it, and when."""
-    tracks = (clip.keys, clip.mouse, clip.vector, clip.camera)
-    return clip.text.per_action or bool(clip.text.times) or any(track.values for track in tracks)

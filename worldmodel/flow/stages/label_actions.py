@@ -12,7 +12,7 @@ OUTPUTS = pa.schema({"actions": pa.string()})
 
 
 @stage(
-    version="1",
+    version="2",
     inputs=["video", *(name for name in COLUMNS if name != "actions")],
     outputs=OUTPUTS.names,
     uncounted=["device", "max_rows"],
@@ -22,7 +22,7 @@ OUTPUTS = pa.schema({"actions": pa.string()})
     weights=lambda *, model, **_: weights_digest(model, ["."]),
 )
 class LabelActions:
-    """Says in words what happened in every round of a clip, as `Session.infer_action` does.
+    """Names the action of every round of a clip, as `Session.infer_action` does.
 
     Clips that have actions (keys, numbers, or texts with times or for every round) keep them: their `actions`
     are null. One text for a whole clip is a caption and not an action.
