@@ -6,6 +6,7 @@ layers     the first 10 of its layers against all 30
 alignment  state alignment before the generator meets the states, against the generator's loss alone
 states     predicted states at query positions, against text states: the language model writes what happens
            next, and the generator reads it (as in PAN 2)
+queries    a query for every latent cell, against one for 2 x 2 of them (`query_merge`)
 
 The time of a step is measured first, so both models of a pair train for `--minutes` on the same machine. They
 are judged on sentences in the grammar (held-out combinations of colour, shape and verb) and in other words.
@@ -141,11 +142,24 @@ def states() -> dict[str, Variant]:
     }
 
 
+def queries() -> dict[str, Variant]:
+    """One query per latent cell against one per square of cells, as frames beyond 64 pixels need."""
+    settings = small()
+    settings["model"] |= {"num_inference_steps": 0, "generator": None, "condition_adapter": {}}
+    state = {"objective": "state", "train": {"backbone": {}, "adapters": {}}, "batch_size": 48, **RATES}
+    settings["stages"]["state"] = rounds(state)
+    merged = copy.deepcopy(settings)
+    merged["model"]["query_merge"] = 2
+    shares = {"alignment": 0.1, "state": 0.9}
+    return {"a query per cell": Variant(settings, shares), "a query per 2 x 2 cells": Variant(merged, shares)}
+
+
 ABLATIONS: dict[str, Callable[[], dict[str, Variant]]] = {
     "backbone": backbone,
     "layers": layers,
     "alignment": alignment,
     "states": states,
+    "queries": queries,
 }
 
 
