@@ -170,7 +170,7 @@ def test_parts_of_the_loss_are_weighted_by_the_stage(run_config: TrainConfig) ->
     again, _ = losses_of_a_step(changed(config, loss_weights=given))
     assert again["loss"] == pytest.approx(expected, rel=1e-5)
     assert again["changed"] == pytest.approx(parts["changed"], rel=1e-5)
-    with pytest.raises(ConfigError, match="chnged"):
-        losses_of_a_step(changed(config, loss_weights={"chnged": 2.0}))
+    with pytest.raises(ConfigError, match="moved"):
+        losses_of_a_step(changed(config, loss_weights={"moved": 2.0}))
     with pytest.raises(ConfigError, match="loss"):
         changed(config, loss_weights={"changed": -1.0})
