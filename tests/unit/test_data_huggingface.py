@@ -146,7 +146,7 @@ def folder(recorded: Path, tmp_path: Path) -> Path:
 def test_a_folder_of_videos(datasets: Any, folder: Path) -> None:
     config = configured(folder, columns={"keys": "keys"})
     source = open_source("hub", config, MODEL)
-    assert source.tasks == ("rounds", "imagine", "describe")
+    assert source.tasks == ("rounds", "imagine", "describe", "inverse")
     for index in (1, 0, 7):
         episode = source.at(index).episode("rounds", 0, index, 2)
         assert episode.actions == (Action(f"clip {index % 6}", ("left",)),) * 2

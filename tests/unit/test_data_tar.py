@@ -44,7 +44,7 @@ def video(recorded: Path) -> bytes:
 def test_clips_are_found_in_any_order(shard: Path, recorded: Path) -> None:
     source = open_tar(shard)
     assert source.size == 6
-    assert source.tasks == ("rounds", "imagine", "describe")
+    assert source.tasks == ("rounds", "imagine", "describe", "inverse")
     for index in (5, 0, 3, 9):
         clip = source.at(index)
         assert isinstance(clip, Clip)

@@ -122,6 +122,11 @@ class RowReader:
         return ("rounds", *texts, *acted, *(("ask",) if ASKED[0] in self.columns else ()))
 
     @property
+    def still_tasks(self) -> tuple[str, ...]:
+        """The tasks that rows with one image in place of a video can have."""
+        return tuple(task for task in self.tasks if task not in ("rounds", "inverse"))
+
+    @property
     def needed(self) -> list[str]:
         """The columns that are read."""
         files = {column for column in (self.preset.files if self.preset else ()) for column in _names(column)}

@@ -67,7 +67,7 @@ class HuggingFaceSource:
         offered = [column for column in types if column != self.video]
         self.reader = RowReader(name, replace(source, columns=columns), offered, self.format, model.action)
         self.still = types[self.video] == "Image" or (types[self.video] == "" and self.video in IMAGE_NAMES)
-        self.tasks = self.reader.tasks[self.still :]
+        self.tasks = self.reader.still_tasks if self.still else self.reader.tasks
         if not self.tasks:
             raise ConfigError(
                 f"{self.key} has images without text, which no task can use; set columns.text, or "

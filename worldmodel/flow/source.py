@@ -84,17 +84,17 @@ class FlowSource:
             self._clip(first)
         except InputError as error:
             raise ConfigError(f"{self.key}: clip {first.id}: {error}.") from None
-        tasks = next(iter(self.reader.readers.values())).tasks
+        reader = next(iter(self.reader.readers.values()))
         if "video" in first.parts:
             offset, size = first.parts["video"]
             beginning = Part(first.file, offset, min(size, SNIFFED)).read()
             self.still = sniff.detect_format(beginning) in ("png", "jpeg", "webp")
-        if self.still and not tasks[1:]:
+        if self.still and not reader.still_tasks:
             raise ConfigError(
                 f"{self.key}: clip {first.id} is an image without text, which no task can use; give the "
                 "flow's source texts, or add the stage caption."
             )
-        return tasks[self.still :]
+        return reader.still_tasks if self.still else reader.tasks
 
     def _place(self, index: int) -> tuple[int, int]:
         """Return the segment and the row in it of an index."""
