@@ -31,6 +31,8 @@ from worldmodel.eval.action_following import action_following
 from worldmodel.eval.judge import Case
 from worldmodel.eval.runner import Clips, Images, ModelSubject, Worlds
 from worldmodel.eval.tables import text_table
+from worldmodel.models.loading import base_models
+from worldmodel.models.loading.location import resolve
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
 from worldmodel.worlds.shapes.evaluation import cases
@@ -169,7 +171,7 @@ def small() -> Settings:
         "seed": 0,
         "mesh": {"dp_replicate": 2, "dp_shard": 1},
         "init_from": {"codec": "shapes-tiny"},
-        "tokenizer": "shapes-tiny",
+        "tokenizer": str(resolve("shapes-tiny") / "backbone"),
         "model": {
             "world": "shapes",
             "num_inference_steps": 8,
@@ -198,8 +200,6 @@ def rounds(stage: Settings) -> Settings:
 
 def base_folder() -> Path:
     """Return the folder of the pretrained language model."""
-    from worldmodel.models.loading import base_models
-
     found = base_models.find(PRETRAINED)
     assert found is not None, "one of the base models that `worldmodel download` knows"
     return found

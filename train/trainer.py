@@ -374,8 +374,8 @@ def build_root(config: TrainConfig, name: str) -> Root:
         objective = OBJECTIVES[stage.objective].of(model, stage)
         if unknown := stage.loss_weights.keys() - objective.weights.keys():
             raise ConfigError(
-                f"stages.{name}.loss_weights has {min(unknown)!r}, which is no part of the loss; use some of "
-                f"{', '.join(objective.weights)}."
+                f"stages.{name}.loss_weights: the objective {stage.objective} has no loss {min(unknown)!r}; "
+                f"its losses are {', '.join(objective.weights)}."
             )
         objective.weights = {**objective.weights, **stage.loss_weights}
         root = Root(model, objective)

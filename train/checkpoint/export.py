@@ -36,12 +36,12 @@ def export(checkpoint: Path, folder: Path, rank: int | None = None) -> Path:
     Args:
         checkpoint: A checkpoint of a run.
         folder: The folder to write.
-        rank: Greatest rank of what LoRA added to a backbone that is saved by reference, in all stages
-            together; None keeps all of it.
+        rank: Rank to which the LoRA weights of a backbone by reference are reduced; None keeps the sum of
+            the ranks of all stages.
 
     Raises:
-        ModelError: the checkpoint is damaged, or is not in its run's folder, or there is nothing of which
-            `rank` could be.
+        ModelError: the checkpoint is damaged, or is not in its run's folder, or `rank` is given and the
+            backbone has no LoRA weights by reference.
         OutputError: the folder cannot be written.
     """
     verify(checkpoint)
@@ -50,7 +50,9 @@ def export(checkpoint: Path, folder: Path, rank: int | None = None) -> Path:
     if rank is not None:
         whole = model.backbone.reference
         if whole is None or not whole.factors:
-            raise ModelError(f"The backbone of {checkpoint} is not saved by reference; leave out --rank.")
+            raise ModelError(
+                f"The backbone of {checkpoint} has no LoRA weights beside a base model; leave out --rank."
+            )
         model.backbone.reference = whole.reduced(rank)
     return model.save_pretrained(folder, training=configs.to_dict(config))
 

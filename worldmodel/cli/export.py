@@ -22,8 +22,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--rank",
         type=int,
-        help="of a language model by reference, write the nearest LoRA weights of this rank (default: the "
-        "sum of the ranks of all stages)",
+        help="reduce the LoRA weights of a backbone by reference to this rank (default: the sum of the ranks "
+        "of all stages)",
     )
     args = parser.parse_args(argv)
     if args.rank is not None and (args.adapters or args.rank < 1):

@@ -77,8 +77,8 @@ class StageConfig:
     teacher_steps: int = 16
     """Denoising steps of the teacher (objective distill): the model at the start of the stage."""
     loss_weights: dict[str, float] = field(default_factory=dict)
-    """Weights of parts of the loss, in place of those of the objective, by their names in metrics.jsonl
-    (changed, unchanged, named, nll, flow, pixel, …); 0 leaves a part out."""
+    """Weights of single losses, which override those of the objective, by their names in metrics.jsonl
+    (changed, unchanged, named, nll, flow, pixel, …); 0 disables one."""
     tasks: dict[str, float] = field(default_factory=dict)
     """Tasks and their sampling weights. A source offers some of: rounds (actions and the clips after them),
     imagine (a text and the clip that it describes), describe, ask (text about an observation), inverse (the
@@ -110,11 +110,12 @@ class StageConfig:
             raise ConfigError(f"A stage has teacher_steps {self.teacher_steps}; use 1 or more.")
         if not self.tasks:
             raise ConfigError("A stage has no tasks; give stages.NAME.tasks, for example {rounds: 1.0}.")
-        parts = (("tasks", self.tasks), ("sources", self.sources), ("loss", self.loss_weights))
-        for name, weights in parts:
+        if not all(0 <= weight < math.inf for weight in self.loss_weights.values()):
+            raise ConfigError(f"A stage has loss_weights {self.loss_weights}; use 0 or more.")
+        for name, weights in (("tasks", self.tasks), ("sources", self.sources)):
             if not all(0 <= weight < math.inf for weight in weights.values()):
                 raise ConfigError(f"A stage has weights {weights} for its {name}; use 0 or more.")
-            if name != "loss" and weights and not any(weights.values()):
+            if weights and not any(weights.values()):
                 raise ConfigError(f"A stage gives no weight to any of its {name}; raise one above 0.")
 
 

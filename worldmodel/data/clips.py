@@ -60,6 +60,11 @@ class Track:
     times: tuple[tuple[float, float], ...] = ()
     """Start and end of each value, in seconds after the clip's start."""
 
+    @property
+    def is_caption(self) -> bool:
+        """Whether there is at most one value, for the whole clip."""
+        return not (self.per_action or self.times)
+
     def during(self, index: int, start: float, end: float) -> Any:
         """Return the value of action `index` of the clip, which lasts from `start` to `end`, or None.
 
@@ -200,7 +205,7 @@ class Clip:
     def has_actions(self) -> bool:
         """Whether the clip says what is done in it, and when; one text for all of it is a caption."""
         tracks = (self.keys, self.mouse, self.vector, self.camera)
-        return self.text.per_action or bool(self.text.times) or any(track.values for track in tracks)
+        return not self.text.is_caption or any(track.values for track in tracks)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -236,8 +241,7 @@ class Clip:
         if task == "ask":
             return Episode(self.name, led_to, prompt=question, answer=answer, encoded=encoded)
         if task == "inverse":
-            timed = self.text.per_action or self.text.times
-            acted = self if timed else replace(self, text=Track())  # without its caption
+            acted = replace(self, text=Track()) if self.text.is_caption else self
             answer = say(acted._action(first, 0))
             return Episode(self.name, (*seen, *led_to), prompt=WHAT_HAPPENED, answer=answer, encoded=encoded)
         if task == "describe":
