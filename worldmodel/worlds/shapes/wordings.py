@@ -19,15 +19,31 @@ T = TypeVar("T")
 SPLIT = "wordings"
 SIDES = {"left": "the left", "right": "the right", "up": "the top", "down": "the bottom"}
 WARDS = {"left": "leftwards", "right": "rightwards", "up": "upwards", "down": "downwards"}
-RELATIONS = RelationWords(
-    ("the one furthest left", "the one furthest right", "the highest one", "the one nearest to the floor"),
-    ("the one on the left of", "the one on the right of", "the one over", "the one under"),
-    "the largest one",
-    "the tiniest one",
-    "the one closest to",
+RELATIONS = (
+    RelationWords(
+        ("the one furthest left", "the one furthest right", "the highest one", "the one nearest to the floor"),
+        ("the one on the left of", "the one on the right of", "the one over", "the one under"),
+        "the largest one",
+        "the tiniest one",
+        "the one closest to",
+    ),
+    RelationWords(
+        ("what is left of all others", "what is right of all others", "the top one", "the bottom one"),
+        ("whatever is left of", "whatever is right of", "whatever is higher than", "whatever is lower than"),
+        "the hugest one",
+        "the littlest one",
+        "the neighbour of",
+    ),
+    RelationWords(
+        ("the far left one", "the far right one", "the one at the top", "the one at the bottom"),
+        ("the one left of", "the one right of", "the one on top of", "the one underneath"),
+        "the most massive one",
+        "the least massive one",
+        "the thing beside",
+    ),
 )
 
-_NOTHING_SHARE, _RELATION_SHARE, _SYNONYM_SHARE = 0.1, 0.08, 0.35
+_NOTHING_SHARE, _RELATION_SHARE, _SYNONYM_SHARE = 0.1, 0.15, 0.4
 _REQUEST_SHARE, _FRAME_SHARE, _TYPO_SHARE = 0.5, 0.5, 0.06
 _SPLIT_ID = 2000
 """Keeps the random streams apart from those of `sampling.SPLITS`."""
@@ -73,7 +89,8 @@ def _file() -> dict[str, Any]:
 
 def _request(act: Act, scene: Scene, word: Callable[[str], str], rng: np.random.Generator) -> str:
     obj = scene.find(act.target_colour or "")
-    described = relations(scene, obj, RELATIONS) if obj and rng.random() < _RELATION_SHARE else []
+    words = _pick(RELATIONS, rng)
+    described = relations(scene, obj, words) if obj and rng.random() < _RELATION_SHARE else []
     name = _pick(described, rng) if described else _name(obj, word, rng)
     requested = rng.random() < _REQUEST_SHARE
     phrases = _file()["requests" if requested else "statements"]
