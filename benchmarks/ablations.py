@@ -294,7 +294,8 @@ def draw(name: str, runs: dict[str, Path], file: Path) -> None:
             ]
             if points:
                 axis.plot(*zip(*points, strict=True), label=label)
-            axis.set(title=loss.split("/")[1], xlabel="minutes", ylim=(0, None))
+    for axis, loss in zip(axes[0], shown, strict=True):
+        axis.set(title=loss.split("/")[1], xlabel="minutes", ylim=(0, None))
     axes[0][0].legend(fontsize=8)
     figure.suptitle(name)
     figure.savefig(file, dpi=120)
