@@ -61,7 +61,7 @@ class Variant:
 def shipped() -> Settings:
     """Return the config `shapes_smol` with one stage of alignment and one of states, on single acts.
 
-    Its batch is half as large: in a short training, more steps bring more than larger ones.
+    Its batch is half as large, so that models with slow steps take more than a hundred of them.
     """
     text = importlib.resources.files("worldmodel.configs").joinpath("shapes_smol.yaml").read_text("utf-8")
     settings = yaml.safe_load(text)
