@@ -10,10 +10,23 @@ from runs import ALIGNED, SHAPES
 
 from worldmodel import media
 from worldmodel.config import StageConfig, TrainConfig, ValidationConfig
+from worldmodel.errors import ModelError
+from worldmodel.models.loading import base_models
 from worldmodel.models.world_model import WorldModel
 from worldmodel.worlds import recorder
 
 NUM_CLIPS = 6
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """The name of the pretrained base model, if it is on this machine; CI downloads it."""
+    name = "smollm2-135m-instruct"
+    try:
+        base_models.find(name)
+    except ModelError as error:
+        pytest.skip(str(error))
+    return name
 
 
 @pytest.fixture(scope="session")

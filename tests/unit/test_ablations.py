@@ -1,32 +1,23 @@
 """The ablations: every model can be built, and the two of a pair differ in what is compared alone."""
 
-import copy
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from train.start import build_model
 from worldmodel import WorldModel
 from worldmodel.config import TrainConfig
 from worldmodel.config.files import build
-from worldmodel.errors import ModelError
-from worldmodel.models.loading import base_models
+from worldmodel.train.start import build_model
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "ablations.py"))
 ABLATIONS = BENCHMARK["ABLATIONS"]
-ON_PRETRAINED = ("backbone", "layers", "states")
 
 
 def settings_of(name: str) -> list[dict[str, Any]]:
     """The settings of the two models of an ablation, with one step a stage."""
-    if name in ON_PRETRAINED:
-        try:
-            base_models.find(BENCHMARK["PRETRAINED"])
-        except ModelError as error:
-            pytest.skip(str(error))
-    both = [copy.deepcopy(variant.settings) for variant in ABLATIONS[name]().values()]
+    both = [variant.settings for variant in ABLATIONS[name]().values()]
     for settings in both:
         for stage in settings["stages"].values():
             stage["steps"] = 1
@@ -40,15 +31,15 @@ def models_of(name: str, folder: Path) -> list[WorldModel]:
     ]
 
 
+@pytest.mark.usefixtures("smollm2")
 @pytest.mark.parametrize("name", sorted(ABLATIONS))
 def test_shares_of_the_time_add_up_and_name_all_stages(name: str) -> None:
-    if name in ON_PRETRAINED:
-        settings_of(name)
     for variant in ABLATIONS[name]().values():
         assert set(variant.shares) == set(variant.settings["stages"])
         assert sum(variant.shares.values()) == pytest.approx(1)
 
 
+@pytest.mark.usefixtures("smollm2")
 def test_backbones_have_one_architecture_and_other_weights(tmp_path: Path) -> None:
     models = models_of("backbone", tmp_path)
     first, second = (dict(model.backbone.model.model.layers.named_parameters()) for model in models)
@@ -60,6 +51,7 @@ def test_backbones_have_one_architecture_and_other_weights(tmp_path: Path) -> No
     assert stages == [BENCHMARK["LORA"], {}]
 
 
+@pytest.mark.usefixtures("smollm2")
 def test_layers_differ_in_number(tmp_path: Path) -> None:
     assert [len(model.backbone.model.model.layers) for model in models_of("layers", tmp_path)] == [10, 30]
 
@@ -77,6 +69,7 @@ def test_one_model_of_the_pair_has_no_state_alignment() -> None:
     assert aligned["model"] == direct["model"]
 
 
+@pytest.mark.usefixtures("smollm2")
 def test_one_generator_of_the_pair_reads_text(tmp_path: Path) -> None:
     queries, written = models_of("states", tmp_path)
     assert (queries.config.condition_adapter.kind, written.config.condition_adapter.kind) == ("grid", "text")

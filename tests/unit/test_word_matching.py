@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from worldmodel.errors import ModelError
-from worldmodel.models.loading import base_models
-
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "word_matching.py"))
 
 
@@ -18,11 +15,8 @@ def test_area_under_the_curve() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("smollm2")
 def test_pretrained_weights_match_a_query_with_the_word_in_the_sentence() -> None:
-    try:
-        base_models.find("smollm2-135m-instruct")
-    except ModelError:
-        pytest.skip("the base is not downloaded")
     areas = {title: layers[-1] for title, layers in BENCHMARK["rows"]("shapes_smol", 24, 1).items()}
     assert areas["the word for the colour"] > 0.75
     assert areas["the word for the colour, random weights"] < 0.65

@@ -7,6 +7,7 @@ import pytest
 
 from worldmodel.worlds.shapes import STAY, VERBS, Sample, held_out, wordings
 from worldmodel.worlds.shapes.evaluation import paraphrases
+from worldmodel.worlds.shapes.relations import EVALUATED, RelationWords
 from worldmodel.worlds.shapes.source import ShapesSource
 
 FILE = wordings._file()
@@ -26,6 +27,10 @@ def stems(text: str) -> set[str]:
     return {re.sub(r"(?<=\w{3})(?:e?s|e?d|ing|e)$", "", word) for word in words}
 
 
+def relation_phrases(words: RelationWords) -> set[str]:
+    return {*words.extremes, *words.sides, words.biggest, words.smallest, words.near}
+
+
 def samples(count: int) -> list[Sample]:
     return [wordings.sample_worded_rollout(0, index, 1)[0] for index in range(count)]
 
@@ -43,6 +48,8 @@ def test_paraphrases_share_no_verb_noun_or_colour() -> None:
     assert taught & set().union(*(stems(template.text) for template in asked)) <= known
     nouns = {word for words in FILE["words"].values() for word in words}
     assert nouns.isdisjoint(word for words in paraphrases._file()["words"].values() for word in words)
+    spoken = set().union(*map(relation_phrases, wordings.RELATIONS))
+    assert spoken.isdisjoint(relation_phrases(EVALUATED))
     silent = {template.text for template in paraphrases.templates() if template.verb == "stay"}
     assert silent.isdisjoint(FILE["nothing"])
 

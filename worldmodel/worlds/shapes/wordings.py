@@ -21,7 +21,12 @@ SIDES = {"left": "the left", "right": "the right", "up": "the top", "down": "the
 WARDS = {"left": "leftwards", "right": "rightwards", "up": "upwards", "down": "downwards"}
 RELATIONS = (
     RelationWords(
-        ("the one furthest left", "the one furthest right", "the highest one", "the one nearest to the floor"),
+        (
+            "the one furthest left",
+            "the one furthest right",
+            "the highest one",
+            "the one nearest to the floor",
+        ),
         ("the one on the left of", "the one on the right of", "the one over", "the one under"),
         "the largest one",
         "the tiniest one",
