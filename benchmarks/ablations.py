@@ -142,8 +142,8 @@ def states() -> dict[str, Variant]:
         "generator": rounds(generator),
     }
     return {
-        "query states": Variant(queries, {"alignment": 0.1, "single": 0.5, "generator": 0.4}),
-        "text states": Variant(written, {"alignment": 0.1, "writing": 0.5, "generator": 0.4}, writes=True),
+        "query states": Variant(queries, {"alignment": 0.1, "single": 0.55, "generator": 0.35}),
+        "text states": Variant(written, {"alignment": 0.1, "writing": 0.55, "generator": 0.35}, writes=True),
     }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worldmodel.diffusion.loss import add_noise, velocity_error
 from worldmodel.diffusion.schedule import sampling_sigmas, training_sigmas
-from worldmodel.diffusion.solver import EulerSolver
+from worldmodel.diffusion.solver import AncestralSolver, EulerSolver
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -75,3 +75,46 @@ def test_the_loss_is_the_squared_velocity_error_at_high_noise(sigma: np.ndarray,
     close(error, (guess - (noise - clean)).pow(2).mean(dim=2), 1e-3)
     exact = velocity_error(noise - clean, add_noise(clean, noise, level), clean, level)
     assert float(exact.max()) < 1e-9
+
+
+def test_an_ancestral_step_draws_from_the_posterior_of_the_noising_process() -> None:
+    rows, step = 4000, 1
+    solver = AncestralSolver.of(4)
+    sigma, following = solver.sigmas[step].double(), solver.sigmas[step + 1].double()
+    clean, noise = torch.tensor(0.7).double(), torch.tensor(-0.4).double()
+    now = ((1 - sigma) * clean + sigma * noise).expand(rows, 1, 1, 1, 1)
+    seeds = torch.randn(rows, 1, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+    solver.step(0, torch.zeros_like(seeds), seeds)  # the first latents decide what every row draws
+    made = solver.step(step, (noise - clean).expand_as(now), now)
+    # Conditioning of the Gaussian pair (following, now) given the clean value, for a Markov process.
+    covariance = (1 - sigma) / (1 - following) * following**2
+    mean = (1 - following) * clean + covariance / sigma**2 * (now[0] - (1 - sigma) * clean)
+    spread = (following**2 - covariance**2 / sigma**2).sqrt()
+    assert abs(made.mean() - mean) < 4 * spread / rows**0.5
+    assert made.std() == pytest.approx(float(spread), rel=0.05)
+
+
+def test_ancestral_sampling_recovers_a_distribution_with_two_modes() -> None:
+    """Data are -1 (probability 0.25) or 1, with the exact velocity."""
+    solver = AncestralSolver.of(64)
+    x = torch.randn(4000, 1, 1, 1, 1, generator=torch.Generator().manual_seed(1)).double()
+    for step in range(solver.num_steps):
+        sigma = solver.timestep(step)
+        logits = torch.stack([-((x - (1 - sigma) * mode) ** 2) / (2 * sigma**2) for mode in (-1, 1)])
+        weight = (logits + torch.tensor([0.25, 0.75]).double().log().view(2, 1, 1, 1, 1, 1)).softmax(dim=0)
+        x = solver.step(step, (x - (weight[1] - weight[0])) / sigma, x)
+    assert (x.abs() - 1).abs().max() < 0.01
+    assert (x < 0).double().mean() == pytest.approx(0.25, abs=0.03)
+
+
+def test_what_an_ancestral_sampler_makes_of_a_row_does_not_depend_on_the_batch() -> None:
+    start = torch.randn(3, 1, 2, 2, 2, generator=torch.Generator().manual_seed(2))
+
+    def made(x: torch.Tensor) -> torch.Tensor:
+        solver = AncestralSolver.of(4)
+        for step in range(solver.num_steps):
+            x = solver.step(step, x, x)
+        return x
+
+    torch.testing.assert_close(made(start)[1:2], made(start[1:2]), rtol=0, atol=0)
+    assert not torch.equal(made(start[:1]), made(start[1:2]))

@@ -10,7 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.config import (
+    ActionConfig,
+    DataConfig,
+    GeneratorConfig,
+    SourceConfig,
+    StageConfig,
+    TrainConfig,
+    TrainedConfig,
+)
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import finetune
@@ -103,3 +111,9 @@ def test_models_without_steps_or_with_overlapping_chunks_are_refused(
             OBJECTIVES["distill"](make_model(**settings))
     with pytest.raises(ConfigError, match="teacher_steps"):
         StageConfig("distill", tasks={"rounds": 1.0}, teacher_steps=0)
+
+
+def test_a_teacher_whose_steps_add_noise_is_refused(make_model: Callable[..., WorldModel]) -> None:
+    model = make_model(num_inference_steps=2, generator=GeneratorConfig(stochastic_sampling=True))
+    with pytest.raises(ConfigError, match="stochastic_sampling"):
+        OBJECTIVES["distill"](model)

@@ -1,17 +1,21 @@
 """Our diffusion transformer without a forecast: plain flow matching from states alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from worldmodel.config import ConditionAdapterConfig, GeneratorConfig
 from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.diffusion.schedule import training_sigmas
+from worldmodel.errors import ConfigError
+from worldmodel.eval.runner import ModelSubject
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.dit import DiT
 from worldmodel.models.world_model import WorldModel
+from worldmodel.types import Action
 
 WITHOUT_FORECAST = ConditionAdapterConfig(forecast="none", width=32, num_layers=1, num_heads=2)
 
@@ -60,3 +64,19 @@ def test_without_a_forecast_the_generator_samples_futures_that_a_regression_aver
     means = chunk.latents.mean(dim=(1, 2, 3, 4))
     assert ((means.abs() - 1).abs() < 0.25).float().mean() > 0.9
     assert 0.25 < (means > 0).float().mean() < 0.75
+
+
+def test_stochastic_sampling_has_one_outcome_for_each_seed(make_model: Callable[..., WorldModel]) -> None:
+    def played(seeds: Sequence[int], stochastic: bool = True) -> np.ndarray:
+        settings = GeneratorConfig(width=64, num_layers=2, num_heads=2, stochastic_sampling=stochastic)
+        model = make_model(generator=settings, num_inference_steps=4)
+        start = np.random.default_rng(0).integers(0, 256, (len(seeds), 32, 32, 3), np.uint8)
+        start[:] = start[0]
+        return ModelSubject(model).open(start, seeds).step([Action("go left")] * len(seeds))
+
+    both = played([1, 2])
+    np.testing.assert_allclose(both[:1].astype(int), played([1]).astype(int), atol=1)
+    assert not np.array_equal(both[0], both[1])
+    assert not np.array_equal(both, played([1, 2], stochastic=False))
+    with pytest.raises(ConfigError, match="stochastic_sampling"):
+        GeneratorConfig(pretrained="some/folder", stochastic_sampling=True)

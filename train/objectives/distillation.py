@@ -9,7 +9,7 @@ from torch import Tensor
 from worldmodel.config import StageConfig
 from worldmodel.data.loader import Batch
 from worldmodel.diffusion.sampler import Chunk
-from worldmodel.diffusion.schedule import training_sigmas
+from worldmodel.diffusion.schedule import sampling_sigmas
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import Losses, Rounds, SampleRng, StageBatch
@@ -29,8 +29,9 @@ class DistillationObjective(JointObjective):
 
     The teacher is the model as the stage began, denoising in `teacher_steps` steps, with guidance if the
     model has a `guidance_scale`. What it makes of a noise is certain, so the regression does not average
-    possible futures, and paths become straight: `model.num_inference_steps` steps follow them. Where only one
-    step is wanted, only pure noise is trained. Self-rollouts are those of the teacher in that many steps.
+    possible futures, and paths become straight. The student learns the levels at which its own
+    `model.num_inference_steps` steps begin, all of them on every path, since a path costs the teacher more.
+    Self-rollouts are those of the teacher in that many steps.
 
     Sources: rectified flow (arXiv:2209.03003), sec. 2.2; InstaFlow (arXiv:2309.06380) for one step.
     """
@@ -52,13 +53,18 @@ class DistillationObjective(JointObjective):
         """Check that there is a generator that denoises in steps of its own.
 
         Raises:
-            ConfigError: there is none, or its chunks overlap, or no steps are wanted.
+            ConfigError: there is none, or its chunks overlap, or no steps are wanted, or steps add noise.
         """
         super().check(model)
         if model.config.sampler == "swin":
             raise ConfigError("The objective distill needs sampler: chunk; distil before training with swin.")
         if not model.config.num_inference_steps:
             raise ConfigError("model.num_inference_steps is 0; set the steps that the student will take.")
+        if model.config.generator is not None and model.config.generator.stochastic_sampling:
+            raise ConfigError(
+                "The objective distill learns what the teacher makes of a noise, which must decide it alone; "
+                "set model.generator.stochastic_sampling to false."
+            )
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
         """Let the teacher denoise; the weights are those of the teacher."""
@@ -92,12 +98,12 @@ class DistillationObjective(JointObjective):
             return super().forward(model, inputs)
         actions = [list(episode.actions) for episode in inputs.batch.episodes]
         prediction = predict_windows(model, rounds.context, actions, rounds.frames)
-        num_rounds, frames = rounds.target.shape[1:3]
-        normal, uniform = rng.normal(num_rounds, frames), rng.uniform(num_rounds, 2)
-        pure = 1.0 if model.config.num_inference_steps == 1 else 0.5
-        sigma = training_sigmas(normal.flatten(0, 1), uniform.flatten(0, 1), independent=0, pure=pure)
         target, noise = rounds.target.flatten(0, 1), rounds.noise.flatten(0, 1)
-        output = model.generator.training_loss(
-            target, noise, sigma, prediction.condition, rounds.context.flatten(0, 1)
-        )
-        return self.generator_losses(model, rounds, output, rng)
+        context, sigmas = rounds.context.flatten(0, 1), sampling_sigmas(model.config.num_inference_steps)[:-1]
+        losses: Losses = {}
+        for sigma in sigmas.to(target):
+            level = sigma.expand(target.shape[:2])
+            output = model.generator.training_loss(target, noise, level, prediction.condition, context)
+            for name, loss in self.generator_losses(model, rounds, output, rng).items():
+                losses[name] = losses.get(name, 0.0) + loss / len(sigmas)
+        return losses

@@ -87,9 +87,9 @@ class GeneratorObjective(StateObjective):
                 context = rounds.context.flatten(0, 1)  # gets the sampler's own noise only
         else:
             normal, uniform = rng.normal(num_rounds, frames), rng.uniform(num_rounds, 2)
-            # Few steps begin at pure noise, where the condition alone decides what is sampled.
-            pure = 0.0 if model.config.condition_adapter.forecast == "none" else 0.4
-            sigma = training_sigmas(normal.flatten(0, 1), uniform.flatten(0, 1), pure=pure)
+            # The one step that corrects a forecast begins at pure noise; many steps need all noise levels.
+            pure, independent = (0.4, 0.25) if self.residual else (0.0, 0.0)
+            sigma = training_sigmas(normal.flatten(0, 1), uniform.flatten(0, 1), independent, pure)
         condition = prediction.condition
         if generator.condition_dropout:  # or a text encoder would run for nothing
             condition = choose(keep.flatten(), condition, model.null_condition(context))

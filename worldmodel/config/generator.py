@@ -59,6 +59,9 @@ class GeneratorConfig:
     """Our own generator: number of its layers."""
     num_heads: int = 3
     """Our own generator: number of its attention heads."""
+    stochastic_sampling: bool = False
+    """Our own generator: every denoising step but the last replaces a part of the noise by fresh noise
+    (ancestral sampling), for uncertain futures in several steps. One of diffusers has it in its scheduler."""
     condition_dropout: float = 0.1
     """Share of training samples whose condition is replaced by the unconditional one, for guidance."""
 
@@ -77,4 +80,9 @@ class GeneratorConfig:
         if self.is_ours and self.dtype != "fp32":
             raise ConfigError(
                 f"generator.dtype is {self.dtype!r}; our own generator is held in fp32, so leave it out."
+            )
+        if self.stochastic_sampling and not self.is_ours:
+            raise ConfigError(
+                "generator.stochastic_sampling is for our own generator; set it in generator.scheduler for "
+                "one of diffusers."
             )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from worldmodel.config import GeneratorConfig
 from worldmodel.diffusion.loss import add_noise, velocity_error
 from worldmodel.diffusion.schedule import shifted
-from worldmodel.diffusion.solver import EulerSolver
+from worldmodel.diffusion.solver import AncestralSolver, EulerSolver
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import (
     Context,
@@ -186,8 +186,9 @@ class DiT(VideoGenerator):
         return self.velocity(latents, timestep, self._forecast(condition), condition, cache=cache)[0]
 
     def solver(self, num_inference_steps: int) -> EulerSolver:
-        """Return Euler's method on the shifted schedule."""
-        return EulerSolver.of(num_inference_steps)
+        """Return Euler's method, or ancestral sampling, on the shifted schedule."""
+        solver = AncestralSolver if self.config.stochastic_sampling else EulerSolver
+        return solver.of(num_inference_steps)
 
     def training_loss(
         self,

@@ -1,7 +1,6 @@
 """Schedulers of diffusers, as solvers of single chunks and as noise paths of training."""
 
 import copy
-import hashlib
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from worldmodel.diffusion.solver import row_generators
 from worldmodel.errors import ModelError
 from worldmodel.models.generator.base import Latents, PerFrame
 
@@ -66,15 +66,6 @@ class DiffusersSolver:
         if self._generators is None:
             self._generators = row_generators(latents)
         return self._generators
-
-
-def row_generators(x: Tensor) -> list[torch.Generator]:
-    """Return a random generator for every row, seeded by the values of that row."""
-    made = []
-    for row in x.detach().cpu().float().contiguous():
-        digest = hashlib.blake2b(row.numpy().tobytes(), digest_size=7).digest()
-        made.append(torch.Generator().manual_seed(int.from_bytes(digest, "little")))
-    return made
 
 
 def fixed_noise(x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b *shape"]:
