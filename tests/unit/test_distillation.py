@@ -19,12 +19,15 @@ from worldmodel.config import (
     TrainConfig,
     TrainedConfig,
 )
+from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import finetune
 from worldmodel.train.checkpoint import checkpointer
+from worldmodel.train.objectives.base import SampleRng
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.types import Action
+from worldmodel.worlds.shapes.source import ShapesSource
 
 STAGE = StageConfig(
     "distill",
@@ -103,11 +106,15 @@ def test_a_resumed_run_learns_from_the_same_teacher(config: TrainConfig, tmp_pat
     assert all(torch.equal(x, runs[1][name]) for name, x in runs[0].items())
 
 
-def test_models_without_steps_or_with_overlapping_chunks_are_refused(
+def test_models_without_steps_or_with_overlapping_chunks_or_guidance_are_refused(
     make_model: Callable[..., WorldModel],
 ) -> None:
-    for settings in ({"num_inference_steps": 0}, {"sampler": "swin", "num_inference_steps": 2}):
-        with pytest.raises(ConfigError, match=r"num_inference_steps|swin"):
+    for settings in (
+        {"num_inference_steps": 0},
+        {"sampler": "swin", "num_inference_steps": 2},
+        {"guidance_scale": 1.5},
+    ):
+        with pytest.raises(ConfigError, match=r"num_inference_steps|swin|teacher_guidance_scale"):
             OBJECTIVES["distill"](make_model(**settings))
     with pytest.raises(ConfigError, match="teacher_steps"):
         StageConfig("distill", tasks={"rounds": 1.0}, teacher_steps=0)
@@ -117,3 +124,20 @@ def test_a_teacher_whose_steps_add_noise_is_refused(make_model: Callable[..., Wo
     model = make_model(num_inference_steps=2, generator=GeneratorConfig(stochastic_sampling=True))
     with pytest.raises(ConfigError, match="stochastic_sampling"):
         OBJECTIVES["distill"](model)
+
+
+def test_the_teacher_has_the_guidance_of_its_stage(make_model: Callable[..., WorldModel]) -> None:
+    """One step is linear in the guidance scale."""
+    model = make_model(num_inference_steps=1, image_size=64, action=ActionConfig(max_text_tokens=160))
+    episodes = [ShapesSource(keys=()).episode("rounds", 0, index) for index in range(2)]
+    batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, self_rollout=False)
+
+    def taught(scale: float) -> Tensor:
+        stage = dataclasses.replace(STAGE, teacher_steps=1, teacher_guidance_scale=scale)
+        objective = OBJECTIVES["distill"].of(model, stage)
+        with torch.no_grad():
+            return objective.prepare(model, batch, SampleRng([(0,), (1,)])).content.target
+
+    once, twice, thrice = (taught(scale) for scale in (1.0, 2.0, 3.0))
+    assert not torch.allclose(once, twice)
+    torch.testing.assert_close(thrice, 2 * twice - once, atol=1e-4, rtol=1e-4)

@@ -27,9 +27,9 @@ class TaughtRounds(Rounds):
 class DistillationObjective(JointObjective):
     """Flow matching between each noise and what the teacher makes of it ("reflow").
 
-    The teacher is the model as the stage began, denoising in `teacher_steps` steps, with guidance if the
-    model has a `guidance_scale`. What it makes of a noise is certain, so the regression does not average
-    possible futures, and paths become straight. The student learns the levels at which its own
+    The teacher is the model as the stage began, denoising in `teacher_steps` steps with
+    `teacher_guidance_scale`. What it makes of a noise is certain, so the regression does not average possible
+    futures, and paths become straight. The student learns the levels at which its own
     `model.num_inference_steps` steps begin, all of them on every path, since a path costs the teacher more.
     Self-rollouts are those of the teacher in that many steps.
 
@@ -39,27 +39,35 @@ class DistillationObjective(JointObjective):
     weights: Mapping[str, float] = {"flow": 1.0, "pixel": 0.3}
     has_teacher = True
 
-    def __init__(self, model: WorldModel, teacher_steps: int = 16) -> None:
+    def __init__(
+        self, model: WorldModel, teacher_steps: int = 16, teacher_guidance_scale: float = 1.0
+    ) -> None:
         super().__init__(model)
         self.weights = type(self).weights
-        self.teacher_steps = teacher_steps
+        self.teacher_steps, self.teacher_guidance_scale = teacher_steps, teacher_guidance_scale
 
     @classmethod
     def of(cls, model: WorldModel, stage: StageConfig) -> "DistillationObjective":
-        """Build the objective with the stage's `teacher_steps`."""
-        return cls(model, stage.teacher_steps)
+        """Build the objective with the stage's settings of the teacher."""
+        return cls(model, stage.teacher_steps, stage.teacher_guidance_scale)
 
     def check(self, model: WorldModel) -> None:
         """Check that there is a generator that denoises in steps of its own.
 
         Raises:
-            ConfigError: there is none, or its chunks overlap, or no steps are wanted, or steps add noise.
+            ConfigError: there is none, or its chunks overlap, or no steps are wanted, or steps add noise, or
+                the student would use guidance.
         """
         super().check(model)
         if model.config.sampler == "swin":
             raise ConfigError("The objective distill needs sampler: chunk; distil before training with swin.")
         if not model.config.num_inference_steps:
             raise ConfigError("model.num_inference_steps is 0; set the steps that the student will take.")
+        if model.config.guidance_scale != 1.0:
+            raise ConfigError(
+                f"model.guidance_scale is {model.config.guidance_scale:g}, which the student would add to "
+                "what it learned; set it to 1, and teacher_guidance_scale of the stage instead."
+            )
         if model.config.generator is not None and model.config.generator.stochastic_sampling:
             raise ConfigError(
                 "The objective distill learns what the teacher makes of a noise, which must decide it alone; "
@@ -71,16 +79,16 @@ class DistillationObjective(JointObjective):
         inputs = super().prepare(model, batch, rng)
         if not isinstance(inputs.content, Rounds):
             return inputs
-        rounds, config = inputs.content, model.config
+        rounds, guidance = inputs.content, self.teacher_guidance_scale
         context, frames = self.observed(model, inputs)
         actions = [list(episode.actions) for episode in batch.episodes]
         conditions = [predict_windows(model, context, actions, frames).condition]
         past = context.flatten(0, 1)
-        if config.guidance_scale != 1.0:
+        if guidance != 1.0:
             conditions.append(model.null_condition(past))
         noise = rng.normal(*rounds.target.shape[1:])
         solver = model.generator.solver(self.teacher_steps)
-        chunk = Chunk(noise.flatten(0, 1), solver, tuple(conditions), past, config.guidance_scale)
+        chunk = Chunk(noise.flatten(0, 1), solver, tuple(conditions), past, guidance)
         (made,) = model.denoise([chunk])
         taught = TaughtRounds(
             context=context,

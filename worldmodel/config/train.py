@@ -76,6 +76,8 @@ class StageConfig:
     the start and at the end of the stage; interpolated in between."""
     teacher_steps: int = 16
     """Denoising steps of the teacher (objective distill): the model at the start of the stage."""
+    teacher_guidance_scale: float = 1.0
+    """Guidance of the teacher (objective distill). The student learns its effect and needs none."""
     loss_weights: dict[str, float] = field(default_factory=dict)
     """Weights of single losses, which override those of the objective, by their names in metrics.jsonl
     (changed, unchanged, named, nll, flow, pixel, …); 0 disables one."""
