@@ -13,6 +13,7 @@ from worldmodel.diffusion.step_cache import StepCache
 from worldmodel.eval.metrics import psnr
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import VideoGenerator
+from worldmodel.models.generator.dit import DiT
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, WorldState, play_round
 from worldmodel.rollout.session import sampling_params
@@ -52,6 +53,9 @@ class Passes:
 def shapes(name: str, count: int, seed: int) -> None:
     """One round of chance acts: frames against those without caching, and frames that show an outcome."""
     model = WorldModel.from_pretrained(name)
+    # Ancestral sampling has other noise with every number of steps, so frames could not be compared.
+    assert isinstance(model.generator, DiT), "a model of the shapes world"
+    model.generator.config = replace(model.generator.config, stochastic_sampling=False)
     config, engine, passes = model.config, LocalEngine(model.backbone), Passes(model.generator)
     cases = chance_cases(seed, 0, count)
     images, actions = np.stack([each.start for each in cases]), [each.action for each in cases]
