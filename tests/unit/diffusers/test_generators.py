@@ -118,10 +118,13 @@ def test_flow_path_of_unipc_equals_the_scheduler(tiny):
 def test_variance_preserving_path_equals_the_scheduler(tiny):
     scheduler = tiny.scheduler("cog")
     path = VariancePath(scheduler)
-    level = path.nearest(torch.tensor([[0.0, 0.5, 1.0]]))
-    assert level[0, 2] == 999
-    deviation = (1 - scheduler.alphas_cumprod[level.long()]).sqrt()
-    assert (deviation - torch.tensor([[0.0, 0.5, 1.0]])).abs().max() < 0.05
+    sigma = torch.tensor([[0.0, 0.3, 0.7, 1.0]])
+    level = path.nearest(sigma).long()
+    assert level[0, 3] == 999
+    signal = scheduler.alphas_cumprod[level]
+    ratio = ((1 - signal) / signal).float()  # of variances, as on the straight path
+    torch.testing.assert_close(ratio[:, 1:3], (sigma / (1 - sigma))[:, 1:3] ** 2, rtol=0.05, atol=0)
+    assert signal[0, 0] > 0.99
 
 
 def test_prediction_depends_on_every_input(tiny, kind, streamed):

@@ -237,7 +237,7 @@ class DiffusersGenerator(VideoGenerator):
     ) -> LossOutput:
         """Compare the prediction with the training target of the model.
 
-        `sigma` is the standard deviation of the noise; the nearest timestep of the scheduler is used.
+        `sigma` is noise : (noise + signal); the nearest timestep of the scheduler is used.
         """
         timestep = self.path.nearest(sigma if self.timestep_per_frame else sigma[:, :1].expand_as(sigma))
         noisy = self.path.add_noise(clean, noise, timestep)

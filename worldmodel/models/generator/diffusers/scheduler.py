@@ -132,10 +132,11 @@ class VariancePath:
                 "v_prediction is supported; correct its scheduler_config.json."
             )
         self.scheduler = copy.deepcopy(scheduler)
-        self.sigmas = (1 - self.scheduler.alphas_cumprod).sqrt().float()
+        signal, noise = self.scheduler.alphas_cumprod.sqrt(), (1 - self.scheduler.alphas_cumprod).sqrt()
+        self.sigmas = (noise / (signal + noise)).float()  # where the straight path has the same ratio
 
     def nearest(self, sigma: PerFrame) -> PerFrame:
-        """Return the timesteps whose noise has the nearest deviation."""
+        """Return the timesteps whose ratio of noise to signal is nearest to `sigma` to 1 - `sigma`."""
         return _nearest(self.sigmas, sigma).to(sigma.dtype)
 
     def add_noise(self, clean: Latents, noise: Latents, timestep: PerFrame) -> Latents:
