@@ -9,7 +9,6 @@ from torch import Tensor
 from worldmodel.config import StageConfig
 from worldmodel.data.loader import Batch
 from worldmodel.diffusion.sampler import Chunk
-from worldmodel.diffusion.schedule import sampling_sigmas
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import Losses, Rounds, SampleRng, StageBatch
@@ -68,10 +67,11 @@ class DistillationObjective(JointObjective):
                 f"model.guidance_scale is {model.config.guidance_scale:g}, which the student would add to "
                 "what it learned; set it to 1, and teacher_guidance_scale of the stage instead."
             )
-        if model.config.generator is not None and model.config.generator.stochastic_sampling:
+        if model.generator.solver(model.config.num_inference_steps).adds_noise:
             raise ConfigError(
                 "The objective distill learns what the teacher makes of a noise, which must decide it alone; "
-                "set model.generator.stochastic_sampling to false."
+                "set model.generator.stochastic_sampling to false, or model.generator.scheduler to one "
+                "whose steps add no noise, such as CogVideoXDDIMScheduler."
             )
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
@@ -107,10 +107,11 @@ class DistillationObjective(JointObjective):
         actions = [list(episode.actions) for episode in inputs.batch.episodes]
         prediction = predict_windows(model, rounds.context, actions, rounds.frames)
         target, noise = rounds.target.flatten(0, 1), rounds.noise.flatten(0, 1)
-        context, sigmas = rounds.context.flatten(0, 1), sampling_sigmas(model.config.num_inference_steps)[:-1]
+        context = rounds.context.flatten(0, 1)
+        sigmas = model.generator.step_sigmas(model.config.num_inference_steps)
         losses: Losses = {}
-        for sigma in sigmas.to(target):
-            level = sigma.expand(target.shape[:2])
+        for sigma in sigmas:
+            level = target.new_full(target.shape[:2], sigma)
             output = model.generator.training_loss(target, noise, level, prediction.condition, context)
             for name, loss in self.generator_losses(model, rounds, output, rng).items():
                 losses[name] = losses.get(name, 0.0) + loss / len(sigmas)

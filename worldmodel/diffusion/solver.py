@@ -3,7 +3,7 @@
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,11 @@ class Solver(Protocol):
     @property
     def num_steps(self) -> int:
         """Steps from noise to data."""
+        ...
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether steps add noise of their own."""
         ...
 
     def timestep(self, step: int) -> float:
@@ -40,6 +45,7 @@ class EulerSolver:
     """
 
     sigmas: Float[Tensor, " n"]
+    adds_noise: ClassVar[bool] = False
 
     @classmethod
     def of(cls, num_inference_steps: int) -> "EulerSolver":
@@ -73,6 +79,7 @@ class AncestralSolver(EulerSolver):
     noise; Karras et al. 2022 (arXiv:2206.00364), sec. 4, for why it helps.
     """
 
+    adds_noise: ClassVar[bool] = True
     _generators: list[torch.Generator] | None = field(default=None, init=False)
 
     def step(

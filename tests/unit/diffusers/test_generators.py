@@ -334,6 +334,17 @@ def test_branches_are_gathered_and_recomputed_with_their_blocks(tiny, kind):
         torch.testing.assert_close(grad, expected[name], msg=name)
 
 
+def test_step_sigmas_are_where_the_sampler_calls_the_model(tiny, kind):
+    """`training_loss` at one of them is at that step's timestep."""
+    generator = make(tiny, kind)
+    for steps in (1, 2, 5):
+        solver = generator.solver(steps)
+        called = torch.tensor([solver.timestep(step) for step in range(steps)])
+        assert called.isfinite().all()
+        levels = generator.path.nearest(torch.tensor([generator.step_sigmas(steps)]))[0]
+        assert (levels - called).abs().max() <= 1
+
+
 @pytest.mark.parametrize("shift", [3.0, 5.0])
 def test_training_timesteps_cover_the_sampler(tiny, shift):
     """A chunk's level at an index of the schedule is that of the sampler, up to one timestep."""

@@ -80,6 +80,7 @@ def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[
         kind: str,
         image_size: ImageSize = SIZE,
         wide: bool = False,
+        scheduler: dict[str, Any] | None = None,
         **more: Any,
     ) -> WorldModel:
         vae = tiny.VAES[tiny.family(generator)]
@@ -97,7 +98,9 @@ def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[
             condition_adapter=ConditionAdapterConfig(
                 kind=kind, width=32, num_layers=1, num_heads=2, num_tokens=6
             ),
-            generator=GeneratorConfig(architecture=transformer, condition_dropout=0.0),
+            generator=GeneratorConfig(
+                architecture=transformer, condition_dropout=0.0, scheduler=scheduler or {}
+            ),
             queries=0 if encoder == "latents" else 8,
             chunk_frames=CHUNK,
             **more,
@@ -270,8 +273,17 @@ def test_fewer_steps_are_learned_from_more(
     losses = []
     with torch.no_grad():
         taught = objective.prepare(model, batch, SampleRng([(0,), (1,)]))
-    target = taught.content.target
-    assert target.shape == taught.content.noise.shape and not target.isnan().any()
+    target, noise, context = (getattr(taught.content, name) for name in ("target", "noise", "context"))
+    assert target.shape == noise.shape and not target.isnan().any()
+
+    @torch.no_grad()
+    def distance() -> float:
+        actions = [episode.actions for episode in batch.episodes]
+        condition = model(context, actions, taught.content.frames).condition
+        made = denoise(model, condition, context[:, 0], noise[:, 0], num_inference_steps=1)
+        return float((made - target[:, 0]).pow(2).mean())
+
+    before = distance()
     for _ in range(12):
         loss = objective(model, taught)["flow"]
         optimizer.zero_grad()
@@ -279,6 +291,14 @@ def test_fewer_steps_are_learned_from_more(
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.9 * losses[0]
+    assert distance() < before
+
+
+def test_a_teacher_whose_scheduler_adds_noise_is_refused(make: Callable[..., WorldModel]) -> None:
+    scheduler = {"_class_name": "CogVideoXDPMScheduler", "prediction_type": "v_prediction"}
+    model = make("qwen3", "siglip", "cog-i2v", "stream", scheduler=scheduler, num_inference_steps=1)
+    with pytest.raises(ConfigError, match="CogVideoXDDIMScheduler"):
+        OBJECTIVES["distill"](model)
 
 
 @torch.no_grad()

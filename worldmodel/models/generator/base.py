@@ -143,6 +143,11 @@ class VideoGenerator(nn.Module, ABC):
     def solver(self, num_inference_steps: int) -> Solver:
         """Return a solver for one chunk."""
 
+    def step_sigmas(self, num_inference_steps: int) -> list[float]:
+        """Return the sigmas at which the steps of `solver` begin: its timesteps, unless it has others."""
+        solver = self.solver(num_inference_steps)
+        return [solver.timestep(step) for step in range(solver.num_steps)]
+
     @abstractmethod
     def training_loss(
         self,

@@ -222,6 +222,10 @@ class DiffusersGenerator(VideoGenerator):
         except ValueError as error:
             raise ConfigError(f"num_inference_steps is {num_inference_steps}: {error}") from None
 
+    def step_sigmas(self, num_inference_steps: int) -> list[float]:
+        """Return the sigmas at the timesteps of the scheduler."""
+        return self.path.sigma(torch.tensor(super().step_sigmas(num_inference_steps))).tolist()
+
     def timesteps(self, num_inference_steps: int) -> dict[str, Any]:
         """Return the arguments that the family's pipeline passes to `set_timesteps`."""
         return {"num_inference_steps": num_inference_steps}

@@ -31,12 +31,14 @@ class DiffusersSolver:
     def __init__(self, scheduler: Scheduler, **timesteps: Any) -> None:
         """Copy a scheduler; `timesteps` are arguments of its `set_timesteps`."""
         self.scheduler: Any = copy.deepcopy(scheduler)
+        if len(timesteps.get("sigmas", ())) == 1:  # stretching a single sigma divides by zero
+            self.scheduler.register_to_config(shift_terminal=None)
         self.scheduler.set_timesteps(**timesteps)
         if hasattr(self.scheduler, "set_begin_index"):
             self.scheduler.set_begin_index(0)  # otherwise it searches among rounded timesteps
         self.num_steps = len(self.scheduler.timesteps)
         self._looks_back = isinstance(scheduler, CogVideoXDPMScheduler)
-        self._adds_noise = bool(self.scheduler.config.get("stochastic_sampling"))
+        self.adds_noise = self._looks_back or bool(self.scheduler.config.get("stochastic_sampling"))
         self._clean: Tensor | None = None
         self._generators: list[torch.Generator] | None = None
 
@@ -59,7 +61,7 @@ class DiffusersSolver:
                 return_dict=False,
             )
             return latents
-        noise = {"generator": self._noise(latents)} if self._adds_noise else {}
+        noise = {"generator": self._noise(latents)} if self.adds_noise else {}
         return scheduler.step(prediction, timestep, latents, **noise, return_dict=False)[0]
 
     def _noise(self, latents: Tensor) -> list[torch.Generator]:
@@ -100,9 +102,13 @@ class FlowPath:
         """Return the timesteps whose sigma is nearest."""
         return self.timesteps.to(sigma.device)[_nearest(self.sigmas, sigma)]
 
+    def sigma(self, timestep: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the share of noise at timesteps; a rounded one counts, since the model is given that."""
+        return timestep / self.count
+
     def add_noise(self, clean: Latents, noise: Latents, timestep: PerFrame) -> Latents:
         """Mix data and noise."""
-        sigma = self._sigma(timestep)
+        sigma = self.sigma(timestep)[:, :, None, None, None]
         return sigma * noise + (1 - sigma) * clean
 
     def target(self, clean: Latents, noise: Latents, timestep: PerFrame) -> Latents:
@@ -111,11 +117,7 @@ class FlowPath:
 
     def clean(self, noisy: Latents, prediction: Latents, timestep: PerFrame) -> Latents:
         """Return the data that a velocity implies."""
-        return noisy - self._sigma(timestep) * prediction
-
-    def _sigma(self, timestep: PerFrame) -> Float[Tensor, "b t 1 1 1"]:
-        # The sigma of the rounded timestep, since that is the one the model is given.
-        return (timestep / self.count)[:, :, None, None, None]
+        return noisy - self.sigma(timestep)[:, :, None, None, None] * prediction
 
 
 class VariancePath:
@@ -138,6 +140,10 @@ class VariancePath:
     def nearest(self, sigma: PerFrame) -> PerFrame:
         """Return the timesteps whose ratio of noise to signal is nearest to `sigma` to 1 - `sigma`."""
         return _nearest(self.sigmas, sigma).to(sigma.dtype)
+
+    def sigma(self, timestep: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return noise : (noise + signal) at timesteps."""
+        return self.sigmas.to(timestep)[timestep.long()]
 
     def add_noise(self, clean: Latents, noise: Latents, timestep: PerFrame) -> Latents:
         """Mix data and noise as the scheduler does."""
