@@ -283,20 +283,21 @@ def draw(name: str, runs: dict[str, Path], file: Path) -> None:
         for label, run in runs.items()
     }
     measured = {key for each in records.values() for record in each for key in record}
-    shown = [loss for loss in ("rounds/named", "rounds/changed", "rounds/flow") if loss in measured]
+    losses = ("ask/nll", "rounds/named", "rounds/changed", "rounds/flow")
+    shown = [loss for loss in losses if loss in measured]
     figure, axes = pyplot.subplots(
         1, len(shown), figsize=(4 * len(shown), 3.2), layout="constrained", squeeze=False
     )
-    for label, each in records.items():
+    for colour, (label, each) in zip(("C0", "C1"), records.items(), strict=True):
         for axis, loss in zip(axes[0], shown, strict=True):
             points = [
                 ((record["time"] - each[0]["time"]) / 60, record[loss]) for record in each if loss in record
             ]
             if points:
-                axis.plot(*zip(*points, strict=True), label=label)
+                axis.plot(*zip(*points, strict=True), colour, label=label)
     for axis, loss in zip(axes[0], shown, strict=True):
         axis.set(title=loss.split("/")[1], xlabel="minutes", ylim=(0, None))
-    axes[0][0].legend(fontsize=8)
+    axes[0][-1].legend(fontsize=8)
     figure.suptitle(name)
     figure.savefig(file, dpi=120)
 
