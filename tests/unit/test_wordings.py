@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from worldmodel.worlds.shapes import STAY, VERBS, Sample, held_out, wordings
+from worldmodel.worlds.shapes import STAY, VERBS, Sample, held_out, sample_clip, wordings
 from worldmodel.worlds.shapes.evaluation import paraphrases
 from worldmodel.worlds.shapes.relations import EVALUATED, RelationWords
 from worldmodel.worlds.shapes.source import ShapesSource
@@ -103,3 +103,17 @@ def test_the_source_offers_them() -> None:
     texts = [action.text for action in episode.actions]
     assert len(texts) == 2
     assert all(text in (sample.text, None) for text, sample in zip(texts, expected, strict=True))
+
+
+def test_arrivals_are_told_in_the_grammar_and_in_many_words() -> None:
+    source = ShapesSource("arrivals", keys=())
+    told = [source.episode("rounds", 0, index).actions[0].text or "" for index in range(60)]
+    samples = [sample_clip("arrivals", 0, index) for index in range(60)]
+    arriving = [any(act.verb == "appear" for act in sample.clip.plan.acts) for sample in samples]
+    assert sum(arriving) > 55  # a crowded scene has no room
+    assert told[::2] == [sample.text for sample in samples[::2]]
+    others = [text != sample.text for text, sample in zip(told, samples, strict=True)]
+    assert sum(others[1::2]) > 25
+    for sample in samples:
+        for act in sample.clip.plan.acts:
+            assert not held_out(act.target_colour or "", act.target_shape or "", act.deed)

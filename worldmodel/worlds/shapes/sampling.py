@@ -35,7 +35,7 @@ from worldmodel.worlds.shapes.scene import (
     random_scene,
 )
 
-SPLITS: tuple[str, ...] = ("train", "val", "held-out", "compositions", "single", "contacts")
+SPLITS: tuple[str, ...] = ("train", "val", "held-out", "compositions", "single", "contacts", "arrivals")
 MAX_OBJECTS = 4
 
 _ACTIVE = tuple(verb for verb in VERBS if verb != "stay")
@@ -74,8 +74,9 @@ def sample_plan(rng: np.random.Generator, scene: Scene, kind: str) -> Plan:
         scene: Scene before the plan.
         kind: One of `SPLITS`. train, val: one or more acts without held-out combinations; held-out: one
             held-out act; single: one other act; compositions: two; contacts: plans of train after which an
-            object that was acted on touches another (one in five of train). If the scene has no room for such
-            a plan, a single act is drawn, or `STAY` if none is possible.
+            object that was acted on touches another (one in five of train); arrivals: plans of single in
+            which an object appears. If the scene has no room for such a plan, a single act is drawn, or
+            `STAY` if none is possible.
 
     Raises:
         ValueError: there is no such split.
@@ -150,7 +151,7 @@ def _split_id(split: str) -> int:
 
 
 def _draw_verb(rng: np.random.Generator, kind: str) -> str:
-    verbs = _TOUCHING if kind == "contacts" else _ACTIVE
+    verbs = {"contacts": _TOUCHING, "arrivals": ("appear",)}.get(kind, _ACTIVE)
     return verbs[int(rng.integers(len(verbs)))]
 
 
@@ -160,7 +161,7 @@ def _propose(rng: np.random.Generator, scene: Scene, kind: str, verb: str) -> Pl
     layout: tuple[int, ...] = (1,)
     if kind == "compositions":
         layout = _LAYOUTS[1 + int(rng.integers(2))]
-    elif kind not in ("held-out", "single"):
+    elif kind not in ("held-out", "single", "arrivals"):
         layout = _LAYOUTS[int(rng.choice(len(_LAYOUTS), p=_LAYOUT_WEIGHTS))]
         if layout == (1,) and rng.random() < _STAY_SHARE:
             return STAY

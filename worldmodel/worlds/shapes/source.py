@@ -50,11 +50,12 @@ class ShapesSource:
         """Open a split.
 
         Args:
-            split: One of `shapes.SPLITS`, `chance` for acts with several outcomes, `wordings` for single acts
-                in words beyond the grammar, `memory` for objects that are hidden and shown again, `films` for
-                episodes that begin with observed rounds, `captions`, where `imagine` has clips in which
-                something happens, or `written`: of acts in many words, `ask` has the words and what happens
-                then, written out, and `rounds` has these as actions.
+            split: One of `shapes.SPLITS` (every other of `arrivals` in words beyond the grammar), `chance`
+                for acts with several outcomes, `wordings` for single acts in words beyond the grammar,
+                `memory` for objects that are hidden and shown again, `films` for episodes that begin with
+                observed rounds, `captions`, where `imagine` has clips in which something happens, or
+                `written`: of acts in many words, `ask` has the words and what happens then, written out, and
+                `rounds` has these as actions.
             keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
         """
         splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY, FILMS, CAPTIONS, WRITTEN)
@@ -94,6 +95,8 @@ class ShapesSource:
             samples = [sample_captioned_clip(seed, index)]
         elif self.split == WORDINGS or (self.split == WRITTEN and index % 2):
             samples = sample_worded_rollout(seed, index, max(rounds, 1))
+        elif self.split == "arrivals" and index % 2:
+            samples = sample_worded_rollout(seed, index, max(rounds, 1), self.split)
         elif self.split == MEMORY:
             samples = sample_memory_rollout(seed, index, max(rounds, 1))
         elif self.split == FILMS:

@@ -54,20 +54,21 @@ _SPLIT_ID = 2000
 """Keeps the random streams apart from those of `sampling.SPLITS`."""
 
 
-def sample_worded_rollout(seed: int, index: int, rounds: int) -> list[Sample]:
+def sample_worded_rollout(seed: int, index: int, rounds: int, split: str = "single") -> list[Sample]:
     """Return consecutive samples with single acts in many words; in some, nothing is asked for.
 
     Args:
         seed: Seed of the data set.
         index: Index of the rollout in the data set.
-        rounds: Number of samples; the scene of the first is that of `sample_clip("single", …)`.
+        rounds: Number of samples; the scene of the first is that of `sample_clip(split, …)`.
+        split: Where acts are from, single or arrivals.
     """
     rng = np.random.default_rng((_SPLIT_ID, seed, index))
-    first = sample_clip("single", seed, index).clip
+    first = sample_clip(split, seed, index).clip
     scene, plan = first.before, first.plan
     samples: list[Sample] = []
     for _ in range(rounds):
-        plan = STAY if rng.random() < _NOTHING_SHARE else plan or sample_plan(rng, scene, "single")
+        plan = STAY if rng.random() < _NOTHING_SHARE else plan or sample_plan(rng, scene, split)
         samples.append(Sample(sentence(plan.acts[0], scene, rng), simulate(scene, plan)))
         scene, plan = samples[-1].clip.after, None
     return samples
