@@ -3,7 +3,7 @@
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -45,7 +45,6 @@ class EulerSolver:
     """
 
     sigmas: Float[Tensor, " n"]
-    adds_noise: ClassVar[bool] = False
 
     @classmethod
     def of(cls, num_inference_steps: int) -> "EulerSolver":
@@ -56,6 +55,11 @@ class EulerSolver:
     def num_steps(self) -> int:
         """Steps from noise to data."""
         return len(self.sigmas) - 1
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether steps add noise of their own."""
+        return False
 
     def timestep(self, step: int) -> float:
         """Return the sigma at which a step begins."""
@@ -79,8 +83,12 @@ class AncestralSolver(EulerSolver):
     noise; Karras et al. 2022 (arXiv:2206.00364), sec. 4, for why it helps.
     """
 
-    adds_noise: ClassVar[bool] = True
     _generators: list[torch.Generator] | None = field(default=None, init=False)
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether steps add noise of their own."""
+        return True
 
     def step(
         self, step: int, prediction: Float[Tensor, "b t c h w"], latents: Float[Tensor, "b t c h w"]
