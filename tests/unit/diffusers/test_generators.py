@@ -345,6 +345,15 @@ def test_step_sigmas_are_where_the_sampler_calls_the_model(tiny, kind):
         assert (levels - called).abs().max() <= 1
 
 
+def test_solvers_tell_whether_their_steps_add_noise(tiny):
+    """`distill` refuses a teacher that does."""
+    dpm = {"_class_name": "CogVideoXDPMScheduler", "prediction_type": "v_prediction"}
+    euler = {"_class_name": "FlowMatchEulerDiscreteScheduler", "stochastic_sampling": True}
+    assert tiny.generator("cog-i2v", scheduling=dpm).solver(3).adds_noise
+    assert tiny.generator("wan", scheduling=euler).solver(3).adds_noise
+    assert not any(tiny.generator(kind).solver(3).adds_noise for kind in ("cog-i2v", "wan", "ltx"))
+
+
 @pytest.mark.parametrize("shift", [3.0, 5.0])
 def test_training_timesteps_cover_the_sampler(tiny, shift):
     """A chunk's level at an index of the schedule is that of the sampler, up to one timestep."""
