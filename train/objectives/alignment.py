@@ -73,12 +73,17 @@ class AlignmentObjective(Objective):
             counts["word"] = float((self.nearest_words(model, batch) >= 0).sum())
         return counts
 
-    def truths(self, model: WorldModel, batch: Batch) -> dict[str, Tensor]:
-        """Return for each kind which of its words hold on each cell, `[b, cells, words]`, on the CPU."""
+    def truths(self, model: WorldModel, batch: Batch, name: str = "words") -> dict[str, Tensor]:
+        """Return for each kind which of its words hold on each cell, `[b, cells, words]`, on the CPU.
+
+        `name` is that of the label; of `next_words` there is one cell per query.
+        """
         if not self.words:
             return {}
         sizes = [len(words) for words in self.words.values()]
-        truth, _ = label(batch, "words", (*model.config.codec.grid, sum(sizes)))
+        truth, _ = label(batch, name, (*model.config.codec.grid, sum(sizes)))
+        if name == "next_words":
+            truth = F.max_pool2d(truth.movedim(-1, 1), model.config.query_merge).movedim(1, -1)
         return dict(zip(self.words, truth.flatten(1, 2).split(sizes, dim=-1), strict=True))
 
     def nearest_words(self, model: WorldModel, batch: Batch) -> Tensor:
@@ -111,8 +116,7 @@ class AlignmentObjective(Objective):
             rows, columns = to_device(labelled, cells.device).unbind(dim=1)
             logits = self.scale * cells[rows, columns] @ upcast(words - words.mean(dim=0)).T.to(cells)
             target = to_device(truth[labelled[:, 0], labelled[:, 1]], cells.device)
-            share = target / target.sum(dim=-1, keepdim=True)
-            losses[f"words_{name}"] = F.cross_entropy(logits, share.to(logits.dtype), reduction="sum")
+            losses[f"words_{name}"] = word_loss(logits, target)
             losses[f"right_{name}"] = target.gather(1, logits.argmax(dim=-1, keepdim=True)).sum()
         if self.near_words:
             nearest = self.nearest_words(model, batch)
@@ -130,3 +134,9 @@ class AlignmentObjective(Objective):
             self.token_ids[kind] = to_device(ids, model.device)
         parts = model.backbone.embed(self.token_ids[kind]).split([len(word) for word in self.words[kind]])
         return torch.stack([part.mean(dim=0) for part in parts])
+
+
+def word_loss(logits: Float[Tensor, "n words"], truth: Float[Tensor, "n words"]) -> Float[Tensor, ""]:
+    """Return the summed cross-entropy; where several words hold, they share the probability."""
+    share = truth / truth.sum(dim=-1, keepdim=True)
+    return F.cross_entropy(logits, share.to(logits.dtype), reduction="sum")

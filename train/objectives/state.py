@@ -17,7 +17,7 @@ from worldmodel.models.outcome import OutcomeHead
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.episodes import encode_observations, encode_rounds
-from worldmodel.train.objectives.alignment import AlignmentObjective
+from worldmodel.train.objectives.alignment import AlignmentObjective, word_loss
 from worldmodel.train.objectives.base import (
     Counts,
     Losses,
@@ -37,9 +37,10 @@ from worldmodel.types import Action
 class StateObjective(Objective):
     """State alignment, mixed with text tasks that keep the backbone's language ability.
 
-    The states regress the next observation's latents without running the generator, a linear probe locates
-    the objects that the action names, and vision alignment continues. Tasks without actions are scored by the
-    log-likelihood of their answers.
+    The states regress the next observation's latents without running the generator. Linear probes locate the
+    objects that the action names, and tell the words for what is new on a cell: a squared error hardly
+    distinguishes two shapes of one colour and size, and is content with their mean. Vision alignment
+    continues. Tasks without actions are scored by the log-likelihood of their answers.
     """
 
     context_noise = 0.15
@@ -59,7 +60,12 @@ class StateObjective(Objective):
         self.residual = self.forecasts and adapter.forecast == "residual"
         self.named = nn.Linear(model.backbone.width, 1)
         self.alignment = AlignmentObjective(model, within_state=True)
-        self.weights = {**type(self).weights, **self.alignment.kind_weights(0.5)}
+        words = self.alignment.words
+        self.next_words = nn.ModuleDict(
+            {kind: nn.Linear(model.backbone.width, len(words[kind])) for kind in words}
+        )
+        next_weights = {f"next_{kind}": 0.5 / len(self.next_words) for kind in self.next_words}
+        self.weights = {**type(self).weights, **self.alignment.kind_weights(0.5), **next_weights}
         self.language = LanguageObjective(model)
         self.check(model)
 
@@ -89,6 +95,8 @@ class StateObjective(Objective):
         if self.forecasts and batch.task == "rounds":
             truth, known = named_cells(model, batch)
             counts["named"] = float(truth[known].numel())
+            for kind, words in self.alignment.truths(model, batch, "next_words").items():
+                counts[f"next_{kind}"] = float(words.any(dim=-1).sum())
             if model.config.vision.sees_latents:
                 counts |= self.alignment.counts(model, batch)
         tokens = rounds.context.shape[0] * rounds.context.shape[1] * model.round_tokens
@@ -237,6 +245,11 @@ class StateObjective(Objective):
                 pos_weight=torch.full((), 3.0, dtype=logits.dtype, device=logits.device),
                 reduction="sum",
             )
+            for kind, truth in self.alignment.truths(model, batch, "next_words").items():
+                known = truth.any(dim=-1)
+                rows, queries = to_device(known.nonzero(), model.device).unbind(dim=1)
+                logits = self.next_words[kind](prediction.states[rows, 0, queries])
+                losses[f"next_{kind}"] = word_loss(upcast(logits), to_device(truth[known], model.device))
             if model.config.vision.sees_latents:
                 losses |= self.alignment.alignment(model, rounds.context[:, 0], batch)
         return losses

@@ -74,8 +74,9 @@ class World:
         """Return the words behind the last axis of the label `words`, by kind.
 
         Episodes have it as `Episode.labels["words"]`, `[rows, columns, words]`: 1 where a word holds on a
-        latent cell of the first frame. `Episode.labels["named"]`, `[rows, columns]`, marks the objects that
-        the first action names.
+        latent cell of the first frame. `Episode.labels["next_words"]`, of the same shape, has those of the
+        last frame of the first round on the cells where they changed, and zeros on the others.
+        `Episode.labels["named"]`, `[rows, columns]`, marks the objects that the first action names.
         """
         return {}
 

@@ -31,6 +31,7 @@ LABEL_WORDS = {
 }
 """Words that can hold on a latent cell, by kind, in the order of the label's last axis."""
 _WORDS = tuple(word for words in LABEL_WORDS.values() for word in words)
+_GRID = shapes.FRAME_SIZE // 8
 
 
 class ShapesSource:
@@ -127,7 +128,7 @@ class ShapesSource:
         clips = tuple(sample.clip.frames for sample in samples)
         labels = _labels(first)
         if observed:
-            del labels["named"]  # nobody named what moves in a film
+            labels = {"words": labels["words"]}  # no act is named in a film, and none is predicted
         return Episode(name, (before, *clips), actions, labels=labels, observed=observed)
 
 
@@ -147,22 +148,35 @@ def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[s
 
 
 def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
-    """Return the labels of the first frame; see `World.label_words`."""
-    grid = shapes.FRAME_SIZE // 8
-    words = np.zeros((grid, grid, len(_WORDS)), dtype=np.float32)
-    words[..., _WORDS.index(sample.clip.before.background)] = 1
-    named = np.zeros((grid, grid), dtype=np.float32)
+    """Return the labels of the first round; see `World.label_words`."""
+    before, after = sample.clip.before, sample.clip.after
     targets = {act.target_colour for stage in sample.clip.plan.stages for act in stage}
-    for obj in sample.clip.before.objects:
-        rows, columns = _covered(obj.y, half_side_of(obj)), _covered(obj.x, half_side_of(obj))
-        for word in (obj.colour, obj.shape, obj.size):
-            words[rows, columns, _WORDS.index(word)] = 1
+    named = np.zeros((_GRID, _GRID), dtype=np.float32)
+    for obj in before.objects:
         if obj.colour in targets:
-            named[rows, columns] = 1
-    return {"words": words, "named": named}
+            named[_covered(obj)] = 1
+    words, next_words = _words_on_cells(before), _words_on_cells(after)
+    next_words[(words == next_words).all(axis=-1)] = 0
+    return {"words": words, "next_words": next_words, "named": named}
 
 
-def _covered(middle: int, half: float) -> slice:
-    """Return the latent cells along one axis whose centre an object covers."""
+def _words_on_cells(scene: shapes.Scene) -> np.ndarray:
+    """Return which words hold on each latent cell, `[rows, columns, words]`."""
+    words = np.zeros((_GRID, _GRID, len(_WORDS)), dtype=np.float32)
+    words[..., _WORDS.index(scene.background)] = 1
+    for obj in scene.objects:
+        for word in (obj.colour, obj.shape, obj.size):
+            words[(*_covered(obj), _WORDS.index(word))] = 1
+    return words
+
+
+def _covered(obj: shapes.SceneObject) -> tuple[slice, slice]:
+    """Return the rows and columns of the latent cells whose centre an object covers."""
+    half = half_side_of(obj)
+    return _between(obj.y, half), _between(obj.x, half)
+
+
+def _between(middle: int, half: float) -> slice:
+    """Return the latent cells along one axis whose centre is at most `half` pixels from the middle."""
     first, last = math.ceil((middle - half - 3.5) / 8), math.floor((middle + half - 3.5) / 8)
     return slice(max(first, 0), last + 1)
