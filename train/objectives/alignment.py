@@ -73,17 +73,18 @@ class AlignmentObjective(Objective):
             counts["word"] = float((self.nearest_words(model, batch) >= 0).sum())
         return counts
 
-    def truths(self, model: WorldModel, batch: Batch, name: str = "words") -> dict[str, Tensor]:
+    def truths(
+        self, model: WorldModel, batch: Batch, name: str = "words", merge: int = 1
+    ) -> dict[str, Tensor]:
         """Return for each kind which of its words hold on each cell, `[b, cells, words]`, on the CPU.
 
-        `name` is that of the label; of `next_words` there is one cell per query.
+        `name` is that of the label; squares of `merge` x `merge` cells become one, with the words of all.
         """
         if not self.words:
             return {}
         sizes = [len(words) for words in self.words.values()]
         truth, _ = label(batch, name, (*model.config.codec.grid, sum(sizes)))
-        if name == "next_words":
-            truth = F.max_pool2d(truth.movedim(-1, 1), model.config.query_merge).movedim(1, -1)
+        truth = F.max_pool2d(truth.movedim(-1, 1), merge).movedim(1, -1)
         return dict(zip(self.words, truth.flatten(1, 2).split(sizes, dim=-1), strict=True))
 
     def nearest_words(self, model: WorldModel, batch: Batch) -> Tensor:

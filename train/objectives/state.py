@@ -95,7 +95,7 @@ class StateObjective(Objective):
         if self.forecasts and batch.task == "rounds":
             truth, known = named_cells(model, batch)
             counts["named"] = float(truth[known].numel())
-            for kind, words in self.alignment.truths(model, batch, "next_words").items():
+            for kind, words in self.new_words(model, batch).items():
                 counts[f"next_{kind}"] = float(words.any(dim=-1).sum())
             if model.config.vision.sees_latents:
                 counts |= self.alignment.counts(model, batch)
@@ -245,7 +245,7 @@ class StateObjective(Objective):
                 pos_weight=torch.full((), 3.0, dtype=logits.dtype, device=logits.device),
                 reduction="sum",
             )
-            for kind, truth in self.alignment.truths(model, batch, "next_words").items():
+            for kind, truth in self.new_words(model, batch).items():
                 known = truth.any(dim=-1)
                 rows, queries = to_device(known.nonzero(), model.device).unbind(dim=1)
                 logits = self.next_words[kind](prediction.states[rows, 0, queries])
@@ -253,6 +253,10 @@ class StateObjective(Objective):
             if model.config.vision.sees_latents:
                 losses |= self.alignment.alignment(model, rounds.context[:, 0], batch)
         return losses
+
+    def new_words(self, model: WorldModel, batch: Batch) -> dict[str, Tensor]:
+        """Return for each kind which words are new on the cells of each query, `[b, queries, words]`."""
+        return self.alignment.truths(model, batch, "next_words", model.config.query_merge)
 
     def preview(self, model: WorldModel, inputs: StageBatch) -> tuple[Tensor, Tensor] | None:
         """Return the last round: the true video, and the one that the model predicts."""
