@@ -19,36 +19,7 @@ T = TypeVar("T")
 SPLIT = "wordings"
 SIDES = {"left": "the left", "right": "the right", "up": "the top", "down": "the bottom"}
 WARDS = {"left": "leftwards", "right": "rightwards", "up": "upwards", "down": "downwards"}
-RELATIONS = (
-    RelationWords(
-        (
-            "the one furthest left",
-            "the one furthest right",
-            "the highest one",
-            "the one nearest to the floor",
-        ),
-        ("the one on the left of", "the one on the right of", "the one over", "the one under"),
-        "the largest one",
-        "the tiniest one",
-        "the one closest to",
-    ),
-    RelationWords(
-        ("what is left of all others", "what is right of all others", "the top one", "the bottom one"),
-        ("whatever is left of", "whatever is right of", "whatever is higher than", "whatever is lower than"),
-        "the hugest one",
-        "the littlest one",
-        "the neighbour of",
-    ),
-    RelationWords(
-        ("the far left one", "the far right one", "the one at the top", "the one at the bottom"),
-        ("the one left of", "the one right of", "the one on top of", "the one underneath"),
-        "the most massive one",
-        "the least massive one",
-        "the thing beside",
-    ),
-)
-
-_NOTHING_SHARE, _RELATION_SHARE, _SYNONYM_SHARE = 0.1, 0.15, 0.4
+_NOTHING_SHARE, _RELATION_SHARE, _SYNONYM_SHARE = 0.1, 0.25, 0.4
 _REQUEST_SHARE, _FRAME_SHARE, _TYPO_SHARE = 0.5, 0.5, 0.06
 _SPLIT_ID = 2000
 """Keeps the random streams apart from those of `sampling.SPLITS`."""
@@ -95,8 +66,7 @@ def _file() -> dict[str, Any]:
 
 def _request(act: Act, scene: Scene, word: Callable[[str], str], rng: np.random.Generator) -> str:
     obj = scene.find(act.target_colour or "")
-    words = _pick(RELATIONS, rng)
-    described = relations(scene, obj, words) if obj and rng.random() < _RELATION_SHARE else []
+    described = relations(scene, obj, _relation_words(rng)) if obj and rng.random() < _RELATION_SHARE else []
     name = _pick(described, rng) if described else _name(obj, word, rng)
     requested = rng.random() < _REQUEST_SHARE
     phrases = _file()["requests" if requested else "statements"]
@@ -136,6 +106,19 @@ def _name(obj: SceneObject | None, word: Callable[[str], str], rng: np.random.Ge
     size = [word(obj.size)] if rng.random() < 0.1 else []
     shape = "one" if rng.random() < 0.1 else word(obj.shape)
     return " ".join(["the", *size, word(obj.colour), shape])
+
+
+def _relation_words(rng: np.random.Generator) -> RelationWords:
+    words = _file()["relations"]
+    noun = _pick(words["nouns"], rng)
+
+    def said(text: str) -> str:
+        return text.format(k=noun)
+
+    left, right, up, down = map(said, _pick(words["extremes"], rng))
+    left_of, right_of, over, under = map(said, _pick(words["sides"], rng))
+    biggest, smallest, near = (said(_pick(words[field], rng)) for field in ("biggest", "smallest", "near"))
+    return RelationWords((left, right, up, down), (left_of, right_of, over, under), biggest, smallest, near)
 
 
 def _synonym(rng: np.random.Generator) -> Callable[[str], str]:
