@@ -39,7 +39,9 @@ def publish(run: Path, folder: Path, settings: EvalSettings, suite: EvalSuite | 
     name = folder.name if folder.parent.name == "pretrained" else str(folder)
     results["model"] = name
     write_report(results, run / "report", suite)
-    model.save_pretrained(folder, training=training, card=model_card(results, name, suite, training))
+    model.save_pretrained(
+        folder, training=training, card=model_card(results, name, suite, training, model.config)
+    )
 
 
 def training_record(run: Path) -> dict[str, Any]:

@@ -15,13 +15,14 @@ from huggingface_hub import ModelCard
 
 from worldmodel import config as configs
 from worldmodel.cli import main
-from worldmodel.config import SMALL_DECODER, CodecConfig
+from worldmodel.config import SMALL_DECODER, ActionConfig, CodecConfig, WorldModelConfig
 from worldmodel.errors import ConfigError, InputError, OutputError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.metrics import MAX_PSNR, mean_figure, psnr, rate_figure, ssim
 from worldmodel.eval.report import write_report
 from worldmodel.eval.runner import ModelSubject, Worlds
 from worldmodel.eval.suite import EvalSettings, evaluate, suite_of
+from worldmodel.models.loading.model_card import card_text
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.tokenizer import build_tokenizer
 from worldmodel.types import DESCRIBE, WHAT_HAPPENED, Action
@@ -336,15 +337,31 @@ def test_the_card_of_a_saved_model_has_the_measured_figures(
     model: WorldModel, true_subject: TrueSubject, tmp_path: Path
 ) -> None:
     results = evaluate(true_subject, EvalSettings("held-out", 4, seed=SEED), SUITE)
-    folder = model.save_pretrained(tmp_path / "mine", card=model_card(results, "mine", SUITE))
+    card = model_card(results, "mine", SUITE, config=model.config)
+    folder = model.save_pretrained(tmp_path / "mine", card=card)
     data: Any = ModelCard.load(folder / "README.md").data
     assert (data.license, data.library_name, data.model_name) == ("apache-2.0", "worldmodel", "mine")
-    assert "world-model" in (data.tags)
+    assert set(data.tags) >= {"world-model", "any-to-any", "flow-matching"}
     figures = results["figures"]["action_following"]["held-out"]
     goals = [goal for goal in SUITE.goals if goal.path[:2] == ("action_following", "held-out")]
     expected = {goal.title: figures[goal.path[2]]["value"] for goal in goals}
     assert {each.metric_name: each.metric_value for each in data.eval_results} == expected
     assert len(expected) == 5
+
+
+def test_tags_of_a_card_say_what_the_model_can_do() -> None:
+    config = WorldModelConfig(
+        generator=None, num_inference_steps=0, action=ActionConfig(text=False, keys=["left"])
+    )
+    data: Any = ModelCard(card_text("keys", "", config)).data
+    assert data.tags == ["world-model", "video-generation", "image-to-video"]
+
+
+def test_settings_of_results_name_the_steps_taken(model: WorldModel) -> None:
+    assert model.config.num_inference_steps
+    for steps, expected in ((0, 0), (2, 2), (None, model.config.num_inference_steps)):
+        results = evaluate(model, EvalSettings("held-out", 1, seed=SEED, num_inference_steps=steps), SUITE)
+        assert results["settings"]["num_inference_steps"] == expected
 
 
 def test_one_split_alone(true_subject: TrueSubject) -> None:

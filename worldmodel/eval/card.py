@@ -6,6 +6,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
+from worldmodel.config import WorldModelConfig
 from worldmodel.eval.goals import Goal, interval, measured, show
 from worldmodel.eval.suite import EvalSuite
 from worldmodel.eval.tables import data_tables, markdown, split_tables
@@ -16,7 +17,11 @@ _METRICS = {"%": "accuracy", "dB": "psnr", "fps": "fps", "s": "latency_s", "x": 
 
 
 def model_card(
-    results: Mapping[str, Any], name: str, suite: EvalSuite, training: Mapping[str, Any] | None = None
+    results: Mapping[str, Any],
+    name: str,
+    suite: EvalSuite,
+    training: Mapping[str, Any] | None = None,
+    config: WorldModelConfig | None = None,
 ) -> str:
     """Return a model card in markdown, with the figures also as metadata for the Hub.
 
@@ -26,6 +31,7 @@ def model_card(
         suite: The suite that measured the results.
         training: Record of the training; its `command`, `commit`, `minutes`, `hardware` and `stages` (each
             with `objective`, `steps`, `minutes`) are included if present.
+        config: Configuration of the model, for the tags of the metadata.
     """
     text = suite.card
     parts = [
@@ -37,7 +43,7 @@ def model_card(
         _limits(results, suite),
         _reproduce(results, name),
     ]
-    return card_text(name, "\n".join(parts), text.license_name, eval_results(results, suite))
+    return card_text(name, "\n".join(parts), config, text.license_name, eval_results(results, suite))
 
 
 def eval_results(results: Mapping[str, Any], suite: EvalSuite) -> list[EvalResult]:

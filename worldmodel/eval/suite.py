@@ -180,7 +180,8 @@ def evaluate(
         if settings.split is None:
             timing = partial(speed, model, 3, settings.seed, steps, suite.session_inputs)
             parts.append(Part("speed", 0, lambda _: timing()))
-        settings = replace(settings, num_inference_steps=steps or model.config.num_inference_steps)
+        made_in = model.config.num_inference_steps if steps is None else steps
+        settings = replace(settings, num_inference_steps=made_in)
     else:
         subject = model if steps is None else model.with_steps(steps)
         parts = suite.parts(settings, None, album)

@@ -5,22 +5,25 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from worldmodel.config import ActionSpec, height_width
+from worldmodel.config import ActionSpec, WorldModelConfig, height_width
 
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
 
-TAGS = ["world-model", "any-to-any", "video-generation", "image-to-video", "text-to-image", "flow-matching"]
-
 
 def card_text(
-    name: str, body: str, license_name: str | None = None, results: list[EvalResult] | None = None
+    name: str,
+    body: str,
+    config: WorldModelConfig | None = None,
+    license_name: str | None = None,
+    results: list[EvalResult] | None = None,
 ) -> str:
     """Return a model card: a metadata block for the Hub, a title and the text.
 
     Args:
         name: Name of the model.
         body: Sections in markdown.
+        config: Configuration of the model, for its tags.
         license_name: Identifier of the license on the Hub, such as `apache-2.0`.
         results: Measured figures, for the `model-index` of the metadata.
     """
@@ -28,7 +31,7 @@ def card_text(
         license=license_name,
         library_name="worldmodel",
         pipeline_tag="image-to-video",
-        tags=TAGS,
+        tags=_tags(config),
         model_name=name if results else None,
         eval_results=results,
     )
@@ -71,7 +74,16 @@ def plain_card(model: "WorldModel", name: str, training: dict[str, Any] | None) 
     else:
         lines.append("Not recorded.\n")
     lines.append("## Figures\n\nNot measured.\n")
-    return card_text(name, "\n".join(lines))
+    return card_text(name, "\n".join(lines), config)
+
+
+def _tags(config: WorldModelConfig | None) -> list[str]:
+    tags = ["world-model", "video-generation", "image-to-video"]
+    if config and config.action.text:
+        tags += ["any-to-any", "text-to-image"]
+    if config and config.generator:
+        tags.append("flow-matching")
+    return tags
 
 
 def _action_table(specs: Sequence[ActionSpec]) -> list[str]:
