@@ -42,6 +42,7 @@ Settings = dict[str, Any]
 CALIBRATION_STEPS = 8
 LORA = {"lora_rank": 64, "lora_alpha": 64, "lr": 1.0e-3}
 PRETRAINED = "smollm2-135m-instruct"
+GENERATOR = {"width": 256, "num_layers": 4, "num_heads": 4}
 RATES = {"lr": 2.0e-3, "muon_lr": 0.02, "warmup_steps": 20, "constant_fraction": 0.5}
 GENERATED = {"lr": 1.0e-3, "muon_lr": 0.01, "warmup_steps": 20, "constant_fraction": 0.5, "ema_decay": 0.99}
 
@@ -61,13 +62,16 @@ class Variant:
 def shipped() -> Settings:
     """Return the config `shapes_smol` with one stage of alignment and one of states, on single acts.
 
-    Its batch is half as large, so that models with slow steps take more than a hundred of them.
+    The forecast is judged, since no generator is trained. The batch is half as large, so that models with
+    slow steps take more than a hundred of them.
     """
     text = importlib.resources.files("worldmodel.configs").joinpath("shapes_smol.yaml").read_text("utf-8")
     settings = yaml.safe_load(text)
     stages = settings["stages"]
     settings["stages"] = {name: stages[name] for name in ("alignment", "single")}
     settings["stages"]["single"] |= {"constant_fraction": 0.5, "batch_size": 24}
+    settings["init_from"] |= {"generator": "shapes-tiny", "condition_adapter.to_cells": "shapes-tiny"}
+    settings["model"] |= {"num_inference_steps": 0, "condition_adapter": {}, "generator": GENERATOR}
     return settings
 
 
@@ -179,7 +183,7 @@ def small() -> Settings:
             "world": "shapes",
             "num_inference_steps": 8,
             "condition_adapter": {"forecast": "none"},
-            "generator": {"width": 256, "num_layers": 4, "num_heads": 4},
+            "generator": GENERATOR,
         },
         "data": {"sources": {"single": {"kind": "shapes", "split": "single"}}},
         "stages": {
