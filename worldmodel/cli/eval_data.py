@@ -29,7 +29,8 @@ def add_data_options(parser: ArgumentParser) -> None:
         "--train-data",
         metavar="SOURCE",
         help="episodes, other than those of --data, on which an inverse-dynamics model is trained that reads "
-        "actions from frames (default: with CONFIG, its source of the highest weight; otherwise none)",
+        "actions from frames (default: the training part of a divided LeRobot dataset; with CONFIG, its "
+        "source of the highest weight; otherwise none)",
     )
     group.add_argument(
         "--inverse-dynamics-steps",

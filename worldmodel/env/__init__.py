@@ -8,7 +8,8 @@ Importing this module registers `worldmodel/ShapesTiny-v0`. Gymnasium 1 does not
 import, prefix the id with the module: `gymnasium.make("worldmodel.env:worldmodel/ShapesTiny-v0")`.
 
 A world does not define a task. `reward_fn` and `termination_fn` define one, and `max_episode_steps` of
-`gymnasium.make` sets the horizon; without them every reward is 0 and no episode ends.
+`gymnasium.make` sets the horizon; without them, rewards and ends are predicted, or
+0 and never by a model that predicts none.
 """
 
 try:
