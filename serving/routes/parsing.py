@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 
 from worldmodel.errors import InputError
@@ -47,6 +48,10 @@ async def read_body(request: Request, model: type[Model], *uploads: str) -> tupl
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == "multipart/form-data":
+        _, parameters = parse_options_header(request.headers["content-type"])
+        # Some of Python's other codecs take quadratic time.
+        if parameters.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):
+            raise UnsupportedFormatError("Send the form in UTF-8, without another charset.")
         async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MIB // 4) as form:
             return _validate(model, _text_fields(form, uploads)), await _uploaded_bytes(form)
     raw = await request.body()

@@ -103,18 +103,11 @@ def _limit_body(request: Request, limit: int) -> Request:
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > limit:
         raise _body_too_large(limit)
-    return LimitedRequest(request.scope, _count_bytes(request.receive, limit))
+    return LimitedRequest(request.scope, _limited(request.receive, limit))
 
 
 class LimitedRequest(Request):
-    """A request whose body must arrive in time, and is parsed several times as fast as by `json`."""
-
-    async def body(self) -> bytes:
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await super().body()
-        except TimeoutError:
-            raise HTTPException(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.") from None
+    """A request whose body is parsed several times as fast as by `json`."""
 
     async def json(self) -> Any:
         try:
@@ -123,18 +116,27 @@ class LimitedRequest(Request):
             raise json.JSONDecodeError(str(error), "", 0) from None
 
 
-def _count_bytes(receive: Receive, limit: int) -> Receive:
-    num_bytes = 0
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Receive a body of at most `limit` bytes, which must arrive in time once it is asked for."""
+    num_bytes, complete = 0, False
+    deadline: float | None = None
 
-    async def counted() -> Message:
-        nonlocal num_bytes
-        message = await receive()
-        num_bytes += len(message.get("body", b""))
+    async def limited() -> Message:
+        nonlocal num_bytes, complete, deadline
+        if complete:
+            return await receive()
+        deadline = deadline or asyncio.get_running_loop().time() + BODY_TIMEOUT_S
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.") from None
+        num_bytes, complete = num_bytes + len(message.get("body", b"")), not message.get("more_body", False)
         if num_bytes > limit:
             raise _body_too_large(limit)
         return message
 
-    return counted
+    return limited
 
 
 def _body_too_large(limit: int) -> HTTPException:

@@ -21,7 +21,7 @@ from worldmodel.diffusion.swin import ChunkTrace
 from worldmodel.errors import InputError
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout.state import WorldState, observed_frames, observed_latents
+from worldmodel.rollout.state import WorldState, film_frames, observed_frames, observed_latents
 from worldmodel.serving.worlds.identity import Identity
 from worldmodel.serving.worlds.service import WorldSettings
 from worldmodel.types import Action, Outcome, Pose
@@ -142,10 +142,11 @@ class _Reader:
         """Return the state."""
         outcome, settings, played = world["outcome"], world["settings"], world["round"]
         _check(type(settings["seed"]) is int and type(settings["num_inference_steps"]) is int)
+        _check(type(settings["guidance_scale"]) in (int, float) and type(settings["negative_prompt"]) is str)
         _check(type(played) is int and 0 <= played < 2**31)
         later = "previous_latents" in self._tensors
         if "origin" in self._tensors:
-            self._frames("origin", self._max_frames)
+            self._frames("origin", film_frames(self._model.config))
         return WorldState(
             seeds=(settings["seed"],),
             context=self._latents("context", self._model.config.context_latents),
@@ -175,7 +176,7 @@ class _Reader:
         clip = tensor[0] if name != "origin" else tensor
         _check(tensor.dtype == torch.uint8 and tensor.ndim == clip.ndim + (name != "origin"))
         _check(clip.ndim == 4 and tuple(clip.shape[1:]) == self._pixels and len(clip) >= 1)
-        _check(name == "origin" or (len(tensor) == 1 and len(clip) <= most))
+        _check(len(clip) <= most and (name == "origin" or len(tensor) == 1))
         return tensor.numpy()
 
     def _history(self) -> tuple[Tensor, ...]:
@@ -183,8 +184,11 @@ class _Reader:
         embedding = self._model.backbone.embed(torch.zeros(1, 1, dtype=torch.long, device=self._model.device))
         _check(len(names) <= self._model.config.context_rounds)
         parts = [self._tensors[f"history.{index}"] for index in range(len(names))]
+        action, num_queries = self._model.action, self._model.config.num_queries
+        least = action.slot + num_queries
+        most = self._model.vision.round_tokens + action.max_tokens + num_queries
         for part in parts:
-            _check(part.ndim == 2 and len(part) >= 1 and part.shape[1] == embedding.shape[-1])
+            _check(part.ndim == 2 and least <= len(part) <= most and part.shape[1] == embedding.shape[-1])
             _check(part.dtype in (embedding.dtype, self._dtype))
         return tuple(map(self._finite, parts))
 

@@ -20,6 +20,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import protocol
 from worldmodel.serving.app import INTERNAL_ERROR, create_app
 from worldmodel.serving.auth import Keys
+from worldmodel.serving.routes import route_class
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 
@@ -281,6 +282,27 @@ def test_body_without_a_key_is_not_read(port: int) -> None:
     answer, sent = conversation(port, head, nothing())
     assert answer.startswith("HTTP/1.1 401")
     assert sent == 0
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x"])
+def test_body_that_does_not_arrive_is_given_up(port: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_class, "BODY_TIMEOUT_S", 0.3)
+    head = (
+        f"POST /v1/worlds HTTP/1.1\nHost: x\nAuthorization: Bearer {KEYS[0]}\nContent-Type: {kind}\n"
+        "Content-Length: 90000\n\n"
+    )
+    answer, _ = conversation(port, head, iter([b"--x\r\n"]))
+    assert answer.startswith("HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("charset", ["punycode", "utf-16", "undefined", "idna", '"utf-7"'])
+def test_forms_in_other_charsets_are_refused(keyed: LocalClient, charset: str) -> None:
+    """Decoding by `punycode` takes a time that is quadratic in the length."""
+    body = b'--x\r\nContent-Disposition: form-data; name="f0-"\r\n\r\n' + b"b" * 90_000 + b"\r\n--x--\r\n"
+    headers = {**MINE, "content-type": f"multipart/form-data; charset={charset}; boundary=x"}
+    started = time.monotonic()
+    error_of(keyed.post("/v1/worlds", content=body, headers=headers), 415)
+    assert time.monotonic() - started < 2
 
 
 def test_large_upload_is_rejected(keyed: LocalClient) -> None:

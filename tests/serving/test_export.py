@@ -142,6 +142,9 @@ def tampered(
         {"tensors": {"history.1": torch.zeros(3, 5)}},
         {"tensors": {"history.0": torch.full((2, 64), torch.nan)}},
         {"tensors": {"history.9": torch.zeros(2, 64)}},
+        {"tensors": {"history.0": torch.zeros(1, 64)}},
+        {"tensors": {"history.0": torch.zeros(5000, 64)}},
+        {"tensors": {"origin": torch.zeros(4000, 32, 32, 3, dtype=torch.uint8)}},
         {"tensors": {"context": torch.zeros(1, 3, 4, 4, 4)}},
         {"tensors": {"latents": torch.zeros(2, 8, 4, 4, 4)}},
         {"tensors": {"latents": torch.zeros(1, 8, 4, 4, 4, dtype=torch.float64)}},
@@ -156,6 +159,8 @@ def tampered(
         {"world": {"camera": None}},
         {"world": {"settings": {"seed": "3"}}},
         {"world": {"settings": {"other": 3}}},
+        {"world": {"settings": {"guidance_scale": "x"}}},
+        {"world": {"settings": {"negative_prompt": 3}}},
         {"world": {"last_action": {"jump": 1}}},
     ],
 )

@@ -39,6 +39,13 @@ class ActionAdapter(nn.Module):
             if table is not None:
                 nn.init.normal_(table.weight, std=scale)
 
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a round's action."""
+        numbers = sum(layer is not None for layer in (self.vector, self.mouse, self.camera))
+        longest = 1 + self.config.max_text_tokens + len(self.config.keys) + numbers
+        return -(-self.config.per_round * longest // self.slot) * self.slot
+
     def validate(self, action: Action, backbone: Backbone) -> list[list[int]]:
         """Check every part of an action; return the token ids of the text of each action in the round.
 
