@@ -226,6 +226,43 @@ def test_a_model_states_what_the_actions_of_its_data_mean(dataset: Path) -> None
         opened(dataset, action=ActionConfig(keys=KEYS, spec=(other, *spec[1:])))
 
 
+def test_a_recording_in_place_of_another_is_read_anew(tmp_path: Path) -> None:
+    starts = []
+    for seed in range(3):
+        shutil.rmtree(tmp_path / "set", ignore_errors=True)
+        made = EnvironmentSettings("Brighten-v0", max_steps=7, seed=seed)
+        episode = (
+            opened(recorder.record_environment(made, tmp_path / "set", 1)).at(0).episode("rounds", 0, 0, 99)
+        )
+        shown = greys(episode)
+        for before, action, after in zip(shown, episode.actions, shown[1:], strict=False):
+            assert after - before == pytest.approx(STEP * (KEYS.index(action.keys[0]) + 1), abs=2)
+        starts.append(round(shown[0]))
+    assert len(set(starts)) > 1
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "{}", "[]", '{"held-out": 3}', '{"held-out": ["x"]}', '{"held-out": [6]}']
+)
+def test_a_damaged_split_is_one_clear_error(dataset: Path, tmp_path: Path, text: str) -> None:
+    copied = shutil.copytree(dataset, tmp_path / "set")
+    (copied / "meta" / "split.json").write_text(text)
+    with pytest.raises(ConfigError, match="worldmodel data split"):
+        opened(copied)
+
+
+@pytest.mark.parametrize("damage", ["list", "null", "short"])
+def test_a_damaged_info_is_one_clear_error(dataset: Path, tmp_path: Path, damage: str) -> None:
+    copied = shutil.copytree(dataset, tmp_path / "set")
+    info = json.loads((copied / "meta" / "info.json").read_text())
+    if damage == "short":
+        info["worldmodel"]["action_spec"].pop()
+    changed = {"list": [], "null": info | {"features": None}, "short": info}[damage]
+    (copied / "meta" / "info.json").write_text(json.dumps(changed))
+    with pytest.raises(ConfigError, match="cannot be read as a LeRobot dataset"):
+        opened(copied)
+
+
 def test_a_lerobot_dataset_is_evaluated_on_what_it_holds_out(tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text("{}")

@@ -214,6 +214,34 @@ def test_a_full_disk_leaves_what_is_complete(
     assert_same(tmp_path / "set", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_extension_keeps_all_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    folder = recorder.record_environment(settings(), tmp_path / "set", 5)
+    before = rows(folder)
+    episode = EnvironmentEpisodes.episode
+
+    def stopped(self: EnvironmentEpisodes, index: int) -> Any:
+        if index == last:
+            raise stop
+        return episode(self, index)
+
+    monkeypatch.setattr(EnvironmentEpisodes, "episode", stopped)
+    last = 2  # the file of the first five is being recorded again
+    with pytest.raises(stop):
+        recorder.record_environment(settings(), folder, 9)
+    assert json.loads((folder / "meta" / "info.json").read_text())["total_episodes"] == 5
+    assert rows(folder) == before
+    last = 7
+    with pytest.raises(stop):
+        recorder.record_environment(settings(), folder, 9)
+    assert json.loads((folder / "meta" / "info.json").read_text())["total_episodes"] == 7
+    last = -1
+    recorder.record_environment(settings(), folder, 9)
+    assert_same(folder, recorder.record_environment(settings(), tmp_path / "whole", 9))
+
+
 def test_a_clip_table_is_what_a_source_reads(tmp_path: Path) -> None:
     table = recorder.record_environment(settings(seed=1), tmp_path, 2, "clips")
     first = json.loads(table.read_text().splitlines()[0])

@@ -6,6 +6,7 @@ on the Hub are read piece by piece.
 """
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -63,10 +64,12 @@ class LeRobotDataset:
         try:
             with self.open("meta/info.json") as file:
                 self.info = json.load(file)
+            if not isinstance(self.info, dict):
+                raise ValueError("meta/info.json is not an object")
             self._check(key, camera)
             self.tasks = self._read_tasks()
             self.episodes = self._read_episodes()
-        except (OSError, ArrowException, KeyError, ValueError) as error:
+        except (OSError, ArrowException, KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
             reason = " ".join(str(error).split()).rstrip(".")
@@ -92,9 +95,11 @@ class LeRobotDataset:
                 f"{key}.columns.video is {camera!r}; use one of {', '.join(cameras) or 'none'}."
             )
         self.camera = matching[0]
-        own = self.info.get("worldmodel", {}).get("action_spec")
+        own = (self.info.get("worldmodel") or {}).get("action_spec")
         if own is not None:
-            self.specs = tuple(map(ActionSpec.of, own))
+            self.specs, held = tuple(map(ActionSpec.of, own)), features.get("action", {"shape": [0]})
+            if len(self.specs) != math.prod(held["shape"]):
+                raise ValueError("its action_spec does not have an entry for each number of an action")
         elif "action" in features:
             self.specs = _specs(features["action"], self.fps)
         else:
@@ -281,7 +286,14 @@ class LeRobotSource:
         held: list[int] = []
         try:
             with self.dataset.open("meta/split.json") as file:
-                held = json.load(file)["held-out"]
+                held = [int(number) for number in json.load(file)["held-out"]]
+            if not all(0 <= number < len(self.dataset.episodes) for number in held):
+                raise ValueError("it names episodes that do not exist")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{key}: meta/split.json cannot be read ({type(error).__name__}: {error}); run `worldmodel "
+                "data split` again."
+            ) from None
         except OSError:
             if split not in ("train", "all"):
                 raise ConfigError(

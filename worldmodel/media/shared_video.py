@@ -116,17 +116,28 @@ class SharedVideo:
 
 
 def shared_video(path: str) -> SharedVideo:
-    """Return a file that this process has open, and open it the first time.
+    """Return a file that this process has open, and open it the first time and when it was replaced.
 
     Raises:
         InputError: as `SharedVideo`.
     """
-    return _shared(path, os.getpid())
+    return _shared(path, os.getpid(), _version(path))
 
 
 @lru_cache(maxsize=MAX_OPEN)
-def _shared(path: str, process: int) -> SharedVideo:
+def _shared(path: str, process: int, version: tuple[int, ...]) -> SharedVideo:
     return SharedVideo(path)  # a file of the parent process must not be read: its position is shared
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """Return what differs between a local file and one that replaced it."""
+    if path.startswith(REMOTE):
+        return ()
+    try:
+        found = os.stat(path)
+    except OSError:  # `SharedVideo` says so
+        return ()
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _open(path: str) -> Any:

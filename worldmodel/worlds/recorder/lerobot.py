@@ -63,6 +63,8 @@ class LeRobotStore:
         self.info_path = folder / "meta" / "info.json"
         self.done = self.frames = 0
         """Episodes in complete files, and their frames."""
+        self.replaced = 0
+        """Episodes of the file on the disk that the next one replaces."""
         self.tasks: list[str] = []
         self.features: dict[str, Any] = {}
         self.file: _File | None = None
@@ -90,6 +92,7 @@ class LeRobotStore:
             episodes = parquet.read_table(self.folder / _place(EPISODES_PATH, number))
             self.frames -= sum(episodes["length"].to_pylist())
             self.done -= rest
+            self.replaced = rest
         return self.done
 
     def write(self, episode: RecordedEpisode) -> None:
@@ -101,9 +104,10 @@ class LeRobotStore:
             self.commit()
 
     def commit(self) -> None:
-        """Complete the file that is being written."""
-        if self.file is not None and self.file.episodes:
+        """Complete the file that is being written, unless the one on the disk has more episodes."""
+        if self.file is not None and len(self.file.episodes) > self.replaced:
             self.file.complete()
+            self.replaced = 0
             self.done += len(self.file.episodes)
             self.frames = self.file.first_frame + self.file.rows
             self._write_info()
