@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
+from sqlalchemy import URL
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -126,7 +127,8 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
     service.max_rounds = config.max_rounds
     metrics = Metrics(chunk_deadline_s=model.chunk_frames / model.fps)
     storage = Storage(config.data_dir)
-    database = Database(config.database or f"sqlite:///{(config.data_dir / 'server.db').absolute()}")
+    own = URL.create("sqlite", database=str((config.data_dir / "server.db").absolute()))
+    database = Database(config.database or own)
     lease = Lease(database, service.identity.model, storage.identity())
     registry = WorldRegistry(service, config, metrics, WorldStore(lease) if config.database else None)
     metrics.observe(service.stats, num_worlds=lambda: len(registry))

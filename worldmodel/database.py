@@ -31,7 +31,7 @@ SCHEMA_LOCK = 5_171_802_011
 """Number of PostgreSQL's advisory lock of whoever changes the schema."""
 
 
-def connect(url: str) -> Engine:
+def connect(url: str | URL) -> Engine:
     """Return an engine for a database; it connects, and creates SQLite's file, when it is first used.
 
     Run transactions by `transaction`. Each process needs its own engine.

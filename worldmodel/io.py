@@ -102,7 +102,7 @@ def staged_files(path: str | Path) -> Iterator[Path]:
     Raises:
         OutputError: `path` cannot be written.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     created: list[Path] = []
     try:
         for folder in (*reversed(path.parents), path):

@@ -46,6 +46,7 @@ class DecodeRequest:
     width: int
     fps: float
     max_frames: int
+    newest: bool
     num_bytes: int
     limits: UploadLimits
 
@@ -144,7 +145,9 @@ def _decode(request: DecodeRequest, upload: bytes) -> tuple[bytes, bytes | memor
     """Decode an upload; returns the header and the body of the response."""
     size = (request.height, request.width)
     try:
-        frames = read_observation(upload, size, request.fps, request.max_frames, request.limits.media)
+        frames = read_observation(
+            upload, size, request.fps, request.max_frames, request.limits.media, request.newest
+        )
     except InputError as error:  # its text is the library's and never contains a decoder's
         text = str(error).encode("ascii", "replace")[:MAX_TEXT_BYTES]
         return RESPONSE.pack(RESPONSE_MAGIC, REJECTED, 0, 0, 0, len(text)), text

@@ -43,12 +43,18 @@ BUSY = "No decoder is free; send the upload again in a few seconds."
 
 
 async def decode_upload(
-    data: bytes, *, size: ImageSize, fps: float, max_frames: int, limits: UploadLimits = UploadLimits()
+    data: bytes,
+    *,
+    size: ImageSize,
+    fps: float,
+    max_frames: int,
+    newest: bool = False,
+    limits: UploadLimits = UploadLimits(),
 ) -> Frames:
     """Decode an uploaded image (one frame) or video as RGB, cropped around its centre to `size`.
 
-    Frame `i` of a video is on screen `i / fps` seconds after its start; frames after `max_frames` are not
-    decoded. When the caller is cancelled, the child is killed.
+    Frame `i` of a video is on screen `i / fps` seconds after its start. Of a longer video there are the first
+    `max_frames` frames, or with `newest` the last. When the caller is cancelled, the child is killed.
 
     Raises:
         TooLargeError: the upload has too many bytes.
@@ -64,7 +70,7 @@ async def decode_upload(
     height, width = height_width(size)
     if not (1 <= height <= MAX_SIZE and 1 <= width <= MAX_SIZE):
         raise InputError(f"size is {size}; use 1 to {MAX_SIZE}.")
-    request = decode_child.DecodeRequest(height, width, fps, max_frames, len(data), limits)
+    request = decode_child.DecodeRequest(height, width, fps, max_frames, newest, len(data), limits)
     with _FORK_SERVER.open_child() as child:
         pidfd = await _receive_pidfd(child)
         try:
@@ -84,30 +90,27 @@ async def decode_observation(data: bytes, config: WorldModelConfig) -> Frames:
     Raises:
         ApiError, InputError: as `decode_upload`.
     """
-    # A world continues from the end of a video; the copy frees the rest.
-    return (await _decode_all(data, config))[-film_frames(config) :].copy()
+    count = min(UploadLimits.max_frames, film_frames(config))  # a world continues from the end of a video
+    return await decode_upload(
+        data, size=config.codec.image_size, fps=config.fps, max_frames=count, newest=True
+    )
 
 
 async def decode_video(data: bytes, config: WorldModelConfig) -> Frames:
     """Decode all frames of an uploaded video, uint8 `[t, h, w, 3]`.
 
     Raises:
-        ApiError, InputError: as `decode_upload`, or the upload is an image.
+        ApiError, InputError: as `decode_upload`, or the upload is an image or too long.
     """
     if sniff.detect_format(data[:16]) in UploadLimits().media.image_formats:
         raise UnsupportedFormatError("The upload is an image, and a video is needed; send an MP4 (H.264).")
-    return await _decode_all(data, config)
-
-
-async def _decode_all(data: bytes, config: WorldModelConfig) -> Frames:
-    limits = UploadLimits()
-    return await decode_upload(
-        data,
-        size=config.codec.image_size,
-        fps=config.fps,
-        max_frames=min(limits.max_frames, int(limits.media.max_video_s * config.fps)),
-        limits=limits,
-    )
+    most = UploadLimits.max_frames
+    frames = await decode_upload(data, size=config.codec.image_size, fps=config.fps, max_frames=most)
+    if len(frames) == most:
+        raise InputError(
+            f"The video has {most} frames or more at {config.fps} frames per second; cut it to fewer."
+        )
+    return frames
 
 
 def close_decoder() -> None:

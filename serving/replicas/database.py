@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from worldmodel.database import connect, lock_schema, transaction
@@ -64,7 +64,7 @@ videos = sa.Table(
 class Database:
     """Runs transactions in threads of its own; uploads and encoders cannot keep a heartbeat waiting."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | URL) -> None:
         """Connect, and create the tables if there are none.
 
         Raises:

@@ -4,7 +4,6 @@ The steps of a round are those of `worldmodel.rollout.round`.
 """
 
 import asyncio
-import math
 import secrets
 import time
 from collections import OrderedDict
@@ -174,16 +173,8 @@ class WorldService:
         if not config.least_inference_steps <= steps <= MAX_STEPS:
             least = config.least_inference_steps
             raise InputError(f"num_inference_steps is {steps}; use {least} to {MAX_STEPS}.")
-        if not math.isfinite(guidance) or abs(guidance) > 100:
-            raise InputError(f"guidance_scale is {guidance}; use a number up to 100, 1 for no guidance.")
         if error := config.sampling_error(steps, guidance, negative_prompt):
             raise InputError(error)
-        guides = config.generator is not None and config.generator.takes_guidance
-        if guidance not in (1.0, config.guidance_scale) and not guides:
-            raise InputError(
-                f"guidance_scale is {guidance}; this model was trained without the unconditional condition "
-                "that guidance needs: pass 1, or omit it."
-            )
         if not 0 <= seed < 2**63:
             raise InputError(f"seed is {seed}; use 0 to 2^63 - 1.")
         adapter = known(adapter, self.engine.adapters)

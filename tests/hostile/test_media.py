@@ -389,7 +389,7 @@ def test_a_child_ends_by_itself_when_its_server_is_gone(slow_video: bytes) -> No
         with decoding._FORK_SERVER.open_child() as child:
             pidfd = await decoding._receive_pidfd(child)
             limits = limits_with(memory_bytes=2**30, cpu_s=60, timeout_s=0.2)
-            request = DecodeRequest(16, 16, 1.0, 8, len(slow_video), limits)
+            request = DecodeRequest(16, 16, 1.0, 8, False, len(slow_video), limits)
             await loop.sock_sendall(child, request.to_bytes() + slow_video)
         return pidfd
 
@@ -461,7 +461,7 @@ def test_the_decoder_knows_no_secret_and_loads_no_model(monkeypatch: pytest.Monk
 
 def test_invalid_responses_of_a_decoder_are_refused() -> None:
     """A compromised child can send nothing but frames of the requested size or an error."""
-    request = DecodeRequest(16, 32, 8.0, 4, 0, UploadLimits())
+    request = DecodeRequest(16, 32, 8.0, 4, False, 0, UploadLimits())
     answers = [
         b"",
         bytes(21),

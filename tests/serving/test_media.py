@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from worldmodel.config import WorldModelConfig
 from worldmodel.errors import InputError, OutputError
 from worldmodel.media import encoding, read_observation
+from worldmodel.rollout.state import film_frames
 from worldmodel.serving.media import decoding
 from worldmodel.serving.media.decoding import decode_upload
 from worldmodel.serving.media.fragmented_mp4 import FragmentedMp4
@@ -77,6 +79,28 @@ def test_a_video_is_resampled_and_cut_as_by_the_library(fps: float, max_frames: 
     frames = decode(data, 64, fps, max_frames)
     assert frames.shape == (expected, 64, 64, 3)
     assert np.array_equal(frames, read_observation(data, 64, fps, max_frames))
+
+
+@pytest.mark.parametrize("max_frames", [1, 5, 12, 64])
+def test_the_newest_frames_are_the_last_ones(max_frames: int) -> None:
+    data = encoding.encode_video(video(), FPS)
+    every = decode(data, 64)
+    assert np.array_equal(read_observation(data, 64, FPS, max_frames, newest=True), every[-max_frames:])
+    request = decode_upload(data, size=64, fps=FPS, max_frames=max_frames, newest=True)
+    assert np.array_equal(asyncio.run(request), every[-max_frames:])
+
+
+def test_long_videos_start_worlds_from_their_end_and_are_not_extended() -> None:
+    config = WorldModelConfig(fps=32)
+    data = encoding.encode_video(video(160), FPS)  # 640 frames at the model's rate
+    last = read_observation(data, 64, FPS, 160)[-1]
+    frames = asyncio.run(decoding.decode_observation(data, config))
+    assert len(frames) == film_frames(config) < 640
+    assert np.array_equal(frames[-1], last)
+    with pytest.raises(InputError, match="512 frames or more"):
+        asyncio.run(decoding.decode_video(data, config))
+    short = asyncio.run(decoding.decode_video(encoding.encode_video(video(100), FPS), config))
+    assert len(short) == 400
 
 
 def test_transparency_becomes_white() -> None:

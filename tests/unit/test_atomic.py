@@ -106,6 +106,13 @@ def test_a_folder_does_not_replace_a_file(tmp_path: Path) -> None:
         pytest.fail("the block must not run")
 
 
+def test_staged_files_expand_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with staged_files("~/made") as staged:
+        (staged / "one").write_text("1")
+    assert (tmp_path / "made" / "one").read_text() == "1"
+
+
 def test_staged_files_move_together_or_not_at_all(tmp_path: Path) -> None:
     with staged_files(tmp_path / "a/b") as staged:
         (staged / "one").write_text("1")

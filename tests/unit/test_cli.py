@@ -82,6 +82,18 @@ def test_rollout_from_words_alone_with_a_file_of_actions(run: Callable[..., tupl
     assert Path("outputs/rollout/rollout.gif").read_bytes() != first
 
 
+@pytest.mark.parametrize("seed", ["-1", "1.5", "x", str(2**63)])
+@pytest.mark.parametrize(
+    "words", [["rollout", "frame.png", "wait"], ["eval", "MODEL"], ["data", "check", "a"]]
+)
+def test_seeds_out_of_range_are_one_clear_error(
+    run: Callable[..., tuple[int, str, str]], words: list[str], seed: str
+) -> None:
+    code, _, shown = run(*words, "--seed", seed)
+    assert code == 2
+    assert "--seed" in shown and "use 0 to" in shown and "Traceback" not in shown
+
+
 def test_describe_asks_and_compares(run: Callable[..., tuple[int, str, str]]) -> None:
     for extra in ([], ["how many things are there"], ["--after", "frame.png"]):
         code, out, _ = run("describe", "frame.png", *extra, "--model", "MODEL")

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -343,8 +345,12 @@ def test_sources_as_arguments(recorded: Path, tmp_path: Path) -> None:
     assert read_held_out(str(config)) == (held, mine)
 
 
-def test_judges_are_loaded_by_name() -> None:
+def test_judges_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(load_judge(f"{__name__}:SameSquare"), SameSquare)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", os.getcwd())])
+    monkeypatch.chdir(tmp_path)  # where a command does not look for modules by itself
+    (tmp_path / "judge_of_the_folder.py").write_text("def judge(*frames): ...\n")
+    assert callable(load_judge("judge_of_the_folder:judge"))
     for name in ("gone.module:Judge", f"{__name__}:Gone", f"{__name__}", f"{__name__}:SIDE"):
         with pytest.raises(InputError, match=r"MODULE:NAME|__call__"):
             load_judge(name)

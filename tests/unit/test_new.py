@@ -11,9 +11,11 @@ from worldmodel import config as configs
 from worldmodel import media
 from worldmodel.cli import main, new
 from worldmodel.config import ActionSpec, TrainConfig
+from worldmodel.data.check import open_examined
+from worldmodel.data.columns import track_of
 from worldmodel.data.facts import read_facts
 from worldmodel.data.sources import open_sources
-from worldmodel.errors import InputError
+from worldmodel.errors import ConfigError, InputError
 from worldmodel.train import finetune, recipe
 from worldmodel.train.run_log import read_metrics
 from worldmodel.types import Action
@@ -76,8 +78,10 @@ def test_one_step_with_keys_is_one_round_of_a_frame(tmp_path: Path) -> None:
 
 
 def test_a_world_waits_for_actions_if_no_recorded_round_is_without_one(tmp_path: Path) -> None:
-    assert read_facts(recorded(tmp_path / "some", KEYS, 10), tmp_path).pace == "realtime"
-    assert read_facts(recorded(tmp_path / "vectors", VECTORS, 10), tmp_path).pace == "on_action"
+    assert read_facts(recorded(tmp_path / "some", KEYS, 10), tmp_path / "world.yaml").pace == "realtime"
+    assert (
+        read_facts(recorded(tmp_path / "vectors", VECTORS, 10), tmp_path / "world.yaml").pace == "on_action"
+    )
     store = LeRobotStore(tmp_path / "every", RecordingFormat(10, KEYS, {}))
     numbers = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]
     actions = tuple(Action.of_numbers(KEYS, row) for row in numbers)
@@ -89,7 +93,7 @@ def test_a_world_waits_for_actions_if_no_recorded_round_is_without_one(tmp_path:
     assert made(str(tmp_path / "every"), tmp_path).model.pace == "on_action"
     for pressed, pace in (([["a"], ["b"]], "on_action"), ([["a"], []], "realtime")):
         rows: list[dict[str, object]] = [{"text": "play", "keys": pressed}] * 2
-        assert read_facts(table(tmp_path / pace, rows), tmp_path).pace == pace
+        assert read_facts(table(tmp_path / pace, rows), tmp_path / f"{pace}.yaml").pace == pace
 
 
 def test_large_frames_have_as_many_queries_as_small_ones(tmp_path: Path) -> None:
@@ -132,8 +136,41 @@ def test_held_out_episodes_are_those_of_the_split_or_a_tenth(tmp_path: Path) -> 
     assert [len(each) for each in texts] == [5, 1] and not texts[0] & texts[1]
 
 
+def test_files_of_the_user_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = table(tmp_path / "words", [{"text": f"act {i}"} for i in range(6)])
+    (tmp_path / "mine-held.jsonl").write_text("precious")
+    assert main(["new", path, "--out", "mine.yaml"]) == 2
+    assert not (tmp_path / "mine.yaml").exists() and not (tmp_path / "mine-train.jsonl").exists()
+    assert (tmp_path / "mine-held.jsonl").read_text() == "precious"
+    assert main(["new", path, "--out", "other.yaml"]) == 0
+    assert sum(1 for _ in (tmp_path / "other-train.jsonl").open()) == 5
+
+
+def test_a_long_list_of_keys_is_written_whole(tmp_path: Path) -> None:
+    names = [f"a-key-of-number-{i}" for i in range(1500)]
+    rows: list[dict[str, object]] = [{"text": "play", "keys": [names, []]}] * 2
+    assert made(table(tmp_path / "many", rows), tmp_path).model.action.keys == tuple(sorted(names))
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"action_spec": [], "fps": 0}'])
+def test_a_damaged_recording_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    path = table(tmp_path / "words", [{"text": "act"}])
+    (tmp_path / "words" / "recording.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"recording\.json"):
+        read_facts(path, tmp_path / "world.yaml")
+    with pytest.raises(ConfigError, match=r"recording\.json"):
+        open_examined(f"{path}/clips.jsonl")
+
+
+@pytest.mark.parametrize("end", ["NaN", "Infinity", "-1"])
+def test_intervals_that_do_not_end_are_refused(end: str) -> None:
+    with pytest.raises(InputError, match="ends before it starts"):
+        track_of(f'[{{"start": 0, "end": {end}, "text": "she waves"}}]', "text")
+
+
 def test_more_time_and_a_faster_machine_give_more_steps_and_larger_models(tmp_path: Path) -> None:
-    facts = read_facts(recorded(tmp_path / "set", KEYS, 10), tmp_path)
+    facts = read_facts(recorded(tmp_path / "set", KEYS, 10), tmp_path / "world.yaml")
 
     def planned(budget_s: float, tflops: float) -> recipe.Recipe:
         found = recipe.plan(facts, budget_s, replace(MACHINE, tflops=tflops), "run")

@@ -72,7 +72,7 @@ def test_each_round_has_the_outcome_of_its_steps(model: WorldModel, tmp_path: Pa
     assert [outcome.reward for outcome in first.outcomes] == REWARDS.tolist()
     assert [outcome.ended for outcome in first.outcomes] == [False] * 5 + [True]
     assert not any(outcome.ended for outcome in second.outcomes)
-    assert read_facts(path, tmp_path).outcomes
+    assert read_facts(path, tmp_path / "world.yaml").outcomes
     slower, _ = episodes(recorded(tmp_path / "slow", 5), model.config, 10, 2)  # an action in two steps
     assert slower.outcomes == (Outcome(0.5, False), Outcome(-2, False), Outcome(3, True))
 
@@ -99,7 +99,7 @@ def test_a_dataset_without_rewards_has_no_outcomes(model: WorldModel, tmp_path: 
     del known["features"]["next.reward"]
     info.write_text(json.dumps(known))
     assert [each.outcomes for each in episodes(path, model.config, 10, 1)] == [(), ()]
-    assert not read_facts(path, tmp_path).outcomes
+    assert not read_facts(path, tmp_path / "world.yaml").outcomes
 
 
 def test_symlog_is_inverted_and_symmetric() -> None:

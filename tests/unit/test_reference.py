@@ -17,6 +17,7 @@ from worldmodel.errors import ModelError
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.loading import model_folder
 from worldmodel.models.loading.location import resolve
+from worldmodel.models.loading.reference import Reference, read
 from worldmodel.train import finetune
 from worldmodel.train.checkpoint import checkpointer, export
 
@@ -89,6 +90,27 @@ def test_peft_reads_it_and_without_it_the_base_is_untouched(config: TrainConfig,
         ours = merged.logits(merged(merged.embed(ids)))
     assert not torch.allclose(on, expected, atol=1e-3)
     torch.testing.assert_close(ours, on, atol=0.2, rtol=0.1)
+
+
+@pytest.mark.parametrize("rank", [None, 4, 10, 64])
+def test_layers_of_different_ranks_are_saved_and_reduced(tmp_path: Path, rank: int | None) -> None:
+    """A layer that was trained once beside one that was trained twice, and ranks above a layer's size."""
+    draw = torch.Generator().manual_seed(0)
+    factors = {
+        name: (torch.randn(rows, few, generator=draw), torch.randn(few, 20, generator=draw))
+        for name, rows, few in (("layers.0.q_proj", 20, 12), ("layers.0.k_proj", 8, 6))
+    }
+    whole = Reference("base", None, 1, {}, factors)
+    (whole if rank is None else whole.reduced(rank)).save(tmp_path / "saved", torch.float32)
+    saved = read(tmp_path / "saved")
+    assert saved is not None
+    for name, (up, down) in factors.items():
+        product, (again_up, again_down) = up @ down, saved.factors[name]
+        u, s, v = torch.linalg.svd(product, full_matrices=False)
+        kept = len(s) if rank is None else rank
+        torch.testing.assert_close(
+            again_up @ again_down, u[:, :kept] * s[:kept] @ v[:kept], atol=1e-4, rtol=1e-4
+        )
 
 
 def test_saving_again_and_further_lora_keep_the_reference(

@@ -1,6 +1,7 @@
 """Sessions: determinism, forks, snapshots, and bounded memory."""
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -289,6 +290,11 @@ def test_reset_begins_anew(session: Session, model: WorldModel, image: np.ndarra
         {"observation": b"not an image"},
         {"observation": np.zeros((0, 32, 3), np.uint8)},
         {"observation": np.zeros((32, 32, 3), np.float32)},
+        {"observation": torch.zeros(32, 32, 3, dtype=torch.uint8)},
+        {"observation": [np.zeros((32, 32, 3), np.uint8)]},
+        {"observation": io.BytesIO(b"x")},
+        {"observation": 3},
+        {"text": "\ud800"},
     ],
 )
 def test_invalid_reset_keeps_the_world(session: Session, arguments: dict[str, object]) -> None:
@@ -296,6 +302,40 @@ def test_invalid_reset_keeps_the_world(session: Session, arguments: dict[str, ob
     with pytest.raises(InputError):
         session.reset(**arguments)
     assert len(session.clips) == 2
+
+
+def test_frames_in_memory_are_cut_to_their_end(model: WorldModel, image: np.ndarray) -> None:
+    clip = np.zeros((int(media.MediaLimits.max_video_s * model.config.fps) + 9, 32, 32, 3), np.uint8)
+    clip[-1] = image
+    assert np.array_equal(model.session().reset(clip)[-1], image)
+
+
+def test_seeds_are_integers_of_any_kind(session: Session, model: WorldModel, image: np.ndarray) -> None:
+    other = model.session(seed=np.int64(session.seed))
+    other.reset(image)
+    assert np.array_equal(other.step(LEFT), session.step(LEFT))
+
+
+@pytest.mark.parametrize("scale", [101.0, -1e38, math.inf, math.nan])
+def test_guidance_that_overflows_is_refused(model: WorldModel, scale: float) -> None:
+    with pytest.raises(ConfigError, match="guidance_scale"):
+        model.session(guidance_scale=scale)
+
+
+def test_guidance_needs_a_model_that_was_trained_for_it(make_model: Callable[..., WorldModel]) -> None:
+    generator = make_model().config.generator
+    assert generator is not None
+    model = make_model(generator=replace(generator, condition_dropout=0.0))
+    with pytest.raises(ConfigError, match="trained without"):
+        model.session(guidance_scale=2.0)
+
+
+def test_a_snapshot_of_another_model_is_refused(
+    session: Session, make_model: Callable[..., WorldModel], image: np.ndarray
+) -> None:
+    other = make_model(image_size=64).session()
+    with pytest.raises(InputError, match="another model"):
+        other.restore(session.snapshot())
 
 
 def test_calls_before_reset_are_input_errors(model: WorldModel) -> None:

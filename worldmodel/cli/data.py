@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, seed_number
 from worldmodel.errors import InputError
 
 
@@ -61,5 +61,5 @@ def _parser() -> Parser:
     parser.add_argument(
         "--by", choices=("episode", "layout"), default="episode", help="split: what is held out"
     )
-    parser.add_argument("--seed", type=int, default=0, help="split: seed (default: %(default)s)")
+    parser.add_argument("--seed", type=seed_number, default=0, help="split: seed (default: %(default)s)")
     return parser

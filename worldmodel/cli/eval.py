@@ -6,7 +6,7 @@ from pathlib import Path
 
 from worldmodel.cli.eval_data import add_data_options, check_options, data_suite
 from worldmodel.cli.model import add_inference_options, load_model
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, seed_number
 from worldmodel.errors import InputError
 
 
@@ -83,7 +83,7 @@ def _parser() -> Parser:
         "--report", metavar="FOLDER", help="folder of the report (default: outputs/eval-MODEL)"
     )
     parser.add_argument(
-        "--seed", type=int, default=1234, help="equal seeds give equal samples (default: %(default)s)"
+        "--seed", type=seed_number, default=1234, help="equal seeds give equal samples (default: %(default)s)"
     )
     parser.add_argument(
         "--num-inference-steps", type=int, metavar="N", help="denoising steps (default: the model's)"

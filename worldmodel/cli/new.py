@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     from worldmodel.io import atomic_file
     from worldmodel.train.recipe import Machine, plan
 
-    facts, machine = read_facts(args.dataset, path.parent), Machine.measure()
+    facts, machine = read_facts(args.dataset, path, args.force), Machine.measure()
     recipe = plan(facts, budget_s, machine, f"runs/{path.stem}", args.size)
     with atomic_file(path) as temporary:
         temporary.write_text(as_yaml(recipe, machine, args), encoding="utf-8")
@@ -150,7 +150,8 @@ def _flow(value: Any) -> str:
     import yaml
 
     plain = list(value) if isinstance(value, tuple) else value
-    return yaml.safe_dump(plain, default_flow_style=True, width=10_000, sort_keys=False).partition("\n")[0]
+    text = yaml.safe_dump(plain, default_flow_style=True, width=float("inf"), sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _parser() -> Parser:
@@ -178,5 +179,9 @@ def _parser() -> Parser:
         metavar="N",
         help="greatest side of the frames in pixels (default: 64, or 128 on a machine with 64 GiB)",
     )
-    parser.add_argument("--force", action="store_true", help="replace the config if it exists")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace the config, and the parts of a divided table, if they exist",
+    )
     return parser

@@ -22,5 +22,12 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see `{self.prog} --help`.")
 
 
+def seed_number(text: str) -> int:
+    """Read the seed of an option, as its `type`."""
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed; use 0 to 2^63 - 1")
+    return int(text)
+
+
 MODEL_HELP = "name of a shipped model, or path of a model folder (default: %(default)s)"
 OVERRIDES_HELP = "settings that override the file, for example seed=1 mesh.sp=2"

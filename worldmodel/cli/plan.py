@@ -3,7 +3,7 @@
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, seed_number
 from worldmodel.cli.record import env_arg
 from worldmodel.errors import InputError
 from worldmodel.imports import import_callable
@@ -154,7 +154,10 @@ def _add_search_options(parser: Parser) -> None:
         "--iterations", type=int, default=4, metavar="N", help="except for search (default: %(default)s)"
     )
     search.add_argument(
-        "--seed", type=int, default=0, help="seed of the search, the world and the episodes (default: 0)"
+        "--seed",
+        type=seed_number,
+        default=0,
+        help="seed of the search, the world and the episodes (default: 0)",
     )
     search.add_argument("--device", help="device of the model (default: cpu)")
 

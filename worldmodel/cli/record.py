@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, seed_number
 from worldmodel.errors import InputError
 
 
@@ -68,7 +68,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--size", default="", metavar="N|HxW", help="size of the frames (default: that of the environment)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=seed_number, default=0, help="seed of the episodes (default: %(default)s)"
+    )
     _add_environment_options(parser)
     world = parser.add_argument_group("worlds")
     world.add_argument(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldmodel.cli.model import add_inference_options, load_model
-from worldmodel.cli.parser import MODEL_HELP, Parser
+from worldmodel.cli.parser import MODEL_HELP, Parser, seed_number
 from worldmodel.errors import InputError
 from worldmodel.io import staged_files
 
@@ -66,7 +66,7 @@ def _parser() -> Parser:
         "--out", default="outputs/rollout", metavar="FOLDER", help="output folder (default: %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="equal seeds give equal frames (default: %(default)s)"
+        "--seed", type=seed_number, default=0, help="equal seeds give equal frames (default: %(default)s)"
     )
     parser.add_argument(
         "--num-inference-steps", type=int, metavar="N", help="denoising steps (default: the model's)"

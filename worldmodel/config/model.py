@@ -9,6 +9,8 @@ from worldmodel.config.generator import ConditionAdapterConfig, GeneratorConfig
 from worldmodel.config.literals import check_literals
 from worldmodel.errors import ConfigError
 
+MAX_GUIDANCE = 100.0
+"""Largest magnitude of a guidance scale; much larger ones overflow."""
 ImageSize = int | tuple[int, int]
 """Side of a square frame, or height and width, in pixels."""
 
@@ -323,6 +325,10 @@ class WorldModelConfig:
         self, num_inference_steps: int, guidance_scale: float, negative_prompt: str | None = None
     ) -> str | None:
         """Return why a model cannot sample so, in a sentence; None if it can."""
+        if not abs(guidance_scale) <= MAX_GUIDANCE:  # also if it is not a number
+            return (
+                f"guidance_scale is {guidance_scale}; use a number up to {MAX_GUIDANCE:g}, 1 for no guidance."
+            )
         if negative_prompt and not self.condition_adapter.text:
             return (
                 "negative_prompt is for models whose generator reads text (condition_adapter.text), and "
@@ -330,6 +336,12 @@ class WorldModelConfig:
             )
         if negative_prompt and guidance_scale == 1.0:
             return "negative_prompt has no effect with guidance_scale 1; set another guidance_scale."
+        trained = self.generator is None or self.generator.takes_guidance
+        if not trained and guidance_scale not in (1.0, self.guidance_scale):
+            return (
+                f"guidance_scale is {guidance_scale}; this model was trained without the unconditional "
+                "condition that guidance needs: pass 1, or omit it."
+            )
         if self.generator is not None or (num_inference_steps, guidance_scale) == (0, 1.0):
             return None
         return (

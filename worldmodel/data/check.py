@@ -3,7 +3,6 @@
 Every episode is read whole, at its own frame rate and a small size.
 """
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from worldmodel.config import (
     build,
     spec_settings,
 )
+from worldmodel.data.facts import read_recording
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import InputError
@@ -133,13 +133,12 @@ def open_examined(path: str) -> Examined:
     table = Path(path).expanduser()
     if table.is_file():
         try:
-            recorded = json.loads((table.parent / "recording.json").read_text(encoding="utf-8"))
-        except OSError:
+            specs, fps = read_recording(table.parent)
+        except FileNotFoundError:
             raise InputError(
                 f"{path!r} has no recording.json beside it, which tells its frame rate and actions; pass a "
                 "LeRobot folder or a table of `worldmodel record`."
             ) from None
-        specs, fps = tuple(map(ActionSpec.of, recorded["action_spec"])), float(recorded["fps"])
         kinds = {"keys" if spec.kind == "key" else spec.kind for spec in specs}
         columns = {"video": "path", **{kind: kind for kind in sorted(kinds)}}
         source = SourceConfig("clips", path, columns=columns)

@@ -250,6 +250,8 @@ def track_of(value: Any, field: str) -> Track:
             times = tuple((float(entry["start"]), float(entry["end"])) for entry in value)
         except (KeyError, TypeError, ValueError):
             raise InputError(f"its {field} have an entry without start and end in seconds") from None
+        if not all(start <= end < math.inf for start, end in times):  # also if one is not a number
+            raise InputError(f"its {field} have an entry that ends before it starts, or never")
         return Track(tuple(_value(entry.get(field), field) for entry in value), times=times)
     if field in (*SENTENCES, "camera") or any(isinstance(entry, list | tuple) for entry in value):
         return Track(tuple(_value(entry, field) for entry in value), per_action=True)

@@ -1,6 +1,7 @@
 """What a dataset of a user contains, as far as the settings of a model and of its training depend on it."""
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from worldmodel.data.columns import KINDS, inside, track_of
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.data.tables import Table, open_table
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.io import atomic_file
 from worldmodel.types import Action
 
 NUM_ROWS = 100
@@ -50,15 +52,17 @@ class DatasetFacts:
     """Whether it states rewards and ends of episodes."""
 
 
-def read_facts(argument: str, folder: Path) -> DatasetFacts:
+def read_facts(argument: str, out: Path, force: bool = False) -> DatasetFacts:
     """Look at a dataset.
 
-    If nothing is held out, a LeRobot dataset in a folder gets a split; a table of clips is divided in two.
+    If nothing is held out, a LeRobot dataset in a folder gets a split; a table of clips is divided in two,
+    `NAME-train.jsonl` and `NAME-held.jsonl` beside the config `NAME.yaml`.
 
     Args:
         argument: A LeRobot dataset (a folder, or `lerobot:NAME` on the Hub), or a table of clips or a folder
             with one.
-        folder: Folder for the two parts of a table.
+        out: The config that is being made.
+        force: Replace parts of a table that exist.
 
     Raises:
         InputError: There is no such dataset, or nothing of it can be read.
@@ -69,7 +73,7 @@ def read_facts(argument: str, folder: Path) -> DatasetFacts:
         return _lerobot(source.path)
     if source.kind != "clips":
         raise InputError(f"{argument!r} is of kind {source.kind}; use a LeRobot dataset or a table of clips.")
-    return _clips(source, folder)
+    return _clips(source, out, force)
 
 
 def _lerobot(path: str) -> DatasetFacts:
@@ -80,7 +84,8 @@ def _lerobot(path: str) -> DatasetFacts:
     train, split = SourceConfig("lerobot", path), Path(path, "meta", "split.json")
     if count > 1 and Path(path).is_dir() and not split.exists():
         held = held_out(count)
-        split.write_text(json.dumps({"by": "episode", "seed": 0, "held-out": held}), encoding="utf-8")
+        with atomic_file(split) as temporary:
+            temporary.write_text(json.dumps({"by": "episode", "seed": 0, "held-out": held}), encoding="utf-8")
     height, width = dataset.info["features"][dataset.camera]["shape"][:2]
     rate = max((spec.rate for spec in dataset.specs), default=0.0) or dataset.fps
     fps, chunk = _round(dataset.fps, dataset.fps / rate)
@@ -114,13 +119,16 @@ def _pace(actions: Iterable[Any]) -> Literal["realtime", "on_action"]:
     return "on_action" if found == {False} else "realtime"
 
 
-def _clips(source: SourceConfig, folder: Path) -> DatasetFacts:
+def _clips(source: SourceConfig, out: Path, force: bool) -> DatasetFacts:
     path = Path(source.path).expanduser()
     root = os.path.abspath(source.root or path.parent)
     table = open_table(path)
     try:
         info, tracks = _probe(table, source, root)
-        specs, fps = _recording(path.parent, info.fps or TEXT_FPS)
+        try:
+            specs, fps = read_recording(path.parent)
+        except FileNotFoundError:
+            specs, fps = (), info.fps or TEXT_FPS
         found = {field: action for field in KINDS if (action := _settings(field, tracks[field]))}
         columns = {
             field: column
@@ -135,7 +143,7 @@ def _clips(source: SourceConfig, folder: Path) -> DatasetFacts:
         length = fps / rate if rate else _round_frames(tracks, fps, info.duration_s)
         fps, chunk = _round(fps, length) if length else (TEXT_FPS, TEXT_FPS)
         train: SourceConfig = replace(source, path=str(path), root=root, columns=columns)
-        parts = _divide(table, train, folder)
+        parts = _divide(table, train, out, force)
     finally:
         table.close()
     taken = [value for field in KINDS if field != "text" for track in tracks[field] for value in track.values]
@@ -161,15 +169,24 @@ def _probe(table: Table, source: SourceConfig, root: str) -> tuple[media.MediaIn
     return info, tracks
 
 
-def _recording(folder: Path, fps: float) -> tuple[tuple[ActionSpec, ...], float]:
-    """Return the action spec and the frame rate that `worldmodel record` stores beside a table."""
+def read_recording(folder: Path) -> tuple[tuple[ActionSpec, ...], float]:
+    """Return the action spec and the frame rate that `worldmodel record` stores beside a table.
+
+    Raises:
+        FileNotFoundError: there are none.
+        ConfigError: they cannot be read.
+    """
+    file = folder / "recording.json"
     try:
-        recorded = json.loads((folder / "recording.json").read_text(encoding="utf-8"))
-        return tuple(map(ActionSpec.of, recorded["action_spec"])), float(recorded["fps"])
-    except OSError:
-        return (), fps
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{str(folder / 'recording.json')!r} cannot be read ({error}).") from None
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+        specs, fps = tuple(map(ActionSpec.of, recorded["action_spec"])), float(recorded["fps"])
+        if not 0 < fps < math.inf:
+            raise ValueError(f"fps is {fps}")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{str(file)!r} cannot be read ({type(error).__name__}: {error}).") from None
+    return specs, fps
 
 
 def _settings(field: str, tracks: list[Track]) -> dict[str, Any]:
@@ -212,16 +229,19 @@ def held_out(count: int, seed: int = 0) -> list[int]:
     return sorted(order[: max(1, round(HELD_SHARE * count))].tolist())
 
 
-def _divide(table: Table, source: SourceConfig, folder: Path) -> tuple[SourceConfig, SourceConfig | None]:
+def _divide(
+    table: Table, source: SourceConfig, out: Path, force: bool
+) -> tuple[SourceConfig, SourceConfig | None]:
     """Write the rows of a table into one for training and one that is held out."""
     if len(table) < 2:
         return source, None
     held = set(held_out(len(table)))
-    stem = Path(source.path).stem
-    paths = [folder / f"{stem}-{part}.jsonl" for part in ("train", "held")]
-    folder.mkdir(parents=True, exist_ok=True)
+    paths = [out.with_name(f"{out.stem}-{part}.jsonl") for part in ("train", "held")]
+    for path in paths:
+        if path.exists() and not force:
+            raise InputError(f"{str(path)!r} exists; choose another --out, or pass --force to replace it.")
     for path, chosen in zip(paths, (False, True), strict=True):
-        with path.open("w", encoding="utf-8") as file:
+        with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.writelines(_lines(table, [i for i in range(len(table)) if (i in held) == chosen]))
     train, other = (replace(source, path=str(path)) for path in paths)
     return train, replace(other, weight=0.0)

@@ -37,6 +37,8 @@ class RecordedStarts:
     """
 
     def __init__(self, data: str, config: WorldModelConfig, count: int = 2000, seed: int = 0) -> None:
+        if count < 1:
+            raise InputError(f"count is {count}; use 1 or more frames.")
         sources = read_source(data)
         source = open_source(next(iter(sources.sources)), sources, config)
         try:

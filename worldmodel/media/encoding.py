@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 import tempfile
 from contextlib import closing
 from fractions import Fraction
@@ -20,6 +21,7 @@ from worldmodel.media.video import Frames
 
 MIN_SHORT_SIDE = 256
 """Smaller frames are enlarged when they are written: players blur or shrink tiny videos."""
+MAX_FPS, MAX_GIF_FPS = 240, 50
 KEYFRAME_EVERY = 8
 """Frames of a recording between two that can be decoded alone."""
 
@@ -27,12 +29,13 @@ KEYFRAME_EVERY = 8
 def write_video(frames: Frames, path: str | Path, fps: float, scale: int | None = None) -> None:
     """Write frames as .mp4 (H.264) or .gif, atomically.
 
-    An odd side of an .mp4 gains one pixel, which its chroma subsampling requires.
+    An odd side of an .mp4 gains one pixel, which its chroma subsampling requires. A .gif of more than 50
+    frames per second, which players would slow down, has every second frame, or every n-th.
 
     Args:
         frames: the video.
         path: file to write; its suffix selects the format.
-        fps: frames per second, up to 50 for .gif and 240 for .mp4.
+        fps: frames per second, up to 240.
         scale: how often each pixel is repeated along both sides; None enlarges small frames until the short
             side has at least 256 pixels.
 
@@ -44,8 +47,8 @@ def write_video(frames: Frames, path: str | Path, fps: float, scale: int | None 
         raise OutputError(f"{str(path)!r} ends in {suffix or 'nothing'!r}; use .mp4 or .gif.")
     if not len(frames) or not frames.size:
         raise OutputError(f"There are no frames to write to {str(path)!r}; generate at least one.")
-    if not 0 < fps <= (50 if suffix == ".gif" else 240):
-        raise OutputError(f"fps is {fps}; use 1 to {50 if suffix == '.gif' else 240} for {suffix}.")
+    if not 0 < fps <= MAX_FPS:
+        raise OutputError(f"fps is {fps}; use 1 to {MAX_FPS}.")
     scale = scale or default_scale(*frames.shape[1:3])
     with atomic_file(path) as temporary:
         (_write_gif if suffix == ".gif" else _write_mp4)(frames, temporary, fps, scale)
@@ -141,6 +144,8 @@ def _write_mp4(frames: Frames, path: Path, fps: float, scale: int) -> None:
 
 
 def _write_gif(frames: Frames, path: Path, fps: float, scale: int) -> None:
+    every = math.ceil(fps / MAX_GIF_FPS)
+    frames, fps = frames[::every], fps / every
     # One palette for the whole video: with one per frame, still areas flicker.
     sampled = frames[:: -(-len(frames) // 32)]
     stacked = Image.fromarray(sampled.reshape(-1, frames.shape[2], 3))

@@ -1,5 +1,7 @@
 """Reading of observations: an image or a video, from a file or from memory."""
 
+import os
+
 import numpy as np
 from PIL import Image
 
@@ -18,25 +20,33 @@ def read_observation(
     fps: float | None,
     max_frames: int,
     limits: MediaLimits = MediaLimits(),
+    newest: bool = False,
 ) -> Frames:
     """Read an image as a clip of one frame, or a video (or GIF) as `read_video` does.
 
-    Frames in memory, uint8 `[t, h, w, 3]`, count as a video that already has the wanted rate.
+    Frames in memory, uint8 `[t, h, w, 3]`, count as a video that already has the wanted rate. With `newest`,
+    the last `max_frames` frames of a longer video are returned instead of its first.
 
     Raises:
-        InputError: as `read_image` and `read_video`.
+        InputError: as `read_image` and `read_video`, or the source is of another type.
     """
     if isinstance(source, np.ndarray) and source.ndim == 4:
         if not len(source):
             raise InputError("The clip has no frames; pass at least one.")
-        return np.stack([read_image(frame, size, limits) for frame in source[:max_frames]])
+        chosen = source[-max_frames:] if newest else source[:max_frames]
+        return np.stack([read_image(frame, size, limits) for frame in chosen])
     if isinstance(source, Image.Image | np.ndarray):
         return read_image(source, size, limits)[None]
+    if not isinstance(source, str | os.PathLike | bytes):
+        raise InputError(
+            f"An observation of type {type(source).__name__} cannot be read; pass a path, the bytes of a "
+            "file, a PIL image or a NumPy array of uint8."
+        )
     name, data = read_bytes(source, limits.max_video_bytes, "observation")
     kind = sniff.detect_format(data)
     if kind in limits.video_formats:
         with open_video_bytes(name, data, limits) as video:
-            return video.read(size, fps, max_frames)
+            return video.read(size, fps, max_frames, newest=newest)
     if kind not in limits.image_formats:
         accepted = list_formats((*limits.image_formats, *limits.video_formats))
         raise InputError(f"{name} is {sniff.describe(kind, data)}; use a {accepted}.")

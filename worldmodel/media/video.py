@@ -3,6 +3,7 @@
 import io
 import itertools
 import math
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,8 +81,15 @@ class Video:
             return float(stream.duration * stream.time_base)
         return (self.container.duration or 0) / av.time_base
 
-    def read(self, size: ImageSize, fps: float | None, max_frames: int, start_s: float = 0.0) -> Frames:
-        """Read frames as `read_video` does.
+    def read(
+        self,
+        size: ImageSize,
+        fps: float | None,
+        max_frames: int,
+        start_s: float = 0.0,
+        newest: bool = False,
+    ) -> Frames:
+        """Read frames as `read_video` does; with `newest`, the last `max_frames` instead of the first.
 
         Raises:
             InputError: as `read_video`.
@@ -93,12 +101,13 @@ class Video:
         if not 0 <= start_s < math.inf:
             raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
         with decoding_errors(self.name):
-            if fps is not None and self.seekable and torchcodec.is_used():
+            if fps is not None and self.seekable and torchcodec.is_used() and not newest:
                 images = self._timed(fps, max_frames, start_s)
             else:
                 converter = VideoReformatter()  # of all frames: creating one costs more than a conversion
-                resampled = itertools.islice(_resample(self.decode(start_s), fps, start_s), max_frames)
-                images = (to_image(frame, converter) for _, frame in resampled)
+                resampled = _resample(self.decode(start_s), fps, start_s)
+                chosen = deque(resampled, max_frames) if newest else itertools.islice(resampled, max_frames)
+                images = (to_image(frame, converter) for _, frame in chosen)
             frames = [crop_and_resize(image, size) for image in images]
         if not frames:
             part = f" from {start_s:g} s on" if start_s else ""

@@ -13,7 +13,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
@@ -66,7 +66,7 @@ class WorldModel(nn.Module, PretrainedMixin):
 
     def session(
         self,
-        seed: int = 0,
+        seed: SupportsIndex = 0,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         negative_prompt: str | None = None,

@@ -1,9 +1,9 @@
 """Sessions: one live rollout that can be forked, restored and saved."""
 
-import math
+import operator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -40,13 +40,16 @@ class Session:
     def __init__(
         self,
         model: WorldModel,
-        seed: int = 0,
+        seed: SupportsIndex = 0,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         engine: LocalEngine | None = None,
         negative_prompt: str | None = None,
     ) -> None:
-        self.model, self.seed = model, seed
+        try:
+            self.model, self.seed = model, operator.index(seed)
+        except TypeError:
+            raise ConfigError(f"seed is {seed!r}; use an integer.") from None
         self.engine = engine or LocalEngine(model.backbone)
         self.params = sampling_params(model, num_inference_steps, guidance_scale, negative_prompt)
         self._state: WorldState | None = None
@@ -156,7 +159,17 @@ class Session:
         return Snapshot(self.state, self._recording)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Return to a snapshot of this or another session with the same model."""
+        """Return to a snapshot of this or another session with the same model.
+
+        Raises:
+            InputError: the snapshot is of a model with other shapes.
+        """
+        width, cells = self.model.backbone.width, self.model.config.latent_shape[1:]
+        parts = (part for history in snapshot.state.histories for part in history)
+        if tuple(snapshot.state.context.shape[2:]) != cells or any(part.shape[-1] != width for part in parts):
+            raise InputError(
+                "The snapshot is of another model; pass it to a session of the one that made it."
+            )
         self._state, self._recording = snapshot.state, snapshot.recording
 
     def fork(self) -> "Session":
@@ -208,6 +221,7 @@ class Session:
             size=config.codec.image_size,
             fps=config.fps,
             max_frames=int(media.MediaLimits.max_video_s * config.fps),
+            newest=True,
         )
 
 
@@ -227,8 +241,6 @@ def sampling_params(
     guidance = config.guidance_scale if guidance_scale is None else guidance_scale
     if steps < config.least_inference_steps:
         raise ConfigError(f"num_inference_steps is {steps}; use {config.least_inference_steps} or more.")
-    if not math.isfinite(guidance):
-        raise ConfigError(f"guidance_scale is {guidance}; use a finite number, 1 for no guidance.")
     if error := config.sampling_error(steps, guidance, negative_prompt):
         raise ConfigError(error)
     return SamplingParams(steps, guidance, negative_prompt or "")

@@ -80,6 +80,7 @@ def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[
         kind: str,
         image_size: ImageSize = SIZE,
         wide: bool = False,
+        dropout: float = 0.0,
         **more: Any,
     ) -> WorldModel:
         vae = tiny.VAES[tiny.family(generator)]
@@ -97,7 +98,7 @@ def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[
             condition_adapter=ConditionAdapterConfig(
                 kind=kind, width=32, num_layers=1, num_heads=2, num_tokens=6
             ),
-            generator=GeneratorConfig(architecture=transformer, condition_dropout=0.0),
+            generator=GeneratorConfig(architecture=transformer, condition_dropout=dropout),
             queries=0 if encoder == "latents" else 8,
             chunk_frames=CHUNK,
             **more,
@@ -333,7 +334,7 @@ def test_overfit_two_clips_that_differ_in_text(
 
 @pytest.mark.parametrize(("generator", "encoder"), [("wan", "siglip"), ("wan", "latents"), ("ltx", "clip")])
 def test_start_from_text(make: Callable[..., WorldModel], generator: str, encoder: str) -> None:
-    model = make("qwen3", encoder, generator, "prompt")
+    model = make("qwen3", encoder, generator, "prompt", dropout=0.1)
     clip = batch_of().episodes[0].observations[1]
     episode = Episode(WORDS[0], (clip[:0], clip), (Action(text=WORDS[0]),))
     batch = Batch(step=0, task="imagine", indices=(0,), episodes=[episode], self_rollout=False)

@@ -22,7 +22,7 @@ from transformers import (
 
 from worldmodel.batch import to_device
 from worldmodel.config import SMALL_DECODER, BackboneConfig
-from worldmodel.errors import ConfigError, ModelError
+from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models.layers import attention
 from worldmodel.models.loading import base_models, pretrained
 from worldmodel.models.loading.reference import Reference
@@ -145,7 +145,17 @@ class Backbone(nn.Module):
         return self.model.config.hidden_size
 
     def token_ids(self, text: str) -> list[int]:
-        """Tokenize a text without special tokens."""
+        """Tokenize a text without special tokens.
+
+        Raises:
+            InputError: the text has half of a surrogate pair, which is no character.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                "The text has half of a surrogate pair, which is no character; leave it out."
+            ) from None
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     @property

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from filelock import FileLock
 from peft import LoraConfig
 from safetensors import SafetensorError
@@ -79,7 +80,7 @@ class Reference:
         both = {}
         for name, (up, down) in self.factors.items():
             (left, high), (right, low) = torch.linalg.qr(up.float()), torch.linalg.qr(down.float().T)
-            u, s, v = torch.linalg.svd(high @ low.T)
+            u, s, v = torch.linalg.svd(high @ low.T, full_matrices=False)
             root = s[:rank].sqrt()
             both[name] = left @ u[:, :rank] * root, root[:, None] * (right @ v.T[:, :rank]).T
         return Reference(self.name, self.revision, self.num_layers, self.sha256, both)
@@ -91,7 +92,7 @@ class Reference:
         (folder / BASE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         if not self.factors:
             return
-        (rank,) = {down.shape[0] for _, down in self.factors.values()}
+        rank = max(down.shape[0] for _, down in self.factors.values())
         layers = sorted({name.rpartition(".")[2] for name in self.factors})
         config = LoraConfig(
             r=rank,
@@ -106,8 +107,9 @@ class Reference:
         config.save_pretrained(str(folder))
         weights: dict[str, Tensor] = {}
         for name, (up, down) in self.factors.items():
-            weights[f"{lora.PREFIX}{name}.lora_A.weight"] = down
-            weights[f"{lora.PREFIX}{name}.lora_B.weight"] = up
+            missing = rank - down.shape[0]  # peft's settings have one rank for all layers
+            weights[f"{lora.PREFIX}{name}.lora_A.weight"] = F.pad(down, (0, 0, 0, missing))
+            weights[f"{lora.PREFIX}{name}.lora_B.weight"] = F.pad(up, (0, missing))
         save_file(pretrained.cast(weights, dtype), folder / lora.WEIGHTS)
 
 

@@ -53,6 +53,8 @@ class EnvironmentEpisodes:
         self.env = _make(settings)
         cameras = settings.cameras or (RENDER if self.env.render_mode else OBSERVATION,)
         self._pictures = Cameras(settings.env_id, cameras, settings.size)
+        if settings.fps < 0:
+            raise InputError(f"fps is {settings.fps}; use 1 or more, or 0 for that of the environment.")
         fps = settings.fps or self._fps()
         inner: Any = self.env.unwrapped
         details = settings.action_details or getattr(inner, "action_specs", ())

@@ -1,8 +1,5 @@
 """Policies that act while an environment is recorded: functions of what they saw and a seed."""
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -10,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from worldmodel.errors import InputError
+from worldmodel.imports import import_object
 
 STICKINESS = 0.75
 """Probability with which the policy `sticky` repeats its last action: four steps on average."""
@@ -104,10 +102,8 @@ def _function(name: str) -> Callable[..., Any]:
         raise InputError(
             f"There is no policy {name!r}; use random, sticky, module:function or sb3:ALGORITHM:FILE."
         )
-    if os.getcwd() not in sys.path:  # a command has the folder of its script there instead
-        sys.path.append(os.getcwd())
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = import_object(name)
     except (ImportError, AttributeError) as error:
         raise InputError(f"The policy {name!r} cannot be imported ({error}); check its name.") from None
     if not callable(function):
