@@ -72,6 +72,14 @@ def logged() -> Iterator[Callable[..., io.StringIO]]:
         logger.setLevel(level)
 
 
+def test_the_database_is_in_the_data_folder_whatever_its_name(model: WorldModel, tmp_path: Path) -> None:
+    folder = tmp_path / "is it? a%41b"
+    with TestClient(create_app(WorldService(model), ServerConfig("tiny", folder))) as client:
+        assert client.get("/health").status_code == 200
+    assert (folder / "server.db").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name}
+
+
 def test_requests_have_ids_and_are_logged(make_app: Any, logged: Any) -> None:
     client, lines = LocalClient(make_app()), logged(access_log=True, log_format="json")
     assert client.get("/v1/models", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
