@@ -234,6 +234,8 @@ class Action:
                 near = difflib.get_close_matches(str(key), takes.keys, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"use {', '.join(takes.keys)}."
                 raise InputError(f"This model has no key {key!r}; {hint}")
+        if len(set(self.keys)) < len(self.keys):  # each would take a position of the backbone's sequence
+            raise InputError(f"The keys {reprlib.repr(self.keys)} name a key twice; name each key once.")
         if self.mouse is not None:
             _check_numbers("mouse", self.mouse, 2)
             if not all(-1 <= x <= 1 for x in self.mouse):

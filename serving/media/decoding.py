@@ -108,7 +108,7 @@ async def decode_video(data: bytes, config: WorldModelConfig) -> Frames:
     frames = await decode_upload(data, size=config.codec.image_size, fps=config.fps, max_frames=most)
     if len(frames) == most:
         raise InputError(
-            f"The video has {most} frames or more at {config.fps} frames per second; cut it to fewer."
+            f"The video has {most} frames or more at {config.fps} frames per second; send a shorter one."
         )
     return frames
 

@@ -93,6 +93,31 @@ def test_moved_world_keeps_the_chunk_that_the_next_one_overlaps(
     asyncio.run(body())
 
 
+def test_the_longest_actions_can_be_moved(model: WorldModel, image: np.ndarray) -> None:
+    longest = {
+        "text": "!" * (model.config.action.max_text_tokens - 1),
+        "keys": ["left", "right"],
+        "vector": [1, 2, 3],
+    }
+    assert len(model.backbone.token_ids(longest["text"])) == model.config.action.max_text_tokens
+    (embedded,) = model.encode_action([Action.of(longest)])
+    assert len(embedded) == model.action.max_tokens
+
+    async def body() -> None:
+        here, there = WorldService(model), WorldService(model)
+        world = await here.start(image[None], seed=3)
+        await world.step(longest)
+        copy = await moved(world, there)
+        assert np.array_equal(await world.step(longest), await copy.step(longest))
+        for keys in (["left"] * 2, ["left"] * 100_000):
+            with pytest.raises(InputError, match="twice"):
+                await world.step({"keys": keys})
+        await here.close()
+        await there.close()
+
+    asyncio.run(body())
+
+
 def test_saved_world_has_everything(model: WorldModel, image: np.ndarray) -> None:
     async def body() -> None:
         service = WorldService(model)

@@ -251,7 +251,7 @@ def track_of(value: Any, field: str) -> Track:
         except (KeyError, TypeError, ValueError):
             raise InputError(f"its {field} have an entry without start and end in seconds") from None
         if not all(start <= end < math.inf for start, end in times):  # also if one is not a number
-            raise InputError(f"its {field} have an entry that ends before it starts, or never")
+            raise InputError(f"its {field} have an entry that ends before it starts or does not end")
         return Track(tuple(_value(entry.get(field), field) for entry in value), times=times)
     if field in (*SENTENCES, "camera") or any(isinstance(entry, list | tuple) for entry in value):
         return Track(tuple(_value(entry, field) for entry in value), per_action=True)

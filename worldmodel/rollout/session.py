@@ -167,9 +167,7 @@ class Session:
         width, cells = self.model.backbone.width, self.model.config.latent_shape[1:]
         parts = (part for history in snapshot.state.histories for part in history)
         if tuple(snapshot.state.context.shape[2:]) != cells or any(part.shape[-1] != width for part in parts):
-            raise InputError(
-                "The snapshot is of another model; pass it to a session of the one that made it."
-            )
+            raise InputError("The snapshot was made by another model; restore it in a session of that model.")
         self._state, self._recording = snapshot.state, snapshot.recording
 
     def fork(self) -> "Session":

@@ -148,14 +148,12 @@ class Backbone(nn.Module):
         """Tokenize a text without special tokens.
 
         Raises:
-            InputError: the text has half of a surrogate pair, which is no character.
+            InputError: the text contains an unpaired surrogate, which UTF-8 cannot encode.
         """
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InputError(
-                "The text has half of a surrogate pair, which is no character; leave it out."
-            ) from None
+            raise InputError("The text contains an unpaired surrogate; remove it.") from None
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     @property
