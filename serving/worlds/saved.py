@@ -217,14 +217,11 @@ class _Reader:
 
 
 def _fitting(condition: Condition, own: Condition) -> Condition:
-    """Check that a condition can be batched with those of the model; texts may have any length."""
+    """Check that a condition can be batched with those of the model."""
     for field in fields(Condition):
         tensor, expected = getattr(condition, field.name), getattr(own, field.name)
-        if tensor is None:
-            continue  # the unconditional condition has fewer parts
-        free = 1 if field.name == "text" else None
-        shapes = [[n for axis, n in enumerate(each.shape) if axis != free] for each in (tensor, expected)]
-        _check(shapes[0] == shapes[1] and tensor.dtype == expected.dtype)
+        if tensor is not None:  # the unconditional condition has fewer parts
+            _check(expected is not None and tensor.shape == expected.shape and tensor.dtype == expected.dtype)
     return condition
 
 
