@@ -17,6 +17,7 @@ from worldmodel.demo.jobs import Job, JobQueue
 from worldmodel.demo.layout import Layout
 from worldmodel.demo.theme import theme
 from worldmodel.errors import InputError, WorldModelError
+from worldmodel.rollout.action_list import parse_action
 from worldmodel.serving.client import AsyncClient
 from worldmodel.serving.client.aio import ModelInfo
 from worldmodel.serving.client.errors import ServerUnreachableError
@@ -432,14 +433,22 @@ def _seed(value: float | None) -> int:
 def _hint(history: RolloutHistory) -> str:
     """Return what can be typed as an action."""
     schema = history.branch.world.info.action_schema
-    return "What happens next?" if schema["text"] else f"Keys, such as {' '.join(schema['keys'][:2])}"
+    if schema["text"]:
+        return "What happens next?"
+    if schema["keys"]:
+        return f"Keys, such as {' '.join(schema['keys'][:2])}"
+    kind, size = ("vector", schema["vector_size"]) if schema["vector_size"] else ("mouse", 2)
+    return f"Numbers, such as {kind}:{','.join(['0.5'] * size)}"
 
 
 def _typed(history: RolloutHistory, text: str) -> AnyAction:
-    """Return a typed action: words or, for a model that takes none, keys."""
-    return (
-        text if history.branch.world.info.action_schema["text"] else {"keys": text.replace(",", " ").split()}
-    )
+    """Return a typed action: words or, for a model that takes none, keys, or numbers as in `rollout`."""
+    schema = history.branch.world.info.action_schema
+    if schema["text"]:
+        return text
+    if schema["keys"] and ":" not in text:
+        return {"keys": text.replace(",", " ").split()}
+    return parse_action(text)
 
 
 def _field(event: gr.EventData, name: str) -> str:
