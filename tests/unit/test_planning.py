@@ -1,6 +1,6 @@
 """Planning: searches find known optima, play each prefix once, and work in real environments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,10 +21,11 @@ from worldmodel.planning import (
     ModelSimulator,
     PlanSettings,
     Return,
+    Trajectory,
     action_set,
     plan,
 )
-from worldmodel.planning.search import SeenStates
+from worldmodel.planning.search import Method, SeenStates
 from worldmodel.types import Action, Outcome
 
 KEYS = ("left", "right", "up", "down")
@@ -166,11 +167,13 @@ def test_actions_of_a_model(model: WorldModel) -> None:
 
 def test_settings_that_cannot_be_used_are_named() -> None:
     assert METHODS == ("random", "cem", "mppi", "search")
-    for wrong in ({"method": "astar"}, {"horizon": 0}, {"elites": 0.0}, {"temperature": 0.0}):
+    for wrong in ({"method": "astar"}, {"horizon": 0}, {"elites": 0.0}, {"temperature": float("nan")}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             PlanSettings(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cem"):
         plan(Walk(), (0, 0), closeness((1, 1)), Box((-1,), (1,)), PlanSettings("search"))
+    with pytest.raises(InputError, match="at least one"):
+        Choices(())
 
 
 def test_a_real_environment_is_solved_by_its_own_copies() -> None:
@@ -212,3 +215,49 @@ def test_the_command_plans_from_an_image(
     for wrong in (["--goal", goal, "--reward", "a:b"], ["--reward", "worldmodel:nothing"]):
         assert main([*words, *wrong]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("actions", [WALKS, Box((-1, -1), (1, 1))])
+def test_what_must_not_be_counts_for_nothing(actions: Choices | Box) -> None:
+    nearest = closeness((5, 5))
+
+    def score(trajectory: Trajectory) -> float:
+        column = np.nonzero(trajectory.rounds[-1][-1])[1].mean() / 4
+        return -np.inf if column > 6 else nearest(trajectory)
+
+    settings = PlanSettings("mppi", horizon=8, candidates=32, iterations=6)
+    found = plan(Walk(), (2, 2), score, actions, settings)
+    blind = plan(Walk(), (2, 2), score, actions, replace(settings, method="random"))
+    assert np.isfinite(found.score) and found.score >= blind.score
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_score_that_is_no_number_is_refused(method: Method) -> None:
+    with pytest.raises(InputError, match="not a number"):
+        plan(Walk(), (0, 0), lambda trajectory: float("nan"), WALKS, PlanSettings(method))
+
+
+def test_an_objective_sees_sequences_of_one_action_or_more() -> None:
+    found = plan(Walk(), (0, 0), lambda t: float(t.rounds[-1].mean()), WALKS, PlanSettings("random", 3, 4))
+    assert np.isfinite(found.score)
+
+
+def test_the_command_takes_actions_and_the_settings_of_the_recording(
+    make_model: Callable[..., WorldModel],
+    image: np.ndarray,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    talker = make_model(action=ActionConfig(max_text_tokens=64))
+    folder = str(talker.save_pretrained(tmp_path / "model"))
+    Image.fromarray(image).save(tmp_path / "start.png")
+    start = str(tmp_path / "start.png")
+    words = ["plan", folder, "--start", start, "--goal", start, "--horizon", "2", "--candidates", "2"]
+    assert main(words) == 2
+    assert "--action" in capsys.readouterr().err
+    assert main([*words, "--action", "the ball jumps"]) == 0
+    assert [line.split()[1:] for line in capsys.readouterr().out.splitlines()[:2]] == [
+        ["the", "ball", "jumps"]
+    ] * 2
+    assert main([*words, "--device", "nonsense"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -10,7 +10,7 @@ from worldmodel.imports import import_callable
 
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
-    from worldmodel.planning import Objective, PlanSettings
+    from worldmodel.planning import ActionSet, Objective, PlanSettings
 
 
 def main(argv: list[str]) -> None:
@@ -44,12 +44,12 @@ def main(argv: list[str]) -> None:
 def _plan_from_image(
     args: Namespace, model: "WorldModel", objective: "Objective", settings: "PlanSettings"
 ) -> None:
-    from worldmodel.planning import ModelSimulator, action_set, plan
+    from worldmodel.planning import ModelSimulator, plan
 
     simulator = ModelSimulator(model, args.seed)
     session = model.session(args.seed)
-    first = session.reset(args.start)
-    found = plan(simulator, simulator.start(first[-1]), objective, action_set(model.config), settings)
+    session.reset(args.start)
+    found = plan(simulator, session.state, objective, _actions(args, model), settings)
     for number, action in enumerate(found.trajectory.actions, 1):
         print(f"{number:3d}  {action}")
     print(f"score {found.score:g} after {found.num_rounds} rounds")
@@ -59,12 +59,22 @@ def _plan_from_image(
         print(session.save(args.out))
 
 
+def _actions(args: Namespace, model: "WorldModel") -> "ActionSet":
+    from worldmodel.planning import Choices, action_set
+    from worldmodel.rollout.action_list import parse_action
+
+    if not args.action:
+        return action_set(model.config)
+    per_round = model.config.action.per_round
+    return Choices(tuple(parse_action(text).of_round(per_round) for text in args.action))
+
+
 def _try_in_environment(
     args: Namespace, model: "WorldModel", objective: "Objective", settings: "PlanSettings"
 ) -> None:
     import numpy as np
 
-    from worldmodel.planning import ModelSimulator, action_set
+    from worldmodel.planning import ModelSimulator
     from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
     from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
     from worldmodel.worlds.recorder.settings import EnvironmentSettings
@@ -74,10 +84,12 @@ def _try_in_environment(
             args.env,
             max_steps=args.max_steps,
             size=model.config.codec.image_size,
+            frame_skip=args.frame_skip,
+            cameras=tuple(args.camera),
             env_args=dict(map(env_arg, args.env_arg)),
         )
     )
-    actions, learned = action_set(model.config), ModelSimulator(model, args.seed)
+    actions, learned = _actions(args, model), ModelSimulator(model, args.seed)
     wins: dict[str, list[bool]] = {"planned in the model": [], "random actions": []}
     first_plans: list[bool] = []
     if args.true_simulator:
@@ -141,6 +153,13 @@ def _add_search_options(parser: Parser) -> None:
         "with keys (default: %(default)s)",
     )
     search.add_argument(
+        "--action",
+        action="append",
+        default=[],
+        metavar="ACTION",
+        help="an action to choose from, as for rollout; repeatable (default: the model's vectors or keys)",
+    )
+    search.add_argument(
         "--horizon", type=int, default=12, metavar="N", help="most actions of a plan (default: %(default)s)"
     )
     search.add_argument(
@@ -170,6 +189,20 @@ def _add_places(parser: Parser) -> None:
     environment.add_argument("--env", metavar="ENV_ID", help="id of a Gymnasium environment, or module:ID")
     environment.add_argument(
         "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the environment"
+    )
+    environment.add_argument(
+        "--frame-skip",
+        type=int,
+        default=1,
+        metavar="N",
+        help="steps per action, as it was recorded (default: %(default)s)",
+    )
+    environment.add_argument(
+        "--camera",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what the model sees, as it was recorded: render, observation or observation.NAME",
     )
     environment.add_argument(
         "--episodes", type=int, default=10, metavar="N", help="episodes to play (default: %(default)s)"

@@ -4,12 +4,13 @@
 """
 
 from worldmodel.planning.objective import GoalImage, Objective, Return, Trajectory
-from worldmodel.planning.proposals import Box, Choices, action_set
+from worldmodel.planning.proposals import ActionSet, Box, Choices, action_set
 from worldmodel.planning.search import METHODS, Plan, PlanSettings, plan
 from worldmodel.planning.simulator import ModelSimulator, Simulator
 
 __all__ = [
     "METHODS",
+    "ActionSet",
     "Box",
     "Choices",
     "GoalImage",

@@ -22,6 +22,10 @@ class Choices:
 
     actions: tuple[Action, ...]
 
+    def __post_init__(self) -> None:
+        if not self.actions:
+            raise InputError("There are no actions to choose from; name at least one.")
+
     def proposal(self, horizon: int) -> "Proposal":
         """Return the uniform distribution of sequences."""
         return CategoricalProposal(self.actions, horizon)
@@ -60,7 +64,9 @@ def action_set(config: WorldModelConfig) -> ActionSet:
             takes.per_round,
         )
     if not takes.keys:
-        raise InputError("This model takes neither keys nor vectors; name the actions to choose from.")
+        raise InputError(
+            "This model takes neither keys nor vectors; name the actions to choose from (--action, Choices)."
+        )
     idle = () if config.pace == "on_action" else (Action(),)
     held = (*(Action(keys=(key,)) for key in takes.keys), *idle)
     return Choices(tuple(each.of_round(takes.per_round) for each in held))

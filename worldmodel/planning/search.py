@@ -54,7 +54,7 @@ class PlanSettings:
         for name in ("horizon", "candidates", "iterations", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; use 1 or more.")
-        if not 0 < self.elites <= 1 or self.temperature <= 0 or self.tolerance < 0:
+        if not (0 < self.elites <= 1 and 0 < self.temperature < np.inf and self.tolerance >= 0):
             raise ConfigError(
                 f"elites is {self.elites}, temperature {self.temperature} and tolerance {self.tolerance}; "
                 "use above 0 to 1, above 0, and 0 or more."
@@ -83,7 +83,7 @@ def plan(
 
     Raises:
         ConfigError: `search` without a finite set of actions.
-        InputError: the simulator does not take one of the actions.
+        InputError: the simulator does not take one of the actions, or a score is not a number.
     """
     tree = Tree(simulator, start, objective, settings.batch_size)
     best = (_search if settings.method == "search" else _sample)(tree, actions, settings)
@@ -114,8 +114,12 @@ def _weights(scores: np.ndarray, settings: PlanSettings) -> np.ndarray:
         weights = np.zeros(len(scores))
         weights[np.argsort(-scores, kind="stable")[:count]] = 1 / count
         return weights
-    spread = scores.std()
-    weights = np.exp((scores - scores.max()) / (settings.temperature * spread if spread else 1.0))
+    usable = np.isfinite(scores)
+    if not usable.any():
+        return np.full(len(scores), 1 / len(scores))
+    spread = scores[usable].std()
+    # A score of -inf, for what must not be, gets the weight 0.
+    weights = np.exp((scores - scores[usable].max()) / (settings.temperature * spread if spread else 1.0))
     return weights / weights.sum()
 
 

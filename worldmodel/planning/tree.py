@@ -1,9 +1,11 @@
 """The tree of action sequences that were played: each prefix of a sequence is played once."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
+from worldmodel.errors import InputError
 from worldmodel.planning.objective import Objective, Trajectory
 from worldmodel.planning.simulator import S, Simulator
 from worldmodel.types import Action
@@ -23,7 +25,7 @@ class Tree(Generic[S]):
 
     def __init__(self, simulator: Simulator[S], start: S, objective: Objective, batch_size: int) -> None:
         self.simulator, self.objective, self.batch_size = simulator, objective, batch_size
-        self.root = Node(Trajectory(), start, objective(Trajectory()))
+        self.root = Node(Trajectory(), start, -math.inf)  # no plan: there is nothing to score
         self.nodes: dict[tuple[Action, ...], Node[S]] = {(): self.root}
         self.rounds = 0
         """Number of rounds that were played."""
@@ -51,4 +53,9 @@ class Tree(Generic[S]):
             rounds = (*parent.trajectory.rounds, self.simulator.frames(state))
             outcomes = (*parent.trajectory.outcomes, self.simulator.outcome(state))
             trajectory = Trajectory(prefix, rounds, outcomes)
-            self.nodes[prefix] = Node(trajectory, state, self.objective(trajectory))
+            score = float(self.objective(trajectory))
+            if math.isnan(score):
+                raise InputError(
+                    f"The score of {', '.join(map(str, prefix))} is not a number; return -inf for none."
+                )
+            self.nodes[prefix] = Node(trajectory, state, score)
