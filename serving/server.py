@@ -130,7 +130,8 @@ async def load_app(
     if engine == "auto":
         engine = "vllm" if importlib.util.find_spec("vllm") is not None else "in-process"
     _check_sharing(options, engine)
-    compute, where = Compute(), _resolve_device(device)
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    compute, where = Compute(), model_folder.available_device(device or best)
 
     def load() -> tuple[WorldModel, Adapters, EngineLimits, str | None, GeneratorProcesses | None]:
         model = _load_model(name_or_path, where, options)
@@ -295,15 +296,6 @@ async def _start_engine(
             enforce_eager=options.enforce_eager,
         )
     return InProcessEngine(model.backbone, compute, adapters, limits.kv_bytes, limits.max_model_len)
-
-
-def _resolve_device(name: str | None) -> torch.device:
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise ConfigError(f"The device {name!r} is not available; use cpu, or omit --device.") from None
-    return device
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -1,7 +1,6 @@
 """Limits of an engine, derived from the model and checked against its memory before anything is served."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 import torch
@@ -65,7 +64,7 @@ def resolve(
     dtype = getattr(torch, options.dtype) if options.dtype else model.backbone.model.dtype
     length = _length(options.max_model_len, model)
     positions = COPIES[engine] * -(-length // BLOCK) * BLOCK
-    history = positions * position_bytes(model.backbone, dtype) // options.tensor_parallel_size
+    history = positions * model.backbone.position_bytes(dtype) // options.tensor_parallel_size
     free = _free_bytes(model.device) if free_bytes is None else free_bytes
     if engine == "vllm":
         free -= _weight_bytes(model.backbone, dtype, options)
@@ -87,14 +86,6 @@ def resolve(
             f"{gib(needed)}; raise --kv-cache-memory, or lower --max-sessions or --max-model-len."
         )
     return EngineLimits(dtype, length, kv_bytes, sessions or min(MAX_SESSIONS, kv_bytes // history))
-
-
-def position_bytes(backbone: Backbone, dtype: torch.dtype) -> int:
-    """Return the memory of the keys and values of one position."""
-    config: Any = backbone.model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * width * dtype.itemsize
 
 
 def check_length(length: int, limit: int | None) -> None:

@@ -113,6 +113,24 @@ def test_steps_are_those_of_the_vector_environment(keyed: WorldModel, recordings
         assert done.any()
 
 
+def test_worlds_are_rendered_and_keep_what_they_need(keyed: WorldModel, recordings: str) -> None:
+    starts = RecordedStarts(recordings, keyed.config, count=20)
+    worlds = WorldVectorEnv(
+        keyed, 2, actions="key", start=starts, autoreset_mode="SameStep", render_mode="rgb_array"
+    )
+    envs = StableBaselinesEnv(worlds)
+    envs.reset()
+    shown = envs.get_images()
+    assert [each.shape for each in shown if each is not None] == [(32, 32, 3)] * 2
+    assert np.asarray(envs.render()).shape == (64, 32, 3)  # one above the other
+    held = []
+    for _ in range(40):
+        envs.step(np.zeros(2, np.int64))
+        engine = worlds.envs[0].engine
+        held.append(engine.cache.num_bytes if engine else 0)
+    assert 0 < max(held[20:]) <= max(held[:20])  # it does not grow with the steps
+
+
 def test_other_autoreset_modes_are_refused(keyed: WorldModel, image: np.ndarray) -> None:
     with pytest.raises(ConfigError, match="SameStep"):
         StableBaselinesEnv(WorldVectorEnv(keyed, 2, start={"observation": image}))

@@ -290,6 +290,17 @@ def test_saving_keeps_folders_without_a_model(model: WorldModel, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.parametrize("config", ['{"my": "settings"}', '{"model": {}, "stages": {}}', "[1]", "damaged"])
+def test_saving_keeps_folders_with_the_config_of_something_else(
+    model: WorldModel, tmp_path: Path, config: str
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "checkpoint").write_text("of a run")
+    with pytest.raises(OutputError, match="choose a new folder"):
+        model.save_pretrained(tmp_path)
+    assert (tmp_path / "checkpoint").read_text() == "of a run"
+
+
 def test_a_folder_that_cannot_be_written(model: WorldModel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for place in (tmp_path / "file", tmp_path / "file" / "m"):

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 from PIL import Image
 
 from worldmodel.config import WorldModelConfig
 from worldmodel.env import WorldEnv
 from worldmodel.errors import InputError, ModelError
+from worldmodel.models.loading.location import FETCHED
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import start_images
 from worldmodel.types import StartImage
@@ -70,3 +72,9 @@ def test_an_environment_starts_from_one_of_them(
     assert seen == {start.image.tobytes() for start in images}
     with pytest.raises(InputError, match="no start"):
         WorldEnv(model).reset()
+
+
+def test_a_download_has_the_start_images(saved: Path) -> None:
+    names = [str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file()]
+    fetched = set(filter_repo_objects(names, allow_patterns=list(FETCHED)))
+    assert {name for name in names if name not in fetched} == {"README.md"}

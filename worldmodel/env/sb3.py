@@ -38,6 +38,7 @@ class StableBaselinesEnv(VecEnv):
                 "autoreset_mode='SameStep', which learners of Stable-Baselines3 expect."
             )
         self.envs, self._actions = envs, np.empty(0)
+        self.render_mode = envs.render_mode
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def reset(self) -> VecEnvObs:
@@ -64,6 +65,11 @@ class StableBaselinesEnv(VecEnv):
     def close(self) -> None:
         """Close the vector environment."""
         self.envs.close()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """Return the newest frame of every world, which `render` tiles."""
+        frames: Any = self.envs.render() or ()
+        return list(frames)
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Return an attribute of the vector environment, once for each of the worlds."""

@@ -185,6 +185,13 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
         return dict(zip(rows, zip(acts, clips, strict=True), strict=True))
 
 
+def _history_bytes(model: WorldModel) -> int:
+    """Return the memory of the longest keys and values that are used again, those of all rounds but one."""
+    longest_round = model.vision.round_tokens + model.action.max_tokens + model.config.num_queries
+    positions = (model.config.context_rounds - 1) * longest_round
+    return positions * model.backbone.position_bytes(model.backbone.model.dtype)
+
+
 def _sub_environments(
     world: WorldModel | str | Path | Sequence[SessionLike], num_envs: int, settings: dict[str, Any]
 ) -> list[WorldEnv]:
@@ -192,9 +199,7 @@ def _sub_environments(
         world = WorldModel.from_pretrained(world)
     if isinstance(world, WorldModel):
         envs = [WorldEnv(world, **settings) for _ in range(num_envs)]
-        # As large as the caches of separate sessions together; without a history, nothing is used again.
-        cached = num_envs * 2**28 if world.config.history_rounds else 0
-        engine = LocalEngine(world.backbone, max_cache_bytes=cached)
+        engine = LocalEngine(world.backbone, max_cache_bytes=2 * num_envs * _history_bytes(world))
         for env in envs:
             env.engine = engine
         return envs

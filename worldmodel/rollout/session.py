@@ -77,7 +77,7 @@ class Session:
             blank = WorldState.blank(self.model, (self.seed,))
             (state,) = play_round(self.model, self.engine, [blank], [Action.of(text)], self.params)
         self.restore(Snapshot(state, Recording((state.frames[0],))))
-        return state.frames[0]
+        return state.frames[0].copy()
 
     def step(self, action: AnyAction = None) -> np.ndarray:
         """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the null action.
@@ -94,7 +94,7 @@ class Session:
     def advance(self, action: Action, state: WorldState) -> np.ndarray:
         """Continue from the state after an action, which a batch of rounds has made; return its frames."""
         self._state, self._recording = state, self._recording.extended(action, state.frames[0])
-        return state.frames[0]
+        return state.frames[0].copy()  # the caller may draw on it: forks and snapshots share the state
 
     def observe(self, observation: Any, action: AnyAction = None) -> np.ndarray:
         """Add a round whose outcome was observed instead of generated; return its frames.
@@ -193,7 +193,7 @@ class Session:
     @property
     def clips(self) -> tuple[np.ndarray, ...]:
         """The first observation, then one clip per round."""
-        return self.snapshot().recording.clips
+        return tuple(clip.copy() for clip in self.snapshot().recording.clips)
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -214,13 +214,14 @@ class Session:
 
     def _read(self, observation: Any) -> np.ndarray:
         config = self.model.config
-        return media.read_observation(
+        frames = media.read_observation(
             observation,
             size=config.codec.image_size,
             fps=config.fps,
             max_frames=int(media.MediaLimits.max_video_s * config.fps),
             newest=True,
         )
+        return frames.copy()  # they may be the caller's own
 
 
 def sampling_params(

@@ -169,6 +169,13 @@ class Backbone(nn.Module):
         """Look up word embeddings."""
         return self.model.get_input_embeddings()(ids)
 
+    def position_bytes(self, dtype: torch.dtype) -> int:
+        """Return the memory of the keys and values of one position."""
+        config: Any = self.model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * config.num_hidden_layers * heads * width * dtype.itemsize
+
     def new_cache(self) -> DynamicCache:
         """Return an empty key-value cache for `forward`."""
         return DynamicCache(config=self.model.config)

@@ -10,8 +10,8 @@ from huggingface_hub import snapshot_download
 from worldmodel.errors import ModelError
 
 CONFIG = "config.json"
-FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-"""Files that are downloaded from the Hub: configs, weights, tokenizers."""
+FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "start_images/*.png")
+"""Files that are downloaded from the Hub: configs, weights, tokenizers, pictures to start from."""
 
 
 BACKBONE = "backbone"

@@ -91,7 +91,9 @@ class PretrainedMixin(ModelHubMixin, library_name="worldmodel", tags=["world-mod
 
         Raises:
             ModelError: there is no such model, or its files are damaged, pickled or do not fit its config.
+            ConfigError: the device is not available, or components cannot have this data type.
         """
+        where = None if device is None else available_device(device)
         name = pretrained_model_name_or_path
         if is_repository(name):
             name = download(
@@ -106,7 +108,7 @@ class PretrainedMixin(ModelHubMixin, library_name="worldmodel", tags=["world-mod
         if adapters is not None:
             lora.load(model, Path(adapters))
             model.backbone.reference = None
-        return model.to(device=device).eval().requires_grad_(False)
+        return model.to(device=where).eval().requires_grad_(False)
 
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -264,6 +266,20 @@ def _load_components(model: "WorldModel", folder: Path, wanted: Callable[[str], 
             raise ModelError(f"The {name} of {folder} does not fit this config: {reason}") from None
 
 
+def available_device(name: torch.device | str) -> torch.device:
+    """Return the device of a name.
+
+    Raises:
+        ConfigError: it is not available.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(f"The device {str(name)!r} is not available; use cpu.") from None
+    return device
+
+
 def read_config(folder: Path) -> WorldModelConfig:
     """Read the configuration of a model folder.
 
@@ -317,12 +333,21 @@ def _with_dtype(config: WorldModelConfig, dtype: torch.dtype) -> WorldModelConfi
     return replace(config, **changed)
 
 
+def _is_model(folder: Path) -> bool:
+    """Return whether a folder is a model of ours, of any version; runs have a config, too."""
+    try:
+        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and isinstance(values.get("format"), int) and "model" in values
+
+
 def save(
     model: "WorldModel", folder: Path, dtype: torch.dtype, training: dict[str, Any] | None, card: str | None
 ) -> Path:
     """Write a model folder; see `PretrainedMixin.save_pretrained`."""
     folder = folder.resolve()
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
+    if folder.is_dir() and any(folder.iterdir()) and not _is_model(folder):
         raise OutputError(f"{folder} has files that are not those of a model; choose a new folder.")
     try:
         with atomic_folder(folder) as temporary:
