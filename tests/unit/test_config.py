@@ -4,8 +4,17 @@ import dataclasses
 from pathlib import Path
 from typing import get_type_hints
 
+import pytest
+
 from worldmodel import config as configs
-from worldmodel.config import SourceConfig, TrainConfig
+from worldmodel.config import (
+    ConditionAdapterConfig,
+    GeneratorConfig,
+    SourceConfig,
+    TrainConfig,
+    WorldModelConfig,
+)
+from worldmodel.errors import ConfigError
 
 
 def write(folder: Path, text: str) -> Path:
@@ -38,3 +47,21 @@ def test_no_mapping_has_a_default_that_could_be_merged() -> None:
         for field in dataclasses.fields(schema):
             if field.default_factory is not dataclasses.MISSING:
                 assert not isinstance(field.default_factory(), dict) or field.default_factory() == {}, field
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        (GeneratorConfig, {"width": 192, "num_heads": 5}),
+        (GeneratorConfig, {"width": 24, "num_heads": 3}),  # too narrow for positions
+        (GeneratorConfig, {"num_layers": 0}),
+        (GeneratorConfig, {"condition_dropout": 2.0}),
+        (ConditionAdapterConfig, {"width": 64, "num_heads": 5}),
+        (ConditionAdapterConfig, {"num_heads": 0}),
+        (WorldModelConfig, {"fps": 0}),
+        (WorldModelConfig, {"num_inference_steps": -1}),
+    ],
+)
+def test_sizes_that_cannot_run_are_refused(part: type, wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        part(**wrong)

@@ -107,10 +107,22 @@ def test_frechet_distance_against_its_definition() -> None:
         means + traces - 2 * np.sqrt(product.astype(complex)).sum().real
     )
     assert frechet_distance(one, one) == pytest.approx(0, abs=1e-9)
-    figure = frechet_figure(one, one + 1)
+    figure = frechet_figure(one[:, None], one[:, None] + 1)  # 60 episodes of one frame
     assert figure["value"] == pytest.approx(4)
     assert figure["low"] <= figure["value"] <= figure["high"]
     assert figure["n"] == 60
+
+
+def test_frechet_intervals_are_of_episodes() -> None:
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=(20, 1, 3)), rng.normal(size=(20, 1, 3)) + 1
+    single = frechet_figure(one, other)
+    repeated = frechet_figure(one.repeat(10, axis=1), other.repeat(10, axis=1))  # ten equal rounds
+    widths = [figure["high"] - figure["low"] for figure in (single, repeated)]
+    assert widths[1] == pytest.approx(widths[0], rel=0.15)
+    assert (single["n"], repeated["n"]) == (20, 200)
+    with pytest.raises(InputError, match="two frames"):
+        frechet_figure(one[:1], other[:1])
 
 
 def test_features_are_those_of_the_encoder(tmp_path: Path) -> None:

@@ -412,6 +412,14 @@ def test_a_session_follows_its_trail(sliding: WorldModel) -> None:
     assert np.array_equal(frames, session.step("it jumps"))
 
 
+def test_a_snapshot_is_restored_into_a_session_of_no_steps(sliding: WorldModel) -> None:
+    session, forecast = sliding.session(seed=5), sliding.session(seed=5, num_inference_steps=0)
+    session.reset(IMAGE)
+    session.step("it jumps")
+    forecast.restore(session.snapshot())
+    assert forecast.step("it grows").shape == session.step("it grows").shape
+
+
 def test_worlds_played_together_follow_their_own_trails(sliding: WorldModel) -> None:
     def begun(rounds: int) -> Session:
         session = sliding.session(seed=rounds)

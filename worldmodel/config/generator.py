@@ -6,6 +6,9 @@ from typing import Any, Literal
 from worldmodel.config.literals import check_literals
 from worldmodel.errors import ConfigError
 
+LEAST_HEAD_WIDTH = 16
+"""Of narrower heads, no part encodes time and rows (`worldmodel.models.layers.spatial.rope_table`)."""
+
 
 @dataclass(frozen=True)
 class ConditionAdapterConfig:
@@ -35,6 +38,12 @@ class ConditionAdapterConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
+        if self.kind == "grid":
+            check_heads("condition_adapter", self.width, self.num_heads)
+        if min(self.width, self.num_layers, self.num_heads, self.num_tokens) < 1:
+            raise ConfigError(
+                "condition_adapter.width, num_layers, num_heads and num_tokens must be 1 or more."
+            )
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,13 @@ class GeneratorConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
+        if self.is_ours:
+            check_heads("generator", self.width, self.num_heads)
+        if self.num_layers < 1 or not 0 <= self.condition_dropout <= 1:
+            raise ConfigError(
+                f"generator.num_layers is {self.num_layers} and condition_dropout {self.condition_dropout}; "
+                "use 1 or more, and 0 to 1."
+            )
         if self.is_ours and self.dtype != "fp32":
             raise ConfigError(
                 f"generator.dtype is {self.dtype!r}; our own generator is held in fp32, so leave it out."
@@ -86,3 +102,16 @@ class GeneratorConfig:
                 "generator.stochastic_sampling is for our own generator; set it in generator.scheduler for "
                 "one of diffusers."
             )
+
+
+def check_heads(part: str, width: int, num_heads: int) -> None:
+    """Check the attention heads of a transformer over cells, which have rotary positions.
+
+    Raises:
+        ConfigError: the width does not divide into heads, or these are too narrow for positions.
+    """
+    if num_heads < 1 or width % num_heads or width // num_heads % 2 or width // num_heads < LEAST_HEAD_WIDTH:
+        raise ConfigError(
+            f"{part}.width is {width} and num_heads {num_heads}; use a multiple that gives each head an "
+            f"even width of {LEAST_HEAD_WIDTH} or more."
+        )

@@ -321,6 +321,11 @@ class WorldModelConfig:
         """Fewest denoising steps: 0 if the condition adapter makes a forecast."""
         return 0 if self.condition_adapter.kind == "grid" else 1
 
+    def takes_steps(self, num_inference_steps: int) -> bool:
+        """Return whether a chunk can be denoised in so many steps."""
+        whole = self.sampler != "swin" or num_inference_steps % 2 == 0
+        return whole and num_inference_steps >= self.least_inference_steps
+
     def sampling_error(
         self, num_inference_steps: int, guidance_scale: float, negative_prompt: str | None = None
     ) -> str | None:
@@ -398,6 +403,11 @@ class WorldModelConfig:
             raise ConfigError(
                 f"num_inference_steps is {self.num_inference_steps} with sampler: swin; use an even "
                 "number or sampler: chunk."
+            )
+        steps, least = self.num_inference_steps, self.least_inference_steps
+        if steps < least or self.fps < 1:
+            raise ConfigError(
+                f"num_inference_steps is {steps} and fps {self.fps}; use {least} or more, and 1 or more."
             )
         if not self.cache_threshold >= 0:
             raise ConfigError(f"cache_threshold is {self.cache_threshold}; use 0 or more, 0 for no caching.")

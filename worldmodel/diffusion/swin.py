@@ -47,7 +47,7 @@ class ChunkTrace(Generic[C]):
 
     def fits(self, num_steps: int, num_conditions: int) -> bool:
         """Return whether a chunk of other settings can follow (after a restored snapshot it may not)."""
-        return (len(self.timesteps), len(self.conditions)) == (half(num_steps), num_conditions)
+        return (len(self.timesteps), len(self.conditions)) == (num_steps / 2, num_conditions)
 
 
 def half(num_inference_steps: int) -> int:

@@ -6,11 +6,14 @@ goes with it; with an Inception network and its preprocessing it would be the FI
 Source: Heusel et al. 2017, arXiv:1706.08500, eq. 6.
 """
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float
 
 from worldmodel.config import ImageSize, VisionConfig
+from worldmodel.errors import InputError
 from worldmodel.eval.metrics import Figure
 from worldmodel.eval.runner import Clips
 from worldmodel.media.tensors import to_tensor
@@ -50,17 +53,32 @@ def frechet_distance(one: Features, other: Features) -> float:
     return means + float(np.trace(first) + np.trace(second)) - 2 * float(np.sqrt(mixed.clip(min=0)).sum())
 
 
-def frechet_figure(made: Features, truth: Features) -> Figure:
+def frechet_figure(made: Sequence[Features], truth: Sequence[Features]) -> Figure:
     """Return the distance with its basic bootstrap interval at 95 %, for JSON.
 
-    Pairs of a predicted and a recorded frame are drawn together. The basic interval, unlike that of
-    percentiles, corrects that resampled sets are farther apart than the sets themselves.
+    Episodes are drawn, predicted and recorded together: frames of one episode resemble each other. The basic
+    interval, unlike that of percentiles, corrects that resampled sets are farther apart than the sets
+    themselves.
+
+    Args:
+        made: Features of the predicted frames of every episode.
+        truth: Those of the recorded ones.
+
+    Raises:
+        InputError: there is only one frame.
     """
-    rng, value = np.random.default_rng(0), frechet_distance(made, truth)
-    draws = [rng.integers(len(made), size=len(made)) for _ in range(RESAMPLES)]
-    resampled = [frechet_distance(made[rows], truth[rows]) for rows in draws]
-    low, high = np.percentile(resampled, (2.5, 97.5))
-    return {"value": value, "low": max(0.0, 2 * value - high), "high": 2 * value - low, "n": len(made)}
+    count = sum(map(len, made))
+    if count < 2:
+        raise InputError("A Fréchet distance needs two frames or more; raise --num-samples or --rounds.")
+
+    def distance(rows: Iterable[int]) -> float:
+        chosen = list(rows)
+        return frechet_distance(*(np.concatenate([each[row] for row in chosen]) for each in (made, truth)))
+
+    rng, value = np.random.default_rng(0), distance(range(len(made)))
+    draws = [rng.integers(len(made), size=len(made)).tolist() for _ in range(RESAMPLES)]
+    low, high = np.percentile([distance(rows) for rows in draws], (2.5, 97.5))
+    return {"value": value, "low": max(0.0, 2 * value - high), "high": 2 * value - low, "n": count}
 
 
 def _covariance(features: Features) -> Float[np.ndarray, "d d"]:

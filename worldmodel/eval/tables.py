@@ -69,8 +69,9 @@ def flat(figures: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Figure]]
 
 
 def unit_of(path: Sequence[str]) -> str:
-    """Return the unit of a figure by its last key."""
-    return _UNITS.get(path[-1], "%")
+    """Return the unit of a figure by the last of its keys that names a measure."""
+    units = {measure: unit for measure, (_, unit) in _MEASURES.items()} | _UNITS
+    return next((units[key] for key in reversed(path) if key in units), "%")
 
 
 class Table(NamedTuple):

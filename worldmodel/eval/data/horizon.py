@@ -57,7 +57,7 @@ def horizon(
         for name, clips in rows.items():
             _measure(values, name, batch, clips, rows["truth"], measures)
             if features is not None:
-                found.setdefault(name, []).extend(features(clip) for clip in clips)
+                found.setdefault(name, []).extend(np.stack([features(clip) for clip in clips], axis=1))
         for index, episode in enumerate(batch):
             rights = values.get(("right", "model"), [])[played:]
             made = [clip[index] for clip in rows["model"]]
@@ -70,8 +70,8 @@ def horizon(
         if measure in TRENDS and (slope := trend(episodes)):
             results.setdefault("trend", {}).setdefault(measure, {})[name] = slope
     if found:
-        truth = np.concatenate(found.pop("truth"))
-        distances = {name: frechet_figure(np.concatenate(each), truth) for name, each in found.items()}
+        truth = found.pop("truth")
+        distances = {name: frechet_figure(each, truth) for name, each in found.items()}
         results["frechet"] = {"frechet": distances}
     return results
 

@@ -105,7 +105,7 @@ class Judged:
 
     def __call__(self, played: Played) -> list[bool]:
         pairs = zip(played.clips[:, -1], played.truth[:, -1], strict=True)
-        return [self.judge(made, true).strict for made, true in pairs]
+        return [bool(self.judge(made, true).strict) for made, true in pairs]
 
 
 def gradient(frames: Frames) -> float:

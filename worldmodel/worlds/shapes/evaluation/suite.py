@@ -79,14 +79,14 @@ class ShapesSuite:
             )
 
     def parts(self, settings: EvalSettings, config: WorldModelConfig | None, album: Album) -> list[Part]:
-        generates = config is None or config.generator is not None
-        steps, uncertain_steps = (sweep if generates else (0,) for sweep in (STEPS, UNCERTAIN_STEPS))
+        steps, uncertain_steps = (_steps_of(config, sweep) for sweep in (STEPS, UNCERTAIN_STEPS))
+        forecasts = 0 in steps
         count, rounds, seed = settings.num_samples, settings.rounds, settings.seed
         following = [
             Part(
                 f"action_following/{split}",
-                2 * count if split == paraphrases.SPLIT else count,
-                partial(self._following, split, count, seed, album),
+                2 * count if forecasts and split == paraphrases.SPLIT else count,
+                partial(self._following, split, count, seed, album, forecasts),
             )
             for split in self.splits
             if settings.split in (None, split) and split not in ("chance", MEMORY, FILMS, CAPTIONS)
@@ -133,18 +133,21 @@ class ShapesSuite:
     def _codec(self, subject: Subject, count: int, seed: int, album: Album) -> Any:
         return codec(subject, cases.cases_of("val", seed, count), self.judge, album)
 
-    def _following(self, split: str, count: int, seed: int, album: Album, subject: Subject) -> Any:
+    def _following(
+        self, split: str, count: int, seed: int, album: Album, forecasts: bool, subject: Subject
+    ) -> Any:
         if split == paraphrases.SPLIT:
-            return self._paraphrases(subject, count, seed, album)
+            return self._paraphrases(subject, count, seed, album, forecasts)
         return action_following(subject, cases.cases_of(split, seed, count), self.judge, seed, split, album)
 
-    def _paraphrases(self, subject: Subject, count: int, seed: int, album: Album) -> Any:
+    def _paraphrases(self, subject: Subject, count: int, seed: int, album: Album, forecasts: bool) -> Any:
         given = paraphrases.paraphrase_cases(seed, count)
         figures = action_following(subject, given, self.judge, seed, paraphrases.SPLIT, album, recognise)
         by_kind = figures["by_kind"]
-        forecast = action_following(subject.with_steps(0), given, self.judge, seed)["by_kind"]
-        for kind, rates in by_kind.items():
-            rates |= {f"forecast_{name}": forecast[kind][name] for name in ("named", "strict")}
+        if forecasts:
+            forecast = action_following(subject.with_steps(0), given, self.judge, seed)["by_kind"]
+            for kind, rates in by_kind.items():
+                rates |= {f"forecast_{name}": forecast[kind][name] for name in ("named", "strict")}
         order = [kind for kind in paraphrases.kinds() if kind in by_kind]
         return {**figures, "by_kind": {kind: by_kind[kind] for kind in order}}
 
@@ -179,3 +182,10 @@ class ShapesSuite:
 
     def _steps(self, subject: Subject, count: int, seed: int, steps: Sequence[int]) -> Any:
         return steps_vs_quality(subject, cases.cases_of("held-out", seed, count), self.judge, seed, steps)
+
+
+def _steps_of(config: WorldModelConfig | None, sweep: Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of denoising steps that a model takes; without a generator, 0."""
+    if config is None:
+        return tuple(sweep)
+    return tuple(n for n in sweep if config.takes_steps(n)) if config.generator else (0,)
