@@ -15,16 +15,9 @@ from huggingface_hub import ModelCard
 
 from worldmodel import config as configs
 from worldmodel.cli import main
-from worldmodel.config import (
-    SMALL_DECODER,
-    ActionConfig,
-    CodecConfig,
-    ConditionAdapterConfig,
-    WorldModelConfig,
-)
+from worldmodel.config import SMALL_DECODER, ActionConfig, CodecConfig, WorldModelConfig
 from worldmodel.errors import ConfigError, InputError, OutputError
 from worldmodel.eval.card import model_card
-from worldmodel.eval.examples import Album
 from worldmodel.eval.metrics import MAX_PSNR, mean_figure, psnr, rate_figure, ssim
 from worldmodel.eval.report import write_report
 from worldmodel.eval.runner import ModelSubject, Worlds
@@ -476,31 +469,3 @@ def test_a_model_without_a_world_has_no_suite(model: WorldModel) -> None:
 def test_frames_that_the_world_cannot_judge(model: WorldModel, part: dict) -> None:
     with pytest.raises(InputError, match="model"):
         suite_of(replace(model.config, **part))
-
-
-@pytest.mark.parametrize(
-    ("part", "steps"),
-    [
-        ({"condition_adapter": ConditionAdapterConfig(forecast="none")}, {0, 1, 2, 4, 8, 16}),
-        ({"condition_adapter": ConditionAdapterConfig(kind="text", forecast="none")}, {1, 2, 4, 8, 16}),
-        ({"sampler": "swin", "num_inference_steps": 4}, {0, 2, 4, 8, 16}),
-        ({"generator": None, "num_inference_steps": 0}, {0}),
-    ],
-)
-def test_only_steps_that_the_model_takes_are_measured(part: dict[str, Any], steps: set[int]) -> None:
-    taken: set[int] = set()
-
-    class Counting(CopySubject):
-        def __init__(self) -> None:
-            """It knows no scenes."""
-
-        def with_steps(self, num_inference_steps: int) -> TrueSubject:
-            taken.add(num_inference_steps)
-            return self
-
-    config = WorldModelConfig(world="shapes", **part)
-    for split in (None, "paraphrases", "chance"):
-        for each in SUITE.parts(EvalSettings(split, 4), config, Album()):
-            if each.name in ("steps", "chance", "action_following/paraphrases"):
-                each.measure(Counting())
-    assert taken == steps

@@ -28,9 +28,7 @@ from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.data.counterfactuals import difference
 from worldmodel.eval.data.episodes import EpisodeReader, Recorded
-from worldmodel.eval.data.horizon import by_round
-from worldmodel.eval.data.measures import Judged, Played
-from worldmodel.eval.data.outcomes import _f1, outcomes
+from worldmodel.eval.data.outcomes import outcomes
 from worldmodel.eval.data.returns import parse_inverse
 from worldmodel.eval.data.suite import DataSettings, DataSuite
 from worldmodel.eval.drift import rollouts
@@ -40,7 +38,6 @@ from worldmodel.eval.metrics import MAX_PSNR, bootstrap_figure
 from worldmodel.eval.report import write_report
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.suite import evaluate
-from worldmodel.eval.tables import unit_of
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action, Episode, Outcome
 from worldmodel.worlds import World, register_world, shapes
@@ -500,29 +497,3 @@ def test_rewards_and_ends_are_compared_round_by_round(share: int, recall: float,
     assert error == pytest.approx(none * (1 - recall) if share == 1 else (3 * 2.1 + 0.1) / 24)
     silent = SimpleNamespace(open=lambda images, seeds: Walk(images, False))
     assert outcomes(silent, reader, 8) == {}  # type: ignore[arg-type]
-
-
-def test_the_interval_of_few_events_counts_none_as_unknown() -> None:
-    hits = np.array([1, 1, *[0] * 10])
-    assert _f1(hits, hits, hits) == {"value": 1, "low": 1, "high": 1, "n": 2}
-
-
-def test_verdicts_of_numpy_are_rates() -> None:
-    clip = np.zeros((1, FRAMES, 32, 32, 3), np.uint8)
-    judged = Judged(lambda made, true: SimpleNamespace(strict=(made == true).all()))  # type: ignore[arg-type]
-    (found,) = judged(Played(clip[:, 0], clip, clip, [Action()]))
-    assert found is True
-    assert by_round([[found]] * 20)[0]["low"] == pytest.approx(0.839, abs=1e-3)  # Wilson
-
-
-def test_units_are_those_of_the_measure() -> None:
-    paths = {
-        ("horizon", "trend", "psnr", "model"): "dB",
-        ("returns", "psnr", "model"): "dB",
-        ("horizon", "frechet", "frechet", "model"): "",
-        ("outcomes", "reward_f1", "model"): "",
-        ("counterfactuals", "differ", "copy"): "%",
-        ("action_following", "held-out", "named"): "%",
-        ("speed", "fps"): "fps",
-    }
-    assert {path: unit_of(path) for path in paths} == paths

@@ -492,17 +492,3 @@ def test_confidence_is_the_likelihood_of_the_words_less_that_of_nothing(model: W
     expected = likelihood("the ball jumps") - likelihood(NOTHING_HAPPENS)
     assert session.confidence("the ball jumps") == pytest.approx(expected, abs=1e-4)
     assert session.confidence(NOTHING_HAPPENS) == pytest.approx(0, abs=1e-5)
-
-
-def test_frames_that_are_drawn_on_change_no_state(session: Session, image: np.ndarray) -> None:
-    frames = session.step(LEFT)
-    kept, fork, before = frames.copy(), session.fork(), session.snapshot()
-    frames[:] = 0
-    session.clips[0][:] = 0
-    for clip in (session.clips[-1], fork.clips[-1], before.state.frames[0], before.recording.clips[-1]):
-        assert np.array_equal(clip, kept)
-    assert session.clips[0].any()
-    own = image.copy()
-    shown = session.reset(own)
-    own[:] = shown[:] = 0
-    assert session.state.frames.any()
