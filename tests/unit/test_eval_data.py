@@ -249,8 +249,8 @@ def test_the_report_has_tables_charts_and_examples(
     card = model_card(results, "mine", suite)
     assert "| PSNR, round 6 | – | 100.0 dB | 100.0 to 100.0 | 12 |" in card
     assert (
-        "worldmodel eval mine --data corridor --inverse left=right --judge SameSquare --num-samples 24"
-        in card
+        "worldmodel eval mine --data corridor --inverse left=right --judge SameSquare "
+        "--inverse-dynamics-steps 120 --num-samples 24" in card
     )
     assert "| copy of the first frame |" in card
 

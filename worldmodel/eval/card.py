@@ -149,7 +149,7 @@ def _reproduce(results: Mapping[str, Any], name: str) -> str:
     settings = results["settings"]
     return (
         "## Reproduce\n\n```sh\n"
-        f"worldmodel eval {name} {_data_options(settings)}--num-samples {settings['num_samples']} "
+        f"worldmodel eval {shlex.quote(name)} {_data_options(settings)}--num-samples {settings['num_samples']} "
         f"--rounds {settings['rounds']} --seed {settings['seed']}\n```\n"
     )
 
@@ -161,4 +161,6 @@ def _data_options(settings: Mapping[str, Any]) -> str:
         value = settings.get(name) or ()
         for each in (value,) if isinstance(value, str) else value:
             options.append(f"--{name.replace('_', '-')} {shlex.quote(each)} ")
+    if "inverse_dynamics_steps" in settings:
+        options.append(f"--inverse-dynamics-steps {settings['inverse_dynamics_steps']} ")
     return "".join(options)
