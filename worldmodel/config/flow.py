@@ -32,6 +32,10 @@ class FlowSourceConfig:
     limit: int = 0
     """Number of clips to take; 0 takes all."""
 
+    def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise ConfigError(f"limit of a source is {self.limit}; use 0, which takes all clips, or more.")
+
 
 @dataclass(frozen=True)
 class FlowStageConfig:
@@ -103,7 +107,8 @@ class FlowConfig:
     segment_size: int = 64
     """Clips in a segment: training can begin when the first is full, and shuffles within a segment."""
     max_in_flight: int = 1024
-    """Clips that are listed and not yet packed or dropped, at most: it bounds all queues, disk and memory."""
+    """Clips that are listed and not yet packed or dropped, at most: it bounds all queues and memory. The buffer
+    keeps every file."""
     max_lead: int = 0
     """Segments that may be sealed ahead of the trainers that read; 0 does not wait for them."""
     max_attempts: int = 3
@@ -117,6 +122,11 @@ class FlowConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
+        if "://" in self.folder:
+            raise ConfigError(
+                f"folder is {self.folder!r}, an address; set it to a folder of this machine, and buffer, log "
+                "and catalog to addresses of their own."
+            )
         for name in ("segment_size", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; use 1 or more.")

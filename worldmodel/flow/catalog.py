@@ -18,21 +18,20 @@ from sqlalchemy import Connection
 
 from worldmodel.database import connect
 from worldmodel.flow.chain import DEAD, DROPPED, LISTED, PACK, PACKED, REPLACED, SPLIT, Chain
-from worldmodel.flow.errors import FlowError
 from worldmodel.flow.migrations import migrate
-from worldmodel.flow.records import BEGINNING, NewClip, Place, Result, Waiting, part_id
-from worldmodel.flow.schema import attempt, band, clip, listing, outcome, run, segment, tally
+from worldmodel.flow.records import BEGINNING, Listed, NewClip, Place, Result, Waiting, part_id
+from worldmodel.flow.runs import RUN_LIVES_S as RUN_LIVES_S
+from worldmodel.flow.runs import Runs
+from worldmodel.flow.schema import attempt, band, clip, listing, outcome, segment, tally
 from worldmodel.flow.transactional import insert, reads, writes
 
-RUN_LIVES_S = 30.0
-"""A run that was not seen for so long has ended."""
 VIDEO = "video"
 """Column of a clip's file; it may have come with the row of its source."""
 ROWS = 500
 """Rows per statement: databases limit the number of values."""
 
 
-class Catalog:
+class Catalog(Runs):
     """Operations on the tables of `worldmodel.flow.schema`. Thread-safe; each process opens its own.
 
     Args:
@@ -47,16 +46,16 @@ class Catalog:
     """
 
     def __init__(self, url: str, chain: Chain, create: bool = True) -> None:
-        self.chain = chain
-        self.engine = connect(url)
+        super().__init__(connect(url), chain)
         migrate(self.engine, create)
+        self.chain = chain.of_flow(self._identity() or self._identify(uuid.uuid4().hex))
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
     def close(self) -> None:
         """Close the connections."""
         self.engine.dispose()
 
-    # ---- runs ---------------------------------------------------------------------------------------
+    # ---- runs and states ----------------------------------------------------------------------------
 
     def begin(self) -> str:
         """Register a run and return its id; states of clips follow the chain afterwards.
@@ -64,49 +63,15 @@ class Catalog:
         Raises:
             FlowError: a run with other stages uses the catalog.
         """
+        name = uuid.uuid4().hex
         if self.last_chain() != self.chain.key:
+            self._announce(name)  # so that, if this is interrupted, every other chain does the same
             place: Place | None = BEGINNING
             while place is not None:
                 place = self._restate(place)
             for row in self.segments():
                 self._set_packed([each["id"] for each in row["index"]["clips"]])
-        return self._register(uuid.uuid4().hex)
-
-    @reads
-    def last_chain(self, db: Connection) -> str | None:
-        """Return the key of the newest run's chain.
-
-        Raises:
-            FlowError: a run with other stages, or with other weights of their models, is alive.
-        """
-        others = db.execute(sa.select(run).order_by(run.c.started_at.desc())).mappings().all()
-        for other in others:
-            if other["key"] != self.chain.key and time.time() - other["seen_at"] < RUN_LIVES_S:
-                raise FlowError(
-                    f"Process {other['pid']} on {other['host']} runs other stages with this catalog; stop it "
-                    "first, or set another folder."
-                )
-        return others[0]["key"] if others else None
-
-    @writes
-    def _register(self, db: Connection, name: str) -> str:
-        now, stages = time.time(), [[link.name, link.key] for link in self.chain.links]
-        row = {
-            "id": name, "key": self.chain.key, "host": socket.gethostname(), "pid": os.getpid(),
-            "stages": stages, "started_at": now, "seen_at": now,
-        }  # fmt: skip
-        db.execute(insert(db, run).values(row).on_conflict_do_nothing())
-        return name
-
-    @writes
-    def beat(self, db: Connection, name: str) -> None:
-        """Say that a run goes on."""
-        db.execute(sa.update(run).where(run.c.id == name).values(seen_at=time.time()))
-
-    @writes
-    def end(self, db: Connection, name: str, error: str | None = None) -> None:
-        """Say that a run has ended, and why if it failed."""
-        db.execute(sa.update(run).where(run.c.id == name).values(seen_at=0.0, error=error))
+        return self._register(name)
 
     @writes
     def _restate(self, db: Connection, place: Place) -> Place | None:
@@ -118,13 +83,17 @@ class Catalog:
             .limit(ROWS)
         )
         rows = db.execute(query).all()
+        self._set_states(db, rows)
+        return (rows[-1].ordinal, rows[-1].sub) if rows else None
+
+    def _set_states(self, db: Connection, rows: Sequence[Any]) -> None:
+        """Set the states of clips, given their ids and those of their wholes, by their results."""
         known = self._results(db, [*(row.id for row in rows), *(row.parent for row in rows if row.parent)])
         states: dict[str, list[str]] = {}
         for row in rows:
             states.setdefault(self._state(row.id, row.parent, known), []).append(row.id)
         for state, ids in states.items():
             db.execute(sa.update(clip).where(clip.c.id.in_(ids)).values(state=state))
-        return (rows[-1].ordinal, rows[-1].sub) if rows else None
 
     @writes
     def _set_packed(self, db: Connection, ids: Sequence[str]) -> None:
@@ -138,9 +107,10 @@ class Catalog:
     def _state(self, name: str, parent: str | None, known: Mapping[tuple[str, str, str], Any]) -> str:
         """Return the state of a clip whose results are known, as if none were packed."""
         if parent is not None:
+            if self._state(parent, None, known) != SPLIT:
+                return REPLACED  # until its whole has passed all stages before it, which may drop it
             split = self.chain.links[self.chain.split_at]
-            divided = known.get((parent, split.name, split.key))
-            if divided is None or name not in divided.fields["parts"]:
+            if name not in known[parent, split.name, split.key].fields["parts"]:
                 return REPLACED
         for link in self.chain.own(parent is not None):
             row = known.get((name, link.name, link.key))
@@ -156,20 +126,29 @@ class Catalog:
     # ---- listing and order --------------------------------------------------------------------------
 
     @reads
-    def listed(self, db: Connection, source: str) -> tuple[int, Any]:
-        """Return how many rows of a source are listed, and its bookmark behind them."""
+    def listed(self, db: Connection, source: str) -> Listed:
+        """Return how far a source is listed."""
         row = db.execute(sa.select(listing).where(listing.c.source == source)).first()
-        return (0, None) if row is None else (row.rows, row.bookmark)
+        return Listed() if row is None else Listed(row.rows, row.bookmark, row.digest)
 
     @writes
     def add(
         self, db: Connection, source: str, clips: Sequence[NewClip], rows: int, finished: bool,
-        bookmark: Any = None,
-    ) -> int:  # fmt: skip
+        bookmark: Any = None, before: int = 0, digest: str | None = None,
+    ) -> int | None:  # fmt: skip
         """Add the clips of further rows of a source, all or none; return how many were new.
 
-        `rows` rows of the source are listed then; `finished` says whether these are all.
+        `rows` rows of the source are listed then, and `before` were; `finished` says whether these are all.
+        If another process has listed rows meanwhile, nothing is added, and None is returned. `digest` is
+        that of the settings that say what the source is.
         """
+        position = db.execute(sa.select(sa.func.count()).select_from(listing)).scalar_one()
+        entry = insert(db, listing).values(source=source, position=position)
+        db.execute(entry.on_conflict_do_nothing())
+        changed = sa.update(listing).where(listing.c.source == source, listing.c.rows == before)
+        changed = changed.values(rows=rows, finished=int(finished), bookmark=bookmark, digest=digest)
+        if not db.execute(changed.returning(listing.c.source)).all():
+            return None
         first = db.execute(sa.select(sa.func.coalesce(sa.func.max(clip.c.ordinal), -1))).scalar_one() + 1
         now, state, added = time.time(), self.chain.names[0], 0
         values = [
@@ -185,10 +164,6 @@ class Catalog:
             added += len(db.execute(statement).all())
         stored = [Result(each.id, place=each.place) for each in clips if each.place]
         self._add_results(db, LISTED, LISTED, stored, 0.0)
-        position = db.execute(sa.select(sa.func.count()).select_from(listing)).scalar_one()
-        state = {"rows": rows, "finished": int(finished), "bookmark": bookmark}
-        statement = insert(db, listing).values({"source": source, "position": position, **state})
-        db.execute(statement.on_conflict_do_update(index_elements=[listing.c.source], set_=state))
         return added
 
     def waiting(self, after: Place, count: int) -> list[Waiting]:
@@ -265,11 +240,7 @@ class Catalog:
         each_s = seconds / max(len(results), 1)
         fresh = self._add_results(db, stage, key, results, each_s)
         added = sum(self._divide(db, stage, result) for result in fresh if result.state == "done")
-        after = SPLIT if self.chain.link(stage).stage.expands else self.chain.after(stage)
-        for kind, state in (("done", after), ("dropped", DROPPED), ("dead", DEAD)):
-            ids = [result.clip for result in fresh if result.state == kind]
-            changed = sa.update(clip).where(clip.c.id.in_(ids), clip.c.state == stage)
-            db.execute(changed.values(state=state))
+        self._move(db, stage, {result.clip: result.state for result in fresh})
         for name, reason in retry.items():
             row = {"clip": name, "stage": stage, "key": key, "number": 1, "reason": reason}
             keys = [attempt.c.clip, attempt.c.stage, attempt.c.key]
@@ -277,6 +248,26 @@ class Catalog:
             db.execute(statement.on_conflict_do_update(index_elements=keys, set_={"reason": reason}))
         counts = {kind: sum(each.state == kind for each in fresh) for kind in ("done", "dropped", "dead")}
         self._count(db, stage, key, {**counts, "retried": len(retry), "added": added}, seconds)
+
+    @writes
+    def pass_on(self, db: Connection, stage: str, known: Mapping[str, str]) -> None:
+        """Move on those clips that wait for a stage although it has results for them, given by their states.
+
+        They do if a stage before it was changed or added, which it does not read.
+        """
+        self._move(db, stage, known)
+        if self.chain.link(stage).stage.expands:
+            wholes = [name for name, state in known.items() if state == "done"]
+            parts = sa.select(clip.c.id, clip.c.parent).where(clip.c.parent.in_(wholes))
+            self._set_states(db, db.execute(parts.where(clip.c.state == REPLACED)).all())
+
+    def _move(self, db: Connection, stage: str, results: Mapping[str, str]) -> None:
+        """Move clips that wait for a stage on, by the states of its results for them."""
+        after = SPLIT if self.chain.link(stage).stage.expands else self.chain.after(stage)
+        for kind, state in (("done", after), ("dropped", DROPPED), ("dead", DEAD)):
+            ids = [name for name, each in results.items() if each == kind]
+            changed = sa.update(clip).where(clip.c.id.in_(ids), clip.c.state == stage)
+            db.execute(changed.values(state=state))
 
     @writes
     def leave_out(self, db: Connection, results: Sequence[Result]) -> None:

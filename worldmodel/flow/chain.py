@@ -25,6 +25,8 @@ class Link:
     stage: Stage
     key: str
     workers: int = 1
+    flow: str = ""
+    """Identity of the flow's catalog."""
 
     @property
     def name(self) -> str:
@@ -33,8 +35,8 @@ class Link:
 
     @property
     def topic(self) -> str:
-        """Name of the topic in front of it."""
-        return f"{self.name}/{self.key}"
+        """Name of the topic in front of it, which it shares with no other flow of the same broker."""
+        return "/".join(part for part in (self.flow, self.name, self.key) if part)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Chain:
             expanded = [link.key for link in links if link.stage.expands]  # decides which frames a clip has
             links.append(Link(stage, stage.key([*parents, *expanded]), settings.workers))
         return cls(tuple(links), tuple(config.pack), config.segment_size)
+
+    def of_flow(self, flow: str) -> "Chain":
+        """Return the chain as that of the flow whose catalog has some identity."""
+        return replace(self, links=tuple(replace(link, flow=flow) for link in self.links))
 
     @property
     def key(self) -> str:
@@ -115,6 +121,7 @@ def _configured(name: str, settings: FlowStageConfig) -> Stage:
         stage,
         name=name,
         settings=dict(settings.settings),
+        origin=settings.function,
         batch_size=settings.batch_size or stage.batch_size,
         timeout_s=settings.timeout_s or stage.timeout_s,
     )

@@ -3,10 +3,14 @@
 They are found when clips are packed, in the order of the catalog, so the first of several copies is kept,
 whichever worker was faster. The search is exact: 256 bits are divided into more bands than bits may differ,
 so fingerprints within the distance are equal in at least one band, and the catalog has an index of bands.
+
+Where clips are divided after their fingerprints were made, the parts of a clip have that of the whole. They
+are not compared with each other: they are copies of the parts of another clip, or all of them are kept.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,6 +21,7 @@ from worldmodel.flow.chain import PACK
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.records import Result
 from worldmodel.flow.schema import band
+from worldmodel.flow.stage import PARENT
 from worldmodel.flow.transactional import reads
 
 FINGERPRINT = "fingerprint"
@@ -24,6 +29,15 @@ FINGERPRINT = "fingerprint"
 NUM_BITS = 256
 NEAR, MAX_DISTANCE = 12, 15
 """Default and limit of the distance; 16 bands have 16 bits each, of fewer values they would find too much."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A fingerprint, or None."""
+
+    bits: int | None
+    clip: str
+    """What it is of: the clip that has it, or the one that this is a part of."""
 
 
 class Duplicates:
@@ -40,7 +54,9 @@ class Duplicates:
         self.stage = link.name if link else ""
         self.max_distance = int(link.stage.settings.get("max_distance", NEAR)) if link else 0
         self.number = -1
-        self.bits: dict[str, int | None] = {}
+        self.shared = link is not None and catalog.chain.names.index(link.name) < catalog.chain.split_at
+        """Whether the fingerprints of parts are those of their wholes."""
+        self.prints: dict[str, Fingerprint] = {}
         """Fingerprints of the clips that were looked at for one segment."""
         self.packed: dict[str, tuple[str, int]] = {}
         """The packed clip that each of them is a copy of, and how many bits differ."""
@@ -51,7 +67,7 @@ class Duplicates:
         """Begin to choose the clips of a segment."""
         self.chosen = {}
         if number != self.number:
-            self.number, self.bits, self.packed = number, {}, {}
+            self.number, self.prints, self.packed = number, {}, {}
 
     def without(self, clips: Sequence[str], count: int) -> set[str]:
         """Return the first `count` of the next clips that are no copies; record that copies are dropped.
@@ -68,13 +84,13 @@ class Duplicates:
             if len(kept) == count:
                 break
             if index % step == 0:
-                self._look_up([each for each in clips[index : index + step] if each not in self.bits])
+                self._look_up([each for each in clips[index : index + step] if each not in self.prints])
             if found := self.packed.get(clip) or self._among_chosen(clip):
                 reason = f"it shows the same as the clip '{found[0]}' ({found[1]} of {NUM_BITS} bits differ)"
                 copies.append(Result(clip, "dropped", reason, {"copy_of": found[0]}))
                 continue
             kept.add(clip)
-            for each in self._bands(self.bits[clip]):
+            for each in self._bands(self.prints[clip].bits):
                 self.chosen.setdefault(each, []).append(clip)
         if copies:
             self.catalog.leave_out(copies)
@@ -85,26 +101,28 @@ class Duplicates:
         return [
             {"key": self.catalog.chain.key, "number": number, "value": value, "clip": clip}
             for clip in clips
-            for number, value in self._bands(self.bits.get(clip))
+            if clip in self.prints
+            for number, value in self._bands(self.prints[clip].bits)
         ]
 
     def _look_up(self, clips: Sequence[str]) -> None:
         """Read the fingerprints of clips, and find which of them are copies of packed ones."""
-        self.bits |= self._fingerprints(clips)
-        wanted = {clip: self._bands(self.bits[clip]) for clip in clips}
+        self.prints |= self._fingerprints(clips)
+        wanted = {clip: self._bands(self.prints[clip].bits) for clip in clips}
         near = self._in_bands(sorted({each for bands in wanted.values() for each in bands}))
         others = self._fingerprints(sorted({other for found in near.values() for other in found}))
         for clip, bands in wanted.items():
-            candidates = {other for each in bands for other in near.get(each, ())} - {clip}
+            candidates = {other for each in bands for other in near.get(each, ())}
             if found := self._nearest(clip, {other: others[other] for other in candidates}):
                 self.packed[clip] = found
 
-    def _fingerprints(self, clips: Sequence[str]) -> dict[str, int | None]:
-        found: dict[str, int | None] = {}
+    def _fingerprints(self, clips: Sequence[str]) -> dict[str, Fingerprint]:
+        found: dict[str, Fingerprint] = {}
         for first in range(0, len(clips), ROWS):
             part = clips[first : first + ROWS]
-            values = self.catalog.columns(part, [FINGERPRINT], PACK)[0][FINGERPRINT]
-            found |= {clip: self._parse(value) for clip, value in zip(part, values, strict=True)}
+            columns = self.catalog.columns(part, [FINGERPRINT, PARENT], PACK)[0]
+            for clip, value, whole in zip(part, columns[FINGERPRINT], columns[PARENT], strict=True):
+                found[clip] = Fingerprint(self._parse(value), (self.shared and whole) or clip)
         return found
 
     def _parse(self, value: Any) -> int | None:
@@ -138,17 +156,18 @@ class Duplicates:
         return found
 
     def _among_chosen(self, clip: str) -> tuple[str, int] | None:
-        found = {other for each in self._bands(self.bits[clip]) for other in self.chosen.get(each, ())}
-        return self._nearest(clip, {other: self.bits[other] for other in found})
+        bands = self._bands(self.prints[clip].bits)
+        found = {other for each in bands for other in self.chosen.get(each, ())}
+        return self._nearest(clip, {other: self.prints[other] for other in found})
 
-    def _nearest(self, clip: str, others: dict[str, int | None]) -> tuple[str, int] | None:
+    def _nearest(self, clip: str, others: Mapping[str, Fingerprint]) -> tuple[str, int] | None:
         """Return the nearest of other clips within the distance, by id if several are, and its distance."""
-        bits = self.bits[clip]
+        mine = self.prints[clip]
         near = [
             (distance, other)
             for other, each in others.items()
-            if bits is not None and each is not None
-            and (distance := (bits ^ each).bit_count()) <= self.max_distance
+            if mine.bits is not None and each.bits is not None and each.clip != mine.clip
+            and (distance := (mine.bits ^ each.bits).bit_count()) <= self.max_distance
         ]  # fmt: skip
         return (min(near)[1], min(near)[0]) if near else None
 

@@ -60,7 +60,7 @@ def export_log(address: str, folder: str | Path) -> tuple[int, int]:
             shard, members = f"{number:06d}.tar", []
             for clip in log.segment(number):
                 row, binary = _contents(log.storage, clip)
-                rows.write(to_json({"shard": shard, "key": clip.id, **row}) + b"\n")
+                rows.write(to_json({**row, "shard": shard, "key": clip.id}) + b"\n")
                 members.append((f"{clip.id}.json", to_json(row)))
                 members += [(f"{clip.id}.{member_extension(name)}", data) for name, data in binary.items()]
                 clips += 1

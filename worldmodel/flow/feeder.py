@@ -1,11 +1,13 @@
 """The beginning of a flow: clips are listed from the sources and published, as many as may be in flight.
 
-Clips enter in the order of the catalog, and a new one only when another has left: so queues, disk and memory
+Clips enter in the order of the catalog, and a new one only when another has left: so queues and memory
 are bounded, whatever the sizes of the sources and however slow a stage or a trainer is.
 """
 
 import contextlib
+import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,11 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from worldmodel.config.flow import FlowConfig
+from worldmodel.errors import ConfigError
 from worldmodel.flow.buffer import open_buffer
 from worldmodel.flow.catalog import VIDEO, Catalog
 from worldmodel.flow.chain import LISTED, PACK
 from worldmodel.flow.records import BEGINNING, NewClip, Place
-from worldmodel.flow.sources import open_listing
+from worldmodel.flow.sources import open_listing, source_digest
 from worldmodel.flow.stage import CLIP
 from worldmodel.flow.topics import Message, open_topic
 
@@ -29,20 +32,38 @@ AGAIN_S = 30.0
 """Time after which clips in flight are published again, in case a topic has lost some."""
 
 
+log = logging.getLogger(__name__)
+
+
 class Lister:
-    """Lists the clips of the sources in the catalog.
+    """Lists the clips of the sources in the catalog; several may, each goes on where the last one was.
 
     Args:
         config: the flow.
         catalog: an open catalog.
+
+    Raises:
+        ConfigError: a source is listed that was another one.
     """
 
     def __init__(self, config: FlowConfig, catalog: Catalog) -> None:
         self.config, self.catalog = config, catalog
         self.buffer = open_buffer(config.place("buffer"))
         self.open: dict[str, Iterator[list[NewClip]]] = {}
-        self.listed = {name: (catalog.listed(name)[0], False) for name in config.sources}
+        self.digests = {name: source_digest(source) for name, source in config.sources.items()}
+        found = {name: catalog.listed(name) for name in config.sources}
+        for name, each in found.items():
+            if each.digest not in (None, self.digests[name]):
+                raise ConfigError(
+                    f"sources.{name} is listed with other settings of what it is (kind, path, root, split, "
+                    "columns or preset); give the source another name, or set another folder."
+                )
+        self.listed = {name: (each.rows, False) for name, each in found.items()}
         """Rows of each source that are listed, and whether these are all; a source may have grown since."""
+        self.repeated: Counter[str] = Counter()
+        """Rows of each source that gave no clip of their own."""
+        self.again: set[str] = set()
+        """Sources whose listed rows are listed again."""
 
     @property
     def all_listed(self) -> bool:
@@ -55,17 +76,36 @@ class Lister:
         if not unfinished:
             return False
         name = min(unfinished, key=lambda each: unfinished[each])
-        rows, source = unfinished[name], self.config.sources[name]
-        if name not in self.open:
-            self.open[name] = open_listing(name, source, rows, self.catalog.listed(name)[1])
-        count = min(ROWS, source.limit - rows) if source.limit else ROWS
+        source, known = self.config.sources[name], self.catalog.listed(name)
+        first = known.rows
+        if name not in self.open or first != unfinished[name]:  # it begins, or another process was faster
+            self._close(name)
+            self.open[name] = open_listing(name, source, known.rows, known.bookmark)
+            first = getattr(self.open[name], "first", known.rows)
+            self.again |= {name} if first < known.rows else set()
+        count = min(ROWS, source.limit - first) if source.limit else ROWS
         taken, ended = _take(self.open[name], count)
-        total = rows + len(taken)
+        total = first + len(taken)
         finished = ended or (0 < source.limit <= total)
         bookmark: Any = getattr(self.open[name], "bookmark", lambda: None)()
-        self.catalog.add(name, self._stored(taken), total, finished, bookmark)
+        clips, digest = self._stored(taken), self.digests[name]
+        added = self.catalog.add(name, clips, total, finished, bookmark, known.rows, digest)
+        if added is None:
+            self._close(name)  # and go on behind what another process has listed
+            return True
         self.listed[name] = (total, finished)
+        if name not in self.again:
+            self.repeated[name] += len(clips) - added
+        if finished:
+            self._report(name)
         return True
+
+    def _report(self, name: str) -> None:
+        if repeated := self.repeated.pop(name, 0):
+            log.warning(
+                "%d rows of the source %s name the same file and times as an earlier row: they are one clip, "
+                "with the text of the first.", repeated, name,
+            )  # fmt: skip
 
     def _stored(self, rows: Sequence[list[NewClip]]) -> list[NewClip]:
         """Store the files that rows hold, and return their clips; those of one row share its file."""
@@ -82,9 +122,13 @@ class Lister:
 
     def close(self) -> None:
         """Close the sources."""
-        for rows in self.open.values():
-            with contextlib.suppress(AttributeError):
-                rows.close()  # type: ignore[attr-defined] # a generator's
+        for name in list(self.open):
+            self._close(name)
+            self._report(name)
+
+    def _close(self, name: str) -> None:
+        with contextlib.suppress(AttributeError):
+            self.open.pop(name, None).close()  # type: ignore[union-attr] # a generator's
 
 
 def _take(rows: Iterator[list[NewClip]], count: int) -> tuple[list[list[NewClip]], bool]:

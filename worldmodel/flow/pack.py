@@ -15,11 +15,12 @@ from worldmodel.flow.buffer.tar import tar_bytes
 from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import ENDED, PACK, Chain
 from worldmodel.flow.duplicates import Duplicates
+from worldmodel.flow.errors import FlowError
 from worldmodel.flow.log import CURRENT, FINISHED, LAYOUT, READER, VERSION, segment_name
 from worldmodel.flow.records import BEGINNING, Place, Waiting
-from worldmodel.flow.stage import CLIP
+from worldmodel.flow.stage import CLIP, is_binary
 from worldmodel.flow.storage import Storage
-from worldmodel.flow.work import is_binary, read_columns
+from worldmodel.flow.work import read_columns
 
 PAGE = 1024
 """Clips that are looked at together."""
@@ -33,6 +34,9 @@ class Packer:
     Args:
         config: the flow.
         catalog: an open catalog.
+
+    Raises:
+        FlowError: the log lacks segments that the catalog has recorded.
     """
 
     def __init__(self, config: FlowConfig, catalog: Catalog) -> None:
@@ -42,11 +46,17 @@ class Packer:
         self.buffer = open_buffer(config.place("buffer"))
         self.top = Storage(config.place("log"))
         self.log = Storage(f"{self.top.address}/{self.chain.key}")
+        unpublished = [row for row in catalog.segments() if not self.log.exists(segment_name(row["number"]))]
+        for row in unpublished:  # a run that was killed may have recorded one and not published it
+            if not self.log.exists(row["name"]):
+                raise FlowError(
+                    f"The catalog has recorded the segment {row['name']}, which is not in the log "
+                    f"{self.log.address}; set log as it was, or another folder for a new flow."
+                )
+            self.log.write(segment_name(row["number"]), to_json(row["index"]))
         layout = {"segment_size": self.chain.segment_size, "columns": list(self.chain.pack)}
         self.log.write(LAYOUT, to_json(layout))
-        for row in catalog.segments():  # a run that was killed may have recorded one and not published it
-            if not self.log.exists(segment_name(row["number"])):
-                self.log.write(segment_name(row["number"]), to_json(row["index"]))
+        self.ended = self.log.exists(FINISHED)
         self.top.write(CURRENT, to_json({"key": self.chain.key, "version": VERSION}))
         self.log.remove_interrupted(UNUSED_S)
 
@@ -56,6 +66,9 @@ class Packer:
         Args:
             listed: whether all clips of the sources are listed, so that the last segment may be short.
         """
+        if self.ended and self.catalog.in_flight():
+            self.log.delete(FINISHED)  # now, since a trainer would take it for the end until the next segment
+            self.ended = False
         last = self.catalog.last_segment()
         number = 0 if last is None else last["number"] + 1
         if self.max_lead and number > self._begun() + self.max_lead:
@@ -112,8 +125,10 @@ class Packer:
         ids, columns = [each.id for each in clips], [*own, *self.chain.pack]
         batch = read_columns(self.catalog, self.buffer, ids, columns, PACK)
         binary = [name for name in self.chain.pack if is_binary(batch.schema.field(name).type)]
+        rows = batch.to_pylist()
+        del batch  # a segment may be gigabytes
         members: list[tuple[str, str, bytes]] = []
-        for row in batch.to_pylist():
+        for row in rows:
             clip = row.pop(CLIP)
             plain = {name: value for name, value in row.items() if name not in binary and value is not None}
             members.append((clip, "json", to_json(plain)))

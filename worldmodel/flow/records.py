@@ -4,11 +4,21 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Place = tuple[int, int]
 """Position of a clip in the order of the catalog: ordinal and sub."""
 BEGINNING: Place = (-1, -1)
+
+
+class Listed(NamedTuple):
+    """How far a source is listed in the catalog."""
+
+    rows: int = 0
+    bookmark: Any = None
+    """Of its listing behind these rows, where it has one."""
+    digest: str | None = None
+    """Of the settings that say what the source is; None in catalogs that were made before it."""
 
 
 @dataclass(frozen=True)

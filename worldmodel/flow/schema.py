@@ -110,7 +110,15 @@ listing = Table(
     Column("position", Integer, nullable=False),  # its place in the config
     Column("rows", BigInteger, nullable=False, default=0),  # rows of the source that are listed
     Column("finished", Integer, nullable=False, default=0),
-    Column("bookmark", JSON),  # where a streamed source goes on, without reading over what is listed
+    Column("bookmark", JSON),  # where its listing goes on, without reading over what is listed
+    Column("digest", String(64)),  # of the settings that say what the source is
+)
+
+identity = Table(  # one row: what no other catalog is called, so that flows can share a broker
+    "identity",
+    metadata,
+    Column("one", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(64), nullable=False),
 )
 
 run = Table(

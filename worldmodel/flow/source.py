@@ -108,7 +108,7 @@ class FlowSource:
                     return self._later(index)
                 raise ConfigError(
                     f"{self.key}: the log was extended after it had ended, and segment {segment} is short; "
-                    "run the flow with another log folder."
+                    "run the flow in another `folder`."
                 )
         except FlowError as error:
             raise ConfigError(f"{self.key}: {error}") from None

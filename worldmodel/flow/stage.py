@@ -53,6 +53,7 @@ class Stage:
             and `end_s`, and are as many as there are new clips.
         weights: returns, for the settings, what else its results depend on, such as a digest of the weights
             of the model that a setting names.
+        origin: where the config says that it is, as `module:name`; empty for a built-in one.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Stage:
     timeout_s: float = 300.0
     expands: bool = False
     weights: Callable[..., str] | None = field(default=None, repr=False)
+    origin: str = ""
 
     def key(self, parents: Sequence[str] = ()) -> str:
         """Return the identity of its results, given the keys of the stages whose columns it reads.
@@ -78,6 +80,8 @@ class Stage:
         facts: list[Any] = [self.name, self.version, counted, sorted(parents)]
         if self.weights is not None:
             facts.append(self.weights(**self.settings))
+        if self.origin:
+            facts.append({"function": self.origin})
         text = json.dumps(facts, sort_keys=True, default=str)
         return f"{self.version}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -113,6 +117,13 @@ class Stage:
         """
         if not isinstance(result, pa.RecordBatch):
             raise StageError(f"The stage {self.name} returned a {type(result).__name__}, not a RecordBatch.")
+        for column in () if self.expands else result.schema:
+            held = column.name in (CLIP, DROP, RETRY) or is_binary(column.type) or _is_json(column.type)
+            if not held:
+                raise StageError(
+                    f"The stage {self.name} returned the column {column.name!r} of type {column.type}, which "
+                    "no catalog holds; return numbers, texts, lists or structs of these, or binary values."
+                )
         link = PARENT if self.expands else CLIP
         got, given = batch.column(CLIP).to_pylist(), _column(result, link)
         missing = [name for name in (link, *self.outputs) if name not in result.schema.names]
@@ -130,6 +141,22 @@ class Stage:
             )
         places = {clip: place for place, clip in enumerate(given)}
         return result.take(pa.array([places[clip] for clip in got]))
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether values of a type are stored in the buffer."""
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    """Return whether values of a type can be written as JSON."""
+    if pa.types.is_nested(kind):
+        return all(_is_json(kind.field(index).type) for index in range(kind.num_fields))
+    if pa.types.is_dictionary(kind):
+        return _is_json(kind.value_type)
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    plain = (pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, *texts)
+    return any(check(kind) for check in plain)
 
 
 def _column(batch: pa.RecordBatch, name: str) -> list[Any]:

@@ -1,8 +1,8 @@
 """Files by name under a folder or an object store's address: the one place that tells them apart."""
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,45 +49,50 @@ class Storage:
             with atomic_file(self.folder / name, durable=True) as temporary:
                 temporary.write_bytes(data)
             return
-        try:
+        with self._writing(name, "written"):
             self.remote.pipe_file(f"{self.root}/{name}", data)
-        except OSError as error:
-            raise OutputError(
-                f"{self.address}/{name} cannot be written ({error}); check the store."
-            ) from None
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return the bytes of a file from `start` up to `stop`.
 
         Raises:
-            FlowError: there is no such file, or it is shorter.
+            FlowError: there is no such file, it is shorter, or the store does not answer.
         """
-        try:
-            if start == stop:
-                return b""  # HTTP cannot express an empty range; S3 would return the whole file
+        if start == stop:
+            return b""  # HTTP cannot express an empty range; S3 would return the whole file
+        with self._reading(f"{self.address}/{name}"):
             if self.remote is not None:
                 data = self.remote.cat_file(f"{self.root}/{name}", start=start, end=stop)
             else:
                 with open(self.folder / name, "rb") as file:
                     file.seek(start)
                     data = file.read(-1 if stop is None else stop - start)
-        except OSError as error:
-            raise FlowError(f"{self.address}/{name} cannot be read ({error}).") from None
         if stop is not None and len(data) < stop - start:
             raise FlowError(f"{self.address}/{name} is cut off at byte {start + len(data)}.")
         return data
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file."""
+        """Return whether there is such a file.
+
+        Raises:
+            FlowError: the store does not answer, or refuses.
+        """
         if self.remote is None:
             return (self.folder / name).is_file()
         self.remote.invalidate_cache()
-        return bool(self.remote.isfile(f"{self.root}/{name}"))
+        with self._reading(f"{self.address}/{name}"):
+            try:  # not `isfile`, for which a store that does not answer has no files
+                return self.remote.info(f"{self.root}/{name}")["type"] == "file"
+            except FileNotFoundError:
+                return False
 
     def files(self) -> dict[str, tuple[int, float]]:
         """Return size in bytes and time of the last change, in seconds since 1970, of all files by name.
 
         Files that were being written when their process was killed are among them.
+
+        Raises:
+            FlowError: the store does not answer, or refuses.
         """
         if self.remote is None:
             paths = (path for path in self.folder.rglob("*") if path.is_file())
@@ -97,8 +102,9 @@ class Storage:
             }
         self.remote.invalidate_cache()
         first = len(self.root.rstrip("/")) + 1
-        found = self.remote.find(self.root, detail=True)
-        return {path[first:]: (info["size"], self._changed(path, info)) for path, info in found.items()}
+        with self._reading(self.address):
+            found = self.remote.find(self.root, detail=True)
+            return {path[first:]: (info["size"], self._changed(path, info)) for path, info in found.items()}
 
     def remove_interrupted(self, older_than_s: float) -> None:
         """Remove files that were being written when their process was killed; an object store keeps none.
@@ -119,8 +125,41 @@ class Storage:
         return changed.timestamp()
 
     def delete(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        if self.remote is None:
-            (self.folder / name).unlink(missing_ok=True)
-        elif self.exists(name):
-            self.remote.rm_file(f"{self.root}/{name}")
+        """Remove a file, if it is there.
+
+        Raises:
+            FlowError: the store does not answer, or refuses.
+            OutputError: it cannot be removed.
+        """
+        if self.remote is not None and not self.exists(name):
+            return
+        with self._writing(name, "removed"):
+            if self.remote is None:
+                (self.folder / name).unlink(missing_ok=True)
+            else:
+                self.remote.rm_file(f"{self.root}/{name}")
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """Turn the errors of a store, each of which raises types of its own, into ours."""
+        try:
+            yield
+        except Exception as error:
+            if self.remote is None and not isinstance(error, OSError):
+                raise
+            remedy = "" if self.remote is None else "; check the store, and that it may be read and listed"
+            raise FlowError(f"{what} cannot be read ({_reason(error)}){remedy}.") from None
+
+    @contextmanager
+    def _writing(self, name: str, done: str) -> Iterator[None]:
+        """Turn the errors of a store into ours."""
+        try:
+            yield
+        except Exception as error:
+            raise OutputError(
+                f"{self.address}/{name} cannot be {done} ({_reason(error)}); check the store."
+            ) from None
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -17,7 +17,8 @@ from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import Chain
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.records import Result
-from worldmodel.flow.stage import CLIP, DROP, PARENT, RETRY
+from worldmodel.flow.stage import CLIP, DROP, PARENT, RETRY, is_binary
+from worldmodel.flow.text import storable, storable_json
 
 MAX_REASON = 500
 """Characters of a reason or an error that are kept."""
@@ -47,9 +48,9 @@ class Work:
     """
 
     def __init__(self, config: FlowConfig, name: str) -> None:
-        self.chain = Chain.of(config)
+        self.catalog = Catalog(config.place("catalog"), Chain.of(config))
+        self.chain = self.catalog.chain
         self.link = self.chain.link(name)
-        self.catalog = Catalog(config.place("catalog"), self.chain)
         self.catalog.last_chain()  # the weights of a model may have changed since the run began
         self.buffer: Buffer = open_buffer(config.place("buffer"))
         self.function = self.link.stage.function()
@@ -75,6 +76,8 @@ class Work:
         """
         outcome = Outcome()
         known = self.catalog.done(self.link.name, clips)
+        if known:
+            self.catalog.pass_on(self.link.name, known)
         for clip, state in known.items():
             (outcome.done if state == "done" else outcome.ended).append(clip)
         new = [clip for clip in clips if clip not in known]
@@ -114,7 +117,7 @@ class Work:
                     retry |= again
                 return results, retry
             kind = "" if isinstance(error, WorldModelError) else f"{type(error).__name__}: "
-            return [], {clips[0]: f"{kind}{error}"[:MAX_REASON]}
+            return [], {clips[0]: reason_of(f"{kind}{error}")}
 
     def _run(self, clips: Sequence[str]) -> tuple[list[Result], dict[str, str]]:
         batch = self._inputs(clips)
@@ -137,9 +140,9 @@ class Work:
         for row, clip in enumerate(clips):
             values = {name: finite(column[row]) for name, column in plain.items() if column[row] is not None}
             if retries[row]:
-                again[clip] = str(retries[row])[:MAX_REASON]
+                again[clip] = reason_of(retries[row])
             elif drops[row]:
-                results.append(Result(clip, "dropped", str(drops[row])[:MAX_REASON], values))
+                results.append(Result(clip, "dropped", reason_of(drops[row]), values))
             else:
                 results.append(Result(clip, "done", None, values, places.get(row)))
         return results, again
@@ -149,7 +152,7 @@ class Work:
         reasons = dict.fromkeys(clips, "it has no part of the wanted length")
         for row in result.to_pylist():
             if row.get(DROP):
-                reasons[row[PARENT]] = str(row[DROP])[:MAX_REASON]
+                reasons[row[PARENT]] = reason_of(row[DROP])
             else:
                 parts[row[PARENT]].append((row["start_s"], row["end_s"]))
         return [
@@ -177,16 +180,25 @@ def read_columns(
         ]
     arrays: dict[str, pa.Array] = {CLIP: pa.array(list(clips), pa.string())}
     for column in columns:
-        try:
-            arrays[column] = pa.array(values[column])
-        except (pa.ArrowInvalid, pa.ArrowTypeError):  # values of several types, for example of a JSON table
-            arrays[column] = pa.array([None if v is None else json.dumps(v) for v in values[column]])
+        arrays[column] = _array(values[column])
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def is_binary(kind: pa.DataType) -> bool:
-    """Return whether values of a type are stored in the buffer."""
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+def _array(values: list[Any]) -> pa.Array:
+    """Return a column; as JSON if it has values of several types, for example of a JSON table."""
+    if any(isinstance(value, bytes) for value in values):
+        return pa.array(values, pa.large_binary())  # `binary` ends at 2 GiB a batch
+    try:
+        return pa.array(values)
+    except UnicodeEncodeError:  # of catalogs that were made before such texts were mended
+        return _array([storable_json(value) for value in values])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # the last one for integers from 2^63 on
+        return pa.array([None if value is None else json.dumps(value) for value in values], pa.string())
+
+
+def reason_of(value: object) -> str:
+    """Return a reason as it is kept."""
+    return storable(str(value)[:MAX_REASON])
 
 
 def finite(value: Any) -> Any:

@@ -21,6 +21,7 @@ from worldmodel.flow.chain import PACK, Chain
 from worldmodel.flow.feeder import Feeder
 from worldmodel.flow.pack import Packer
 from worldmodel.flow.topics import Claim, Message, Topic, open_topic
+from worldmodel.flow.topics.base import delay_s
 from worldmodel.flow.work import Work
 
 FEED = "feed"
@@ -51,8 +52,10 @@ def run_stage(config: FlowConfig, name: str, topics: str, stop: threading.Event,
                 for again in (False, True):
                     group = [claim for claim in claims if (claim.attempt > 1) == again]
                     for some in [[claim] for claim in group] if again else [group] if group else []:
+                        # With one attempt at each clip, those of a batch whose worker ended have it alone.
+                        counted = some[0].attempt > (1 if config.max_attempts > 1 else 2)
                         report(BUSY)
-                        _serve(work, source, target, some, again, config.retry_delay_s)
+                        _serve(work, source, target, some, counted, config.retry_delay_s)
                         report(IDLE)
     finally:
         source.close()
@@ -70,8 +73,8 @@ def _serve(
         target.publish(_onward(work, outcome.done, claims))
     source.ack([claim for claim in claims if claim.message.key not in outcome.retry])
     for claim in claims:
-        if claim.message.key in outcome.retry:
-            source.nack([claim], retry_delay_s * 2 ** (claim.attempt - 1))
+        if (reason := outcome.retry.get(claim.message.key)) is not None:
+            source.nack([claim], delay_s(reason, retry_delay_s * 2 ** (claim.attempt - 1)))
 
 
 def _onward(work: Work, done: Sequence[str], claims: Sequence[Claim]) -> list[Message]:

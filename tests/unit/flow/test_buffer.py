@@ -28,6 +28,7 @@ from worldmodel.flow.errors import FlowError
 from worldmodel.flow.log import Log
 from worldmodel.flow.run import run_flow
 from worldmodel.flow.storage import Storage
+from worldmodel.io import TEMPORARY_PREFIX
 from worldmodel.media.encoding import encode_video
 
 
@@ -93,6 +94,23 @@ def test_what_a_worker_is_about_to_record_is_not_removed(buffer: Buffer, address
     buffer.compact([])
     assert buffer.read(places, "latents") == [b"a", b"b"]
     assert before.keys() <= storage_of(address).files().keys()
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar-s3"])
+def test_files_that_are_not_the_buffers_are_never_removed(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    address = f"{request.getfixturevalue('s3')}/shared" if kind == "tar-s3" else str(tmp_path)
+    storage, buffer = Storage(address), open_buffer(address)
+    log = "log/b44bbc274f1ab1fa/000000-4da218de.tar"
+    others = {"catalog.db", "notes.txt", "mine/films/a.tar", log, f"{'0' * 32}.tar"}
+    interrupted = f"encode/1-a/{TEMPORARY_PREFIX}{'0' * 16}.tar"  # of a worker that was killed
+    for name in (*others, interrupted):
+        storage.write(name, b"content")
+    buffer.write("encode", "1-a", rows(b"never recorded"))
+    assert buffer.sizes().keys() == {("encode", "1-a")}
+    assert buffer.compact([], older_than_s=-60) > 0
+    assert storage.files().keys() == others
 
 
 def test_what_is_written_by_others_is_found(buffer: Buffer, address: str) -> None:

@@ -1,14 +1,18 @@
 """Databases: their URLs, transactions and versions of the schema."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from flow_stages import flow_config
 from sqlalchemy import func, inspect, select, text
 
 from worldmodel.database import connect, transaction
 from worldmodel.errors import ConfigError, DatabaseError
 from worldmodel.flow import migrations
+from worldmodel.flow.catalog import Catalog
+from worldmodel.flow.chain import Chain
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.migrations import VERSION_TABLE, migrate
 from worldmodel.flow.schema import listing, message, metadata
@@ -45,7 +49,7 @@ def test_a_schema_of_an_earlier_version_is_brought_up_to_date(
     shutil.copytree(migrations.FOLDER, folder)
     (folder / "versions" / "second.py").write_text(
         "from alembic import op\nimport sqlalchemy as sa\n"
-        "revision, down_revision = 'newest', '3'\n"
+        "revision, down_revision = 'newest', '4'\n"
         "def upgrade(): op.add_column('message', sa.Column('priority', sa.Integer))\n"
     )
     monkeypatch.setattr(migrations, "FOLDER", folder)
@@ -55,18 +59,26 @@ def test_a_schema_of_an_earlier_version_is_brought_up_to_date(
     assert count(database_url) == 1
 
 
-def test_a_catalog_without_bookmarks_gets_them(database_url: str) -> None:
+def test_a_catalog_without_bookmarks_and_identities_gets_them(database_url: str, tmp_path: Path) -> None:
     engine = connect(database_url)
     migrate(engine)
     statements = (
         "ALTER TABLE listing DROP COLUMN bookmark",
+        "ALTER TABLE listing DROP COLUMN digest",
+        "DROP TABLE identity",
         f"UPDATE {VERSION_TABLE} SET version_num = '2'",
         "INSERT INTO listing (source, position, rows, finished) VALUES ('web', 0, 7, 0)",
     )
     transaction(engine, lambda connection: [connection.execute(text(each)) for each in statements])
     migrate(engine)
     row = transaction(engine, lambda connection: connection.execute(select(listing)).one())
-    assert (row.rows, row.bookmark) == (7, None)
+    assert (row.rows, row.bookmark, row.digest) == (7, None, None)
+    chain, topics = Chain.of(flow_config(tmp_path, tmp_path)), set()
+    for _ in range(2):
+        with closing(Catalog(database_url, chain)) as catalog:
+            topics.add(catalog.chain.links[0].topic)
+    assert len(topics) == 1
+    assert topics != {chain.links[0].topic}
 
 
 def test_a_schema_of_a_newer_version_is_refused(database_url: str) -> None:

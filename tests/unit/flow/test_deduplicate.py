@@ -1,10 +1,13 @@
 """Clips that show the same as earlier ones are left out of the log, whatever the order of the work."""
 
+import io
 import json
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,7 +23,7 @@ from worldmodel.flow.duplicates import NEAR
 from worldmodel.flow.log import Log
 from worldmodel.flow.migrations import VERSION_TABLE, migrate
 from worldmodel.flow.run import run_flow
-from worldmodel.flow.stages import find_stage
+from worldmodel.flow.stages import deduplicate, find_stage
 from worldmodel.flow.status import StatusReader
 
 
@@ -60,6 +63,56 @@ def test_copies_are_near_and_other_clips_are_not(tmp_path: Path) -> None:
     assert apart[~np.eye(3, dtype=bool)].min() > 60
     backwards = distances([originals[0], video("backwards.mp4", scene(0)[::-1])])
     assert backwards[0, 1] > 15
+
+
+class Pipe(io.RawIOBase):
+    """A file that cannot be changed where it has been written, so that no header has the length."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.data += bytes(data)
+        return len(data)
+
+
+def test_few_frames_are_looked_at_whatever_a_header_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, seen = Pipe(), []
+    with av.open(pipe, "w", format="webm", options={"live": "1"}) as container:
+        stream = container.add_stream("libvpx", rate=8)
+        stream.width = stream.height = 160
+        for frame in scene(0):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    assert media.probe(bytes(pipe.data), decode=False).duration_s == 0
+    media.write_video(scene(0), tmp_path / "a.mp4", 8, scale=1)
+    shrunk = deduplicate._shrunk
+    monkeypatch.setattr(deduplicate, "_shrunk", lambda frame: seen.append(1) or shrunk(frame))
+    assert distances([bytes(pipe.data), (tmp_path / "a.mp4").read_bytes()])[0, 1] <= NEAR
+    assert len(seen) <= 64
+
+
+def test_parts_with_the_fingerprint_of_their_whole_are_no_copies_of_each_other(tmp_path: Path) -> None:
+    texts = [
+        f"{bits:064x}" for bits in (2**200 - 1, 2**90 - 1, 2**200 - 1)
+    ]  # the last is a copy of the first
+    rows = []
+    for number, each in enumerate(texts):
+        (tmp_path / f"{number}.bin").write_bytes(b"x" * 100)
+        rows.append(json.dumps({"address": f"{number}.bin", "text": each}))
+    table = tmp_path / "clips.jsonl"
+    table.write_text("\n".join(rows))
+    stages = {"read": {}, "measure": {}, "given": {}, "halves": {"settings": {"parts": 3}}}
+    flow = flow_config(tmp_path / "flow", table, stages, segment_size=4, max_in_flight=16, pack=["text"])
+    run_flow(flow)
+    assert log_of(flow)[0] == [0, 0, 0, 1, 1, 1]
+    with closing(StatusReader(flow)) as reader:
+        assert reader.read().stages[-1].dropped == 3
 
 
 @pytest.mark.parametrize("distance", [-1, 16])
@@ -171,6 +224,8 @@ def test_the_index_is_added_to_an_older_catalog(tmp_path: Path, database_url: st
     old = [
         text("DROP TABLE band"),
         text("ALTER TABLE listing DROP COLUMN bookmark"),
+        text("ALTER TABLE listing DROP COLUMN digest"),
+        text("DROP TABLE identity"),
         text(f"UPDATE {VERSION_TABLE} SET version_num = '1'"),
     ]
     before = inspect(engine).get_columns("band")

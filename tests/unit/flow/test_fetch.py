@@ -1,20 +1,30 @@
 """The stage fetch, against a real server and local files."""
 
+import asyncio
 import hashlib
 import ipaddress
 import socket
+import time
+from email.utils import formatdate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpcore
+import httpx
 import pyarrow as pa
 import pytest
+from flow_stages import flow_config
 from web import content, drip, endless, ranges, served, status
 
 from worldmodel.errors import ConfigError
+from worldmodel.flow.download import DownloadLimits, robots
 from worldmodel.flow.download.guard import is_public
+from worldmodel.flow.download.http import Transfer, licence_link, retry_after
+from worldmodel.flow.download.robots import Robots
+from worldmodel.flow.run import run_flow
 from worldmodel.flow.stages import find_stage
 from worldmodel.flow.stages.fetch import Fetch
+from worldmodel.flow.topics.base import MAX_DELAY_S, TRY_AFTER, delay_s
 
 PUBLIC_IP = "93.184.215.14"
 NOBODY = "http://127.0.0.1:1/clip.mp4"
@@ -71,6 +81,46 @@ def test_a_file_that_changed_is_not_joined_with_its_older_part(video: bytes) -> 
     assert row["video"] == video
 
 
+@pytest.mark.parametrize("total", [True, False])
+def test_a_host_that_sends_less_of_a_range_than_is_asked_for_is_asked_again(
+    video: bytes, total: bool
+) -> None:
+    def answer(exchange: Any) -> None:
+        asked = exchange.headers.get("Range")
+        start = int(asked[6:].split("-")[0]) if asked else 0
+        some = video[start : start + len(video) // 3 + 1]
+        length = str(len(some) if asked else len(video))
+        headers = {"ETag": '"v"', "Content-Length": length, "Connection": "close"}
+        if asked:
+            size = len(video) if total else "*"
+            headers["Content-Range"] = f"bytes {start}-{start + len(some) - 1}/{size}"
+        exchange.head(206 if asked else 200, **headers)
+        exchange.wfile.write(some)
+        exchange.close_connection = True
+
+    with served(clip=answer) as web:
+        whole, part = fetch(web.url("/clip"), web.url("/clip") + f"#0+{len(video)}")
+        (short,) = fetch(web.url("/clip"), max_resumes=1)
+    assert whole["video"] == video
+    assert part["video"] == video
+    assert "ended" in short["retry"]
+
+
+def test_what_comes_instead_of_the_rest_of_a_file_is_judged_anew(video: bytes) -> None:
+    def answer(exchange: Any) -> None:
+        if exchange.number == 0:
+            exchange.head(200, ETag='"v"', Content_Length=str(len(video) + 9000))
+            exchange.wfile.write(video + bytes(8000))
+            exchange.close_connection = True
+        else:
+            exchange.reply(200, b"<html>too many requests</html>")
+
+    with served(clip=answer, good=content(video)) as web:
+        row, good = fetch(web.url("/clip"), web.url("/good"))
+    assert "html" in row["drop"]
+    assert good["video"] == video
+
+
 def test_a_member_of_a_tar_is_a_byte_range(video: bytes) -> None:
     archive = bytes(512) + video + bytes(512)
     part = f"#512+{len(video)}"
@@ -99,6 +149,32 @@ def test_temporary_errors_are_retried(code: int) -> None:
     assert f"HTTP {code}" in row["retry"]
     assert "30" in row["retry"]
     assert row["drop"] is None
+
+
+def test_a_host_decides_when_a_clip_is_tried_again(video: bytes, tmp_path: Path) -> None:
+    times: list[float] = []
+
+    def answer(exchange: Any) -> None:
+        times.append(time.monotonic())
+        exchange.reply(*((429, b"") if exchange.number == 0 else (200, video)), Retry_After="1")
+
+    table = tmp_path / "clips.jsonl"
+    with served(clip=answer) as web:
+        table.write_text(f'{{"address": "{web.url("/clip")}", "text": "a clip"}}\n')
+        stages = {"fetch": {"function": "", "settings": {"allow_private": True, "robots": "ignore"}}}
+        run_flow(flow_config(tmp_path / "flow", table, stages))
+    assert len(times) == 2
+    assert times[1] - times[0] >= 0.95
+
+
+def test_waits_are_seconds_or_dates_and_have_a_limit() -> None:
+    later = formatdate(time.time() + 100, usegmt=True)
+    assert retry_after(later) == pytest.approx(100, abs=2)
+    wrong = ["", "soon", "-5", "1" * 5000, formatdate(0, usegmt=True), "Mon, 99 Jan 2024 00:00:00 GMT"]
+    assert [retry_after(each) for each in wrong] == [0] * len(wrong)
+    assert delay_s(f"busy, {TRY_AFTER} 30 s", 2.0) == 30
+    assert delay_s(f"busy, {TRY_AFTER} 1 s", 2.0) == delay_s("busy", 2.0) == 2
+    assert delay_s(f"busy, {TRY_AFTER} {'9' * 18} s", 2.0) == MAX_DELAY_S
 
 
 def test_unreachable_hosts_are_retried(video: bytes) -> None:
@@ -144,11 +220,36 @@ def test_wrong_addresses_are_dropped(tmp_path: Path) -> None:
         "simplecache::http://example.com/a",
         "http://[::1/a",
         "http://",
+        "http://127.0.0.1:99999/a.mp4",
+        "http://xn--/a.mp4",
+        f"http://127.0.0.1:1/a.mp4#{'1' * 5000}+5",
     ]
-    with served(file=status(302, Location="file:///etc/passwd")) as web:
-        rows = fetch(*wrong, web.url("/file"), root=str(tmp_path))
+    moved = {"port": status(302, Location="http://127.0.0.1:99999/"), "name": status(302, Location="//xn--/")}
+    with served(file=status(302, Location="file:///etc/passwd"), **moved) as web:
+        rows = fetch(*wrong, *map(web.url, ("/port", "/name", "/file")), root=str(tmp_path))
     assert all(row["drop"] for row in rows)
     assert "/etc/passwd" in rows[-1]["drop"]
+
+
+def test_a_strange_answer_spoils_no_other_clip(video: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = "9" * 5000
+    part = {"Content_Length": "1", "Content_Range": f"bytes {huge}-{huge}/{huge}"}
+    pages = {"part": lambda exchange: exchange.head(206, **part), "clip": content(video),
+             "long": lambda exchange: exchange.head(200, Content_Length=huge)}  # fmt: skip
+    with served(**pages) as web:
+        rows = fetch(web.url("/clip"), web.url("/part") + "#5+5", web.url("/long"))
+        monkeypatch.setattr(Transfer, "_judge", lambda self: 1 // 0 if "part" in self.url.path else None)
+        broken = fetch(web.url("/clip"), web.url("/clip?part"), web.url("/part"))
+    assert rows[0]["video"] == video
+    assert "range" in rows[1]["drop"]
+    assert rows[2]["retry"]
+    assert broken[0]["video"] == video
+
+
+def test_a_header_of_links_takes_no_time() -> None:
+    began = time.monotonic()
+    assert licence_link(httpx.Headers({"link": "<" * 40_000})) is None
+    assert time.monotonic() - began < 1
 
 
 def test_rows_without_an_address_are_dropped_with_their_error() -> None:
@@ -179,6 +280,34 @@ def test_a_host_without_rules_permits_and_one_in_trouble_is_asked_later(video: b
         rows = fetch(free.url("/clip"), busy.url("/clip"), robots="respect")
     assert rows[0]["robots"] == "allowed"
     assert "robots.txt" in rows[1]["retry"]
+
+
+def test_rules_that_drip_are_given_up_before_the_file_is(video: bytes) -> None:
+    slow = {"clip": content(video), "robots.txt": drip(b"User-agent: *\n", 0.05)}
+    with served(**slow) as web:
+        (row,) = fetch(web.url("/clip"), robots="respect", timeout_s=1.0)
+    assert "robots.txt" in row["retry"]
+    assert "within 0.5 s" in row["retry"]
+
+
+def test_rules_that_take_too_much_memory_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Host:
+        limits = DownloadLimits()
+        asked: ClassVar[list[str]] = []
+
+        async def read_text(self, url: httpx.URL, max_bytes: int) -> tuple[int, bytes]:
+            self.asked.append(url.host)
+            return 200, b"User-agent: *\nDisallow: /" + b"a" * 974
+
+    async def check(hosts: str) -> int:
+        rules = Robots(Host(), "worldmodel")  # type: ignore[arg-type]
+        for host in hosts:
+            await rules.check(httpx.URL(f"http://{host}/clip"))
+        return len(rules.known)
+
+    monkeypatch.setattr(robots, "MAX_KEPT_BYTES", 2500)
+    assert asyncio.run(check("abacda")) == 3
+    assert Host.asked == [*"abcda"], "the first that was read is forgotten"
 
 
 @pytest.fixture

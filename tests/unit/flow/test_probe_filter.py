@@ -144,6 +144,18 @@ def test_thresholds_are_settings_and_reasons_name_them(rendered: Callable[[Edit]
     assert dark["drop"] is None
 
 
+def test_the_length_is_judged_without_the_stage_probe(
+    rendered: Callable[[Edit], bytes], scene: list[Image.Image]
+) -> None:
+    video, png = rendered(lambda frame: frame), io.BytesIO()
+    scene[0].save(png, "PNG")
+    short, image = run("filter", [video, png.getvalue()], {"min_s": 3.0})
+    (part,) = run("filter", [video], {"min_s": 1.5}, start_s=[1.0])
+    assert "length 2 is below 3" in short["drop"]
+    assert image["drop"] is None
+    assert "length 1 is below 1.5" in part["drop"]
+
+
 def test_only_the_clip_in_its_file_is_judged(
     rendered: Callable[[Edit], bytes], scene: list[Image.Image]
 ) -> None:

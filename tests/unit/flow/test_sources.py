@@ -160,16 +160,19 @@ def test_videos_of_shards_are_fetched_by_their_ranges(shard: Path, recorded: Pat
 
 def test_json_parts_of_shards_give_columns(tmp_path: Path) -> None:
     parts = {"a.mp4": b"\0" * 700, "a.json": b'{"caption": "x", "licence": "cc-by", "start": 1, "end": 2.5}',
-             "b.mp4": b"\1", "b.json": b"{"}  # fmt: skip
+             "b.mp4": b"\1", "b.json": b"{",
+             "c.mp4": b"\2", "c.json": b'{"start": 1' + b"0" * 400 + b"}"}  # fmt: skip
     with tarfile.open(tmp_path / "s.tar", "w") as tar:
         for name, data in parts.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    (good,), (bad,) = listed(tmp_path / "s.tar", kind="webdataset", columns={"text": "caption"})
+    (good,), (bad,), (far,) = listed(tmp_path / "s.tar", kind="webdataset", columns={"text": "caption"})
     assert (good.row, good.licence) == ({"caption": "x", "text": "x"}, "cc-by")
     assert (good.start_s, good.end_s) == (1.0, 2.5)
     assert "json" in bad.row["error"]
+    assert bad.address == "", "the first stage drops it: its times and text are unknown"
+    assert far.start_s is None
     (tmp_path / "s.tar").write_bytes(b"no tar")
     with pytest.raises(ConfigError, match=r"s\.tar"):
         listed(tmp_path / "s.tar", kind="webdataset")
@@ -202,7 +205,13 @@ def test_folders_with_texts_or_with_a_table(recorded: Path, tmp_path: Path) -> N
     (first,), (second,) = found = listed(tmp_path, kind="folder")
     assert (first.address, first.row) == (f"{tmp_path}/a.png", {"text": "an image"})
     assert (second.address, second.row) == (f"{tmp_path}/deep/b.MP4", {})
-    assert listed(tmp_path, first=1, kind="folder") == found[1:]
+    reading: Any = open_listing("mine", FlowSourceConfig("folder", str(tmp_path)), 0)
+    assert next(reading) == found[0]
+    (tmp_path / "e.png").write_bytes(b"e")
+    for mark, rest in ((reading.bookmark(), found[1:]), (None, found), ({"files": "others"}, found)):
+        again: Any = open_listing("mine", FlowSourceConfig("folder", str(tmp_path)), 1, mark)
+        assert again.first == 2 - len(rest)
+        assert [clips for clips in again if not clips[0].address.endswith("e.png")] == rest
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "deep/b.MP4", "text": "a video"}\n')
     ((clip,),) = listed(tmp_path, kind="folder")
     assert (clip.address, clip.row["text"]) == (second.address, "a video")

@@ -29,11 +29,14 @@ def film(path: Path, *lengths: float) -> bytes:
     return path.read_bytes()
 
 
-def run(videos: list[bytes], starts: Any = None, ends: Any = None, **settings: Any) -> list[dict[str, Any]]:
+def run(
+    videos: list[bytes], starts: Any = None, ends: Any = None, columns: Any = None, **settings: Any
+) -> list[dict[str, Any]]:
     stage, size = find_stage("split"), len(videos)
-    columns = {"clip": [str(n) for n in range(size)], "video": pa.array(videos), "fps": [float(FPS)] * size,
-               "start_s": starts or [None] * size, "end_s": ends or [None] * size}  # fmt: skip
-    batch = pa.record_batch(columns)
+    others = {name: pa.array([value] * size) for name, value in (columns or {}).items()}
+    data = {"clip": [str(n) for n in range(size)], "video": pa.array(videos), "fps": [float(FPS)] * size,
+            "start_s": starts or [None] * size, "end_s": ends or [None] * size}  # fmt: skip
+    batch = pa.record_batch({**data, **others})
     return stage.checked(batch, stage.make(**settings)(batch)).to_pylist()
 
 
@@ -73,6 +76,39 @@ def test_damaged_videos_are_dropped_with_the_reason(tmp_path: Path) -> None:
     assert (rows[1]["parent"], rows[1]["drop"]) == ("1", None)
     with pytest.raises(ConfigError, match="min_s 3"):
         run([video], min_s=3.0, max_s=2.0)
+
+
+TIMED = [{"start": 3.0, "end": 4.0, "text": "she waves"}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"row": {"keys": [["left"], ["right"]]}}, "keys"),
+        ({"row": {"keys": '[["left"], ["right"]]', "text": "a walk"}}, "keys"),
+        ({"row": {"text": TIMED}}, "text"),
+        ({"row": {"text": "a walk"}, "events": TIMED}, "text"),
+        ({"row": {}, "actions": '[{"keys": ["left"]}, {"keys": ["right"]}]'}, "keys"),
+        ({"row": {"question": ["what?", "where?"]}}, "question"),
+    ],
+)
+def test_parts_do_not_get_actions_of_other_parts(tmp_path: Path, columns: dict[str, Any], named: str) -> None:
+    two, one = (film(tmp_path / "a.mp4", *lengths) for lengths in ((3.0, 3.0), (3.0,)))
+    cut, whole = run([two, one], min_s=0.5, columns=columns)
+    assert f"its {named}" in cut["drop"]
+    assert (whole["parent"], whole["start_s"], whole["drop"]) == ("1", 0.0, None)  # it begins where they do
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"row": {"text": "a walk", "keys": ["left", "up"], "camera": "Canon"}},
+        {"row": {"text": TIMED}, "caption": "a walk"},  # which training reads instead
+    ],
+)
+def test_parts_get_what_is_said_of_the_whole_clip(tmp_path: Path, columns: dict[str, Any]) -> None:
+    rows = run([film(tmp_path / "a.mp4", 3.0, 3.0)], min_s=0.5, columns=columns)
+    assert [(row["start_s"], row["drop"]) for row in rows] == [(0.0, None), (3.0, None)]
 
 
 def test_split_can_be_a_stage_of_a_flow() -> None:

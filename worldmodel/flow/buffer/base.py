@@ -14,7 +14,9 @@ class Buffer(Protocol):
     """Binary columns of clips, by place.
 
     A result counts once its place is recorded in the catalog. What is written and never recorded, because a
-    worker ended in between or another one was first, is unused and removed by `compact`.
+    worker ended in between or another one was first, is unused and removed by `compact`. What is recorded
+    stays, also of clips that were dropped or packed: a changed chain may read it. So a buffer grows with the
+    sources.
     """
 
     def write(self, stage: str, key: str, batch: pa.RecordBatch) -> list[str]:
@@ -34,7 +36,11 @@ class Buffer(Protocol):
         ...
 
     def sizes(self) -> dict[tuple[str, str], int]:
-        """Return the size in bytes of the files of each stage and key."""
+        """Return the size in bytes of the files of each stage and key.
+
+        Raises:
+            FlowError: the store does not answer.
+        """
         ...
 
     def compact(self, used: Iterable[str], older_than_s: float = UNUSED_S) -> int:
@@ -46,6 +52,7 @@ class Buffer(Protocol):
                 writing a result and recording it, or stages may lose results that they were about to record.
 
         Raises:
+            FlowError: the store does not answer.
             OutputError: something cannot be removed.
         """
         ...

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tarfile
 import time
 import uuid
@@ -13,6 +14,10 @@ from worldmodel.flow.buffer.base import UNUSED_S
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.stage import CLIP
 from worldmodel.flow.storage import Storage
+from worldmodel.io import TEMPORARY_PREFIX
+
+OWN = re.compile(rf"[^/]+/[^/]+/(?:[0-9a-f]{{32}}|{re.escape(TEMPORARY_PREFIX)}[0-9a-f]+)\.tar")
+"""Names of the files that a buffer writes; others in its folder are not its own."""
 
 
 class TarBuffer:
@@ -58,16 +63,17 @@ class TarBuffer:
         """Return the size in bytes of the files of each stage and key."""
         sizes: dict[tuple[str, str], int] = {}
         for name, (size, _) in self.storage.files().items():
-            if len(parts := name.split("/")) == 3:
-                sizes[parts[0], parts[1]] = sizes.get((parts[0], parts[1]), 0) + size
+            if OWN.fullmatch(name):
+                stage, key, _ = name.split("/")
+                sizes[stage, key] = sizes.get((stage, key), 0) + size
         return sizes
 
     def compact(self, used: Iterable[str], older_than_s: float = UNUSED_S) -> int:
-        """Remove the files that none of the places needs, and return how many bytes that were."""
+        """Remove the files of the buffer that no place needs, and return how many bytes that were."""
         needed = {json.loads(place).get("file") for place in used}
         latest, freed = time.time() - older_than_s, 0
         for name, (size, changed) in self.storage.files().items():
-            if name not in needed and changed <= latest:
+            if OWN.fullmatch(name) and name not in needed and changed <= latest:
                 self.storage.delete(name)
                 freed += size
         return freed

@@ -8,7 +8,9 @@ from worldmodel.flow.errors import FlowError
 HTTP = ("http", "https")
 STORAGES = ("s3", "gs", "gcs", "hf", "file")
 """Protocols that are read through fsspec; no others are, as addresses may come from strangers."""
-RANGE = re.compile(r"#(\d+)\+(\d+)$")
+RANGE = re.compile(r"#([0-9]+)\+([0-9]+)$")
+MAX_DIGITS = 18
+"""Of an offset or a size; more than any file has bytes."""
 
 
 class DownloadError(FlowError):
@@ -38,7 +40,7 @@ def parse_address(text: str | None) -> Address:
     """Parse `URL`, `PATH` or either with `#OFFSET+SIZE`, a byte range.
 
     Raises:
-        DownloadError: it is empty, or its protocol is not supported.
+        DownloadError: it is empty, its protocol is not supported, or its byte range is not one of a file.
     """
     text = (text or "").strip()
     if not text:
@@ -52,4 +54,6 @@ def parse_address(text: str | None) -> Address:
         raise DownloadError(f"the address {text[:200]!r} is not of a supported protocol ({known})")
     if found is None:
         return Address(location, protocol)
+    if max(map(len, found.groups())) > MAX_DIGITS:
+        raise DownloadError(f"the address {text[:200]!r} has a byte range that no file has")
     return Address(location, protocol, int(found[1]), int(found[2]))

@@ -2,9 +2,11 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from weakref import WeakValueDictionary
 
 import httpcore
@@ -13,6 +15,7 @@ import httpx
 from worldmodel.flow.download.address import HTTP, Address, DownloadError
 from worldmodel.flow.download.guard import GuardedBackend
 from worldmodel.flow.download.robots import Robots
+from worldmodel.flow.topics.base import TRY_AFTER
 
 REDIRECTS = (301, 302, 303, 307, 308)
 TEMPORARY = (408, 425, 429)
@@ -21,7 +24,10 @@ OPT_OUT = ("noai", "noimageai")
 """Directives of the header X-Robots-Tag with which a host refuses the use of a file for training."""
 SNIFFED = 4096
 """Bytes after which the format of a file is judged."""
-CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/")
+NUMBER = re.compile(r"[0-9]{1,18}")
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
+MAX_LINK = 2048
+"""Characters of the header Link that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,9 @@ class Client:
         Raises:
             DownloadError: it cannot be had, or exceeds a limit.
         """
-        try:
-            url = httpx.URL(address.location)
-        except (httpx.InvalidURL, UnicodeError, ValueError):
-            raise DownloadError(f"the address {address.location[:200]!r} is not a valid URL") from None
+        url = parse_url(address.location)
+        if url is None:
+            raise DownloadError(f"the address {address.location[:200]!r} is not a valid URL")
         slots = self.hosts.setdefault(url.host, asyncio.Semaphore(self.per_host))
         async with slots:
             try:
@@ -145,12 +150,10 @@ class Client:
                 if response.status not in REDIRECTS or not location:
                     yield url, response
                     return
-            try:
-                url = url.join(location)
-            except (httpx.InvalidURL, UnicodeError, ValueError):
-                raise DownloadError(
-                    f"{url.host} redirects to {location[:200]!r}, which is not a URL"
-                ) from None
+            following = parse_url(location, url)
+            if following is None:
+                raise DownloadError(f"{url.host} redirects to {location[:200]!r}, which is not a URL")
+            url = following
         raise DownloadError(f"it has more than {limit} redirects")
 
 
@@ -164,6 +167,8 @@ class Transfer:
         self.limit = client.limits.max_bytes
         self.data = bytearray()
         self.accepted = False
+        self.total: int | None = None
+        """Size of the whole file, where the host says it."""
         self.validator = ""
         """Identity of the file's version, without which bytes of two requests cannot be joined."""
 
@@ -200,6 +205,10 @@ class Transfer:
             found = httpx.Headers(response.headers)
             skip = self._skipped(response.status, found, start)
             await self._read(response.aiter_stream(), skip)
+        last = None if size is None else offset + size
+        had, end = offset + len(self.data), min((each for each in (self.total, last) if each), default=0)
+        if response.status == 206 and had < end:  # less of a range than was asked for
+            raise httpcore.RemoteProtocolError(f"the answer ended at byte {had} of {end}")
         if size is not None and len(self.data) < size:
             raise DownloadError(f"the file ends before byte {offset + size}")
         self._judge()
@@ -208,8 +217,8 @@ class Transfer:
     def _skipped(self, status: int, headers: httpx.Headers, start: int) -> int:
         """Return the number of bytes to skip before the wanted ones, after checking a response's headers."""
         if status >= 500 or status in TEMPORARY:
-            after = headers.get("retry-after", "")
-            wait = f", to be tried after {after[:40]}" if after else ""
+            wait_s = retry_after(headers.get("retry-after", ""))
+            wait = f", {TRY_AFTER} {wait_s} s" if wait_s else ""
             raise DownloadError(f"{self.url.host} answered HTTP {status}{wait}", temporary=True)
         if status not in (200, 206):
             raise DownloadError(f"{self.url.host} answered HTTP {status}")
@@ -217,18 +226,20 @@ class Transfer:
         if self.client.robots is not None and (refused := tags.intersection(OPT_OUT)):
             raise DownloadError(f"{self.url.host} refuses use for training (X-Robots-Tag: {min(refused)})")
         length = headers.get("content-length", "")
-        declared = int(length) if length.isdecimal() else 0
+        declared = int(length) if NUMBER.fullmatch(length) else None
         if status == 206:
             found = CONTENT_RANGE.match(headers.get("content-range", ""))
             if found is None or int(found[1]) != start:
                 raise DownloadError(f"{self.url.host} sent another byte range than was asked for")
             skip = 0
+            self.total = self.total if found[2] == "*" else int(found[2])
         else:  # the whole file: ranges are not supported, or it has changed since the last request
             self.data.clear()
+            self.accepted, self.total = False, declared
             skip = self.address.offset
             if skip > self.limit:
                 raise DownloadError(f"{self.url.host} does not support byte ranges")
-        if self.address.size is None and declared - skip + len(self.data) > self.limit:
+        if self.address.size is None and (declared or 0) - skip + len(self.data) > self.limit:
             raise self._too_large()
         tag = headers.get("etag", "")
         self.validator = tag if tag.startswith('"') else headers.get("last-modified", "")
@@ -256,6 +267,26 @@ class Transfer:
         return DownloadError(f"it is larger than {self.limit / 2**20:g} MiB")
 
 
+def parse_url(text: str, base: httpx.URL | None = None) -> httpx.URL | None:
+    """Return a URL, which may be relative to another one; None if it, its host or its port is wrong."""
+    try:
+        url = httpx.URL(text) if base is None else base.join(text)
+        _ = url.host  # it is decoded when it is read
+        return url if (url.port or 0) < 2**16 else None
+    except (httpx.InvalidURL, UnicodeError, ValueError):
+        return None
+
+
+def retry_after(header: str) -> int:
+    """Return the seconds that a header Retry-After asks to wait; 0 if it is absent, wrong or in the past."""
+    if NUMBER.fullmatch(header.strip()):
+        return int(header)
+    try:
+        return max(0, round(parsedate_to_datetime(header).timestamp() - time.time()))
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
 CONNECTION_ERRORS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 
 
@@ -269,7 +300,7 @@ def connection_error(host: str, error: Exception) -> DownloadError:
 
 def licence_link(headers: httpx.Headers) -> str | None:
     """Return the target of `Link: <...>; rel="license"`, if there is one."""
-    for link in re.findall(r"<([^>]*)>([^<]*)", headers.get("link", "")):
+    for link in re.findall(r"<([^<>]*)>([^<]*)", headers.get("link", "")[:MAX_LINK]):
         if re.search(r"""rel\s*=\s*"?'?licen[sc]e\b""", link[1], re.IGNORECASE):
             return link[0]
     return None

@@ -11,6 +11,7 @@ from worldmodel.data.columns import FIELDS, PRESETS, Preset, Row, check_column, 
 from worldmodel.data.columns import parse_segment as parse_segment
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.flow.records import NewClip, clip_id
+from worldmodel.flow.text import is_odd, storable, storable_json
 
 ADDRESSES = ("address", "url", "contentUrl", "video", "path", "file", "file_name", "image")
 """Usual names of the column of addresses; the first that a table has is used."""
@@ -78,7 +79,7 @@ class ClipRows:
 
     def _clips(self, row: Row, number: int) -> list[NewClip]:
         address, content = self._file(row, number)
-        licence = str(self._cell(row, "licence") or self.config.licence)
+        licence = storable(str(self._cell(row, "licence") or self.config.licence))
         used = {self.columns["address"], self.columns.get("licence"), self.columns.get("text")}
         facts = plain({column: value for column, value in row.items() if column not in used})
         if not self.segments:
@@ -89,7 +90,7 @@ class ClipRows:
         clips = []
         for part in range(count_segments(row, self.segments)):
             (start, end), text = parse_segment(row[self.segments], self._cell(row, "text"), part)
-            clips.append(self._clip(address, licence, start, end, {**facts, "text": text}))
+            clips.append(self._clip(address, licence, start, end, {**facts, "text": storable(text)}))
         return [replace(clip, content=content) for clip in clips]
 
     def _file(self, row: Row, number: int) -> tuple[str, bytes | None]:
@@ -104,6 +105,8 @@ class ClipRows:
             return f"{self.origin}#{number}", value
         if not isinstance(value, str) or not value.strip():
             raise InputError("it has no address")
+        if is_odd(value):
+            raise InputError(f"its address {value[:200]!r} is not valid in UTF-8, or has a NUL")
         if "::" in value and not value.startswith(("http://", "https://")):
             raise InputError(f"its file {value!r} is inside an archive")
         return resolve(self.root, value.strip()), None
@@ -128,7 +131,7 @@ class ClipRows:
 
 def bad_row(source: str, number: int, reason: str) -> NewClip:
     """Return a clip in place of a row that cannot be read."""
-    return NewClip(clip_id(source, number), "", row={"error": f"row {number + 1}: {reason}"})
+    return NewClip(clip_id(source, number), "", row={"error": storable(f"row {number + 1}: {reason}")})
 
 
 def resolve(root: str, address: str) -> str:
@@ -137,15 +140,16 @@ def resolve(root: str, address: str) -> str:
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a row can be stored as JSON: no bytes, no large values."""
+    """Return what of a row can be stored as JSON: no bytes, no large values, no halves of surrogate pairs."""
     found = {}
     for name, value in row.items():
         try:
             text = json.dumps(value, default=_as_text, allow_nan=False)
-        except (TypeError, ValueError):
+            if len(text) <= MAX_ROW_BYTES:
+                stored = json.loads(text)
+                found[storable(str(name))] = storable_json(stored) if "\\u" in text else stored
+        except (TypeError, ValueError, RecursionError):
             continue
-        if len(text) <= MAX_ROW_BYTES:
-            found[name] = json.loads(text)
     return found
 
 

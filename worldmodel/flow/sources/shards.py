@@ -10,6 +10,7 @@ from worldmodel.data.tar import JSON, MAX_TEXT_BYTES, TEXT, VIDEO, ByteRange, fi
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.flow.records import NewClip, clip_id
 from worldmodel.flow.sources.rows import plain
+from worldmodel.flow.text import is_odd, storable
 
 
 def listing(name: str, config: FlowSourceConfig, first: int) -> Iterator[list[NewClip]]:
@@ -34,21 +35,33 @@ def listing(name: str, config: FlowSourceConfig, first: int) -> Iterator[list[Ne
 
 def _clip(name: str, config: FlowSourceConfig, shard: str, sample: dict[str, ByteRange]) -> NewClip:
     address = f"{shard}#{sample[VIDEO].offset}+{sample[VIDEO].size}"
+    identity = clip_id(name, address)
     row: dict[str, Any] = {}
     try:
         if JSON in sample:
             found = json.loads(_read(shard, sample[JSON]))
             row = plain(found) if isinstance(found, dict) else {}
         if TEXT in sample:
-            row.setdefault("text", _read(shard, sample[TEXT]).decode(errors="replace").strip())
-    except (InputError, ValueError) as error:
-        row = {"error": f"its json or txt cannot be read ({error})"}
+            text = _read(shard, sample[TEXT]).decode(errors="replace").strip()
+            row.setdefault("text", storable(text))
+        error = "the name of its shard is not valid in UTF-8" if is_odd(address) else ""
+    except (InputError, ValueError, RecursionError) as failure:
+        error = f"its json or txt cannot be read ({failure})"
+    if error:
+        return NewClip(identity, "", config.licence, row={"error": storable(f"{address!r}: {error}")})
     for field, column in config.columns.items():
         if column in row:
             row[field] = row[column]
     licence, start, end = (row.pop(field, None) for field in ("licence", "start", "end"))
-    start_s, end_s = (float(each) if isinstance(each, int | float) else None for each in (start, end))
-    return NewClip(clip_id(name, address), address, str(licence or config.licence), start_s, end_s, row)
+    start_s, end_s = (_seconds(each) for each in (start, end))
+    return NewClip(identity, address, str(licence or config.licence), start_s, end_s, row)
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:
+        return None
 
 
 def _read(shard: str, part: ByteRange) -> bytes:

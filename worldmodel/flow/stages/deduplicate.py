@@ -4,7 +4,7 @@ Copies are found when clips are packed (see `worldmodel.flow.duplicates`), becau
 must not depend on the worker that was faster.
 """
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ COSINES = np.cos(np.pi * np.outer(np.arange(8), np.arange(SIDE) + 0.5) / SIDE)
 
 
 @stage(
-    version="2",
+    version="3",
     inputs=["video", "duration_s", "start_s", "end_s"],
     outputs=OUTPUTS.names,
     resources=Resources(cpu=1.0, memory_gb=1.0),
@@ -59,11 +59,12 @@ class Deduplicate:
 def _row(clip: Row) -> Row:
     start, end = interval(clip)
     whole = clip["duration_s"]
-    if whole is None:
-        whole = media.probe(clip["video"], decode=False).duration_s
+    if not whole:  # the header of a recorded stream may not say it
+        whole = media.probe(clip["video"], decode=False).duration_s or media.probe(clip["video"]).duration_s
     length = max((whole if end is None else min(end, whole)) - start, 1e-3)
     sampled = media.sample_frames(clip["video"], NUM_FRAMES / length, 8 * SIDE, start, end)
-    frames = [_shrunk(frame) for _, frame in sampled]
+    # A file may be much longer than it says; the last time step may give a frame more than are asked for.
+    frames = [_shrunk(frame) for _, frame in islice(sampled, 2 * NUM_FRAMES)]
     if not frames:
         raise InputError(f"The clip has no frame after {start:g} s.")
     return {FINGERPRINT: fingerprint(np.stack(frames))}

@@ -24,6 +24,7 @@ from worldmodel.flow.download import (
     read_storage,
 )
 from worldmodel.flow.download.address import HTTP
+from worldmodel.flow.errors import FlowError
 from worldmodel.flow.stage import DROP, RETRY, Resources, stage
 from worldmodel.flow.stages.rows import Row, result_of
 from worldmodel.media import sniff
@@ -147,6 +148,10 @@ class Fetch:
                     return self._row(remote, await self._fetch(address))
                 except DownloadError as error:
                     return {RETRY if error.temporary else DROP: str(error)}
+                except FlowError:
+                    raise
+                except Exception as error:  # of a library that did not expect such an address or answer
+                    return {RETRY: f"it cannot be fetched ({type(error).__name__}: {error})"}
 
         return await asyncio.gather(*map(row, clips))
 

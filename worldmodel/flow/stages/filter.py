@@ -19,7 +19,7 @@ OUTPUTS = pa.schema({name: pa.float64() for name in SCORES})
 
 
 @stage(
-    version="2",
+    version="3",
     inputs=["video", "duration_s", "start_s", "end_s"],
     outputs=OUTPUTS.names,
     resources=Resources(cpu=1.0, memory_gb=1.0),
@@ -92,6 +92,9 @@ class Filter:
     def _row(self, clip: Row) -> Row:
         start, end = interval(clip)
         whole = clip["duration_s"] or 0.0
+        if not whole and self.length != (None, None):  # without the stage `probe`, or it is an image
+            header = media.probe(clip["video"], decode=False)
+            whole = header.duration_s or media.probe(clip["video"]).duration_s
         length = (whole if end is None else min(end, whole)) - start
         if length > 0 and (reason := _outside("length", length, *self.length)):
             return {DROP: reason}

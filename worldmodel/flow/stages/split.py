@@ -1,6 +1,7 @@
 """The stage `split`: shots of a video, without the cuts between them."""
 
 import math
+from contextlib import suppress
 from itertools import pairwise
 
 import cv2
@@ -9,7 +10,9 @@ from scenedetect import FrameTimecode
 from scenedetect.detectors import ContentDetector
 
 from worldmodel import media
+from worldmodel.data.columns import ASKED, KINDS, track_of
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.flow.clips import COLUMNS, clip_row
 from worldmodel.flow.stage import CLIP, DROP, PARENT, Resources, stage
 from worldmodel.flow.stages.rows import Row, interval
 
@@ -19,8 +22,8 @@ MIN_SHOT_S = 0.5
 
 
 @stage(
-    version="1",
-    inputs=["video", "fps", "start_s", "end_s"],
+    version="2",
+    inputs=["video", "fps", *COLUMNS],
     outputs=[],  # parts are clips of their own, whose start_s and end_s are their own, too
     resources=Resources(cpu=1.0, memory_gb=1.0),
     batch_size=4,
@@ -29,6 +32,9 @@ MIN_SHOT_S = 0.5
 )
 class Split:
     """Divides videos at their cuts, which PySceneDetect's content detector finds; images are dropped.
+
+    Parts have the columns of the whole clip. So a clip whose texts or actions have times, or are one per
+    action, is dropped if a part would begin later than it: they count from the start of the whole.
 
     Args:
         threshold: difference of neighbouring frames in hue, saturation and brightness (0 to 255) that is a
@@ -60,12 +66,18 @@ class Split:
             shots = find_shots(clip, self.threshold, self.max_side)
         except InputError as error:
             return [{PARENT: clip[CLIP], DROP: str(error)}]
-        return [
-            {PARENT: clip[CLIP], "start_s": start, "end_s": end}
+        parts = [
+            (start, end)
             for shot in shots
             for start, end in self._parts(*shot)
             if end - start >= self.min_s - 1e-6
         ]
+        begins = interval(clip)[0] + 1 / (clip["fps"] or 25.0)
+        if any(start > begins for start, _ in parts) and (name := _timed(clip)):
+            remedy = "put split before the stage that makes them, or leave it out"
+            reason = f"its {name}, by time or per action, would count from the start of each part; {remedy}"
+            return [{PARENT: clip[CLIP], DROP: reason}]
+        return [{PARENT: clip[CLIP], "start_s": start, "end_s": end} for start, end in parts]
 
     def _parts(self, start: float, end: float) -> list[tuple[float, float]]:
         """Divide a shot into equal parts, none longer than `max_s`."""
@@ -95,3 +107,13 @@ def find_shots(clip: Row, threshold: float, max_side: int) -> list[tuple[float, 
     last = times[-1] + 1 / fps if len(times) > 1 else times[-1]
     edges = [max(times[0], start), *sorted({times[cut.frame_num] for cut in cuts if cut.frame_num}), last]
     return list(pairwise(edges))
+
+
+def _timed(clip: Row) -> str:
+    """Return the field of a clip that has a value per action or per interval of time; empty: none has."""
+    for field in (*KINDS, *ASKED):
+        with suppress(InputError):  # a column of another meaning, or one that training refuses
+            row = clip_row({name: clip.get(name) for name in COLUMNS})
+            if not track_of(row.get(field), field).is_caption:
+                return field
+    return ""

@@ -1,0 +1,87 @@
+"""The identity of a flow, and its runs: the states of clips follow the chain of the newest one."""
+
+import os
+import socket
+import time
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine
+
+from worldmodel.flow.chain import Chain
+from worldmodel.flow.errors import FlowError
+from worldmodel.flow.schema import identity, run
+from worldmodel.flow.transactional import insert, reads, writes
+
+RUN_LIVES_S = 30.0
+"""A run that was not seen for so long has ended."""
+UNFINISHED = ""
+"""Key of a run that is still changing the states of clips: no chain has it, so the next run does it again."""
+
+
+class Runs:
+    """The part of a catalog that knows its own identity and the runs.
+
+    Args:
+        engine: the catalog's database.
+        chain: the stages.
+    """
+
+    def __init__(self, engine: Engine, chain: Chain) -> None:
+        self.engine, self.chain = engine, chain
+
+    @reads
+    def _identity(self, db: Connection) -> str | None:
+        """Return what no other catalog is called; None before it has a name."""
+        return db.execute(sa.select(identity.c.name)).scalar()
+
+    @writes
+    def _identify(self, db: Connection, name: str) -> str:
+        """Give the catalog a name, unless another process was first; return the one it has."""
+        db.execute(insert(db, identity).values(one=1, name=name).on_conflict_do_nothing())
+        return db.execute(sa.select(identity.c.name)).scalar_one()
+
+    @reads
+    def last_chain(self, db: Connection) -> str | None:
+        """Return the key of the newest run's chain.
+
+        Raises:
+            FlowError: a run with other stages, or with other weights of their models, is alive.
+        """
+        others = db.execute(sa.select(run).order_by(run.c.started_at.desc())).mappings().all()
+        for other in others:
+            if other["key"] != self.chain.key and time.time() - other["seen_at"] < RUN_LIVES_S:
+                raise FlowError(
+                    f"Process {other['pid']} on {other['host']} runs other stages with this catalog; stop it "
+                    "first, or set another folder."
+                )
+        return others[0]["key"] if others else None
+
+    @writes
+    def _announce(self, db: Connection, name: str) -> None:
+        """Record a run that is about to change the states of clips."""
+        self._write(db, name, UNFINISHED, 0.0)
+
+    @writes
+    def _register(self, db: Connection, name: str) -> str:
+        """Record a run, whose chain the states of clips follow."""
+        self._write(db, name, self.chain.key, time.time())
+        return name
+
+    def _write(self, db: Connection, name: str, key: str, seen_at: float) -> None:
+        row = {
+            "id": name, "key": key, "host": socket.gethostname(), "pid": os.getpid(),
+            "stages": [[link.name, link.key] for link in self.chain.links],
+            "started_at": time.time(), "seen_at": seen_at,
+        }  # fmt: skip
+        statement = insert(db, run).values(row)
+        db.execute(statement.on_conflict_do_update(index_elements=[run.c.id], set_=row))
+
+    @writes
+    def beat(self, db: Connection, name: str) -> None:
+        """Say that a run goes on."""
+        db.execute(sa.update(run).where(run.c.id == name).values(seen_at=time.time()))
+
+    @writes
+    def end(self, db: Connection, name: str, error: str | None = None) -> None:
+        """Say that a run has ended, and why if it failed."""
+        db.execute(sa.update(run).where(run.c.id == name).values(seen_at=0.0, error=error))

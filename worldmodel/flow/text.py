@@ -1,0 +1,28 @@
+"""Text that databases and Arrow can hold."""
+
+import re
+from typing import Any
+
+_ODD = re.compile("[\0\ud800-\udfff]")
+"""Half a surrogate pair, which is not valid in UTF-8, and NUL, which PostgreSQL refuses."""
+
+
+def is_odd(text: str) -> bool:
+    """Return whether a text has a character that cannot be stored."""
+    return _ODD.search(text) is not None
+
+
+def storable(text: str) -> str:
+    """Return a text with the character for unknown ones in place of those that cannot be stored."""
+    return _ODD.sub("\ufffd", text)
+
+
+def storable_json(value: Any) -> Any:
+    """Return a value of JSON, of whose texts the same is true."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, list):
+        return [storable_json(each) for each in value]
+    if isinstance(value, dict):
+        return {storable(name): storable_json(each) for name, each in value.items()}
+    return value
