@@ -42,7 +42,8 @@ def check_components(model: nn.Module, train: Mapping[str, TrainedConfig]) -> No
     """Check that the keys of `StageConfig.train` exist.
 
     Raises:
-        ConfigError: a key is neither a group nor a module of the model, or a group has a `lora_rank`.
+        ConfigError: a key is neither a group nor a module of the model, a group has a `lora_rank`, or a key
+            lies below one that has.
     """
     names = [name for name, _ in model.named_parameters()]
     for key, settings in train.items():
@@ -54,6 +55,13 @@ def check_components(model: nn.Module, train: Mapping[str, TrainedConfig]) -> No
                 )
         else:
             check_component(key, names, "train")
+    for key in train:
+        for outer, settings in train.items():
+            if settings.lora_rank and key != outer and _is_below(key, outer):
+                raise ConfigError(
+                    f"train.{key} lies below train.{outer}, whose weights are frozen by its lora_rank; leave "
+                    "out one of the two."
+                )
 
 
 def check_component(key: str, names: Iterable[str], setting: str) -> None:

@@ -10,26 +10,28 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from worldmodel import config as configs
 from worldmodel.config import TrainConfig, WorldModelConfig
+from worldmodel.config.literals import did_you_mean
 from worldmodel.data import loader
 from worldmodel.data.lerobot import with_action_spec
 from worldmodel.errors import ConfigError
 from worldmodel.models.layers import attention
 from worldmodel.models.loading import model_folder
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import distributed
+from worldmodel.train import distributed, run_folder
 from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
+from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.stage import run_stage
 from worldmodel.train.timing import record_collectives
 from worldmodel.train.tokenizer import with_tokenizer
@@ -49,45 +51,89 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
         Folder of the model, or of the run if it was stopped before its end.
 
     Raises:
-        ConfigError: the mesh does not fit the processes, a stage does not fit the model, or the gradient
-            is not finite.
+        ConfigError: the mesh does not fit the processes, a stage does not fit the model, the run was begun
+            with other settings, or the gradient is not finite.
+        OutputError: the run's folder cannot be written, or another run uses it.
     """
     config = with_action_spec(config)
     check_stages(config)
     record_collectives()
     mesh, run = distributed.init(config), Path(config.run_dir)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    try:
-        check_batch_sizes(config, mesh)
-        use_deterministic(config.deterministic or deterministic)
-        attention.use(config.attention)
-        torch.set_num_threads(1 if mesh.world_size > 1 else torch.get_num_threads())
-        with Checkpoints(run, config.keep_checkpoints) as checkpoints:
-            newest = checkpoints.latest()
-            progress = Progress.of(newest)
-            if progress and progress.stage not in config.stages:
-                raise ConfigError(
-                    f"{run} is at stage {progress.stage!r}, which is not in stages "
-                    f"({', '.join(config.stages)}); choose another run_dir."
-                )
-            if mesh.first:
-                write_config(config, run, {"command": command, "num_processes": mesh.world_size})
-            names, run_config = list(config.stages), with_tokenizer(config, mesh, newest is not None)
-            for name in names[names.index(progress.stage) + progress.ended if progress else 0 :]:
-                if not run_stage(run_config, name, mesh, checkpoints, newest, stop):
-                    return run
-                gc.collect()  # FSDP's modules refer to themselves: the model would stay beside the next one
-                newest = checkpoints.latest()
-        mesh.barrier()  # the last one: processes then end without waiting for the first
-    finally:
-        torch.use_deterministic_algorithms(deterministic)
-        distributed.shutdown()
-    if mesh.first:
-        assert newest, "there is at least one stage"
-        model = export.load_model(config, newest)
-        model.start_images = start_images(config)
-        model.save_pretrained(run / "model", training=configs.to_dict(config))
+    with ExitStack() as lock:
+        try:
+            check_batch_sizes(config, mesh)
+            use_deterministic(config.deterministic or deterministic)
+            attention.use(config.attention)
+            torch.set_num_threads(1 if mesh.world_size > 1 else torch.get_num_threads())
+            lock.enter_context(run_folder.locked(run, mesh, config.hang_timeout_s))
+            origin = {"command": command, "num_processes": mesh.world_size}
+            newest = run_stages(config, mesh, origin, stop)
+            if newest is None:
+                return run
+            mesh.barrier()  # the last one: processes then end without waiting for the first
+        finally:
+            torch.use_deterministic_algorithms(deterministic)
+            distributed.shutdown()
+        if mesh.first:
+            model = export.load_model(config, newest)
+            model.start_images = start_images(config)
+            model.save_pretrained(run / "model", training=configs.to_dict(config))
     return run / "model"
+
+
+def run_stages(
+    config: TrainConfig, mesh: Mesh, origin: dict[str, Any], stop: Callable[[], bool]
+) -> Path | None:
+    """Run the stages that are left of a run; returns the last checkpoint, or None if it was stopped.
+
+    The config is stored when a stage has begun, so that one which is refused does not replace that of the
+    checkpoints.
+    """
+    run, names = Path(config.run_dir), list(config.stages)
+
+    def begun() -> None:
+        if mesh.first:
+            run_folder.write_config(config, run, origin)
+
+    with Checkpoints(run, config.keep_checkpoints) as checkpoints:
+        newest = checkpoints.latest()
+        if progress := Progress.of(newest):
+            run_folder.on_first(mesh, lambda: run_folder.check_unchanged(config, run, progress))
+            names = names[names.index(progress.stage) + progress.ended :]
+        run_config = with_tokenizer(config, mesh, newest is not None)
+        for name in names:
+            if not run_stage(run_config, name, mesh, checkpoints, newest, stop, begun):
+                return None
+            gc.collect()  # FSDP's modules refer to themselves: the model would stay beside the next one
+            newest = checkpoints.latest()
+    assert newest, "there is at least one stage"
+    if not (run / run_folder.CONFIG).is_file():  # of a finished run, which was copied without it
+        begun()
+    return newest
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a config with the model settings of `init_from`, if it has none of its own; overrides come last.
+
+    Raises:
+        ConfigError: the file, a key or a value is wrong.
+        ModelError: there is no model of that name.
+    """
+    own = [each for each in overrides if each.startswith(("model.", "model="))]
+    if not own:
+        return resolve_model(configs.load(path, list(overrides)))
+    try:
+        plain = configs.load(path, [each for each in overrides if each not in own])
+    except ConfigError:  # it may need what the overrides say of the model
+        return configs.load(path, list(overrides))
+    named = resolve_model(plain)
+    if named is plain:
+        return configs.load(path, list(overrides))
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(json.dumps(configs.to_dict(named)), encoding="utf-8")
+        return configs.load(file, list(overrides))
 
 
 def resolve_model(config: TrainConfig) -> TrainConfig:
@@ -103,13 +149,24 @@ def check_stages(config: TrainConfig) -> None:
     """Check the settings of all stages before the first one runs.
 
     Raises:
-        ConfigError: there are no stages, one names a source that does not exist, or one is trained on the
-            source of the validation.
+        ConfigError: there are no stages, one trains nothing, has a task that its objective cannot be trained
+            on, names a source that does not exist, or is trained on the source of the validation.
     """
     if not config.stages:
         raise ConfigError("The config has no stages; give at least one under `stages`.")
-    for stage in config.stages.values():
+    for name, stage in config.stages.items():
         loader.stage_weights(config.data, stage)
+        if not stage.train:
+            raise ConfigError(
+                f"stages.{name}.train names no component, so the stage would train nothing; give some, for "
+                "example {backbone: {}, adapters: {}}."
+            )
+        suited = OBJECTIVES[stage.objective].tasks
+        for task in (task for task, weight in stage.tasks.items() if weight and task not in suited):
+            raise ConfigError(
+                f"stages.{name}.tasks has {task}{did_you_mean(task, suited)}, on which the objective "
+                f"{stage.objective} cannot be trained; use {', '.join(suited)}."
+            )
     check_validation(config)
 
 
@@ -142,20 +199,6 @@ def command_line(*arguments: str) -> str:
         nodes = ["--nnodes", machines] if machines != "1" else []
         launcher = ["torchrun", *nodes, "--nproc-per-node", local, "-m", "worldmodel.train.finetune"]
     return shlex.join([*launcher, *arguments])
-
-
-def write_config(config: TrainConfig, run: Path, origin: dict[str, Any]) -> None:
-    """Write the resolved config into the run's folder, with its origin and the commit of the code."""
-    run.mkdir(parents=True, exist_ok=True)
-    commit = subprocess.run(  # noqa: S603
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    origin = {**origin, "commit": commit.stdout.strip() or None}
-    written = {"origin": origin, **configs.to_dict(config)}
-    (run / "config.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from worldmodel import config as configs
 from worldmodel.config import TrainConfig, TrainedConfig
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import data_parallel
+from worldmodel.train import finetune
 from worldmodel.train.memory_estimate import MemoryEstimate, StepEstimator, estimate_rollout, microbatches
 
 GIB = 2**30
@@ -50,7 +50,7 @@ def report(
     Raises:
         ConfigError: there is no such stage, or the stage, the model and the mesh do not fit each other.
     """
-    config = configs.load(name, overrides)
+    config = finetune.load(name, overrides)
     if not config.stages or (stage is not None and stage not in config.stages):
         known = ", ".join(config.stages) or "none"
         raise ConfigError(f"The config has no stage {stage or ''!r}; its stages: {known}.")

@@ -4,6 +4,8 @@ worldmodel publish runs/shapes-tiny runs/shapes-tiny/published
 """
 
 import json
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from worldmodel.eval.report import write_report
 from worldmodel.eval.speed import machine
 from worldmodel.eval.suite import EvalSettings, EvalSuite, evaluate, suite_of
 from worldmodel.models.world_model import WorldModel
+from worldmodel.train.run_log import read_metrics
 
 LONGEST_STEP_S = 300.0
-"""Longer gaps between two lines of metrics.jsonl are interruptions of the run."""
+"""Longer gaps between two records without `step_s` are interruptions of the run."""
 
 
 def publish(run: Path, folder: Path, settings: EvalSettings, suite: EvalSuite | None = None) -> None:
@@ -47,14 +50,7 @@ def publish(run: Path, folder: Path, settings: EvalSettings, suite: EvalSuite | 
 def training_record(run: Path) -> dict[str, Any]:
     """Return how a run was made: its stages with steps and wall time, the commit of the code, the command."""
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-    seconds: dict[str, float] = {}
-    last: dict[str, float] = {}
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        stage, now = entry["stage"], entry["time"]
-        gap = now - last.get(stage, now)
-        seconds[stage] = seconds.get(stage, 0.0) + (gap if gap < LONGEST_STEP_S else 0.0)
-        last[stage] = now
+    seconds = {stage: stage_seconds(records) for stage, records in read_metrics(run).items()}
     stages = {
         name: {
             "objective": stage["objective"],
@@ -72,3 +68,15 @@ def training_record(run: Path) -> dict[str, Any]:
         "stages": stages,
         "config": config,
     }
+
+
+def stage_seconds(records: Mapping[int, Mapping[str, Any]]) -> float:
+    """Return the time of the steps of a stage: of each record, its steps times their mean time.
+
+    Records of former versions have no `step_s`; long gaps between those are interruptions of the run.
+    """
+    timed = {step: record["step_s"] for step, record in records.items() if "step_s" in record}
+    if timed:
+        return sum((step - last) * timed[step] for last, step in pairwise((0, *timed)))
+    times = [record["time"] for record in records.values()]
+    return sum(gap for last, now in pairwise(times) if 0 < (gap := now - last) < LONGEST_STEP_S)

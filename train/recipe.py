@@ -118,13 +118,16 @@ def plan(facts: DatasetFacts, budget_s: float, machine: Machine, run_dir: str, m
     fewest = min(each for name, each in steps.items() if name != "codec" or not _starts_from_codec(model))
     if fewest < MIN_STEPS:
         raise InputError(
-            f"{budget_s:g} s suffice for {fewest} steps of a stage on this machine; allow more "
-            f"time, at least {budget_s * MIN_STEPS / max(fewest, 1):.0f} s."
+            f"{budget_s:g} s suffice for {int(fewest)} steps of a stage on this machine; allow more "
+            f"time, at least {math.floor(budget_s * MIN_STEPS / fewest) + 1} s."
         )
     config = TrainConfig(
         model=model,
         init_from={"codec": CODEC} if _starts_from_codec(model) else None,
-        stages={name: replace(stage, steps=min(steps[name], MAX_STEPS)) for name, stage in stages.items()},
+        stages={
+            name: replace(stage, steps=max(1, min(int(steps[name]), MAX_STEPS)))
+            for name, stage in stages.items()
+        },
         data=DataConfig(_sources(facts)),
         run_dir=run_dir,
         validation=ValidationConfig("held" if facts.held else ""),
@@ -148,12 +151,15 @@ def plan(facts: DatasetFacts, budget_s: float, machine: Machine, run_dir: str, m
 
 def _candidate(
     facts: DatasetFacts, width: int, layers: int, max_side: int, flops: float
-) -> tuple[WorldModelConfig, dict[str, StageConfig], dict[str, int], dict[str, float]]:
-    """Return a model of a size, its stages, the steps of each that some FLOPs allow, and FLOPs of a step."""
+) -> tuple[WorldModelConfig, dict[str, StageConfig], dict[str, float], dict[str, float]]:
+    """Return a model of a size, its stages, the steps of each that some FLOPs allow, and FLOPs of a step.
+
+    Steps are not rounded: the message about too little time is made of them.
+    """
     model = _model(facts, width, layers, max_side)
     stages = _stages(facts, model)
     costs = {name: stage_flops(model, stage) for name, stage in stages.items()}
-    steps = {name: int(_schedule(model)[name][0] * flops / cost) or 1 for name, cost in costs.items()}
+    steps = {name: _schedule(model)[name][0] * flops / cost for name, cost in costs.items()}
     return model, stages, steps, costs
 
 
@@ -165,7 +171,7 @@ def _schedule(model: WorldModelConfig) -> dict[str, tuple[float, int]]:
     return FROM_CODEC if _starts_from_codec(model) else FROM_SCRATCH
 
 
-def _suffices(model: WorldModelConfig, steps: dict[str, int]) -> bool:
+def _suffices(model: WorldModelConfig, steps: dict[str, float]) -> bool:
     return all(steps[name] >= 2 * least for name, (_, least) in _schedule(model).items())
 
 

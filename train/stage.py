@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -38,11 +39,16 @@ def run_stage(
     checkpoints: Checkpoints,
     newest: Path | None,
     stop: Callable[[], bool],
+    begun: Callable[[], None],
 ) -> bool:
-    """Train one stage, from its start or from `newest` if that is of this stage; False if stopped."""
+    """Train one stage, from its start or from `newest` if that is of this stage; False if stopped.
+
+    Every process calls `begun` when its model is built and before the first step.
+    """
     stage, run = config.stages[name], Path(config.run_dir)
     with explain_out_of_memory(name):
         trainer, progress = Trainer.start(config, name, mesh, newest)
+    begun()
     config = trainer.config  # with the precision that `auto` stands for
     log = RunLog(run, name, stage.steps, progress.step, mesh.first, config.log_every, config.tracker)
     for line in summary.describe(trainer.root, stage, mesh):
@@ -88,7 +94,8 @@ def run_stage(
         saver.at_end()
     log.print(f"  peak memory: {peak_memory_gib(mesh.device):.2f} GiB of {mesh.device.type}")
     log.close()
-    return not stop()
+    (stopped,) = trainer.root.model.agreement.most(int(stop()))  # a signal may have reached only some
+    return not stopped
 
 
 class Saver:
@@ -111,6 +118,7 @@ class Saver:
         self.log, self.meter, self.watchdog = log, meter, watchdog
         self.settings = trainer.config.validation
         self.best = validation.best_loss(checkpoints.root, trainer.name)
+        self.validates = bool(self.settings.source)
         self.saves: list[float] = []
         """Seconds that complete checkpoints took, from the call to their name on the disk."""
         self.warned = False
@@ -126,26 +134,46 @@ class Saver:
         self._warn()
 
     def at_end(self) -> None:
-        """Validate the final weights and save them."""
+        """Save the final weights and validate them: if that fails, the stage has ended nevertheless."""
         steps = self.trainer.stage.steps
-        self._save(steps, True, self._validate(steps))
+        saved = self._save(steps, True, None)
+        loss = self._validate(steps, ended=True)
+        if loss is not None and loss < self.best and self.trainer.mesh.first:
+            saved.add_done_callback(lambda done: validation.keep_best(done.result(), loss))
 
-    def _validate(self, done: int) -> float | None:
-        if not self.settings.source:
+    def _validate(self, done: int, ended: bool = False) -> float | None:
+        """Return the loss of the weights that a checkpoint is exported with: their average, if there is one.
+
+        None, and a line in the log, if the source has no episodes for this stage.
+        """
+        if not self.validates:
             return None
-        with self.watchdog.during(self.trainer.root.model, f"validation after step {done}"):
-            losses = validation.validate(self.trainer)
+        trainer = self.trainer
+        averaged = trainer.ema is not None and not ended  # at the end the average is in place
+        if averaged:
+            trainer.before_update()
+        try:
+            with (
+                self.watchdog.during(trainer.root.model, f"validation after step {done}"),
+                trainer.ema.in_place() if trainer.ema and averaged else nullcontext(),
+            ):
+                losses = validation.validate(trainer)
+        except validation.NothingToValidateError as error:
+            self.validates = False
+            self.log.print(f"  validation none in this stage: {error}")
+            return None
         self.log.scalars(done, losses)
         return losses[validation.NAME]
 
-    def _save(self, done: int, ended: bool, loss: float | None) -> None:
+    def _save(self, done: int, ended: bool, loss: float | None) -> Future[Path]:
         began, saves = time.perf_counter(), self.saves  # not self: the future would keep the model alive
         saved = self.trainer.save(self.checkpoints, done, self.stream, ended, loss)
         saved.add_done_callback(lambda _: saves.append(time.perf_counter() - began))
         if loss is not None and loss < self.best:
             self.best = loss
             if self.trainer.mesh.first:  # in the thread that writes, before it removes old checkpoints
-                saved.add_done_callback(lambda done: validation.keep_best(done.result()))
+                saved.add_done_callback(lambda done: validation.keep_best(done.result(), loss))
+        return saved
 
     def _warn(self) -> None:
         advice = shutdown_advice(self.meter.step_s, self.saves[-1]) if self.saves else None

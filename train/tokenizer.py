@@ -15,6 +15,7 @@ from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError
 from worldmodel.io import atomic_folder
 from worldmodel.models.loading import model_folder
+from worldmodel.models.loading.pretrained import LOAD_ERRORS
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.components import settings_of
 from worldmodel.worlds import get_world, world_names
@@ -136,6 +137,9 @@ def source_texts(config: TrainConfig, name: str, count: int) -> list[str]:
 
 
 def _read(folder: Path) -> PreTrainedTokenizerBase:
-    if not folder.is_dir():
-        raise ConfigError(f"There is no tokenizer in {str(folder)!r}; check the key `tokenizer`.")
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    try:
+        if folder.is_dir():
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except LOAD_ERRORS:
+        pass  # what transformers says of a folder without one is a page of class names
+    raise ConfigError(f"There is no tokenizer in {str(folder)!r}; check the key `tokenizer`.")

@@ -222,6 +222,7 @@ class Trainer:
             with self._precision():
                 losses = self.root(lambda inputs=inputs: self.root.objective(self.root.model, inputs))
             total = self._total_loss(losses, counts)
+            self._check_trains(total, batches[0].task)
             totals.append(total.detach())
             self.phases.begin("backward")
             (total * (0.0 if spare else self.mesh.dp_size)).backward()
@@ -326,6 +327,18 @@ class Trainer:
         ]
         return torch.stack([term.reshape(()) for term in terms]).sum()
 
+    def _check_trains(self, total: Tensor, task: str) -> None:
+        """Check that a loss depends on what the stage trains; the same on all processes.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if not total.requires_grad:
+            raise ConfigError(
+                f"The loss of the task {task} depends on nothing that stages.{self.name}.train names "
+                f"({', '.join(self.stage.train)}); add a component, or leave out the task."
+            )
+
     def _report(
         self, prepared: Sequence[StageBatch], sums: Losses, counts: dict[str, Tensor], norm: Tensor
     ) -> tuple[dict[str, float], dict[str, float], float]:
@@ -380,6 +393,11 @@ def build_root(config: TrainConfig, name: str) -> Root:
         objective.weights = {**objective.weights, **stage.loss_weights}
         root = Root(model, objective)
     freeze(model, stage)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"stages.{name}.train ({', '.join(stage.train) or 'empty'}) names no weight that can be trained; "
+            "give components, for example {backbone: {}, adapters: {}}."
+        )
     return root
 
 

@@ -15,6 +15,8 @@ from worldmodel.data.sources import open_source, open_sources
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.io import atomic_folder
 from worldmodel.train.checkpoint.checkpointer import load
+from worldmodel.train.checkpoint.manifest import NAME as MANIFEST
+from worldmodel.train.checkpoint.manifest import Manifest
 from worldmodel.train.trainer import Trainer
 from worldmodel.types import StartImage
 
@@ -23,6 +25,10 @@ BEST = "best"
 NAME = "validation/loss"
 NUM_START_IMAGES = 8
 logger = logging.getLogger(__name__)
+
+
+class NothingToValidateError(ConfigError):
+    """The held-out source has no episodes for the tasks of a stage."""
 
 
 def check_validation(config: TrainConfig) -> None:
@@ -54,7 +60,8 @@ def validate(trainer: Trainer) -> dict[str, float]:
     those of all processes, so the mesh does not matter.
 
     Raises:
-        ConfigError: the source offers none of the stage's tasks, or cannot be read.
+        NothingToValidateError: the source offers none of the stage's tasks.
+        ConfigError: it cannot be read.
     """
     config, mesh, name = trainer.config, trainer.mesh, trainer.config.validation.source
     source = dataclasses.replace(config.data.sources[name], weight=1.0)
@@ -80,13 +87,13 @@ def validation_stage(settings: ValidationConfig, stage: StageConfig, offered: Co
     """Return a stage of the validation's batches, with those of its tasks that the source offers.
 
     Raises:
-        ConfigError: there is none.
+        NothingToValidateError: there is none.
     """
     tasks = {task: weight for task, weight in stage.tasks.items() if task in offered}
     if not any(tasks.values()):
-        raise ConfigError(
+        raise NothingToValidateError(
             f"validation.source {settings.source!r} offers {', '.join(offered)}, but none of the stage's "
-            f"tasks ({', '.join(stage.tasks)}); choose another source."
+            f"tasks ({', '.join(stage.tasks)})"
         )
     return dataclasses.replace(
         stage, steps=settings.batches, tasks=tasks, sources={}, self_rollout=(0.0, 0.0)
@@ -123,10 +130,17 @@ def best_loss(checkpoints: Path, stage: str) -> float:
     return float("inf") if found is None else found
 
 
-def keep_best(checkpoint: Path) -> None:
-    """Keep a complete checkpoint as `best`: hard links where the file system has them, else a copy."""
+def keep_best(checkpoint: Path, loss: float) -> None:
+    """Keep a complete checkpoint as `best`: hard links where the file system has them, else a copy.
+
+    Its manifest is its own, and tells the loss, which may have been computed after the checkpoint was made.
+    """
+    manifest = Manifest.read(checkpoint)
+    told = dataclasses.replace(manifest, progress={**manifest.progress, "validation_loss": loss})
     with atomic_folder(checkpoint.parent / BEST) as folder:
-        shutil.copytree(checkpoint, folder, copy_function=_link, dirs_exist_ok=True)
+        without = shutil.ignore_patterns(MANIFEST)
+        shutil.copytree(checkpoint, folder, copy_function=_link, ignore=without, dirs_exist_ok=True)
+        told.write(folder)
 
 
 def _link(source: str, target: str) -> None:

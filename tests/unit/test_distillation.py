@@ -126,6 +126,13 @@ def test_a_teacher_whose_steps_add_noise_is_refused(make_model: Callable[..., Wo
         OBJECTIVES["distill"](model)
 
 
+def test_guidance_of_a_teacher_that_takes_none_is_refused(make_model: Callable[..., WorldModel]) -> None:
+    model = make_model(num_inference_steps=1, generator=GeneratorConfig(condition_dropout=0.0))
+    OBJECTIVES["distill"].of(model, STAGE)
+    with pytest.raises(ConfigError, match=r"teacher_guidance_scale is 3.*condition_dropout"):
+        OBJECTIVES["distill"].of(model, dataclasses.replace(STAGE, teacher_guidance_scale=3.0))
+
+
 def test_the_teacher_has_the_guidance_of_its_stage(make_model: Callable[..., WorldModel]) -> None:
     """One step is linear in the guidance scale."""
     model = make_model(num_inference_steps=1, image_size=64, action=ActionConfig(max_text_tokens=160))

@@ -197,6 +197,17 @@ def test_what_cannot_be_planned_is_said_in_one_sentence(
     assert not (tmp_path / "world.yaml").exists()
 
 
+@pytest.mark.parametrize("budget_s", [1.0, 30.0])
+def test_the_time_that_is_asked_for_suffices(budget_s: float, tmp_path: Path) -> None:
+    facts = read_facts(recorded(tmp_path / "set", KEYS, 10), tmp_path / "world.yaml")
+    with pytest.raises(InputError, match=r"at least \d+ s") as refused:
+        recipe.plan(facts, budget_s, MACHINE, "run")
+    needed = float(str(refused.value).rsplit("at least ", 1)[1].split()[0])
+    assert recipe.plan(facts, needed, MACHINE, "run").config.stages["state"].steps >= recipe.MIN_STEPS
+    with pytest.raises(InputError):
+        recipe.plan(facts, needed - 2, MACHINE, "run")
+
+
 def test_an_unreadable_dataset_and_an_existing_config_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

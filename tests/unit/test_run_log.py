@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from worldmodel.errors import ConfigError
+from worldmodel.train import publish
 from worldmodel.train.run_log import RunLog
 
 
@@ -53,3 +54,22 @@ def test_records_of_one_step_are_one(tmp_path: Path) -> None:
     assert records[4]["rounds/loss"] == (1 / 3 + 1 / 4) / 2
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
     assert all(json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_the_time_of_a_run_is_that_of_its_steps(tmp_path: Path, timed: bool) -> None:
+    """Ten records of 20 steps of 20 s, which one more follows after a day; the last line was cut off."""
+    gap = 400.0 if timed else 200.0
+    records = [
+        {"stage": "state", "step": 20 * number, "time": gap * number} | ({"step_s": 20.0} if timed else {})
+        for number in range(1, 11)
+    ]
+    records.append(records[-1] | {"step": 220, "time": 1e5})
+    lines = [*map(json.dumps, records), '{"stage": "sta']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    origin = {"command": "worldmodel train", "commit": None, "num_processes": 2}
+    stages = {"state": {"objective": "state", "steps": 220}}
+    (tmp_path / "config.json").write_text(json.dumps({"origin": origin, "stages": stages}))
+    record = publish.training_record(tmp_path)
+    expected = 11 * 20 * 20 / 60 if timed else 9 * gap / 60
+    assert record["minutes"] == record["stages"]["state"]["minutes"] == round(expected, 1)

@@ -2,15 +2,17 @@
 
 import dataclasses
 import gzip
+import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from runs import changed
+from safetensors.torch import load_file
 
 from worldmodel.config import (
     DataConfig,
@@ -22,7 +24,7 @@ from worldmodel.data import loader
 from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import GridAdapter
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import distributed, finetune
+from worldmodel.train import distributed, finetune, validation
 from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.checkpoint.manifest import verify
 from worldmodel.train.run_log import read_metrics
@@ -60,6 +62,89 @@ def test_the_checkpoint_with_the_lowest_validation_loss_is_kept(
     for step, line in others.items():  # validation does not disturb training
         losses = {key: value for key, value in line.items() if key.startswith(("rounds/", "describe/"))}
         assert {key: records[step][key] for key in losses} == losses
+
+
+def test_stages_without_held_out_tasks_are_not_validated(
+    run_config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "held.jsonl").write_text('{"text": "a text"}\n')
+    held = SourceConfig("text", str(tmp_path / "held.jsonl"), weight=0.0)
+    config = dataclasses.replace(
+        changed(run_config, steps=2, tasks={"rounds": 1.0}),
+        data=DataConfig({"shapes": SourceConfig("shapes"), "held": held}),
+        validation=ValidationConfig("held", 1, 1, 0),
+        sample_every=0,
+    )
+    run = finetune.train(config).parent
+    assert not (run / "checkpoints" / "best").exists()
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count("validation none in this stage") == 1
+
+
+def test_the_last_steps_are_kept_if_their_validation_fails(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(
+        changed(run_config, steps=1, tasks={"rounds": 1.0}),
+        data=HELD_OUT,
+        validation=ValidationConfig("held", 1, 1, 0),
+        sample_every=0,
+    )
+
+    def broken(*_: Any) -> None:
+        raise ConfigError("the held-out clips cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "validate", broken)
+        with pytest.raises(ConfigError, match="held-out"):
+            finetune.train(config)
+    newest = checkpointer.latest(Path(config.run_dir))
+    assert newest is not None and checkpointer.load(newest, {})["ended"]
+    assert (finetune.train(config) / "config.json").is_file()
+
+
+def test_the_average_is_validated_where_it_is_exported(
+    run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights that are validated, against those of the checkpoint `best` as they are exported."""
+    config = dataclasses.replace(
+        changed(run_config, steps=4, ema_decay=0.9, tasks={"rounds": 1.0}),
+        data=HELD_OUT,
+        validation=ValidationConfig("held", 2, 1, 0),
+        sample_every=0,
+    )
+    name, seen, validate = "vision.merge.weight", {}, validation.validate
+
+    def watched(trainer: Trainer) -> dict[str, float]:
+        losses = validate(trainer)
+        weight = dict(trainer.root.model.named_parameters())[name]
+        seen[losses["validation/loss"]] = distributed.full_tensor(weight.detach()).clone()
+        return losses
+
+    monkeypatch.setattr(validation, "validate", watched)
+    run = finetune.train(dataclasses.replace(config, checkpoint_every=100), stop=stopping(3))
+    best = run / "checkpoints" / "best"
+    tensors = load_file(next(best.glob("*.safetensors")))
+    (loss,) = seen
+    assert loss == checkpointer.load(best, {})["validation_loss"]
+    assert torch.equal(seen[loss], tensors[f"ema.{name}"])
+    assert not torch.equal(seen[loss], tensors[f"model.{name}"])
+    finetune.train(config)
+    assert len(seen) == 2  # at the end the average is in place of the weights
+    last = load_file(next(newest(run).glob("*.safetensors")))
+    assert torch.equal(list(seen.values())[1], last[f"model.{name}"])
+
+
+def stopping(steps: int) -> Callable[[], bool]:
+    """What is asked after every step whether to stop: it says so at the step of this number."""
+    asked = itertools.count(1)
+    return lambda: next(asked) >= steps
+
+
+def newest(run: Path) -> Path:
+    found = checkpointer.latest(run)
+    assert found is not None
+    return found
 
 
 @pytest.mark.slow

@@ -392,8 +392,13 @@ def test_checkpoints_of_another_model_are_refused(run_config: TrainConfig) -> No
     other = dataclasses.replace(
         run_config, model=dataclasses.replace(run_config.model, generator=configs.GeneratorConfig(width=96))
     )
+    other = dataclasses.replace(changed(other, steps=1), stages={"more": STAGES["state"]})
+    other = dataclasses.replace(other, stages=changed(run_config, steps=1).stages | other.stages)
+    with pytest.raises(ConfigError, match=r"generator\.width.*run_dir"):
+        finetune.train(other)
+    (Path(run_config.run_dir) / "config.json").unlink()  # the checkpoint itself tells
     with pytest.raises(ModelError, match="run_dir"):
-        finetune.train(dataclasses.replace(other, stages={**run_config.stages, "more": STAGES["state"]}))
+        finetune.train(other)
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight(
@@ -438,7 +443,7 @@ def test_a_run_starts_from_components_of_a_model(
 ) -> None:
     saved = make_model(seed=1)
     folder = str(saved.save_pretrained(tmp_path / "before", dtype=torch.float32))
-    wider = replace_generator(saved.config, width=24)
+    wider = replace_generator(saved.config, width=96)
     sources = {"all": folder, "generator": None, "condition_adapter": None}
     model = start.build_model(TrainConfig(model=wider, init_from=sources))
     deferred.load_shards(model)
@@ -446,7 +451,7 @@ def test_a_run_starts_from_components_of_a_model(
     for name, tensor in saved.state_dict().items():
         if not name.startswith(("generator.", "condition_adapter.")):
             assert torch.equal(state[name], tensor), name
-    assert state["generator.project.weight"].shape == (4, 24)
+    assert state["generator.project.weight"].shape == (4, 96)
     first = "condition_adapter.from_state.weight"
     assert not torch.equal(state[first], saved.state_dict()[first])
     with pytest.raises(ModelError, match=r"generator\."):

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from worldmodel import config as configs
-from worldmodel.config import StageConfig, TrainedConfig
+from worldmodel.config import StageConfig, TrainConfig, TrainedConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
@@ -72,6 +72,10 @@ def test_groups_of_components(make_model: Callable[..., WorldModel]) -> None:
         (components("brain"), "'brain'"),
         (components("backbon"), "did you mean backbone"),
         (components(adapters=TrainedConfig(lora_rank=2)), "adapters"),
+        (
+            components("generator.layers.0", generator=TrainedConfig(lora_rank=4)),
+            r"generator\.layers\.0 lies below train\.generator",
+        ),
     ],
 )
 def test_wrong_components_are_refused(
@@ -115,6 +119,29 @@ def test_settings_with_few_values_offer_the_closest() -> None:
         ["activations=some"],
         ["stages.state.train.backbone.lora_rank=-1"],
         ["keep_checkpoints=1"],
+        ["checkpoint_every=0"],
+        ["log_every=0"],
+        ["sample_every=-1"],
+        ["seed=-1"],
+        ["hang_timeout_s=0"],
+        ["hang_timeout_s=-1"],
+        ["hang_timeout_s=.inf"],
+        ["hang_timeout_s=1e12"],
+        ["peak_tflops=.nan"],
+        ["init_from={codec: 5}"],
+        ["init_from={generator: [a]}"],
+        ["stages.state.max_gradient_norm=0"],
+        ["stages.state.max_gradient_norm=-1"],
+        ["stages.state.max_gradient_norm=.nan"],
+        ["stages.state.lr=-1"],
+        ["stages.state.lr=.inf"],
+        ["stages.state.muon_lr=-0.02"],
+        ["stages.state.weight_decay=-1"],
+        ["stages.state.self_rollout=[0,2]"],
+        ["stages.state.teacher_guidance_scale=.nan"],
+        ["stages.state.train.backbone.lora_alpha=0"],
+        ["stages.state.train.backbone.lr=-1"],
+        ["stages.state.train.backbone.muon_lr=.nan"],
     ],
     ids=str,
 )
@@ -122,6 +149,14 @@ def test_a_wrong_setting_is_reported_in_one_line(overrides: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         configs.load("shapes_tiny", overrides)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "..", "-x", "a\0"])
+def test_names_of_stages_are_parts_of_names_of_files(name: str) -> None:
+    stage = StageConfig(tasks={"rounds": 1.0})
+    with pytest.raises(ConfigError, match="stage is named"):
+        TrainConfig(stages={name: stage})
+    assert TrainConfig(stages={"second 2.1_größer-x": stage})
 
 
 def test_overrides_take_precedence_and_keep_their_types() -> None:

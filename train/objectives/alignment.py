@@ -35,6 +35,7 @@ class AlignmentObjective(Objective):
     """
 
     weights: Mapping[str, float] = {}
+    tasks = ("rounds", "describe", "ask", "inverse")
 
     def __init__(self, model: WorldModel, within_state: bool = False) -> None:
         super().__init__(model)

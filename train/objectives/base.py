@@ -22,6 +22,9 @@ from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
 
+TASKS = ("rounds", "imagine", "describe", "ask", "inverse", "document")
+"""All tasks that sources offer (`StageConfig.tasks`)."""
+
 Losses = dict[str, Tensor]
 """Losses by name, summed over the rows of a microbatch."""
 
@@ -127,6 +130,8 @@ class Objective(nn.Module, ABC):
     """
 
     weights: Mapping[str, float]
+    tasks: ClassVar[tuple[str, ...]] = TASKS
+    """Tasks that it can be trained on."""
     has_teacher: ClassVar[bool] = False
     """Whether `prepare` needs the weights with which the stage began."""
 

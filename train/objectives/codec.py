@@ -20,6 +20,7 @@ class CodecObjective(Objective):
     """Reconstruction of pairs of frames, weighted so that small objects survive (`worldmodel eval`)."""
 
     weights: Mapping[str, float] = {"pixel": 1.0, "kl": 3e-4}
+    tasks = ("rounds", "imagine", "describe", "ask", "inverse")
 
     @staticmethod
     def codec(model: WorldModel) -> Codec:
@@ -69,6 +70,11 @@ class CodecObjective(Objective):
                 for clip in episode.observations
                 for start in range(0, len(clip) - size + 1, size)
             ]
+            if not groups:
+                raise ConfigError(
+                    f"{episode.name} has no {size} frames in a row for the objective codec in the task "
+                    f"{batch.task}; use the task rounds."
+                )
             rng = np.random.default_rng((index, 11))
             for chosen in rng.choice(len(groups), size=2, replace=len(groups) < 2):
                 group = groups[chosen]

@@ -36,6 +36,7 @@ class DistillationObjective(JointObjective):
     """
 
     weights: Mapping[str, float] = {"flow": 1.0, "pixel": 0.3}
+    tasks = ("rounds", "imagine")
     has_teacher = True
 
     def __init__(
@@ -44,6 +45,12 @@ class DistillationObjective(JointObjective):
         super().__init__(model)
         self.weights = type(self).weights
         self.teacher_steps, self.teacher_guidance_scale = teacher_steps, teacher_guidance_scale
+        generator = model.config.generator
+        if teacher_guidance_scale != 1.0 and not (generator and generator.takes_guidance):
+            raise ConfigError(
+                f"teacher_guidance_scale is {teacher_guidance_scale:g}, but the model was trained with "
+                "model.generator.condition_dropout 0 and takes no guidance; set it to 1."
+            )
 
     @classmethod
     def of(cls, model: WorldModel, stage: StageConfig) -> "DistillationObjective":

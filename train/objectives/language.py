@@ -19,6 +19,7 @@ class LanguageObjective(Objective):
     """Next-token prediction on the documents of a source."""
 
     weights: Mapping[str, float] = {"nll": 1.0}
+    tasks = ("document",)
 
     max_tokens = 160
 

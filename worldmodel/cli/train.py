@@ -1,6 +1,7 @@
 """`worldmodel train`: train or fine-tune a model."""
 
 import os
+from pathlib import Path
 
 from worldmodel.cli.parser import OVERRIDES_HELP, Parser
 
@@ -23,15 +24,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
     args = parser.parse_args(argv)
 
-    from worldmodel import config as configs
     from worldmodel.train import distributed, finetune
 
-    config = finetune.resolve_model(configs.load(args.config, args.overrides))
+    config = finetune.load(args.config, args.overrides)
     with finetune.stop_on_signal() as stopped:
         command = finetune.command_line(args.config, *args.overrides)
         result = finetune.train(config, command, stopped)
     if int(os.environ.get("RANK", 0)) == 0:
-        finished = (result / "config.json").is_file() and result.name == "model"
+        finished = result != Path(config.run_dir)
         print(
             f"model: {result}"
             if finished

@@ -1,6 +1,7 @@
 """Settings of a training run."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ RENAMED = {"adapter": "condition_adapter", "condition": "condition_adapter"} | d
     ("unseen", "ask", "answer"), "adapters"
 )
 """Old keys of `StageConfig.train` and the groups that replace them."""
+LONGEST_HANG_S = 1e7
+"""Greatest `hang_timeout_s`; the clocks of some platforms end soon after."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,13 @@ class TrainedConfig:
         if self.lora_rank < 0:
             raise ConfigError(
                 f"lora_rank is {self.lora_rank}; use 0 (train all weights) or a rank, for example 16."
+            )
+        if self.lora_alpha < 1:
+            raise ConfigError(f"lora_alpha is {self.lora_alpha}; use 1 or more, for example 32.")
+        if not all(rate is None or 0 <= rate < math.inf for rate in (self.lr, self.muon_lr)):
+            raise ConfigError(
+                f"A component has lr {self.lr} and muon_lr {self.muon_lr}; use 0 or more, or null for the "
+                "rate of the stage."
             )
 
 
@@ -84,11 +94,12 @@ class StageConfig:
     tasks: dict[str, float] = field(default_factory=dict)
     """Tasks and their sampling weights. A source offers some of: rounds (actions and the clips after them),
     imagine (a text and the clip that it describes), describe, ask (text about an observation), inverse (the
-    action between two observations), document (text only)."""
+    action between two observations), document (text only). The objective language is trained on document
+    alone, codec on all others, alignment on all but imagine and document, distill on rounds and imagine."""
     sources: dict[str, float] = field(default_factory=dict)
     """Weights of `data.sources` in this stage; empty takes the `weight` of each source."""
     train: dict[str, TrainedConfig] = field(default_factory=dict)
-    """The trained components and their settings; all others are frozen.
+    """The trained components and their settings, at least one; all others are frozen.
 
     Keys are groups or module names of the model such as `vision.adapter`; the most specific key decides.
     Groups: adapters (all but backbone, generator, codec and a pretrained vision encoder), all.
@@ -103,6 +114,23 @@ class StageConfig:
                 f"A stage has steps {self.steps}, batch_size {self.batch_size} and rounds {self.rounds}; "
                 "each must be 1 or more."
             )
+        if not all(0 <= rate < math.inf for rate in (self.lr, self.muon_lr, self.weight_decay)):
+            raise ConfigError(
+                f"A stage has lr {self.lr}, muon_lr {self.muon_lr} and weight_decay {self.weight_decay}; use "
+                "0 or more."
+            )
+        if not 0 < self.max_gradient_norm < math.inf:
+            raise ConfigError(
+                f"A stage has max_gradient_norm {self.max_gradient_norm}; use a number above 0, a large one "
+                "to clip nothing."
+            )
+        if not all(map(math.isfinite, (self.constant_fraction, self.teacher_guidance_scale))):
+            raise ConfigError(
+                f"A stage has constant_fraction {self.constant_fraction} and teacher_guidance_scale "
+                f"{self.teacher_guidance_scale}; use finite numbers."
+            )
+        if not all(0 <= share <= 1 for share in self.self_rollout):
+            raise ConfigError(f"A stage has self_rollout {list(self.self_rollout)}; use shares from 0 to 1.")
         if self.microbatch_size < 0 or not 0 <= self.ema_decay < 1:
             raise ConfigError(
                 f"A stage has microbatch_size {self.microbatch_size} and ema_decay {self.ema_decay}; "
@@ -243,7 +271,8 @@ class TrainConfig:
     """Folder of a tokenizer for a backbone from scratch. Empty: one is learned from the texts of the data and
     stored in RUN_DIR/tokenizer, which a resumed run reads."""
     run_dir: str = "runs/shapes-tiny"
-    """Folder of the run: checkpoints, metrics and the finished model. A run that exists is resumed."""
+    """Folder of the run: checkpoints, metrics and the finished model. A run that exists is resumed, with the
+    model, data, seed and finished stages that it began with."""
     seed: int = 0
     """Seed of weights, data order and noise."""
     checkpoint_every: int = 200
@@ -290,7 +319,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
+        self._check_numbers()
         for name, stage in self.stages.items():
+            if not re.fullmatch(r"\w[\w .-]{0,99}", name):
+                raise ConfigError(
+                    f"A stage is named {name!r}, which cannot be a part of a file's name; use letters, "
+                    "digits, - and _."
+                )
             generates = stage.objective in ("generator", "joint", "distill")
             if generates and self.model.generator is None:
                 raise ConfigError(
@@ -308,7 +343,24 @@ class TrainConfig:
                 f"init_from is {self.init_from!r}; use the name of a model or a mapping from components to "
                 "names."
             )
-        if self.peak_tflops < 0 or self.profile_steps < 0:
+        for name, source in self.init_sources.items():
+            if not isinstance(source, str | None):
+                raise ConfigError(f"init_from.{name} is {source!r}; use the name of a model, or null.")
+
+    def _check_numbers(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed}; use 0 or more, below 2^63.")
+        if self.checkpoint_every < 1 or self.log_every < 1 or self.sample_every < 0:
+            raise ConfigError(
+                f"checkpoint_every is {self.checkpoint_every}, log_every {self.log_every} and sample_every "
+                f"{self.sample_every}; use 1 or more steps, and 0 for no samples."
+            )
+        if not 0 < self.hang_timeout_s <= LONGEST_HANG_S:
+            raise ConfigError(
+                f"hang_timeout_s is {self.hang_timeout_s:g}; use a number of seconds above 0, at most "
+                f"{LONGEST_HANG_S:g}."
+            )
+        if not 0 <= self.peak_tflops < math.inf or self.profile_steps < 0:
             raise ConfigError(
                 f"peak_tflops is {self.peak_tflops:g} and profile_steps {self.profile_steps}; use 0 or more."
             )
