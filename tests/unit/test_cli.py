@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 import worldmodel
@@ -15,6 +16,8 @@ from worldmodel import config as configs
 from worldmodel import media
 from worldmodel.cli import VERBS, main
 from worldmodel.cli.info import read_card
+from worldmodel.models.loading.location import resolve
+from worldmodel.models.loading.model_folder import read_config
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.action_list import parse_action
 from worldmodel.types import Action
@@ -139,6 +142,13 @@ def test_config_lists_and_explains(run: Callable[..., tuple[int, str, str]]) -> 
     )
     Path("again.yaml").write_text(out)
     assert configs.load("again.yaml") == configs.load("shapes_tiny", ["seed=3", "stages.state.lr=1e-5"])
+
+
+def test_config_has_the_settings_of_the_model_that_it_names(run: Callable[..., tuple[int, str, str]]) -> None:
+    made = yaml.safe_load(run("config", "own_clips", "model.num_inference_steps=2")[1])["model"]
+    named = configs.to_dict(read_config(resolve("shapes-tiny")))
+    assert made["generator"] == named["generator"]
+    assert made["num_inference_steps"] == 2 != named["num_inference_steps"]
 
 
 @pytest.mark.parametrize("launcher", [("-m", "worldmodel.train.finetune"), ("train/finetune.py",)])

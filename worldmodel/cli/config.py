@@ -31,7 +31,12 @@ def main(argv: list[str]) -> None:
         shipped = files("worldmodel.configs").iterdir()
         print("\n".join(sorted(Path(entry.name).stem for entry in shipped if entry.name.endswith(".yaml"))))
         return
-    print("\n".join(yaml_lines(configs.load(args.config, args.overrides), indent="", explained=set())))
+    config = configs.load(args.config, args.overrides)
+    if isinstance(config.init_from, str):  # the settings of the model are those of the model that it names
+        from worldmodel.train.finetune import load
+
+        config = load(args.config, args.overrides)
+    print("\n".join(yaml_lines(config, indent="", explained=set())))
 
 
 def yaml_lines(settings: Any, indent: str, explained: set[type]) -> Iterator[str]:

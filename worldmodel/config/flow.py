@@ -107,8 +107,8 @@ class FlowConfig:
     segment_size: int = 64
     """Clips in a segment: training can begin when the first is full, and shuffles within a segment."""
     max_in_flight: int = 1024
-    """Clips that are listed and not yet packed or dropped, at most: it bounds all queues and memory. The buffer
-    keeps every file."""
+    """Clips that are listed and not yet packed or dropped, at most: it bounds all queues and memory. The
+    buffer keeps every file."""
     max_lead: int = 0
     """Segments that may be sealed ahead of the trainers that read; 0 does not wait for them."""
     max_attempts: int = 3

@@ -149,8 +149,9 @@ def _reproduce(results: Mapping[str, Any], name: str) -> str:
     settings = results["settings"]
     return (
         "## Reproduce\n\n```sh\n"
-        f"worldmodel eval {shlex.quote(name)} {_data_options(settings)}--num-samples {settings['num_samples']} "
-        f"--rounds {settings['rounds']} --seed {settings['seed']}\n```\n"
+        f"worldmodel eval {shlex.quote(name)} {_data_options(settings)}"
+        f"--num-samples {settings['num_samples']} --rounds {settings['rounds']} --seed {settings['seed']}\n"
+        "```\n"
     )
 
 
