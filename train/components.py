@@ -43,7 +43,7 @@ def check_components(model: nn.Module, train: Mapping[str, TrainedConfig]) -> No
 
     Raises:
         ConfigError: a key is neither a group nor a module of the model, a group has a `lora_rank`, or a key
-            lies below one that has.
+            has linear layers below one that has.
     """
     names = [name for name, _ in model.named_parameters()]
     for key, settings in train.items():
@@ -55,11 +55,14 @@ def check_components(model: nn.Module, train: Mapping[str, TrainedConfig]) -> No
                 )
         else:
             check_component(key, names, "train")
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     for key in train:
+        # Norms and embeddings may be trained in full beside the LoRA of the linear layers around them.
+        adapted = any(_is_below(name, key) or _is_below(key, name) for name in linear)
         for outer, settings in train.items():
-            if settings.lora_rank and key != outer and _is_below(key, outer):
+            if adapted and settings.lora_rank and key != outer and _is_below(key, outer):
                 raise ConfigError(
-                    f"train.{key} lies below train.{outer}, whose weights are frozen by its lora_rank; leave "
+                    f"train.{key} has linear layers below train.{outer}, whose lora_rank freezes them; leave "
                     "out one of the two."
                 )
 

@@ -74,7 +74,7 @@ def test_groups_of_components(make_model: Callable[..., WorldModel]) -> None:
         (components(adapters=TrainedConfig(lora_rank=2)), "adapters"),
         (
             components("generator.layers.0", generator=TrainedConfig(lora_rank=4)),
-            r"generator\.layers\.0 lies below train\.generator",
+            r"generator\.layers\.0 has linear layers below train\.generator",
         ),
     ],
 )
