@@ -69,7 +69,7 @@ def test_rows_keep_their_other_texts_as_they_are(tmp_path: Path) -> None:
 
 def test_files_whose_names_are_not_utf8_are_clips_that_say_so(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(b"a")
-    with open(os.fsencode(tmp_path) + b"/caf\xe9.mp4", "wb") as file:
+    with open(os.fsencode(tmp_path) + b"/b\xe9.mp4", "wb") as file:
         file.write(b"b")
     source = FlowSourceConfig("folder", str(tmp_path))
     (good,), (bad,) = open_listing("mine", source, 0)
