@@ -409,12 +409,12 @@ def test_a_run_is_published_with_figures_on_recorded_episodes(recorded: Path, tm
     origin = {"command": "worldmodel train mine.yaml", "commit": "abc", "num_processes": 1}
     stages = {"joint": {"objective": "joint", "steps": 2}}
     (run / "config.json").write_text(json.dumps({"stages": stages, "origin": origin}))
-    (run / "metrics.jsonl").write_text('{"stage": "joint", "time": 0}\n')
+    (run / "metrics.jsonl").write_text('{"stage": "joint", "step": 2, "time": 0}\n')
     argv = ["publish", str(run), str(folder), "--data", str(recorded), "--num-samples", "2", "--rounds", "1"]
     assert main(argv) == 0
     card = (folder / "README.md").read_text()
     assert "| PSNR of a copy of the first frame, round 1 |" in card
-    assert f"--data {recorded} --num-samples 2 --rounds 1" in card
+    assert f"--data {recorded} --inverse-dynamics-steps 500 --num-samples 2 --rounds 1" in card
     assert (run / "report" / "index.html").is_file()
 
 
