@@ -218,7 +218,7 @@ def test_the_command_plans_from_an_image(
 
 
 @pytest.mark.parametrize("actions", [WALKS, Box((-1, -1), (1, 1))])
-def test_what_must_not_be_counts_for_nothing(actions: Choices | Box) -> None:
+def test_mppi_ignores_scores_of_minus_infinity(actions: Choices | Box) -> None:
     nearest = closeness((5, 5))
 
     def score(trajectory: Trajectory) -> float:
@@ -232,12 +232,12 @@ def test_what_must_not_be_counts_for_nothing(actions: Choices | Box) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_score_that_is_no_number_is_refused(method: Method) -> None:
+def test_nan_scores_are_rejected(method: Method) -> None:
     with pytest.raises(InputError, match="not a number"):
         plan(Walk(), (0, 0), lambda trajectory: float("nan"), WALKS, PlanSettings(method))
 
 
-def test_an_objective_sees_sequences_of_one_action_or_more() -> None:
+def test_objectives_never_see_an_empty_trajectory() -> None:
     found = plan(Walk(), (0, 0), lambda t: float(t.rounds[-1].mean()), WALKS, PlanSettings("random", 3, 4))
     assert np.isfinite(found.score)
 

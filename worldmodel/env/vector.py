@@ -186,7 +186,7 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
 
 
 def _history_bytes(model: WorldModel) -> int:
-    """Return the memory of the longest keys and values that are used again, those of all rounds but one."""
+    """Return the size of the longest reusable prefix: keys and values of all rounds but the current one."""
     longest_round = model.vision.round_tokens + model.action.max_tokens + model.config.num_queries
     positions = (model.config.context_rounds - 1) * longest_round
     return positions * model.backbone.position_bytes(model.backbone.model.dtype)

@@ -30,9 +30,7 @@ MAX_BYTES = 64 * 2**20
 """Bytes of files in rows after which fewer rows are."""
 AGAIN_S = 30.0
 """Time after which clips in flight are published again, in case a topic has lost some."""
-
-
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Lister:
@@ -102,7 +100,7 @@ class Lister:
 
     def _report(self, name: str) -> None:
         if repeated := self.repeated.pop(name, 0):
-            log.warning(
+            LOG.warning(
                 "%d rows of the source %s name the same file and times as an earlier row: they are one clip, "
                 "with the text of the first.", repeated, name,
             )  # fmt: skip

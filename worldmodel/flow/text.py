@@ -13,12 +13,12 @@ def is_odd(text: str) -> bool:
 
 
 def storable(text: str) -> str:
-    """Return a text with the character for unknown ones in place of those that cannot be stored."""
+    """Replace characters that cannot be stored with U+FFFD."""
     return _ODD.sub("\ufffd", text)
 
 
 def storable_json(value: Any) -> Any:
-    """Return a value of JSON, of whose texts the same is true."""
+    """Apply `storable` to every string of a JSON value."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, list):

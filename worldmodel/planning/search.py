@@ -118,7 +118,7 @@ def _weights(scores: np.ndarray, settings: PlanSettings) -> np.ndarray:
     if not usable.any():
         return np.full(len(scores), 1 / len(scores))
     spread = scores[usable].std()
-    # A score of -inf, for what must not be, gets the weight 0.
+    # Sequences that are ruled out (score -inf) get weight 0.
     weights = np.exp((scores - scores[usable].max()) / (settings.temperature * spread if spread else 1.0))
     return weights / weights.sum()
 

@@ -25,7 +25,7 @@ class Tree(Generic[S]):
 
     def __init__(self, simulator: Simulator[S], start: S, objective: Objective, batch_size: int) -> None:
         self.simulator, self.objective, self.batch_size = simulator, objective, batch_size
-        self.root = Node(Trajectory(), start, -math.inf)  # no plan: there is nothing to score
+        self.root = Node(Trajectory(), start, -math.inf)  # the empty plan is never scored
         self.nodes: dict[tuple[Action, ...], Node[S]] = {(): self.root}
         self.rounds = 0
         """Number of rounds that were played."""
@@ -56,6 +56,6 @@ class Tree(Generic[S]):
             score = float(self.objective(trajectory))
             if math.isnan(score):
                 raise InputError(
-                    f"The score of {', '.join(map(str, prefix))} is not a number; return -inf for none."
+                    f"The score of {', '.join(map(str, prefix))} is not a number; return -inf to rule it out."
                 )
             self.nodes[prefix] = Node(trajectory, state, score)

@@ -78,7 +78,7 @@ def _f1(hits: np.ndarray, wanted: np.ndarray, found: np.ndarray) -> Figure:
     rng = np.random.default_rng(0)
     drawn = rng.integers(len(hits), size=(BOOTSTRAPS, len(hits)))
     events = wanted[drawn].sum(1) + found[drawn].sum(1)
-    values = 2 * hits[drawn].sum(1)[events > 0] / events[events > 0]  # without an event there is no F1
+    values = 2 * hits[drawn].sum(1)[events > 0] / events[events > 0]  # F1 is undefined without events
     low, high = np.percentile(values, (2.5, 97.5))
     value = 2 * hits.sum() / (wanted.sum() + found.sum())
     return {"value": float(value), "low": float(low), "high": float(high), "n": int(wanted.sum())}

@@ -334,7 +334,7 @@ def _with_dtype(config: WorldModelConfig, dtype: torch.dtype) -> WorldModelConfi
 
 
 def _is_model(folder: Path) -> bool:
-    """Return whether a folder is a model of ours, of any version; runs have a config, too."""
+    """Return whether a folder holds one of our models, of any version; run folders have a config, too."""
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
