@@ -109,7 +109,9 @@ def our_generator(name: str, width: int, num_layers: int, rounds: int, tiny: boo
     model = configs.WorldModelConfig(
         codec=CodecConfig(image_size=32 if tiny else 256),
         generator=GeneratorConfig(
-            width=64 if tiny else width, num_layers=2 if tiny else num_layers, num_heads=width // 128
+            width=64 if tiny else width,
+            num_layers=2 if tiny else num_layers,
+            num_heads=2 if tiny else width // 128,
         ),
     )
     return Case(name, training_config(model, "full", rounds))
