@@ -1,14 +1,19 @@
 """What is measured, and how figures are shown."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from worldmodel.config import ConditionAdapterConfig, WorldModelConfig
+from worldmodel import media
+from worldmodel.config import ActionConfig, CodecConfig, ConditionAdapterConfig, WorldModelConfig
+from worldmodel.data.argument import read_source
+from worldmodel.eval.data.episodes import EpisodeReader
 from worldmodel.eval.data.horizon import by_round
+from worldmodel.eval.data.inverse_dynamics import BATCH, EPOCHS, train_recogniser
 from worldmodel.eval.data.measures import Judged, Played
 from worldmodel.eval.data.outcomes import _f1
 from worldmodel.eval.examples import Album
@@ -74,3 +79,19 @@ def test_only_steps_that_the_model_takes_are_measured(part: dict[str, Any], step
             if each.name in ("steps", "chance", "action_following/paraphrases"):
                 each.measure(Still())  # type: ignore[arg-type]
     assert taken == steps
+
+
+def test_actions_of_all_of_sorted_data_are_recognised(tmp_path: Path) -> None:
+    clip = np.zeros((3, 32, 32, 3), np.uint8)
+    media.write_video(clip, tmp_path / "clip.mp4", fps=4)
+    rows = [f"clip.mp4,{key}" for key in ("left", "right") for _ in range(BATCH)]
+    table = tmp_path / "clips.csv"
+    table.write_text("\n".join(["path,keys", *rows]))
+    config = WorldModelConfig(
+        codec=CodecConfig(image_size=32),
+        chunk_frames=2,
+        action=ActionConfig(text=False, keys=("left", "right")),
+    )
+    reader = EpisodeReader(read_source(str(table)), config, 1, 0)
+    recogniser = train_recogniser(reader, steps=EPOCHS // 2)  # reads half of the first half
+    assert recogniser.summary["distinct_actions"] == 2

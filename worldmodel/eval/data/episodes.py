@@ -64,8 +64,10 @@ class EpisodeReader:
         """Name of the source."""
         return next(iter(self.data.sources))
 
-    def read(self, count: int | None = None) -> Iterator[Recorded]:
+    def read(self, count: int | None = None, shuffled: bool = False) -> Iterator[Recorded]:
         """Yield up to `count` episodes; without a number all, or of an unlimited source without end.
+
+        They come in the order of the source, which reads fastest, or shuffled if its size is known.
 
         Raises:
             ConfigError: The source cannot be opened.
@@ -78,7 +80,7 @@ class EpisodeReader:
         try:
             if "rounds" not in source.tasks:
                 raise InputError(f"The source {self.name!r} has no actions with the frames after them.")
-            for index in self._indices(source, count):
+            for index in self._indices(source, count, shuffled):
                 try:
                     episode = source.at(index).episode("rounds", self.seed, index, self.rounds)
                 except InputError as error:
@@ -105,11 +107,12 @@ class EpisodeReader:
                 yield waiting.pop(len(episode.actions))
         yield from waiting.values()
 
-    def _indices(self, source: Source, count: int | None) -> Iterable[int]:
+    def _indices(self, source: Source, count: int | None, shuffled: bool) -> Iterable[int]:
         if source.size is None or source.streams:
             return itertools.count() if count is None else range(count)
         rng = np.random.default_rng(self.seed)
-        return sorted(rng.permutation(source.size)[:count].tolist())
+        chosen = rng.permutation(source.size)[:count].tolist()
+        return chosen if shuffled else sorted(chosen)
 
     def _checked(self, episode: Episode) -> Recorded:
         start, *clips = episode.observations

@@ -182,10 +182,13 @@ def train_recogniser(reader: EpisodeReader, steps: int) -> ActionRecognised:
 
 
 def _recorded(reader: EpisodeReader, count: int) -> tuple[Rounds, list[Action]]:
-    """Return frames and actions of `count` recorded rounds, or of as many as fit in memory."""
+    """Return frames and actions of `count` recorded rounds, or of as many as fit in memory.
+
+    The episodes are shuffled, because data are often sorted by task.
+    """
     rounds: list[np.ndarray] = []
     actions: list[Action] = []
-    for episode in reader.read():
+    for episode in reader.read(shuffled=True):
         for before, action, clip in zip(episode.starts, episode.actions, episode.clips, strict=True):
             rounds.append(np.concatenate([before[None], _spread(clip[None])[0]]))
             actions.append(action)
