@@ -55,7 +55,7 @@ def sentence(act: Act, scene: Scene, rng: np.random.Generator) -> str:
 
 def with_articles(text: str) -> str:
     """Return a text with "an" in place of "a" before vowels."""
-    return re.sub(r"\ba (?=[aeio])", "an ", text)
+    return re.sub(r"\ba (?=[aeiou])", "an ", text)
 
 
 @lru_cache(maxsize=1)
