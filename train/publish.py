@@ -60,10 +60,11 @@ def training_record(run: Path) -> dict[str, Any]:
         for name, stage in config["stages"].items()
     }
     origin = config.pop("origin")
+    count = origin["num_processes"]
     return {
         "command": origin["command"],
         "commit": origin["commit"],
-        "hardware": f"{origin['num_processes']} processes, {machine()['processor']}",
+        "hardware": f"{count} {'process' if count == 1 else 'processes'}, {machine()['processor']}",
         "minutes": round(sum(seconds.values()) / 60, 1),
         "stages": stages,
         "config": config,
