@@ -17,7 +17,7 @@ from worldmodel import media
 from worldmodel.cli import VERBS, main
 from worldmodel.cli.info import read_card
 from worldmodel.models.loading.location import resolve
-from worldmodel.models.loading.model_folder import read_config
+from worldmodel.models.loading.model_folder import read_config, read_tasks
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.action_list import parse_action
 from worldmodel.types import Action
@@ -123,6 +123,19 @@ def test_info_counts_parameters(run: Callable[..., tuple[int, str, str]], model:
     code, out, _ = run("info", "MODEL")
     assert code == 0
     assert "M parameters" in out
+
+
+@pytest.mark.parametrize("name", ["minigrid-doorkey", "shapes-memory", "shapes-smol", "shapes-tiny"])
+def test_info_names_the_tasks_of_shipped_models(run: Callable[..., tuple[int, str, str]], name: str) -> None:
+    code, out, _ = run("info", name, "--json")
+    assert code == 0
+    assert "rounds" in json.loads(out)["tasks"]
+
+
+@pytest.mark.parametrize("training", [["state"], {"stages": ["state"]}, {"stages": {"state": {"tasks": 1}}}])
+def test_odd_training_records_are_ignored(tmp_path: Path, training: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"training": training}))
+    assert read_tasks(tmp_path) is None
 
 
 def test_info_reads_the_card(tmp_path: Path) -> None:

@@ -118,8 +118,6 @@ def model_facts(name: str) -> dict[str, Any]:
     components["total"] = {
         key: sum(part[key] for part in components.values()) for key in ("parameters", "bytes")
     }
-    training = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("training") or {}
-    tasks = {task for stage in training.get("stages", {}).values() for task in stage.get("tasks", {})}
     license_name, figures = read_card(folder / "README.md")
     return {
         "name": folder.name,
@@ -134,7 +132,7 @@ def model_facts(name: str) -> dict[str, Any]:
             "history_rounds": config.history_rounds,
             "num_inference_steps": config.num_inference_steps,
         },
-        "tasks": sorted(tasks),
+        "tasks": sorted(model_folder.read_tasks(folder) or ()),
         "license": license_name,
         "figures": figures,
     }

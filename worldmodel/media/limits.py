@@ -13,7 +13,7 @@ TITLES = {
     "webp": "WebP",
     "gif": "GIF",
     "mp4": "MP4",
-    "matroska": "WebM or MKV",
+    "matroska": "WebM/MKV",
     "avi": "AVI",
 }
 

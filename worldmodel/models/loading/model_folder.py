@@ -10,7 +10,7 @@ README.md            the model card
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -202,10 +202,15 @@ def read_start_images(folder: Path, config: WorldModelConfig) -> tuple[StartImag
 
 def read_tasks(folder: Path) -> tuple[str, ...] | None:
     """Return the tasks of all stages in which a model was trained; None if its config.json does not say."""
-    training = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("training") or {}
-    stages = (training.get("config") or training).get("stages") or {}
-    weights = [stage.get("tasks") or {} for stage in stages.values()]
+    training = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("training")
+    stages = _mapping(_mapping(_mapping(training).get("config") or training).get("stages"))
+    weights = [_mapping(_mapping(stage).get("tasks")) for stage in stages.values()]
     return tuple(dict.fromkeys(task for each in weights for task, share in each.items() if share)) or None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """Return a value of a file that anyone may have written; an empty mapping if it is none."""
+    return value if isinstance(value, dict) else {}
 
 
 def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], bool] | None = None) -> None:
