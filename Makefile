@@ -71,12 +71,6 @@ format: .venv/ready-dev ## format the code and apply the fixes of the linter
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Otherwise glibc returns large blocks to the kernel after every step. Measured once, 40 steps of the state stage on two
-# cores: 48-50 samples/s with these settings, 40-45 without.
-train-tiny: export MALLOC_ARENA_MAX = 1
-train-tiny: export MALLOC_MMAP_MAX_ = 0
-train-tiny: export MALLOC_TRIM_THRESHOLD_ = 100000000000
-train-tiny: export MALLOC_TOP_PAD_ = 268435456
 train-tiny: .venv/ready ## train such a model from scratch into runs/shapes-tiny/published (2 cores, 2 h; resumes a stopped run)
 	$(BIN)/torchrun --nproc-per-node 2 -m worldmodel.train.finetune shapes_tiny
 	$(BIN)/worldmodel publish runs/shapes-tiny runs/shapes-tiny/published

@@ -1,11 +1,9 @@
 """Server process: loading the model, listening, and graceful shutdown."""
 
 import asyncio
-import ctypes
 import importlib.util
 import logging
 import math
-import os
 import socket
 import ssl
 import sys
@@ -19,6 +17,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
+from worldmodel import allocator
 from worldmodel.errors import ConfigError, OutputError, WorldModelError
 from worldmodel.models.adapters import Adapters
 from worldmodel.models.inference import optimize
@@ -49,10 +48,6 @@ LOG = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1024
 SHUTDOWN_TIMEOUT_S = 2
 """Time for responses that are being sent when all other work has finished."""
-M_ARENA_MAX = -8
-"""Option of glibc's mallopt."""
-MAX_ARENAS = 2
-"""By default glibc gives 8 arenas per core to threads, and each keeps freed memory: the server would grow."""
 
 
 async def serve(
@@ -123,7 +118,7 @@ async def load_app(
     """
     check_http(config.http, config.keys or Keys())
     logs.configure(config.http)
-    _limit_arenas()
+    allocator.limit_arenas()
     folder, options, adapters = model_folder.resolve(name_or_path), options or EngineOptions(), adapters or {}
     config = replace(config, model_name=config.model_name or folder.resolve().name)
     print(f"loading {config.model_name} ...", file=sys.stderr, flush=True)  # this can take minutes
@@ -186,12 +181,6 @@ def check_http(options: HttpOptions, keys: Keys) -> None:
                 f"The certificate {str(options.tls_certificate)!r} and its key cannot be used ({error}); "
                 "pass two files in PEM format that belong together."
             ) from None
-
-
-def _limit_arenas() -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
-    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(M_ARENA_MAX, MAX_ARENAS)
 
 
 def _load_model(name_or_path: str, device: torch.device, options: EngineOptions) -> WorldModel:

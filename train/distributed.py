@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from worldmodel import allocator
 from worldmodel.config import TrainConfig
 from worldmodel.errors import ConfigError
 from worldmodel.models.generator.dit import DiT
@@ -50,6 +51,8 @@ def init(config: TrainConfig) -> Mesh:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
+    else:
+        allocator.keep_freed_memory()
     timeout = timedelta(seconds=config.hang_timeout_s)
     local_store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     launched = "RANK" in os.environ
