@@ -66,6 +66,11 @@ class Branch:
         """The current moment."""
         return self.moments[self.at]
 
+    def append(self, moment: Moment) -> None:
+        """Put a moment after the current one, in the place of the moments after it, and go to it."""
+        self.moments[self.at + 1 :] = [moment]
+        self.at += 1
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -82,7 +87,11 @@ class Origin:
 
 @dataclass
 class RolloutHistory:
-    """All branches of one visitor; the caller makes one call at a time."""
+    """All branches of one visitor; the caller makes one call at a time, and holds `lock` meanwhile.
+
+    A call that fails or is cancelled changes nothing here; the next one brings the world back to the current
+    moment.
+    """
 
     client: AsyncClient
     catalog: World
@@ -97,6 +106,8 @@ class RolloutHistory:
     count: int = 1
     key: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     """By which only the visitor can find it again."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Pages of one visitor share the history: after a reload, or in a copy of the tab."""
 
     @classmethod
     async def start(
@@ -109,7 +120,12 @@ class RolloutHistory:
     ) -> "RolloutHistory":
         """Start a world; `targets` are its known objects."""
         self = cls(client, catalog, model, [], origin)
-        self.branches = [await self._branch("Main", await origin.start(client), targets)]
+        world = await origin.start(client)
+        try:
+            self.branches = [await self._branch("Main", world, targets)]
+        except BaseException:
+            await world.close()
+            raise
         return self
 
     @classmethod
@@ -153,7 +169,8 @@ class RolloutHistory:
         parsed, world = Action.of(action), await self._synchronised()
         clip = await world.step(parsed, confidence=threshold is not None)
         doubtful = threshold is not None and world.confidence is not None and world.confidence < threshold
-        await self._append(branch, Moment(parsed, clip, outcome=world.outcome, doubtful=doubtful))
+        moment = Moment(parsed, clip, outcome=world.outcome, doubtful=doubtful)
+        branch.append(await self._complete(world, moment, branch.now))
 
     async def go(self, index: int) -> None:
         """Go to an earlier or later moment of the branch."""
@@ -225,14 +242,14 @@ class RolloutHistory:
         """Continue with one of the two compared worlds."""
         if not 0 <= index < len(self.futures):
             return
-        world, moment = self.futures.pop(index)
-        await self._drop_futures()
-        branch = self.branch
+        (world, moment), branch = self.futures[index], self.branch
+        moment = await self._complete(world, moment, branch.now)
         previous, branch.world = branch.world, world
         for earlier in branch.moments:
             earlier.snapshot = None  # snapshots belong to a world
-        await previous.close()
-        await self._append(branch, moment)
+        branch.append(moment)
+        del self.futures[index]
+        await asyncio.gather(previous.close(), self._drop_futures())
 
     async def forget_futures(self) -> None:
         """End a comparison without choosing."""
@@ -259,31 +276,27 @@ class RolloutHistory:
         """Close all worlds; ones that no longer exist are ignored."""
         await asyncio.gather(*(world.close() for world in self.worlds), return_exceptions=True)
 
-    async def _append(self, branch: Branch, moment: Moment) -> None:
-        earlier = branch.now.targets
-        branch.moments[branch.at + 1 :] = [moment]
-        branch.at += 1
-        moment.snapshot = await branch.world.snapshot()
-        moment.targets = await self._find_targets(branch.world, moment, earlier)
-
     async def _branch(self, name: str, world: AsyncRemoteWorld, targets: tuple[Target, ...] = ()) -> Branch:
-        first = Moment(None, await world.frames(), await world.snapshot())
-        first.targets = await self._find_targets(world, first, targets)
+        clip = await world.frames()
+        first = await self._complete(world, Moment(None, clip), Moment(None, clip, targets=targets))
         return Branch(name, world, [first], first_round=world.round)
 
     async def _drop_futures(self) -> None:
-        await asyncio.gather(*(world.close() for world, _ in self.futures))
-        self.futures = []
+        futures, self.futures = self.futures, []
+        await asyncio.gather(*(world.close() for world, _ in futures))
 
-    async def _find_targets(
-        self, world: AsyncRemoteWorld, moment: Moment, before: tuple[Target, ...]
-    ) -> tuple[Target, ...]:
-        """Return the objects that actions can name: from pixels, or the model's description, or as before.
+    async def _complete(self, world: AsyncRemoteWorld, moment: Moment, earlier: Moment) -> Moment:
+        """Save the current state of a world as a moment, and find the objects that actions can name in it.
 
-        Earlier ones keep their order, so that buttons do not move.
+        They are found in the pixels, or by the model's description, or are as before; earlier ones keep their
+        order, so that buttons do not move.
         """
+        before, moment.snapshot = earlier.targets, await world.snapshot()
         found = self.catalog.targets_in(moment.clip[-1])
         if not found and "describe" in self.model.tasks:
             found = self.catalog.targets_named(await world.describe())
         found = found or before
-        return tuple(sorted(found, key=lambda each: before.index(each) if each in before else len(before)))
+        moment.targets = tuple(
+            sorted(found, key=lambda each: before.index(each) if each in before else len(before))
+        )
+        return moment

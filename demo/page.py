@@ -4,10 +4,11 @@ import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import gradio as gr
 
@@ -44,6 +45,9 @@ SAVE = """
 # A tab keeps its worlds over a reload; another tab begins with none.
 RECALL = "() => [sessionStorage.getItem('worldmodel.worlds') ?? '']"
 REMEMBER = "(worlds) => { sessionStorage.setItem('worldmodel.worlds', worlds); }"
+
+FORWARD = '{"camera": {"mode": "velocity", "data": {"translation": [0, 0, 0.1]}}}'
+"""A motion of the camera, as it can be typed."""
 
 Updates = dict[Any, Any]
 """New values of components."""
@@ -87,8 +91,8 @@ class Page:
         self.model = ModelInfo("")
         self.histories: dict[str, tuple[RolloutHistory, float]] = {}
         """By a key that only the visitor's browser knows, with the time of the last use."""
-        self.queues: dict[str | None, JobQueue] = {}
-        """By open page."""
+        self.queues: WeakValueDictionary[str | None, JobQueue] = WeakValueDictionary()
+        """By open page, while it has jobs."""
         with gr.Blocks(title="worldmodel", analytics_enabled=False) as self.blocks:
             self.at = Layout(flow)
             self._connect()
@@ -153,15 +157,14 @@ class Page:
         ) -> AsyncIterator[Updates]:
             async def call() -> Updates:
                 history = await self._find(worlds, needs_world)
-                job.world = history and history.branch.world.id
-                return await handler(history, event, *values)
+                async with nullcontext() if history is None else history.lock:
+                    job.world = history and history.branch.world.id
+                    return await handler(history, event, *values)
 
             queue = self.queues.setdefault(request.session_hash, JobQueue())
             job = queue.add(label if isinstance(label, str) else label(event, *values), call)
             async for updates in self._watch(queue, job, early or {}):
                 yield updates
-            if not queue.jobs:
-                self.queues.pop(request.session_hash, None)
 
         return event(
             queued,
@@ -269,7 +272,8 @@ class Page:
         try:
             history = await self._find(worlds)
             assert history is not None
-            return updates | self._show(history)
+            async with history.lock:  # of a job that the page began before it was reloaded
+                return updates | self._show(history)
         except WorldModelError as error:
             return updates | {at.starting: rendering.status((), self._explain_error(error))}
 
@@ -437,8 +441,9 @@ def _hint(history: RolloutHistory) -> str:
         return "What happens next?"
     if schema["keys"]:
         return f"Keys, such as {' '.join(schema['keys'][:2])}"
-    kind, size = ("vector", schema["vector_size"]) if schema["vector_size"] else ("mouse", 2)
-    return f"Numbers, such as {kind}:{','.join(['0.5'] * size)}"
+    if size := schema["vector_size"]:
+        return f"Numbers, such as vector:{','.join(map('{:g}'.format, schema['vector_low'] or [0.5] * size))}"
+    return f"Numbers, such as {'mouse:0.5,0.5' if schema['mouse'] else FORWARD}"
 
 
 def _typed(history: RolloutHistory, text: str) -> AnyAction:

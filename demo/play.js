@@ -6,6 +6,7 @@ const SIGNS = { left: "←", right: "→", up: "↑", forward: "↑", down: "↓
 const KEPT_LOG = 6;
 const LEAST_SIDE = 512;
 const LOOK = "look"; // event id of the descriptions that say which things are there
+const ASKED = "asked"; // event id of those that a person asked for
 const MAX_AHEAD_CHUNKS = 2; // a tab that was hidden drops frames instead of lagging
 
 const session = {
@@ -17,6 +18,7 @@ const session = {
   thing: null, // the colour that actions are about
   snapshot: null,
   asked: new Map(), // event_id → { at, item }
+  descriptions: [], // event ids: the first one is in progress, as the server makes one at a time
   count: 0,
 };
 
@@ -192,7 +194,11 @@ const HANDLERS = {
     tell(`Saved round ${event.round}.`);
   },
   "session.restored": (event) => tell(`Restored round ${event.round}.`),
-  "session.described": (event) => event.event_id === LOOK ? present(event.text) : tell(event.text ? `“${event.text}”` : "The model has no description."),
+  "session.described"(event) {
+    described();
+    if (event.event_id === LOOK) present(event.text);
+    else tell(event.text ? `“${event.text}”` : "The model has no description.");
+  },
   "session.done"(event) {
     const why = {
       idle: "The world was closed after a period without input.",
@@ -202,6 +208,7 @@ const HANDLERS = {
     if (why) complain(why);
   },
   error(event) {
+    if (event.event_id === session.descriptions[0]) described();
     if (event.event_id === LOOK) return;
     complain(event.error.message);
     if (event.event_id) mark(event.event_id, "refused");
@@ -213,6 +220,7 @@ const HANDLERS = {
 function ended() {
   session.live = false;
   session.expecting = session.snapshot = null;
+  session.descriptions = [];
   delete document.body.dataset.live;
   for (const name of ["pause", "wait", "keep", "back", "describe", "stop"]) $(name).disabled = true;
   $("start").hidden = false;
@@ -252,7 +260,19 @@ function press(key) {
 
 /** Ask the model which things are there, if it can say so. */
 function look() {
-  if ($("things").children.length && session.hello.tasks.includes("describe")) send("session.describe", { event_id: LOOK });
+  if ($("things").children.length && session.hello.tasks.includes("describe")) describe(LOOK);
+}
+
+/** Ask for a description of the newest frame, once the one in progress has arrived. */
+function describe(eventId) {
+  if (session.descriptions.lastIndexOf(eventId) > 0) return; // it waits already
+  session.descriptions.push(eventId);
+  if (session.descriptions.length === 1) send("session.describe", { event_id: eventId });
+}
+
+function described() {
+  session.descriptions.shift();
+  if (session.descriptions.length) send("session.describe", { event_id: session.descriptions[0] });
 }
 
 /** Offer only the things that a description names; all of them if it names none. */
@@ -397,6 +417,7 @@ async function offer(model) {
 // ---- what a person does -----------------------------------------------------------------------------------
 
 async function start(file) {
+  if ($("go").disabled) return; // it is starting
   complain("");
   const text = $("text").value.trim() || (file ? "" : $("text").placeholder);
   $("go").disabled = true;
@@ -470,7 +491,10 @@ $("pause").addEventListener("click", () =>
 $("wait").addEventListener("click", () => act(null, "wait"));
 $("keep").addEventListener("click", () => send("session.snapshot"));
 $("back").addEventListener("click", () => send("session.restore", { snapshot: session.snapshot }));
-$("describe").addEventListener("click", () => send("session.describe") && tell("…"));
+$("describe").addEventListener("click", () => {
+  describe(ASKED);
+  tell("…");
+});
 $("stop").addEventListener("click", () => send("session.stop"));
 document.addEventListener("keydown", pressed);
 requestAnimationFrame((now) => screen.tick(now));

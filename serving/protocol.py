@@ -16,7 +16,7 @@ MAX_ACTIONS = 256
 MAX_MEDIA_CHARACTERS = 96 * 2**20
 
 Prompt = Annotated[str, Field(min_length=1, max_length=4000)]
-Name = Annotated[str, Field(min_length=1, max_length=128)]
+Name = Annotated[str, Field(max_length=128, pattern=r"^[^\x00]+$")]
 Size = Annotated[str, Field(pattern=r"^[1-9]\d{0,4}x[1-9]\d{0,4}$")]
 
 

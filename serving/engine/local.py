@@ -17,6 +17,9 @@ from worldmodel.serving.engine.batching import DENOISE, PREDICT, Batcher, Comput
 from worldmodel.serving.engine.completion import TextParams
 from worldmodel.serving.engine.limits import check_length
 
+LEAST_TEMPERATURE = 1e-6
+"""Lower temperatures count as this one, as logits that are divided by them would overflow."""
+
 
 class Engine(Protocol):
     """Runs the backbone for many worlds at once, each round computing only its new positions."""
@@ -141,7 +144,8 @@ class InProcessEngine:
         with self._using(adapter):
             logits = self.backbone.logits(self.backbone(embeds, cache)[0, -1]).float()
             if temperature:
-                token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
+                scaled = logits / max(temperature, LEAST_TEMPERATURE)
+                token = torch.multinomial(scaled.softmax(dim=-1), 1, generator=generator)
             else:
                 token = logits.argmax(dim=-1, keepdim=True)
             return int(token), self.backbone.embed(token[None])

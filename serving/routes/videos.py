@@ -58,7 +58,7 @@ class VideoFile(FileResponse):
 
 
 async def _owned_job(
-    context: Context, caller: Caller, video_id: Annotated[str, Path(max_length=64)]
+    context: Context, caller: Caller, video_id: Annotated[str, Path(max_length=64, pattern=r"^[\w-]+$")]
 ) -> VideoJob:
     return await context.jobs.get(caller, video_id)
 

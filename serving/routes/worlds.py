@@ -41,7 +41,7 @@ SNAPSHOT_TYPE = "application/octet-stream"
 
 
 async def _owned_world(
-    context: Context, caller: Caller, world_id: Annotated[str, Path(max_length=64)]
+    context: Context, caller: Caller, world_id: Annotated[str, Path(max_length=64, pattern=r"^[\w-]+$")]
 ) -> OwnedWorld:
     return await context.worlds.get(caller, world_id)
 

@@ -49,6 +49,8 @@ class OwnedWorld:
     origin: Origin
     slot: Slot
     created_at: int = field(default_factory=lambda: int(time.time()))
+    used_at: float = field(default_factory=time.monotonic)
+    """When the last request for it arrived, or the last call that computes ended."""
     last_step: CommittedStep | None = None
     unsaved: int = 0
     """Changes since it was stored."""
@@ -59,6 +61,11 @@ class OwnedWorld:
     """The call that is in progress; closing the world cancels it."""
     progress: float | None = None
     """Share of the denoising steps of the round that is being played; None without one."""
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds without use; 0 during a call."""
+        return 0.0 if self.lock.locked() else time.monotonic() - self.used_at
 
     def report(self, steps: int, total: int) -> None:
         """Record the progress of the round that is being played."""

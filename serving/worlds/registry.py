@@ -114,6 +114,7 @@ class WorldRegistry:
                 "There is no world with this id: it was deleted, or closed after "
                 f"{self.config.idle_timeout_s:g} s without use; start another."
             )
+        entry.used_at = time.monotonic()
         return entry
 
     def owned_by(self, owner: str) -> list[OwnedWorld]:
@@ -180,7 +181,7 @@ class WorldRegistry:
 
     async def close(self, entry: OwnedWorld) -> None:
         """Delete a world; a call in progress stops before its next denoising step."""
-        self._forget(entry, _deleted())
+        self._forget(entry, NotFoundError("This world was deleted in the meantime; start another."))
         if self.store is not None:
             await self.store.remove(entry.world.id)
 
@@ -188,7 +189,7 @@ class WorldRegistry:
         """Delete the worlds that have been idle for longer than the timeout."""
         timeout_s = self.config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
         for entry in list(self._worlds.values()):
-            if entry.world.idle_s > timeout_s:
+            if entry.idle_s > timeout_s:
                 await self.close(entry)
         if self.store is not None:
             await self.store.sweep(timeout_s)
@@ -201,6 +202,8 @@ class WorldRegistry:
                 )
             except BaseException:
                 self.release(entry.slot)
+                with suppress(UnavailableError):
+                    await self.store.remove(entry.world.id)  # a transaction of a cancelled caller is finished
                 raise
         self._worlds[entry.world.id] = entry
         return entry
@@ -481,7 +484,7 @@ class WorldRegistry:
                 raise entry.ended from None
             raise
         finally:
-            entry.running = None
+            entry.running, entry.used_at = None, time.monotonic()
 
     async def _within_deadline(self, call: Awaitable[Result], end: float | None = None) -> Result:
         """Await a call until `end` in the event loop's time, by default for `step_deadline_s`."""
@@ -493,7 +496,3 @@ class WorldRegistry:
             raise DeadlineExceededError(
                 f"This took longer than {limit:g} s and was cancelled; retry, or use fewer denoising steps."
             ) from None
-
-
-def _deleted() -> NotFoundError:
-    return NotFoundError("This world was deleted in the meantime; start another.")

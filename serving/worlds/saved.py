@@ -6,6 +6,7 @@ the round, from which noise is drawn. Keys and values are computed again (`World
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -118,7 +119,15 @@ class SavedWorld:
             )
         except InputError:
             raise
-        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (
+            SafetensorError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            OverflowError,
+        ):
             raise InputError(DAMAGED) from None
 
 
@@ -144,6 +153,7 @@ class _Reader:
         _check(type(settings["seed"]) is int and type(settings["num_inference_steps"]) is int)
         _check(type(settings["guidance_scale"]) in (int, float) and type(settings["negative_prompt"]) is str)
         _check(type(played) is int and 0 <= played < 2**31)
+        _check(outcome is None or math.isfinite(outcome["reward"]))
         later = "previous_latents" in self._tensors
         if "origin" in self._tensors:
             self._frames("origin", film_frames(self._model.config))
@@ -160,7 +170,9 @@ class _Reader:
             outcomes=()
             if outcome is None
             else (Outcome(float(outcome["reward"]), outcome["ended"] is True),),
-            trace=None if world["timesteps"] is None else self._trace(world["timesteps"]),
+            trace=None
+            if world["timesteps"] is None
+            else self._trace(world["timesteps"], settings["negative_prompt"]),
         )
 
     def _latents(self, name: str, count: int | None) -> Tensor:
@@ -192,20 +204,23 @@ class _Reader:
             _check(part.dtype in (embedding.dtype, self._dtype))
         return tuple(map(self._finite, parts))
 
-    def _trace(self, timesteps: Any) -> ChunkTrace[Condition]:
+    def _trace(self, timesteps: Any, negative_prompt: str) -> ChunkTrace[Condition]:
         """Return the chunk that the next one overlaps; its conditions have the shapes of the model's own."""
         model, config = self._model, self._model.config
         context = self._latents("trace.context", config.context_latents)
         states = torch.zeros(1, config.num_queries, self._model.backbone.width, device=model.device)
         with torch.no_grad():
-            own = model.condition(states.to(context), context, (Action(),))
+            own = (
+                model.condition(states.to(context), context, (Action(),)),
+                model.null_condition(context, negative_prompt),
+            )
         conditions: list[Condition] = []
-        for index in range(2):
+        for index, expected in enumerate(own):
             prefix = f"trace.conditions.{index}."
             found = {name.removeprefix(prefix): name for name in self._tensors if name.startswith(prefix)}
             if found:
                 parts = {field: self._finite(self._tensors[name]) for field, name in found.items()}
-                conditions.append(_fitting(Condition(**parts), own))
+                conditions.append(_fitting(Condition(**parts), expected))
         latents = tuple(
             self._latents(f"trace.latents.{index}", config.chunk_latents) for index in range(len(timesteps))
         )
@@ -220,8 +235,9 @@ def _fitting(condition: Condition, own: Condition) -> Condition:
     """Check that a condition can be batched with those of the model."""
     for field in fields(Condition):
         tensor, expected = getattr(condition, field.name), getattr(own, field.name)
-        if tensor is not None:  # the unconditional condition has fewer parts
-            _check(expected is not None and tensor.shape == expected.shape and tensor.dtype == expected.dtype)
+        _check((tensor is None) == (expected is None))
+        if tensor is not None:
+            _check(tensor.shape == expected.shape and tensor.dtype == expected.dtype)
     return condition
 
 

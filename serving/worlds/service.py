@@ -5,10 +5,9 @@ The steps of a round are those of `worldmodel.rollout.round`.
 
 import asyncio
 import secrets
-import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -170,9 +169,10 @@ class WorldService:
         config = self.model.config
         steps = config.num_inference_steps if num_inference_steps is None else num_inference_steps
         guidance = config.guidance_scale if guidance_scale is None else guidance_scale
-        if not config.least_inference_steps <= steps <= MAX_STEPS:
+        if not (config.takes_steps(steps) and steps <= MAX_STEPS):
+            even = ", an even number" if config.sampler == "swin" else ""
             least = config.least_inference_steps
-            raise InputError(f"num_inference_steps is {steps}; use {least} to {MAX_STEPS}.")
+            raise InputError(f"num_inference_steps is {steps}; use {least} to {MAX_STEPS}{even}.")
         if error := config.sampling_error(steps, guidance, negative_prompt):
             raise InputError(error)
         if not 0 <= seed < 2**63:
@@ -308,15 +308,9 @@ class World:
     ) -> None:
         self.id = world_id or f"world-{secrets.token_urlsafe(16)}"
         self.settings = settings
-        self._idle_since, self._users = time.monotonic(), 0
         self._service, self._state = service, state
         self._snapshots: OrderedDict[str, WorldState] = OrderedDict()
         self._lock = asyncio.Lock()
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds since the last call ended; 0 during a call."""
-        return 0.0 if self._users else time.monotonic() - self._idle_since
 
     @property
     def round(self) -> int:
@@ -346,7 +340,7 @@ class World:
                 rounds.
         """
         taken = Action.of(action)
-        async with self._used():
+        async with self._lock:
             if self.round >= self._service.max_rounds:
                 raise InputError(
                     f"This world has played {self.round} rounds, its maximum; reset it or start another."
@@ -360,7 +354,7 @@ class World:
         Raises:
             InputError: neither or both are given.
         """
-        async with self._used():
+        async with self._lock:
             self._state = await self._service.first(self.settings, frames, text)
             self._snapshots.clear()
             return self.last_frames
@@ -374,7 +368,7 @@ class World:
     ) -> AsyncGenerator[Completion, None]:
         """Describe the newest observation, or answer a question about it; yields the text as it grows."""
         prompt = read_question(question)
-        async with self._used():
+        async with self._lock:
             service = self._service
             observation = newest_observation(service.model, self._state)
             async with aclosing(service.read(observation, prompt, self.settings.adapter, params)) as texts:
@@ -387,7 +381,7 @@ class World:
         Raises:
             InputError: there is only one observation so far.
         """
-        async with self._used():
+        async with self._lock:
             service = self._service
             observation = transition(service.model, self._state)
             said = await last(service.read(observation, WHAT_HAPPENED, self.settings.adapter))
@@ -399,7 +393,7 @@ class World:
         Raises:
             InputError: there is only one observation so far, or the engine computes no likelihoods.
         """
-        async with self._used():
+        async with self._lock:
             service = self._service
             rows = await service.compute.run(confidence_rows, service.model, self._state, words)
             said, nothing = await service.engine.log_likelihoods(rows, self.settings.adapter)
@@ -440,14 +434,3 @@ class World:
     def close(self) -> None:
         """Delete the snapshots."""
         self._snapshots.clear()
-
-    @asynccontextmanager
-    async def _used(self) -> AsyncIterator[None]:
-        """Wait for other calls; the world is not idle meanwhile."""
-        self._users += 1
-        try:
-            async with self._lock:
-                yield
-        finally:
-            self._users -= 1
-            self._idle_since = time.monotonic()

@@ -1,16 +1,19 @@
 """The demo's history of a visitor against a real server: worlds that are lost, cancelled calls, the queue."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import numpy as np
 import pytest
 
 from worldmodel.demo.history import Origin, RolloutHistory
 from worldmodel.demo.jobs import JobQueue
+from worldmodel.media import Frame
 from worldmodel.serving.client import AsyncClient
 from worldmodel.serving.errors import NotFoundError
 from worldmodel.worlds import World
+from worldmodel.worlds.base import Target
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,49 @@ def test_a_round_whose_answer_was_cancelled_is_undone(address: str) -> None:
         await (await client.worlds.open(history.branch.world.id)).step(None)
         await history.step({"keys": ["right"]})
         assert history.branch.world.round == history.branch.at == 3
+
+    play(address, body)
+
+
+class Leaving(World):
+    """Cancels the call that looks for objects: the visitor gives it up when the round is played."""
+
+    def targets_in(self, frame: Frame) -> tuple[Target, ...]:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return ()
+
+
+async def cancelled(call: Coroutine[Any, Any, Any]) -> bool:
+    task = asyncio.create_task(call)
+    await asyncio.wait({task})
+    return task.cancelled()
+
+
+def test_a_cancelled_call_changes_nothing(address: str) -> None:
+    async def body(client: AsyncClient, history: RolloutHistory) -> None:
+        await history.compare({"keys": ["left"]}, {"keys": ["right"]})
+        here, futures = history.branch.world.id, list(history.futures)
+        history.catalog = Leaving()
+        assert await cancelled(history.choose(0))
+        assert (history.branch.world.id, history.futures) == (here, futures)
+        assert await cancelled(history.step("the red ball jumps"))
+        assert (history.branch.at, len(history.branch.moments)) == (2, 3)
+        history.catalog = World()
+        await history.step({"keys": ["right"]})
+        assert history.branch.world.round == history.branch.at == 3
+        np.testing.assert_array_equal(history.branch.now.clip, futures[1][1].clip)
+
+    play(address, body)
+
+
+def test_a_cancelled_start_leaves_no_world(address: str) -> None:
+    async def body(client: AsyncClient, history: RolloutHistory) -> None:
+        before = await client.worlds.list()
+        origin = Origin(4, text="a red ball")
+        assert await cancelled(RolloutHistory.start(client, Leaving(), history.model, origin))
+        assert await client.worlds.list() == before
 
     play(address, body)
 

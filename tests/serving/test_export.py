@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,35 @@ def test_moved_world_keeps_the_chunk_that_the_next_one_overlaps(
         finally:
             await here.close()
             await there.close()
+
+    asyncio.run(body())
+
+
+def test_a_chunk_that_would_fail_the_batches_of_others_is_refused(
+    make_model: Callable[..., WorldModel], image: np.ndarray
+) -> None:
+    """Each part of a condition is batched with that of other worlds, so none may be missing."""
+    model = make_model(sampler="swin", num_inference_steps=2)
+
+    async def body() -> None:
+        service = WorldService(model)
+        world = await played(service, image, 1, guidance_scale=2.0)
+        state = world.state()
+        trace = state.trace
+        assert trace is not None
+        assert len(trace.conditions) == 2
+        for index, condition in enumerate(trace.conditions):
+            for field in fields(condition):
+                conditions = list(trace.conditions)
+                conditions[index] = replace(condition, **{field.name: None})
+                changed = replace(state, trace=replace(trace, conditions=tuple(conditions)))
+                data = SavedWorld(world.settings, changed, Origin(text="a")).to_bytes(MADE_BY)
+                if getattr(condition, field.name) is None:
+                    SavedWorld.from_bytes(data, model, MADE_BY)
+                else:
+                    with pytest.raises(InputError):
+                        SavedWorld.from_bytes(data, model, MADE_BY)
+        await service.close()
 
     asyncio.run(body())
 
@@ -187,6 +216,8 @@ def tampered(
         {"world": {"settings": {"guidance_scale": "x"}}},
         {"world": {"settings": {"negative_prompt": 3}}},
         {"world": {"last_action": {"jump": 1}}},
+        {"world": {"outcome": {"reward": float("nan"), "ended": False}}},
+        {"world": {"outcome": {"reward": 10**400, "ended": False}}},
     ],
 )
 def test_tensors_and_values_that_do_not_fit_are_refused(

@@ -95,6 +95,18 @@ def test_chat_rejects_unsupported_options(
     assert named in error_of(ask(api, image_part, **fields), 400)["message"]
 
 
+@pytest.mark.parametrize("temperature", [1e-39, 5e-324])
+def test_the_lowest_temperatures_are_greedy(
+    api: LocalClient, image_part: dict[str, Any], temperature: float
+) -> None:
+    """Divided by these, logits are beyond the range of their type."""
+    answers = [
+        ask(api, image_part, max_tokens=4, seed=0, temperature=each).json()["choices"][0]["message"]
+        for each in (0, temperature)
+    ]
+    assert answers[0] == answers[1]
+
+
 def test_chat_requires_exactly_one_image_or_video(api: LocalClient, image_part: dict[str, Any]) -> None:
     text = {"type": "text", "text": "how many"}
     for parts in ((text,), (image_part, image_part), (text, text, image_part)):

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -265,6 +266,19 @@ def test_world_limit_and_idle_timeout(api: LocalClient, png: bytes) -> None:
     assert error_of(api.get(f"/v1/worlds/{worlds[1]}"), 404)
     assert api.get("/v1/worlds").json()["data"] == []
     start(api, png)
+
+
+def test_every_request_for_a_world_counts_as_use(api: LocalClient, png: bytes) -> None:
+    """Also one that plays no round; a list of all worlds is not for one of them."""
+    worlds = [start(api, png)["id"] for _ in range(4)]
+    time.sleep(2)
+    assert api.post(f"/v1/worlds/{worlds[1]}/snapshot").status_code == 200
+    assert api.get(f"/v1/worlds/{worlds[2]}/frames").status_code == 200
+    assert api.get(f"/v1/worlds/{worlds[3]}").status_code == 200
+    assert len(api.get("/v1/worlds").json()["data"]) == 4
+    app: Any = api.app
+    api.portal.call(app.state.context.worlds.sweep, 2.0)  # type: ignore[union-attr]
+    assert [each["id"] for each in api.get("/v1/worlds").json()["data"]] == worlds[1:]
 
 
 def test_worlds_are_visible_only_to_their_owner(keyed: LocalClient, png: bytes) -> None:

@@ -11,16 +11,20 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from local_client import LocalClient
 from postgres import PostgresServer
+from sqlalchemy import Connection
 
 from worldmodel.errors import OutputError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.context import ServerContext
+from worldmodel.serving.replicas.database import worlds
 from worldmodel.serving.replicas.lease import LEASE_S
 from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds.saved import Origin
 from worldmodel.serving.worlds.service import WorldService
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
@@ -92,6 +96,35 @@ def suspend(api: LocalClient) -> None:
         lease._beating.cancel()
 
     call(api, stop)
+
+
+def test_a_world_whose_client_leaves_while_it_is_stored_is_not_kept(replicas: Replicas) -> None:
+    api = replicas.start()
+
+    def stored(db: Connection) -> int:
+        return len(db.execute(sa.select(worlds.c.id)).all())
+
+    async def leave() -> tuple[int, int]:
+        context = context_of(api)
+        database, settings = context.lease.database, context.service.settings(num_inference_steps=1)
+        starting = asyncio.create_task(context.worlds.start("me", Origin(text="a ball"), settings))
+        while not database.run_now(stored):  # in the event loop, which cannot go on meanwhile
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait({starting})
+        assert starting.cancelled()
+        return len(context.worlds), database.run_now(stored)
+
+    assert call(api, leave) == (0, 0)
+
+
+def test_no_id_is_an_error_of_the_database(replicas: Replicas) -> None:
+    """PostgreSQL has no text with a zero byte."""
+    api = replicas.start()
+    for path in ("/v1/worlds/%00", "/v1/videos/video_%00"):
+        assert api.get(path).status_code == 400, path
+    source = {"video": {"id": "video_\0"}, "prompt": "go"}
+    assert api.post("/v1/videos/edits", json=source).status_code == 400
 
 
 def test_world_moves_to_the_replica_that_is_asked(replicas: Replicas, model: WorldModel) -> None:

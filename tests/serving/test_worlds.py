@@ -116,6 +116,24 @@ def test_overlapping_chunks_share_batches_and_equal_a_session(
         assert all(close(clip, session.step(action)) for clip, action in zip(clips, ACTIONS, strict=True))
 
 
+def test_a_number_of_steps_that_the_sampler_cannot_take_is_refused(
+    make_model: Callable[..., WorldModel],
+) -> None:
+    """In a round it would be an error of every world of the batch."""
+    sliding = make_model(sampler="swin", num_inference_steps=2)
+
+    async def body(service: WorldService) -> list[int]:
+        accepted = []
+        for steps in range(-1, 6):
+            try:
+                accepted.append(service.settings(num_inference_steps=steps).num_inference_steps)
+            except InputError:
+                continue
+        return accepted
+
+    assert run(body, sliding) == [0, 2, 4]
+
+
 def test_a_batch_is_taken_when_the_thread_reaches_it() -> None:
     batches: list[list[int]] = []
 
