@@ -60,8 +60,9 @@ def test_engines_give_the_same_log_as_threads(tmp_path: Path, table: Path, engin
     assert (state["measure"].dropped, state["trouble"].done, state["sum"].done) == (5, 24, 48)
 
 
+@pytest.mark.parametrize("max_attempts", [1, 2])
 def test_clips_that_end_or_hang_their_workers_take_no_others_with_them(
-    tmp_path: Path, table: Path, engine: str
+    tmp_path: Path, table: Path, engine: str, max_attempts: int
 ) -> None:
     stages = {
         "read": {},
@@ -76,7 +77,7 @@ def test_clips_that_end_or_hang_their_workers_take_no_others_with_them(
             "timeout_s": 3.0,
         },
     }
-    config = flow_config(tmp_path / "flow", table, stages, executor=engine, max_attempts=2)
+    config = flow_config(tmp_path / "flow", table, stages, executor=engine, max_attempts=max_attempts)
     run_flow(config)
     reader = StatusReader(config)
     kills, hangs = reader.read().stages[1:3]
@@ -85,6 +86,35 @@ def test_clips_that_end_or_hang_their_workers_take_no_others_with_them(
     assert (kills.done, kills.dead, hangs.done, hangs.dead) == (29, 1, 28, 1)
     assert examples[0].endswith("/7.bin")
     assert examples[1].endswith("/21.bin")
+
+
+BUSY = """
+import time
+import pyarrow as pa
+from worldmodel.flow.stage import stage
+
+@stage(version="1", inputs=["address"], outputs=[])
+def busy(batch: pa.RecordBatch, *, calls: str) -> pa.RecordBatch:
+    with open(calls, "a") as file:
+        first = file.tell() == 0
+        file.write(f"{time.time()}\\n")
+    size = batch.num_rows
+    retry = pa.array(["the host is busy" if first else None] * size, pa.string())
+    return pa.record_batch({"clip": batch.column("clip"), "retry": retry, "retry_after_s": [15.0] * size})
+"""
+
+
+def test_a_stage_decides_when_its_clips_are_tried_again(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "busy_host.py").write_text(BUSY)
+    monkeypatch.syspath_prepend(tmp_path)
+    calls = tmp_path / "calls"
+    stages = {"busy": {"function": "busy_host:busy", "settings": {"calls": str(calls)}}}
+    run_flow(flow_config(tmp_path / "flow", write_table(tmp_path, 2), stages, executor=engine))
+    first, *others = map(float, calls.read_text().split())
+    assert len(others) == 2
+    assert min(others) - first >= 15.0
 
 
 def test_a_stage_that_loses_rows_ends_the_run(tmp_path: Path, table: Path, engine: str) -> None:

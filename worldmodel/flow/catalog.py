@@ -18,20 +18,18 @@ from sqlalchemy import Connection
 
 from worldmodel.database import connect
 from worldmodel.flow.chain import DEAD, DROPPED, LISTED, PACK, PACKED, REPLACED, SPLIT, Chain
+from worldmodel.flow.columns import Columns
 from worldmodel.flow.migrations import migrate
 from worldmodel.flow.records import BEGINNING, Listed, NewClip, Place, Result, Waiting, part_id
 from worldmodel.flow.runs import RUN_LIVES_S as RUN_LIVES_S
-from worldmodel.flow.runs import Runs
 from worldmodel.flow.schema import attempt, band, clip, listing, outcome, segment, tally
 from worldmodel.flow.transactional import insert, reads, writes
 
-VIDEO = "video"
-"""Column of a clip's file; it may have come with the row of its source."""
 ROWS = 500
 """Rows per statement: databases limit the number of values."""
 
 
-class Catalog(Runs):
+class Catalog(Columns):
     """Operations on the tables of `worldmodel.flow.schema`. Thread-safe; each process opens its own.
 
     Args:
@@ -64,16 +62,22 @@ class Catalog(Runs):
             FlowError: a run with other stages uses the catalog.
         """
         name = uuid.uuid4().hex
-        if self.last_chain() != self.chain.key:
-            self._announce(name)  # so that, if this is interrupted, every other chain does the same
-            place: Place | None = BEGINNING
-            while place is not None:
-                place = self._restate(place)
-            for row in self.segments():
-                self._set_packed([each["id"] for each in row["index"]["clips"]])
-        return self._register(name)
+        self._begin(name)
+        return name
 
     @writes
+    def _begin(self, db: Connection, name: str) -> None:
+        """Begin in one transaction: other machines wait for it, and an interruption changes nothing."""
+        self._lock(db)
+        if self._last_chain(db) != self.chain.key:
+            place: Place | None = BEGINNING
+            while place is not None:
+                place = self._restate(db, place)
+            for row in self._segments(db):
+                for part in _parts([each["id"] for each in row["index"]["clips"]]):
+                    db.execute(sa.update(clip).where(clip.c.id.in_(part)).values(state=PACKED))
+        self._register(db, name)
+
     def _restate(self, db: Connection, place: Place) -> Place | None:
         """Set the states of the next clips to their first stage without a result; return the last place."""
         query = (
@@ -93,16 +97,8 @@ class Catalog(Runs):
         for row in rows:
             states.setdefault(self._state(row.id, row.parent, known), []).append(row.id)
         for state, ids in states.items():
-            db.execute(sa.update(clip).where(clip.c.id.in_(ids)).values(state=state))
-
-    @writes
-    def _set_packed(self, db: Connection, ids: Sequence[str]) -> None:
-        for part in _parts(ids):
-            db.execute(sa.update(clip).where(clip.c.id.in_(part)).values(state=PACKED))
-
-    def _results(self, db: Connection, ids: Sequence[str]) -> dict[tuple[str, str, str], Any]:
-        query = sa.select(outcome).where(outcome.c.clip.in_(list(set(ids))))
-        return {(row.clip, row.stage, row.key): row for row in db.execute(query)}
+            changed = sa.update(clip).where(clip.c.id.in_(ids), clip.c.state != state)
+            db.execute(changed.values(state=state))
 
     def _state(self, name: str, parent: str | None, known: Mapping[tuple[str, str, str], Any]) -> str:
         """Return the state of a clip whose results are known, as if none were packed."""
@@ -142,6 +138,7 @@ class Catalog(Runs):
         If another process has listed rows meanwhile, nothing is added, and None is returned. `digest` is
         that of the settings that say what the source is.
         """
+        self._lock(db)  # ordinals and positions follow those that other machines have given
         position = db.execute(sa.select(sa.func.count()).select_from(listing)).scalar_one()
         entry = insert(db, listing).values(source=source, position=position)
         db.execute(entry.on_conflict_do_nothing())
@@ -338,56 +335,14 @@ class Catalog(Runs):
         )
         return [Waiting(row.id, (row.ordinal, row.sub), row.state) for row in db.execute(query)]
 
-    # ---- reading columns ----------------------------------------------------------------------------
-
-    def columns(
-        self, clips: Sequence[str], columns: Sequence[str], before: str
-    ) -> tuple[dict[str, list[Any]], dict[str, list[str | None]]]:
-        """Return columns of clips as a stage sees them.
-
-        Args:
-            clips: their ids.
-            columns: names of columns.
-            before: the stage that reads.
-
-        Returns:
-            Values by column, and for the columns of the buffer the places of each clip's.
-        """
-        values: dict[str, list[Any]] = {}
-        places: dict[str, list[str | None]] = {}
-        rows, known = self._rows(clips)
-        for column in columns:
-            link = self.chain.producer(column, before)
-            brought = [_brought(rows[name], known) if column == VIDEO else None for name in clips]
-            if link is None:
-                values[column] = [None if any(brought) else _own(rows[name], column) for name in clips]
-                if any(brought):
-                    places[column] = brought
-                continue
-            shared = self.chain.names.index(link.name) <= self.chain.split_at
-            owners = [(rows[name]["parent"] if shared else None) or name for name in clips]
-            made = [known.get((owner, link.name, link.key)) for owner in owners]
-            values[column] = [each and each.fields.get(column) for each in made]
-            found = [(each and each.place) or own for each, own in zip(made, brought, strict=True)]
-            if any(found):
-                places[column] = found
-        return values, places
-
-    @reads
-    def _rows(
-        self, db: Connection, clips: Sequence[str]
-    ) -> tuple[dict[str, Mapping[str, Any]], dict[tuple[str, str, str], Any]]:
-        """Return the rows of clips, and the results for them and for those that they are parts of."""
-        found = db.execute(sa.select(clip).where(clip.c.id.in_(clips))).mappings()
-        rows: dict[str, Mapping[str, Any]] = {row["id"]: dict(row) for row in found}
-        wholes = [row["parent"] for row in rows.values() if row["parent"]]
-        return rows, self._results(db, [*clips, *wholes])
-
     # ---- the log ------------------------------------------------------------------------------------
 
     @reads
     def segments(self, db: Connection) -> list[Mapping[str, Any]]:
         """Return the segments of the chain's log, in order."""
+        return self._segments(db)
+
+    def _segments(self, db: Connection) -> list[Mapping[str, Any]]:
         query = sa.select(segment).where(segment.c.key == self.chain.key).order_by(segment.c.number)
         return [{**row} for row in db.execute(query).mappings()]
 
@@ -471,19 +426,6 @@ class Catalog(Runs):
 
 def _after(place: Place) -> sa.ColumnElement[bool]:
     return sa.tuple_(clip.c.ordinal, clip.c.sub) > sa.tuple_(*map(sa.literal, place))
-
-
-def _brought(row: Mapping[str, Any], known: Mapping[tuple[str, str, str], Any]) -> str | None:
-    """Return the place of the file that came with a clip's row, or with that of the clip it is a part of."""
-    found = known.get((row["parent"] or row["id"], LISTED, LISTED))
-    return found and found.place
-
-
-def _own(row: Mapping[str, Any], column: str) -> Any:
-    """Return a column of a clip itself: of its table, or one that its source has."""
-    if column in ("address", "licence", "start_s", "end_s", "source", "parent", "row", "ordinal"):
-        return row[column]
-    return row["row"].get(column)
 
 
 def _parts(rows: Sequence[Any]) -> Iterator[list[Any]]:

@@ -17,8 +17,9 @@ import pyarrow as pa
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import ConfigError
 from worldmodel.flow.buffer import open_buffer
-from worldmodel.flow.catalog import VIDEO, Catalog
+from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import LISTED, PACK
+from worldmodel.flow.columns import VIDEO
 from worldmodel.flow.records import BEGINNING, NewClip, Place
 from worldmodel.flow.sources import open_listing, source_digest
 from worldmodel.flow.stage import CLIP

@@ -14,8 +14,6 @@ from worldmodel.flow.transactional import insert, reads, writes
 
 RUN_LIVES_S = 30.0
 """A run that was not seen for so long has ended."""
-UNFINISHED = ""
-"""Key of a run that is still changing the states of clips: no chain has it, so the next run does it again."""
 
 
 class Runs:
@@ -40,6 +38,10 @@ class Runs:
         db.execute(insert(db, identity).values(one=1, name=name).on_conflict_do_nothing())
         return db.execute(sa.select(identity.c.name)).scalar_one()
 
+    def _lock(self, db: Connection) -> None:
+        """Wait for other transactions that do this, and keep them waiting; SQLite has one writer anyway."""
+        db.execute(sa.select(identity.c.one).with_for_update())
+
     @reads
     def last_chain(self, db: Connection) -> str | None:
         """Return the key of the newest run's chain.
@@ -47,6 +49,9 @@ class Runs:
         Raises:
             FlowError: a run with other stages, or with other weights of their models, is alive.
         """
+        return self._last_chain(db)
+
+    def _last_chain(self, db: Connection) -> str | None:
         others = db.execute(sa.select(run).order_by(run.c.started_at.desc())).mappings().all()
         for other in others:
             if other["key"] != self.chain.key and time.time() - other["seen_at"] < RUN_LIVES_S:
@@ -56,22 +61,13 @@ class Runs:
                 )
         return others[0]["key"] if others else None
 
-    @writes
-    def _announce(self, db: Connection, name: str) -> None:
-        """Record a run that is about to change the states of clips."""
-        self._write(db, name, UNFINISHED, 0.0)
-
-    @writes
-    def _register(self, db: Connection, name: str) -> str:
+    def _register(self, db: Connection, name: str) -> None:
         """Record a run, whose chain the states of clips follow."""
-        self._write(db, name, self.chain.key, time.time())
-        return name
-
-    def _write(self, db: Connection, name: str, key: str, seen_at: float) -> None:
+        newest = db.execute(sa.select(sa.func.max(run.c.started_at))).scalar() or 0.0
         row = {
-            "id": name, "key": key, "host": socket.gethostname(), "pid": os.getpid(),
-            "stages": [[link.name, link.key] for link in self.chain.links],
-            "started_at": time.time(), "seen_at": seen_at,
+            "id": name, "key": self.chain.key, "host": socket.gethostname(), "pid": os.getpid(),
+            "stages": [[link.name, link.key] for link in self.chain.links], "seen_at": time.time(),
+            "started_at": max(time.time(), newest + 1e-3),  # clocks of machines differ
         }  # fmt: skip
         statement = insert(db, run).values(row)
         db.execute(statement.on_conflict_do_update(index_elements=[run.c.id], set_=row))

@@ -18,8 +18,9 @@ import pyarrow as pa
 from worldmodel.errors import ConfigError
 from worldmodel.flow.errors import StageError
 
-CLIP, PARENT, DROP, RETRY = "clip", "parent", "drop", "retry"
-"""Columns with a meaning of their own: the clip's id, the clip that a new one is a part of, and verdicts."""
+CLIP, PARENT, DROP, RETRY, RETRY_AFTER = "clip", "parent", "drop", "retry", "retry_after_s"
+"""Columns with a meaning of their own: the clip's id, the clip that a new one is a part of, verdicts, and the
+seconds that a clip to be tried again waits at least."""
 
 Function = Callable[[pa.RecordBatch], pa.RecordBatch]
 

@@ -11,13 +11,14 @@ import pyarrow as pa
 
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import DatabaseError, OutputError, WorldModelError
+from worldmodel.flow.attempts import Retry, delay_s, max_endings
 from worldmodel.flow.buffer import open_buffer
 from worldmodel.flow.buffer.base import Buffer
 from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import Chain
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.records import Result
-from worldmodel.flow.stage import CLIP, DROP, PARENT, RETRY, is_binary
+from worldmodel.flow.stage import CLIP, DROP, PARENT, RETRY, RETRY_AFTER, is_binary
 from worldmodel.flow.text import storable, storable_json
 
 MAX_REASON = 500
@@ -32,8 +33,8 @@ class Outcome:
     """Clips that go on."""
     ended: list[str] = field(default_factory=list)
     """Clips that were dropped, or that are dead letters."""
-    retry: dict[str, str] = field(default_factory=dict)
-    """Clips to try again, and why."""
+    retry: dict[str, float] = field(default_factory=dict)
+    """Clips to try again, and after how many seconds."""
 
 
 class Work:
@@ -54,19 +55,18 @@ class Work:
         self.catalog.last_chain()  # the weights of a model may have changed since the run began
         self.buffer: Buffer = open_buffer(config.place("buffer"))
         self.function = self.link.stage.function()
-        self.max_attempts = config.max_attempts
+        self.config = config
 
     def close(self) -> None:
         """Close the connections."""
         self.catalog.close()
 
-    def process(self, clips: Sequence[str], again: bool = False) -> Outcome:
+    def process(self, clips: Sequence[str], delivery: int = 1) -> Outcome:
         """Run the stage on clips that have no result yet, and record the results.
 
         Args:
-            clips: their ids.
-            again: whether an earlier attempt failed, or its worker ended. Such clips are worked on alone, so
-                that one that ends workers takes no other with it, and become dead letters after
+            clips: their ids; one if this is not their first delivery (see `attempts.groups`).
+            delivery: how often they have been delivered, from 1. They become dead letters after
                 `max_attempts`.
 
         Raises:
@@ -81,28 +81,31 @@ class Work:
         for clip, state in known.items():
             (outcome.done if state == "done" else outcome.ended).append(clip)
         new = [clip for clip in clips if clip not in known]
-        for group in [[clip] for clip in new] if again else [new] if new else []:
-            attempt, reason = self.catalog.attempt(self.link.name, group[0]) if again else (1, None)
-            if attempt > self.max_attempts:
-                reason = reason or f"its worker ended {self.max_attempts} times while working on it"
-                self.catalog.record(self.link.name, [Result(group[0], "dead", reason)])
-                outcome.ended += group
-            else:
-                self._process(group, attempt, outcome)
+        attempt, reason = 1, None
+        if new and delivery > 1:
+            attempt, reason = self.catalog.attempt(self.link.name, new[0])
+        if attempt > max_endings(self.config):
+            reason = reason or f"its worker ended {attempt - 1} times while working on it"
+            self.catalog.record(self.link.name, [Result(new[0], "dead", reason)])
+            outcome.ended += new
+        elif new:
+            self._process(new, delivery, attempt, outcome)
         return outcome
 
-    def _process(self, clips: Sequence[str], attempt: int, outcome: Outcome) -> None:
+    def _process(self, clips: Sequence[str], delivery: int, attempt: int, outcome: Outcome) -> None:
         began = time.monotonic()
         results, retry = self._results(clips)
-        if attempt >= self.max_attempts:
-            results += [Result(clip, "dead", reason) for clip, reason in retry.items()]
+        if attempt >= self.config.max_attempts:
+            results += [Result(clip, "dead", each.reason) for clip, each in retry.items()]
             retry = {}
-        self.catalog.record(self.link.name, results, time.monotonic() - began, retry)
+        reasons = {clip: each.reason for clip, each in retry.items()}
+        self.catalog.record(self.link.name, results, time.monotonic() - began, reasons)
         for result in results:
             (outcome.done if result.state == "done" else outcome.ended).append(result.clip)
-        outcome.retry |= retry
+        for clip, each in retry.items():
+            outcome.retry[clip] = delay_s(self.config, delivery, each.after_s)
 
-    def _results(self, clips: Sequence[str]) -> tuple[list[Result], dict[str, str]]:
+    def _results(self, clips: Sequence[str]) -> tuple[list[Result], dict[str, Retry]]:
         """Return the results of clips, and reasons to try some again; an error is narrowed to its clip."""
         try:
             return self._run(clips)
@@ -117,18 +120,20 @@ class Work:
                     retry |= again
                 return results, retry
             kind = "" if isinstance(error, WorldModelError) else f"{type(error).__name__}: "
-            return [], {clips[0]: reason_of(f"{kind}{error}")}
+            return [], {clips[0]: Retry(reason_of(f"{kind}{error}"))}
 
-    def _run(self, clips: Sequence[str]) -> tuple[list[Result], dict[str, str]]:
+    def _run(self, clips: Sequence[str]) -> tuple[list[Result], dict[str, Retry]]:
         batch = self._inputs(clips)
         result = self.function(batch)
         if self.link.stage.expands:
             return self._divided(clips, result), {}
         names = result.schema.names
-        drops = result.column(DROP).to_pylist() if DROP in names else [None] * len(clips)
-        retries = result.column(RETRY).to_pylist() if RETRY in names else [None] * len(clips)
+        drops, retries, waits = (
+            result.column(name).to_pylist() if name in names else [None] * len(clips)
+            for name in (DROP, RETRY, RETRY_AFTER)
+        )
         kept = [i for i, (drop, retry) in enumerate(zip(drops, retries, strict=True)) if not (drop or retry)]
-        columns = [name for name in names if name not in (CLIP, DROP, RETRY)]
+        columns = [name for name in names if name not in (CLIP, DROP, RETRY, RETRY_AFTER)]
         binary = [name for name in columns if is_binary(result.schema.field(name).type)]
         places: dict[int, str] = {}
         filled = [i for i in kept if any(result.column(name)[i].is_valid for name in binary)]
@@ -140,7 +145,7 @@ class Work:
         for row, clip in enumerate(clips):
             values = {name: finite(column[row]) for name, column in plain.items() if column[row] is not None}
             if retries[row]:
-                again[clip] = reason_of(retries[row])
+                again[clip] = Retry(reason_of(retries[row]), float(waits[row] or 0.0))
             elif drops[row]:
                 results.append(Result(clip, "dropped", reason_of(drops[row]), values))
             else:

@@ -16,12 +16,12 @@ from typing import Literal
 from worldmodel.config import build
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import WorldModelError
+from worldmodel.flow.attempts import groups
 from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import PACK, Chain
 from worldmodel.flow.feeder import Feeder
 from worldmodel.flow.pack import Packer
 from worldmodel.flow.topics import Claim, Message, Topic, open_topic
-from worldmodel.flow.topics.base import delay_s
 from worldmodel.flow.work import Work
 
 FEED = "feed"
@@ -49,14 +49,10 @@ def run_stage(config: FlowConfig, name: str, topics: str, stop: threading.Event,
             if not claims:
                 continue
             with renewed(source, claims, config.lease_s):
-                for again in (False, True):
-                    group = [claim for claim in claims if (claim.attempt > 1) == again]
-                    for some in [[claim] for claim in group] if again else [group] if group else []:
-                        # With one attempt at each clip, those of a batch whose worker ended have it alone.
-                        counted = some[0].attempt > (1 if config.max_attempts > 1 else 2)
-                        report(BUSY)
-                        _serve(work, source, target, some, counted, config.retry_delay_s)
-                        report(IDLE)
+                for some in groups(claims, lambda claim: claim.attempt, stage.batch_size):
+                    report(BUSY)
+                    _serve(work, source, target, some)
+                    report(IDLE)
     finally:
         source.close()
         if target is not None:
@@ -64,17 +60,15 @@ def run_stage(config: FlowConfig, name: str, topics: str, stop: threading.Event,
         work.close()
 
 
-def _serve(
-    work: Work, source: Topic, target: Topic | None, claims: list[Claim], again: bool, retry_delay_s: float
-) -> None:
+def _serve(work: Work, source: Topic, target: Topic | None, claims: list[Claim]) -> None:
     """Work on claims, pass on the clips that are done, and acknowledge those that need no other attempt."""
-    outcome = work.process([claim.message.key for claim in claims], again)
+    outcome = work.process([claim.message.key for claim in claims], claims[0].attempt)
     if target is not None and outcome.done:
         target.publish(_onward(work, outcome.done, claims))
     source.ack([claim for claim in claims if claim.message.key not in outcome.retry])
     for claim in claims:
-        if (reason := outcome.retry.get(claim.message.key)) is not None:
-            source.nack([claim], delay_s(reason, retry_delay_s * 2 ** (claim.attempt - 1)))
+        if (wait_s := outcome.retry.get(claim.message.key)) is not None:
+            source.nack([claim], wait_s)
 
 
 def _onward(work: Work, done: Sequence[str], claims: Sequence[Claim]) -> list[Message]:

@@ -223,7 +223,7 @@ def test_processes_may_write_at_the_same_time(address: str) -> None:
 
 def episodes(log: str) -> list[tuple[bytes, str | None]]:
     """Return frames and texts of the first steps that train on a log."""
-    data = DataConfig({"web": SourceConfig("flow", log)}, timeout_s=20)
+    data = DataConfig({"web": SourceConfig("flow", log)}, timeout_s=300)
     stage = StageConfig(steps=4, batch_size=2, rounds=1, tasks={"rounds": 1.0})
     with batches(data, MODEL, stage, 5, 0, 0, 1) as loader:
         return [

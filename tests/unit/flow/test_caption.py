@@ -121,6 +121,13 @@ def test_busy_and_broken_endpoints_are_asked_again(caption: Run) -> None:
     assert len(server.asked) == 3
 
 
+def test_what_a_busy_endpoint_asks_for_is_passed_on(caption: Run) -> None:
+    with chat_server(lambda exchange, number: exchange.send({}, 429, Retry_After="30") or True) as server:
+        (row,) = caption(server.url, clips(video("red")), retries=0)
+    assert "429" in row["retry"]
+    assert row["retry_after_s"] == 30
+
+
 def test_a_slow_endpoint_is_a_reason_to_try_again_later(caption: Run) -> None:
     done = threading.Event()
     with chat_server(lambda exchange, number: done.wait(30)) as server:

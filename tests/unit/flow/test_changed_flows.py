@@ -4,7 +4,8 @@ import json
 import logging
 import threading
 import time
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from worldmodel.config import DataConfig, SourceConfig, WorldModelConfig, build
 from worldmodel.config.flow import FlowConfig, FlowSourceConfig
 from worldmodel.database import transaction
 from worldmodel.errors import ConfigError
-from worldmodel.flow import feeder
+from worldmodel.flow import feeder, schema
 from worldmodel.flow.buffer import open_buffer
 from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import PACK, Chain
@@ -28,12 +29,11 @@ from worldmodel.flow.log import FINISHED, Log
 from worldmodel.flow.pack import Packer
 from worldmodel.flow.records import BEGINNING, NewClip
 from worldmodel.flow.run import run_flow
-from worldmodel.flow.schema import listing
 from worldmodel.flow.source import FlowSource
 from worldmodel.flow.stage import CLIP, Stage, stage
 from worldmodel.flow.topics import open_topic
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 """Time after which a flow that takes a second is taken to hang."""
 
 
@@ -97,7 +97,7 @@ def test_a_run_that_was_killed_while_it_began_changes_nothing_for_the_former_cha
     first = run(config)
     other = flow_config(tmp_path / "flow", table, {"read": {}}, segment_size=4)
 
-    def killed(self: Catalog, name: str) -> str:
+    def killed(self: Catalog, *args: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, opened(other) as catalog:
@@ -106,6 +106,58 @@ def test_a_run_that_was_killed_while_it_began_changes_nothing_for_the_former_cha
             catalog.begin()
     assert run(config) == first
     assert sorted(texts(run(other))) == sorted(texts(first))
+
+
+def meeting(monkeypatch: pytest.MonkeyPatch, method: str) -> set[Catalog]:
+    """Let two catalogs wait for each other, but not for long, in a method; return those that call it."""
+    callers: set[Catalog] = set()
+    barrier, original = threading.Barrier(2), getattr(Catalog, method)
+
+    def waiting(self: Catalog, *args: Any) -> Any:
+        if self not in callers:
+            callers.add(self)
+            with suppress(threading.BrokenBarrierError):
+                barrier.wait(2.0)
+        return original(self, *args)
+
+    monkeypatch.setattr(Catalog, method, waiting)
+    return callers
+
+
+@pytest.mark.parametrize("other", [{"read": {}}, {"measure": {}}])
+def test_machines_that_begin_a_changed_flow_at_the_same_time_take_turns(
+    other: dict[str, Any], database_url: str, tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = flow_config(tmp_path, table, catalog=database_url)
+    with opened(former) as catalog:
+        Lister(former, catalog).list_next()
+        catalog.end(catalog.begin())
+    restating = meeting(monkeypatch, "_restate")
+
+    def begins(stages: dict[str, Any]) -> bool:
+        with opened(flow_config(tmp_path, table, stages, catalog=database_url)) as catalog:
+            try:
+                catalog.begin()
+            except FlowError:  # a run with other stages is alive
+                return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        began = list(pool.map(begins, [{"read": {}}, other]))
+    assert len(restating) == 1
+    assert sum(began) == (2 if other == {"read": {}} else 1)
+
+
+def test_the_run_that_began_last_is_the_newest_whatever_the_clock_of_another_machine(
+    tmp_path: Path, table: Path
+) -> None:
+    former, changed = flow_config(tmp_path, table), flow_config(tmp_path, table, {"read": {}})
+    with opened(former) as first, opened(changed) as second:
+        first.end(first.begin())
+        ahead = sa.update(schema.run).values(started_at=time.time() + 100)
+        transaction(first.engine, lambda db: db.execute(ahead))
+        second.begin()
+        assert second.last_chain() == second.chain.key
 
 
 def test_the_same_name_for_another_function_is_another_stage(tmp_path: Path, table: Path) -> None:
@@ -150,7 +202,7 @@ def test_a_source_that_has_become_another_one_is_refused(tmp_path: Path, table: 
         with pytest.raises(ConfigError, match=r"sources\.files .* another name"):
             run(flow_config(tmp_path / "flow", table, sources={"files": {**source, **changed}}))
     with opened(config) as catalog:  # made by an earlier version
-        forget = sa.update(listing).values(digest=None)
+        forget = sa.update(schema.listing).values(digest=None)
         transaction(catalog.engine, lambda db: db.execute(forget))
         assert (
             len(run(flow_config(tmp_path / "flow", table, sources={"files": {**source, "licence": "x"}})))
@@ -217,18 +269,36 @@ def test_what_another_process_has_listed_is_not_listed_over_it(tmp_path: Path, t
         assert (catalog.listed("files").rows, len(catalog.after(BEGINNING, 9))) == (3, 3)
 
 
+def test_sources_that_machines_list_at_the_same_time_have_ordinals_of_their_own(
+    database_url: str, tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = flow_config(tmp_path, table, catalog=database_url)
+
+    def add(name: str) -> int | None:
+        with opened(config) as catalog:
+            return catalog.add(name, [NewClip(f"{name}{number}", "x") for number in range(2)], 2, True)
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        meeting(patch, "_add_results")
+        assert list(pool.map(add, "ab")) == [2, 2]
+    with opened(config) as catalog:
+        assert [each.place for each in catalog.after(BEGINNING, 9)] == [(number, 0) for number in range(4)]
+        positions = sa.select(schema.listing.c.position).order_by(schema.listing.c.position)
+        assert transaction(catalog.engine, lambda db: db.execute(positions).scalars().all()) == [0, 1]
+
+
 @pytest.mark.parametrize(
-    ("schema", "values", "named"),
+    ("kind", "values", "named"),
     [
         (FlowSourceConfig, {"limit": -1}, "limit"),
         (FlowConfig, {"folder": "s3://bucket/flow"}, "buffer, log and catalog"),
     ],
 )
 def test_settings_that_would_do_something_else_are_refused(
-    schema: type, values: dict[str, Any], named: str
+    kind: type, values: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        build(schema, values)
+        build(kind, values)
 
 
 # ---- the log ----------------------------------------------------------------------------------------

@@ -16,15 +16,16 @@ import pytest
 from flow_stages import flow_config
 from web import content, drip, endless, ranges, served, status
 
+from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import ConfigError
+from worldmodel.flow.attempts import MAX_DELAY_S, delay_s, retry_after
 from worldmodel.flow.download import DownloadLimits, robots
 from worldmodel.flow.download.guard import is_public
-from worldmodel.flow.download.http import Transfer, licence_link, retry_after
+from worldmodel.flow.download.http import Transfer, licence_link
 from worldmodel.flow.download.robots import Robots
 from worldmodel.flow.run import run_flow
 from worldmodel.flow.stages import find_stage
 from worldmodel.flow.stages.fetch import Fetch
-from worldmodel.flow.topics.base import MAX_DELAY_S, TRY_AFTER, delay_s
 
 PUBLIC_IP = "93.184.215.14"
 NOBODY = "http://127.0.0.1:1/clip.mp4"
@@ -53,6 +54,7 @@ def test_a_video_is_fetched_with_its_facts(video: bytes) -> None:
         "clip": "0", "video": video, "sha256": hashlib.sha256(video).hexdigest(), "num_bytes": len(video),
         "media_type": "video/mp4", "final_address": address, "robots": "ignored",
         "licence_link": "https://creativecommons.org/licenses/by/4.0/", "drop": None, "retry": None,
+        "retry_after_s": None,
     }  # fmt: skip
     assert moved["final_address"] == address
     assert moved["video"] == video
@@ -147,7 +149,7 @@ def test_temporary_errors_are_retried(code: int) -> None:
     with served(clip=status(code, Retry_After="30")) as web:
         (row,) = fetch(web.url("/clip"))
     assert f"HTTP {code}" in row["retry"]
-    assert "30" in row["retry"]
+    assert row["retry_after_s"] == 30
     assert row["drop"] is None
 
 
@@ -172,9 +174,10 @@ def test_waits_are_seconds_or_dates_and_have_a_limit() -> None:
     assert retry_after(later) == pytest.approx(100, abs=2)
     wrong = ["", "soon", "-5", "1" * 5000, formatdate(0, usegmt=True), "Mon, 99 Jan 2024 00:00:00 GMT"]
     assert [retry_after(each) for each in wrong] == [0] * len(wrong)
-    assert delay_s(f"busy, {TRY_AFTER} 30 s", 2.0) == 30
-    assert delay_s(f"busy, {TRY_AFTER} 1 s", 2.0) == delay_s("busy", 2.0) == 2
-    assert delay_s(f"busy, {TRY_AFTER} {'9' * 18} s", 2.0) == MAX_DELAY_S
+    assert [retry_after(each) for each in ("30", " 0.5 ")] == [30, 0.5]
+    config = FlowConfig(retry_delay_s=2.0)
+    assert [delay_s(config, delivery) for delivery in (1, 2, 3)] == [2, 4, 8]
+    assert [delay_s(config, 1, asked_s) for asked_s in (1.0, 30.0, 1e18)] == [2, 30, MAX_DELAY_S]
 
 
 def test_unreachable_hosts_are_retried(video: bytes) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,12 @@ from worldmodel.data.loader import BatchLoader, batches
 from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError
 from worldmodel.flow.run import run_flow
+from worldmodel.flow.status import StatusReader
 from worldmodel.media.encoding import encode_video
 
 NUM_CLIPS = 27
+HANGS_S = 300.0
+"""Time after which a flow that takes seconds on an idle machine is taken to hang."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def small_flow(folder: Path, table: Path, **settings: object) -> FlowConfig:
 def loader(
     config: FlowConfig, first: int = 0, steps: int = 20, rank: int = 0, size: int = 1, **more: object
 ) -> BatchLoader:
-    data = DataConfig({"web": SourceConfig("flow", config.place("log"))}, timeout_s=20, **more)
+    data = DataConfig({"web": SourceConfig("flow", config.place("log"))}, timeout_s=HANGS_S, **more)
     stage = StageConfig(steps=steps, batch_size=4, rounds=1, tasks={"rounds": 1.0})
     return batches(data, MODEL, stage, 5, first, rank, size)
 
@@ -93,8 +97,7 @@ def test_training_on_a_growing_log_sees_what_a_replay_sees(tmp_path: Path, table
 
 
 def test_a_flow_that_stands_still_is_an_error_that_names_the_segment(tmp_path: Path, table: Path) -> None:
-    # Slow, so that it does not end before it is stopped.
-    config = flow_config(tmp_path, table, {"read": {}, "measure": {"settings": {"wait_s": 0.2}}})
+    config = small_flow(tmp_path, table, max_lead=1)  # nothing reads, so that it does not end by itself
     stop = threading.Event()
 
     def stop_soon() -> None:
@@ -110,17 +113,17 @@ def test_a_flow_that_stands_still_is_an_error_that_names_the_segment(tmp_path: P
 
 def test_segments_are_not_sealed_far_ahead_of_training(tmp_path: Path, table: Path) -> None:
     config = small_flow(tmp_path, table, max_lead=1)
-    log, stop = Path(config.place("log")), threading.Event()
-    thread = threading.Thread(target=run_flow, args=(config,), kwargs={"stop": stop})
+    log = Path(config.place("log"))
+    thread = threading.Thread(target=run_flow, args=(config,), daemon=True)
     thread.start()
-    while not list(log.glob("*/000000.json")):
-        time.sleep(0.01)
-    time.sleep(1.0)
+    with closing(StatusReader(config, create=True)) as reader:
+        while (state := reader.read()).packed < 16 or state.packed + state.stages[-1].waiting < NUM_CLIPS:
+            time.sleep(0.05)
+    time.sleep(0.5)  # all clips could be packed now
     assert len(list(log.glob("*/0*.json"))) == 2
     names(loader(config, steps=6))
-    thread.join(30)
+    thread.join(HANGS_S)
     assert len(list(log.glob("*/0*.json"))) == 4
-    stop.set()
 
 
 def test_what_is_no_log_is_an_error(tmp_path: Path) -> None:
@@ -150,7 +153,7 @@ def image_flow(folder: Path, texts: bool) -> FlowConfig:
 def test_images_of_a_flow_are_imagined_and_described(tmp_path: Path) -> None:
     config = image_flow(tmp_path, texts=True)
     run_flow(config)
-    data = DataConfig({"web": SourceConfig("flow", config.place("log"))}, timeout_s=20)
+    data = DataConfig({"web": SourceConfig("flow", config.place("log"))}, timeout_s=HANGS_S)
     source = open_source("web", data, MODEL)
     assert source.tasks == ("imagine", "describe")
     stage = StageConfig(steps=6, batch_size=4, rounds=1, tasks={"imagine": 0.5, "describe": 0.5})
@@ -170,6 +173,6 @@ def test_images_of_a_flow_are_imagined_and_described(tmp_path: Path) -> None:
 def test_images_without_texts_are_refused(tmp_path: Path) -> None:
     config = image_flow(tmp_path, texts=False)
     run_flow(config)
-    data = DataConfig({"web": SourceConfig("flow", config.place("log"))}, timeout_s=20)
+    data = DataConfig({"web": SourceConfig("flow", config.place("log"))}, timeout_s=HANGS_S)
     with pytest.raises(ConfigError, match=r"data\.sources\.web"):
         open_source("web", data, MODEL)

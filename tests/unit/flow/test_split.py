@@ -1,16 +1,20 @@
 """The stage split, on videos with known cuts."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from flow_stages import flow_config
 
 from worldmodel import media
 from worldmodel.config.flow import FlowConfig, FlowStageConfig
 from worldmodel.errors import ConfigError
 from worldmodel.flow.chain import Chain
+from worldmodel.flow.log import Log
+from worldmodel.flow.run import run_flow
 from worldmodel.flow.stages import find_stage
 
 FPS = 8
@@ -79,6 +83,8 @@ def test_damaged_videos_are_dropped_with_the_reason(tmp_path: Path) -> None:
 
 
 TIMED = [{"start": 3.0, "end": 4.0, "text": "she waves"}]
+POSE = {"mode": "target", "data": {"translation": [0, 0, 1], "rotation": [0, 0, 0, 1]}}
+TARGET = [{"start": 3.0, "end": 4.0, "camera": POSE}]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +92,7 @@ TIMED = [{"start": 3.0, "end": 4.0, "text": "she waves"}]
     [
         ({"row": {"keys": [["left"], ["right"]]}}, "keys"),
         ({"row": {"keys": '[["left"], ["right"]]', "text": "a walk"}}, "keys"),
-        ({"row": {"text": TIMED}}, "text"),
-        ({"row": {"text": "a walk"}, "events": TIMED}, "text"),
+        ({"row": {"camera": TARGET}}, "camera"),
         ({"row": {}, "actions": '[{"keys": ["left"]}, {"keys": ["right"]}]'}, "keys"),
         ({"row": {"question": ["what?", "where?"]}}, "question"),
     ],
@@ -103,12 +108,38 @@ def test_parts_do_not_get_actions_of_other_parts(tmp_path: Path, columns: dict[s
     "columns",
     [
         {"row": {"text": "a walk", "keys": ["left", "up"], "camera": "Canon"}},
-        {"row": {"text": TIMED}, "caption": "a walk"},  # which training reads instead
+        {"row": {"text": TIMED, "keys": [{"start": 0.0, "end": 4.0, "keys": ["left"]}]}},
+        {"row": {"text": ["one", "two"]}, "caption": "a walk"},  # which training reads instead
+        {"row": {"text": "a walk"}, "events": TIMED},
     ],
 )
-def test_parts_get_what_is_said_of_the_whole_clip(tmp_path: Path, columns: dict[str, Any]) -> None:
+def test_parts_get_what_has_times_or_is_of_the_whole_clip(tmp_path: Path, columns: dict[str, Any]) -> None:
     rows = run([film(tmp_path / "a.mp4", 3.0, 3.0)], min_s=0.5, columns=columns)
     assert [(row["start_s"], row["drop"]) for row in rows] == [(0.0, None), (3.0, None)]
+
+
+def test_times_count_from_the_start_of_each_part(tmp_path: Path) -> None:
+    film(tmp_path / "a.mp4", 3.0, 3.0)
+    row = {
+        "address": "a.mp4", "start": 1.0,
+        "text": [{"start": 1.5, "end": 2.5, "text": "she waves"}],  # a second before the cut, and after it
+        "keys": json.dumps([{"start": 4.0, "end": 5.0, "keys": ["left"]}]),
+        "vector": [0.5],
+    }  # fmt: skip
+    (tmp_path / "clips.jsonl").write_text(json.dumps(row) + "\n")
+    stages = {"read": {}, "probe": {"function": ""}, "split": {"function": "", "settings": {"min_s": 0.5}}}
+    columns = {name: name for name in ("address", "start", "text", "keys", "vector")}
+    source = {"path": str(tmp_path / "clips.jsonl"), "columns": columns}
+    config = flow_config(tmp_path / "flow", tmp_path, stages, sources={"films": source}, pack=["text"])
+    run_flow(config)
+    log = Log(config.place("log"))
+    parts = [(clip.file, *clip.parts["json"]) for clip in log.segment(0)]
+    one, two = (json.loads(Path(file).read_bytes()[at : at + size]) for file, at, size in parts)
+    assert [(part["start_s"], part["end_s"]) for part in (one, two)] == [(1.0, 3.0), (3.0, 6.0)]
+    assert one["text"] == one["row"]["text"] == [{"start": 1.5, "end": 2.0, "text": "she waves"}]
+    assert two["text"] == two["row"]["text"] == [{"start": 0.0, "end": 0.5, "text": "she waves"}]
+    assert [one["row"]["keys"], two["row"]["keys"]] == [[], [{"start": 2.0, "end": 3.0, "keys": ["left"]}]]
+    assert one["row"]["vector"] == two["row"]["vector"] == [0.5]
 
 
 def test_split_can_be_a_stage_of_a_flow() -> None:

@@ -24,8 +24,10 @@ from worldmodel.flow.topics import Claim, Message, Topic, open_topic
 
 Open = Callable[[], Topic]
 SHORT_S, LONG_S = 0.3, 60.0
-WAIT_S = 10.0
+WAIT_S = 60.0
 """Limit for what happens at once on an idle machine."""
+HANGS_S = 600.0
+"""Time after which processes that take seconds on an idle machine are taken to hang."""
 
 
 @pytest.fixture
@@ -116,8 +118,9 @@ def test_an_acknowledged_message_is_gone_and_may_come_again(opened: Open) -> Non
 def test_a_claim_whose_lease_ends_is_delivered_again(opened: Open) -> None:
     lost, other = opened(), opened()
     publish(lost, 2)
-    expired = lost.claim(2, SHORT_S, wait_s=WAIT_S)
+    expired = lost.claim(2, LONG_S, wait_s=WAIT_S)
     assert other.claim(2, LONG_S) == []
+    lost.extend(expired, 0.0)
     again = claimed_by_any([other, lost])
     assert keys_of(again) == keys_of(expired)
     assert [claim.attempt for claim in expired + again] == [1, 1, 2, 2]
@@ -174,7 +177,6 @@ def test_a_returned_message_comes_again_after_its_delay(opened: Open) -> None:
     claims = topic.claim(1, LONG_S, wait_s=WAIT_S)
     returned = time.monotonic()
     topic.nack(claims, delay_s=SHORT_S)
-    assert topic.claim(1, LONG_S) == []
     assert keys_of(topic.claim(1, LONG_S, wait_s=WAIT_S)) == ["clip-0000"]
     assert time.monotonic() - returned >= SHORT_S
 
@@ -267,12 +269,13 @@ def test_processes_share_the_work_and_one_that_is_killed_loses_nothing(
     workers = [start(topic_url, name, output, 3.0, 8, 0.01) for output in outputs[1:]]
     victim.send_signal(signal.SIGKILL)
     victim.wait()
-    assert [worker.wait(60) for worker in workers] == [0] * 4
+    assert [worker.wait(HANGS_S) for worker in workers] == [0] * 4
     held = {key for key, _ in deliveries(outputs[:1])}
     assert held
-    done = sorted(deliveries(outputs[1:]))
-    assert [key for key, _ in done] == keys
-    assert {key for key, attempt in done if attempt == 2} == held
+    done = deliveries(outputs[1:])
+    assert {key for key, _ in done} == {*keys}
+    assert len({*done}) == len(done)  # a busy machine may end a lease, but no delivery is made twice
+    assert held <= {key for key, attempt in done if attempt > 1}
     assert opened().depth() == 0
 
 
@@ -291,8 +294,10 @@ def test_a_database_that_is_killed_under_load_loses_nothing(name: str, tmp_path:
                 time.sleep(0.01)
             server.kill()
             server.start()
-        assert [worker.wait(120) for worker in workers] == [0] * 3
-        assert sorted(key for key, _ in deliveries(outputs)) == keys
+        assert [worker.wait(HANGS_S) for worker in workers] == [0] * 3
+        done = deliveries(outputs)
+        assert {key for key, _ in done} == {*keys}
+        assert len({*done}) == len(done)
         assert topic.depth() == 0
         topic.close()
     finally:

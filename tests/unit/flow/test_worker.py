@@ -16,7 +16,7 @@ from worldmodel.flow.worker import IDLE, run_stage
 
 
 @pytest.mark.parametrize(
-    ("max_attempts", "ended", "state"), [(1, 1, "done"), (1, 2, "dead"), (2, 1, "done"), (2, 2, "done")]
+    ("max_attempts", "ended", "state"), [(1, 1, "done"), (1, 2, "dead"), (2, 2, "dead"), (3, 2, "done")]
 )
 def test_clips_of_a_batch_whose_worker_ended_have_an_attempt_alone(
     tmp_path: Path, max_attempts: int, ended: int, state: str
@@ -37,7 +37,9 @@ def test_clips_of_a_batch_whose_worker_ended_have_an_attempt_alone(
         url = f"memory:{tmp_path}"
         topic = open_topic(url, catalog.chain.link("read").topic)
         topic.publish([Message(clip) for clip in clips])
-        for _ in range(ended):
+        for number in range(ended):
             assert len(topic.claim(4, lease_s=0.0)) == 4
+            for clip in clips if number else ():  # each alone
+                catalog.attempt("read", clip)
         run_stage(config, "read", url, stop, report)
         assert catalog.done("read", clips) == dict.fromkeys(clips, state)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import httpx
 
 from worldmodel.errors import InputError
+from worldmodel.flow.attempts import retry_after
 from worldmodel.flow.captions.answers import Answers
 from worldmodel.flow.errors import StageError
 
@@ -24,7 +25,15 @@ REFUSED = {401, 403, 404}
 
 
 class UnavailableError(InputError):
-    """The endpoint gave no usable answer in all attempts; a later one may succeed."""
+    """The endpoint gave no usable answer in all attempts; a later one may succeed.
+
+    Attributes:
+        retry_after_s: seconds that the endpoint asks to wait.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
 
 
 class Endpoint:
@@ -93,10 +102,10 @@ class Endpoint:
         return parsed
 
     def _attempts(self, body: dict[str, Any], parse: Callable[[str], T]) -> tuple[str, T]:
-        problem = ""
+        problem, asked_s = "", 0.0
         for attempt in range(self.retries + 1):
             self.answers.check_budget()
-            pause_s = self.retry_delay_s * 2**attempt * random.uniform(0.5, 1.0)
+            pause_s, asked_s = self.retry_delay_s * 2**attempt * random.uniform(0.5, 1.0), 0.0
             try:
                 response = self.client.post(self.url, json=body)
             except httpx.TransportError as error:
@@ -114,10 +123,10 @@ class Endpoint:
                         body, pause_s = {**body, "temperature": 0.5, "seed": attempt}, 0.0
                 else:
                     problem = self._problem(response)
-                    pause_s = max(pause_s, _retry_after(response))
+                    asked_s = retry_after(response.headers.get("Retry-After", ""))
             if attempt < self.retries:
-                time.sleep(min(pause_s, MAX_PAUSE_S))
-        raise UnavailableError(problem)
+                time.sleep(min(max(pause_s, asked_s), MAX_PAUSE_S))
+        raise UnavailableError(problem, asked_s)
 
     def _text(self, response: httpx.Response) -> str:
         """Return the text of a response, and count its tokens."""
@@ -146,13 +155,6 @@ class Endpoint:
         if status < 500 and status not in TEMPORARY:
             raise UnavailableError(problem)
         return problem
-
-
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        return float(response.headers.get("Retry-After", 0))
-    except ValueError:  # a date
-        return 0.0
 
 
 def text_part(text: str) -> list[dict[str, Any]]:

@@ -18,11 +18,12 @@ class DownloadError(FlowError):
 
     Attributes:
         temporary: whether trying again later may succeed.
+        retry_after_s: seconds that the host asks to wait.
     """
 
-    def __init__(self, reason: str, temporary: bool = False) -> None:
+    def __init__(self, reason: str, temporary: bool = False, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
-        self.temporary = temporary
+        self.temporary, self.retry_after_s = temporary, retry_after_s
 
 
 @dataclass(frozen=True)

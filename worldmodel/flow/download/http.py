@@ -2,20 +2,18 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from weakref import WeakValueDictionary
 
 import httpcore
 import httpx
 
+from worldmodel.flow.attempts import retry_after
 from worldmodel.flow.download.address import HTTP, Address, DownloadError
 from worldmodel.flow.download.guard import GuardedBackend
 from worldmodel.flow.download.robots import Robots
-from worldmodel.flow.topics.base import TRY_AFTER
 
 REDIRECTS = (301, 302, 303, 307, 308)
 TEMPORARY = (408, 425, 429)
@@ -218,8 +216,7 @@ class Transfer:
         """Return the number of bytes to skip before the wanted ones, after checking a response's headers."""
         if status >= 500 or status in TEMPORARY:
             wait_s = retry_after(headers.get("retry-after", ""))
-            wait = f", {TRY_AFTER} {wait_s} s" if wait_s else ""
-            raise DownloadError(f"{self.url.host} answered HTTP {status}{wait}", temporary=True)
+            raise DownloadError(f"{self.url.host} answered HTTP {status}", True, wait_s)
         if status not in (200, 206):
             raise DownloadError(f"{self.url.host} answered HTTP {status}")
         tags = {tag.strip().lower() for tag in re.split("[,:]", headers.get("x-robots-tag", ""))}
@@ -275,16 +272,6 @@ def parse_url(text: str, base: httpx.URL | None = None) -> httpx.URL | None:
         return url if (url.port or 0) < 2**16 else None
     except (httpx.InvalidURL, UnicodeError, ValueError):
         return None
-
-
-def retry_after(header: str) -> int:
-    """Return the seconds that a header Retry-After asks to wait; 0 if it is absent, wrong or in the past."""
-    if NUMBER.fullmatch(header.strip()):
-        return int(header)
-    try:
-        return max(0, round(parsedate_to_datetime(header).timestamp() - time.time()))
-    except (TypeError, ValueError, OverflowError):
-        return 0
 
 
 CONNECTION_ERRORS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)

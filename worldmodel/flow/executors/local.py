@@ -52,6 +52,7 @@ class Process:
     ended: bool = False
     error: str = ""
     process: Any = field(init=False)
+    reader: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
         self.process = subprocess.Popen(
@@ -67,7 +68,8 @@ class Process:
         )
         self.process.stdin.write(self.task + "\n")
         self.process.stdin.flush()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         for line in self.process.stdout:
@@ -92,7 +94,7 @@ class Process:
             return False
         if self.process.poll() is None:
             return True
-        time.sleep(0.05)  # for the thread that reads its last line
+        self.reader.join(5.0)  # its last line says why it ended
         if self.error:
             raise FlowError(self.error)
         self.health.last = f"ended with code {self.process.returncode}"
@@ -182,6 +184,7 @@ def _run_threads(
     """Run the same loops in threads: for notebooks and tests. A thread that hangs cannot be ended."""
     halt, errors = threading.Event(), queue.SimpleQueue[BaseException]()
     busy: dict[int, tuple[str, float]] = {}
+    hanging: set[int] = set()
 
     def work(role: str) -> None:
         def report(state: str) -> None:
@@ -200,16 +203,18 @@ def _run_threads(
         thread.start()
     try:
         while not stop.is_set() and threads[0].is_alive() and errors.empty():
-            for role, since in list(busy.values()):
+            for ident, (role, since) in list(busy.items()):
                 limit = config.feed_timeout_s if role == FEED else chain.link(role).stage.timeout_s
                 if time.monotonic() - since > limit:
+                    hanging.add(ident)
                     raise StageError(f"The stage {role} did not finish a batch within {limit:g} s.")
             watch()
             stop.wait(interval_s)
     finally:
         halt.set()
+        deadline = time.monotonic() + STOP_S
         for thread in threads:
-            if not any(thread.ident == ident for ident in busy):
-                thread.join(STOP_S)
+            if thread.ident not in hanging:
+                thread.join(max(0.0, deadline - time.monotonic()))
     if not errors.empty():
         raise errors.get()

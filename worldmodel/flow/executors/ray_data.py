@@ -7,14 +7,14 @@ import contextlib
 import os
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import ConfigError
 from worldmodel.flow.chain import Chain
-from worldmodel.flow.executors.rounds import Task, remaining, run_rounds, run_task
+from worldmodel.flow.executors.rounds import Row, Task, remaining, run_rounds, run_task
 
 try:
     import ray
@@ -67,8 +67,8 @@ class RayEngine:
         context.enable_progress_bars = False
         context.max_errored_blocks = -1  # a worker that ends takes only its batch with it
 
-    def play(self, rows: pa.Table) -> list[str]:
-        """Run the stages in their order on rows; return the errors that workers report."""
+    def play(self, rows: pa.Table) -> Sequence[Row]:
+        """Run the stages in their order on rows; return those of failures and of errors."""
         names: list[str] = []
 
         def named() -> dict[str, str]:
@@ -93,7 +93,7 @@ class RayEngine:
                 ray_remote_args_fn=named,
             )
         try:
-            return [row["error"] for row in data.take_all() if row["error"]]
+            return data.take_all()
         finally:
             for (
                 name

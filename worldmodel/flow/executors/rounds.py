@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +24,7 @@ import pyarrow as pa
 from worldmodel.config import build, to_dict
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import WorldModelError
+from worldmodel.flow.attempts import delay_s, groups
 from worldmodel.flow.catalog import Catalog
 from worldmodel.flow.chain import PACK, Chain, Link
 from worldmodel.flow.errors import FlowError, StageError
@@ -33,9 +34,14 @@ from worldmodel.flow.records import BEGINNING, Waiting
 from worldmodel.flow.work import Work
 
 SCHEMA = pa.schema(
-    [("clip", pa.string()), ("stage", pa.string()), ("again", pa.bool_()), ("error", pa.string())]
-)
-"""Rows between stages: a clip, the stage it waits for, and whether an earlier attempt failed; or an error."""
+    [
+        ("clip", pa.string()), ("stage", pa.string()), ("delivery", pa.int32()), ("after_s", pa.float64()),
+        ("error", pa.string()),
+    ]
+)  # fmt: skip
+"""Rows between stages: a clip, the stage it waits for, the number of its delivery there, and after how many
+seconds it is tried again if that delivery has failed; or an error."""
+Row = Mapping[str, Any]
 MAX_STUCK = 5
 """Rounds in a row that may bring no clip on, beyond the attempts at each, before the run fails."""
 INTERVAL_S = 0.1
@@ -44,8 +50,8 @@ INTERVAL_S = 0.1
 class Engine(Protocol):
     """Runs tables of clips through the stages."""
 
-    def play(self, rows: pa.Table) -> list[str]:
-        """Run the stages in their order on rows of `SCHEMA`; return the errors that workers report."""
+    def play(self, rows: pa.Table) -> Sequence[Row]:
+        """Run the stages in their order on rows of `SCHEMA`; return those of failures and of errors."""
         ...
 
     def close(self) -> None:
@@ -79,7 +85,7 @@ def _work(task: Task) -> Work:
     return Work(build(FlowConfig, json.loads(task.config)), task.stage)
 
 
-def run_task(task: Task, rows: pa.Table, again: bool = False) -> pa.Table:
+def run_task(task: Task, rows: pa.Table, ended: int = 0) -> pa.Table:
     """Run a stage on the rows that wait for it, in a worker.
 
     A call that takes longer than the stage may ends the process, and so the attempt.
@@ -87,28 +93,27 @@ def run_task(task: Task, rows: pa.Table, again: bool = False) -> pa.Table:
     Args:
         task: the stage.
         rows: table of `SCHEMA`.
-        again: whether an earlier attempt at these rows ended its worker.
+        ended: how many workers the engine has given these rows before, which ended.
 
     Returns:
-        The rows of other stages, and those of the clips that go on.
+        The rows of other stages, and those of the clips that go on or are to be tried again.
     """
     onward = [row for row in rows.to_pylist() if row["stage"] != task.stage]
     mine = [row for row in rows.to_pylist() if row["stage"] == task.stage]
     try:
         work = _work(task)
         size, timeout_s = work.link.stage.batch_size, work.link.stage.timeout_s
-        new = [row["clip"] for row in mine if not (row["again"] or again)]
-        groups = [(new[i : i + size], False) for i in range(0, len(new), size)]
-        groups += [([row["clip"]], True) for row in mine if row["again"] or again]
-        for clips, repeated in groups:
+        for some in groups(mine, lambda row: row["delivery"] + ended, size):
+            delivery = some[0]["delivery"] + ended
             faulthandler.dump_traceback_later(timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
             try:
-                outcome = work.process(clips, repeated)
+                outcome = work.process([row["clip"] for row in some], delivery)
             finally:
                 faulthandler.cancel_dump_traceback_later()
             onward += _onward(work, outcome.done)
+            onward += [_row(clip, task.stage, delivery, wait_s) for clip, wait_s in outcome.retry.items()]
     except WorldModelError as error:
-        onward.append({"clip": "", "stage": "", "again": False, "error": str(error)})
+        onward.append({**_row("", "", 1), "error": str(error)})
     return pa.Table.from_pylist(onward, SCHEMA)
 
 
@@ -117,11 +122,11 @@ def _onward(work: Work, done: Sequence[str]) -> list[dict[str, Any]]:
     states = dict.fromkeys(done, following)
     if work.link.stage.expands:
         states = {each.id: each.state for each in work.catalog.parts(done)}
-    return [_row(clip, state, False) for clip, state in states.items() if state != PACK]
+    return [_row(clip, state, 1) for clip, state in states.items() if state != PACK]
 
 
-def _row(clip: str, stage: str, again: bool) -> dict[str, Any]:
-    return {"clip": clip, "stage": stage, "again": again, "error": None}
+def _row(clip: str, stage: str, delivery: int, after_s: float | None = None) -> dict[str, Any]:
+    return {"clip": clip, "stage": stage, "delivery": delivery, "after_s": after_s, "error": None}
 
 
 def remaining(chain: Chain, rows: pa.Table) -> Sequence[Link]:
@@ -130,8 +135,8 @@ def remaining(chain: Chain, rows: pa.Table) -> Sequence[Link]:
     return chain.links[min(chain.names.index(name) for name in waited) :]
 
 
-class Attempts:
-    """Which clips failed, how often, and when they are tried again."""
+class Deliveries:
+    """Which clips were delivered in vain, how often, and when they are tried again."""
 
     def __init__(self, config: FlowConfig) -> None:
         self.config = config
@@ -148,15 +153,16 @@ class Attempts:
 
     def table(self, clips: Sequence[Waiting]) -> pa.Table:
         """Return the rows of clips."""
-        rows = [_row(each.id, each.state, self.number[each.id, each.state] > 0) for each in clips]
+        rows = [_row(each.id, each.state, self.number[each.id, each.state] + 1) for each in clips]
         return pa.Table.from_pylist(rows, SCHEMA)
 
-    def failed(self, before: Sequence[Waiting], after: Sequence[Waiting]) -> None:
-        """Count an attempt at the clips of a round, or parts of them, that still wait for a stage after it.
+    def failed(self, before: Sequence[Waiting], after: Sequence[Waiting], rows: Sequence[Row]) -> None:
+        """Count a delivery of the clips of a round, or parts of them, that still wait for a stage after it.
 
         Args:
             before: the clips of the round.
             after: all clips that wait, or at least those up to the last one of the round.
+            rows: what the round returned, with the waits of those whose workers have not ended.
 
         Raises:
             StageError: no clip gets on any more.
@@ -168,9 +174,12 @@ class Attempts:
             if each.state != PACK and (each.id in round_ids or (each.place[1] and each.place[0] in ordinals))
         }
         left -= {key for key, due in self.due.items() if due > time.monotonic()}
+        waits = {(row["clip"], row["stage"]): row["after_s"] for row in rows}
         for key in left:
             self.number[key] += 1
-            self.due[key] = time.monotonic() + self.config.retry_delay_s * 2 ** (self.number[key] - 1)
+            wait_s = waits.get(key)
+            wait_s = delay_s(self.config, self.number[key]) if wait_s is None else wait_s
+            self.due[key] = time.monotonic() + wait_s
         self.stuck = self.stuck + 1 if left >= {(each.id, each.state) for each in before} else 0
         if self.stuck > self.config.max_attempts + MAX_STUCK:
             stages = ", ".join(sorted({stage for _, stage in left}))
@@ -193,10 +202,11 @@ def run_rounds(config: FlowConfig, engine: Engine, watch: Callable[[], None], st
         WorldModelError: a source, the catalog, the buffer or the log cannot be used, or a stage is at fault.
     """
     catalog = Catalog(config.place("catalog"), Chain.of(config))
-    lister, packer, attempts = Lister(config, catalog), Packer(config, catalog), Attempts(config)
+    lister, packer, deliveries = Lister(config, catalog), Packer(config, catalog), Deliveries(config)
     with ThreadPoolExecutor(1) as thread:
         try:
             while not stop.is_set():
+                watch()
                 if packer.seal_next(lister.all_listed):
                     continue
                 waiting = catalog.waiting(BEGINNING, config.max_in_flight)
@@ -205,13 +215,12 @@ def run_rounds(config: FlowConfig, engine: Engine, watch: Callable[[], None], st
                 if not waiting:
                     packer.finish()
                     return
-                clips = attempts.ready(waiting)
+                clips = deliveries.ready(waiting)
                 if clips:
-                    playing = thread.submit(engine.play, attempts.table(clips))
-                    _wait(playing, lambda: packer.seal_next(lister.all_listed), watch, stop)
-                    attempts.failed(clips, catalog.waiting(BEGINNING, catalog.in_flight()))
+                    playing = thread.submit(engine.play, deliveries.table(clips))
+                    rows = _wait(playing, lambda: packer.seal_next(lister.all_listed), watch, stop)
+                    deliveries.failed(clips, catalog.waiting(BEGINNING, catalog.in_flight()), rows)
                 else:
-                    watch()
                     stop.wait(INTERVAL_S)
         finally:
             engine.close()
@@ -220,9 +229,9 @@ def run_rounds(config: FlowConfig, engine: Engine, watch: Callable[[], None], st
 
 
 def _wait(
-    playing: Future[list[str]], pack: Callable[[], bool], watch: Callable[[], None], stop: threading.Event
-) -> None:
-    """Pack while a round is in progress; return when it has ended or when told to stop.
+    playing: Future[Sequence[Row]], pack: Callable[[], bool], watch: Callable[[], None], stop: threading.Event
+) -> Sequence[Row]:
+    """Pack while a round is in progress; return its rows when it has ended, or none when told to stop.
 
     Raises:
         FlowError: a worker reports an error that another one would, too.
@@ -231,5 +240,7 @@ def _wait(
         watch()
         if not pack():
             stop.wait(INTERVAL_S)
-    if playing.done() and playing.exception() is None and (errors := playing.result()):
+    rows = playing.result() if playing.done() and playing.exception() is None else []
+    if errors := [row["error"] for row in rows if row["error"]]:
         raise FlowError(errors[0])
+    return rows

@@ -6,15 +6,16 @@ A stage has as many partitions as `workers`. GPUs and memory of stages are not r
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pyarrow as pa
 
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import ConfigError
+from worldmodel.flow.attempts import max_endings
 from worldmodel.flow.chain import Chain
-from worldmodel.flow.executors.rounds import Task, remaining, run_rounds, run_task
+from worldmodel.flow.executors.rounds import Row, Task, remaining, run_rounds, run_task
 
 try:
     from pyspark import TaskContext
@@ -23,15 +24,15 @@ try:
 except ModuleNotFoundError:
     raise ConfigError("The executor spark needs PySpark: pip install 'worldmodel[spark]'.") from None
 
-COLUMNS = "clip string, stage string, again boolean, error string"
+COLUMNS = "clip string, stage string, delivery int, after_s double, error string"
 
 
 def run_partition(task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run a stage on a partition, in a worker; Spark repeats it if a worker ends."""
     context = TaskContext.get()
-    again = context is not None and context.attemptNumber() > 0
+    ended = 0 if context is None else context.attemptNumber()
     for batch in batches:
-        yield from run_task(task, pa.Table.from_batches([batch]), again).to_batches()
+        yield from run_task(task, pa.Table.from_batches([batch]), ended).to_batches()
 
 
 class SparkEngine:
@@ -49,7 +50,7 @@ class SparkEngine:
         active = SparkSession.getActiveSession()
         self.owned = active is None
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        failures = config.max_attempts + 1
+        failures = max_endings(config) + 1
         try:
             self.session = active or (
                 SparkSession.builder.appName("worldmodel flow")
@@ -63,8 +64,8 @@ class SparkEngine:
                 f"Spark does not start; install Java 17 or newer, set JAVA_HOME: {error}"
             ) from None
 
-    def play(self, rows: pa.Table) -> list[str]:
-        """Run the stages in their order on rows; return the errors that workers report."""
+    def play(self, rows: pa.Table) -> Sequence[Row]:
+        """Run the stages in their order on rows; return those of failures and of errors."""
         data = self.session.createDataFrame(rows.to_pylist(), COLUMNS)
         partitions = 0
         for link in remaining(self.chain, rows):
@@ -72,7 +73,7 @@ class SparkEngine:
                 partitions = link.workers
                 data = data.repartition(partitions)
             data = data.mapInArrow(partial(run_partition, Task.of(self.config, link.name)), COLUMNS)
-        return [row["error"] for row in data.collect() if row["error"]]
+        return [row.asDict() for row in data.collect()]
 
     def close(self) -> None:
         """Stop the session and its jobs; one that was active is kept."""

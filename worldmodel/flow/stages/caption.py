@@ -14,7 +14,7 @@ from worldmodel.flow.captions.answers import Answers
 from worldmodel.flow.captions.endpoint import Endpoint, UnavailableError
 from worldmodel.flow.captions.prompts import PROMPTS, Caption
 from worldmodel.flow.captions.strategies import View, by_differences, by_grid, by_video
-from worldmodel.flow.stage import DROP, RETRY, Resources, stage
+from worldmodel.flow.stage import DROP, RETRY, RETRY_AFTER, Resources, stage
 from worldmodel.flow.stages.rows import Row, interval, result_of
 
 Strategy = Literal["grid", "video", "differential"]
@@ -124,7 +124,7 @@ class Captioner:
         try:
             found = self._describe(self._view(clip))
         except UnavailableError as error:
-            return {RETRY: str(error)}
+            return {RETRY: str(error), RETRY_AFTER: error.retry_after_s}
         except InputError as error:
             return {DROP: str(error)}
         return {"caption": found.caption, "events": found.events, "camera_motion": found.camera_motion}

@@ -25,7 +25,7 @@ from worldmodel.flow.download import (
 )
 from worldmodel.flow.download.address import HTTP
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.stage import DROP, RETRY, Resources, stage
+from worldmodel.flow.stage import DROP, RETRY, RETRY_AFTER, Resources, stage
 from worldmodel.flow.stages.rows import Row, result_of
 from worldmodel.media import sniff
 
@@ -147,7 +147,9 @@ class Fetch:
                     remote = parse_address(address).protocol in HTTP
                     return self._row(remote, await self._fetch(address))
                 except DownloadError as error:
-                    return {RETRY if error.temporary else DROP: str(error)}
+                    if not error.temporary:
+                        return {DROP: str(error)}
+                    return {RETRY: str(error), RETRY_AFTER: error.retry_after_s}
                 except FlowError:
                     raise
                 except Exception as error:  # of a library that did not expect such an address or answer

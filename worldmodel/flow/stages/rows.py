@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from worldmodel.errors import InputError
-from worldmodel.flow.stage import CLIP, DROP, RETRY
+from worldmodel.flow.stage import CLIP, DROP, RETRY, RETRY_AFTER
 
 Row = dict[str, Any]
 
@@ -26,12 +26,12 @@ def each_clip(batch: pa.RecordBatch, outputs: pa.Schema, function: Callable[[Row
 def result_of(batch: pa.RecordBatch, outputs: pa.Schema, rows: list[Row]) -> pa.RecordBatch:
     """Return the result of a stage by its rows, in the order of the batch; absent cells are null."""
     columns: dict[str, pa.Array] = {CLIP: batch.column(CLIP)}
-    for name, kind in [*zip(outputs.names, outputs.types, strict=True), (DROP, TEXT), (RETRY, TEXT)]:
+    for name, kind in [*zip(outputs.names, outputs.types, strict=True), *VERDICTS]:
         columns[name] = pa.array([row.get(name) for row in rows], kind)
     return pa.record_batch(columns)
 
 
-TEXT = pa.string()
+VERDICTS = ((DROP, pa.string()), (RETRY, pa.string()), (RETRY_AFTER, pa.float64()))
 
 
 def interval(row: Mapping[str, Any]) -> tuple[float, float | None]:

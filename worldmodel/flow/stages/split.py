@@ -22,7 +22,7 @@ MIN_SHOT_S = 0.5
 
 
 @stage(
-    version="2",
+    version="3",
     inputs=["video", "fps", *COLUMNS],
     outputs=[],  # parts are clips of their own, whose start_s and end_s are their own, too
     resources=Resources(cpu=1.0, memory_gb=1.0),
@@ -33,8 +33,10 @@ MIN_SHOT_S = 0.5
 class Split:
     """Divides videos at their cuts, which PySceneDetect's content detector finds; images are dropped.
 
-    Parts have the columns of the whole clip. So a clip whose texts or actions have times, or are one per
-    action, is dropped if a part would begin later than it: they count from the start of the whole.
+    Parts have the columns of the whole clip, in which intervals of time count from the start of the part. A
+    clip whose texts or actions are one per action is dropped if a part would begin later than it, since the
+    length of an action is that of the model which trains; so is one with targets of a camera, which are
+    relative to its pose at the start.
 
     Args:
         threshold: difference of neighbouring frames in hue, saturation and brightness (0 to 255) that is a
@@ -73,9 +75,9 @@ class Split:
             if end - start >= self.min_s - 1e-6
         ]
         begins = interval(clip)[0] + 1 / (clip["fps"] or 25.0)
-        if any(start > begins for start, _ in parts) and (name := _timed(clip)):
-            remedy = "put split before the stage that makes them, or leave it out"
-            reason = f"its {name}, by time or per action, would count from the start of each part; {remedy}"
+        if any(start > begins for start, _ in parts) and (name := _undivided(clip)):
+            remedy = "give them times, put split before the stage that makes them, or leave it out"
+            reason = f"its {name}, per action or relative to its start, cannot be divided; {remedy}"
             return [{PARENT: clip[CLIP], DROP: reason}]
         return [{PARENT: clip[CLIP], "start_s": start, "end_s": end} for start, end in parts]
 
@@ -109,11 +111,13 @@ def find_shots(clip: Row, threshold: float, max_side: int) -> list[tuple[float, 
     return list(pairwise(edges))
 
 
-def _timed(clip: Row) -> str:
-    """Return the field of a clip that has a value per action or per interval of time; empty: none has."""
+def _undivided(clip: Row) -> str:
+    """Return the field of a clip whose values parts cannot have, as the class says; empty: none."""
     for field in (*KINDS, *ASKED):
         with suppress(InputError):  # a column of another meaning, or one that training refuses
             row = clip_row({name: clip.get(name) for name in COLUMNS})
-            if not track_of(row.get(field), field).is_caption:
+            track = track_of(row.get(field), field)
+            targets = field == "camera" and any(each and each.mode == "target" for each in track.values)
+            if track.per_action or (track.times and targets):
                 return field
     return ""

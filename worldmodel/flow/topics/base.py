@@ -5,15 +5,9 @@ It carries no payload: results are in the buffer and in the catalog, which is al
 is done. A topic may therefore deliver twice, or be lost: the catalog can publish again what is not done.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-TRY_AFTER = "to be tried after"
-"""Words before the seconds in the reason why a clip is to be tried again: it then waits at least so long."""
-MAX_DELAY_S = 600.0
-"""The longest wait that a reason can ask for."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +61,3 @@ class Topic(Protocol):
     def close(self) -> None:
         """Release connections; unacknowledged claims are delivered again."""
         ...
-
-
-def delay_s(reason: str, least: float) -> float:
-    """Return how long a message waits for its next attempt, given why the last one failed."""
-    asked = re.search(rf"{TRY_AFTER} (\d+) s\b", reason)
-    return max(least, min(int(asked[1]), MAX_DELAY_S)) if asked else least
