@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,18 @@ def test_a_layout_is_held_out_whole(tmp_path: Path) -> None:
             check.split(examined, share, by)
     with pytest.raises(InputError, match="none would be left"):
         check.split(check.open_examined(str(stored(tmp_path / "one", episodes[:1]))), 0.5)
+
+
+def test_frames_are_not_kept_to_compare_them(tmp_path: Path) -> None:
+    examined = check.open_examined(str(stored(tmp_path / "set", [moving(seed) for seed in range(12)])))
+    check.split(examined)  # imports, and opens the file
+    tracemalloc.start()
+    try:
+        check.split(examined)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 * 40 * check.SIZE**2 * 3 / 2  # half of the frames
 
 
 def test_a_source_reads_its_split(tmp_path: Path) -> None:

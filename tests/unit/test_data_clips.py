@@ -136,6 +136,8 @@ def test_start_and_end_bound_the_clip(counting: Path, tmp_path: Path) -> None:
     assert len(actions) == 1
     assert seen[-1] < 28
     assert (shorter.cost(0, 3), source.cost(0, 3), source.cost(0, 1)) == (1, 2, 1)
+    beyond = one(counting, tmp_path, text="x", start=2, end=60)  # the end of the file is earlier
+    assert all(16 <= rounds(beyond, index)[0][0] <= 64 - 17 for index in range(15))
     with pytest.raises(InputError, match=r"counting.mp4.* 8 frames.*1 \+ 8"):
         rounds(one(counting, tmp_path, start=7, end=8.0), 0)
 

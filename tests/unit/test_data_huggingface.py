@@ -332,6 +332,20 @@ def test_images_and_lists_of_images(datasets: Any, tmp_path: Path) -> None:
     frames.close()
 
 
+def test_lists_that_lack_images_are_bad_clips(datasets: Any, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    there = [{"bytes": b"x", "path": None}] * 20
+    rows = [{"frames": [], "text": "x"}, {"frames": [*there, {"bytes": None, "path": "a.png"}], "text": "x"}]
+    (tmp_path / "set").mkdir()
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "set" / "train.parquet")
+    source = open_source("hub", configured(tmp_path / "set"), MODEL)
+    for index in range(2):
+        with pytest.raises(InputError, match="images"):
+            source.at(index).episode("rounds", 0, index, 1)
+    source.close()
+
+
 def test_a_row_cannot_name_files_elsewhere(datasets: Any, tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

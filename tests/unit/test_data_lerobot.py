@@ -1,6 +1,7 @@
 """LeRobot datasets as a source: actions belong to their frames, files are opened once, damage is named."""
 
 import dataclasses
+import gc
 import json
 import shutil
 from collections.abc import Callable
@@ -25,10 +26,11 @@ from worldmodel.config import (
     to_dict,
 )
 from worldmodel.data.argument import read_held_out, read_source
-from worldmodel.data.lerobot import LeRobotSource, with_action_spec
+from worldmodel.data.lerobot import LeRobotDataset, LeRobotSource, _numbers, with_action_spec
 from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media import shared_video
+from worldmodel.media.shared_video import SharedVideo
 from worldmodel.models.loading.model_card import _action_table
 from worldmodel.types import Episode
 from worldmodel.worlds import recorder
@@ -120,6 +122,18 @@ def test_a_video_file_is_opened_once(dataset: Path, monkeypatch: pytest.MonkeyPa
     assert len(calls) == len(set(calls)) == 3
 
 
+def test_a_video_file_is_closed_with_its_last_reference(dataset: Path) -> None:
+    shared = SharedVideo(str(next(dataset.rglob("*.mp4"))))
+    assert len(shared.read(32, [0.0, 0.2])) == 2
+    file = shared.file
+    gc.disable()
+    try:
+        del shared
+        assert file.closed
+    finally:
+        gc.enable()
+
+
 def test_a_recording_of_words_has_them_as_tasks(tmp_path: Path) -> None:
     recorder.record_world("shapes", tmp_path / "set", 2, rounds=2, format="lerobot")
     recorder.record_world("shapes", tmp_path / "clips", 2, rounds=2)
@@ -136,6 +150,83 @@ def test_a_recording_of_words_has_them_as_tasks(tmp_path: Path) -> None:
         one, other = (each.at(index).episode("rounds", 0, index, 2) for each in (ours, theirs))
         assert one.actions == other.actions
         assert np.abs(one.observations[1].astype(int) - other.observations[1]).mean() < 1
+
+
+def changed(dataset: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Copy a dataset and change its `meta/info.json`."""
+    shutil.copytree(dataset, folder)
+    info = json.loads((folder / "meta" / "info.json").read_text())
+    change(info)
+    (folder / "meta" / "info.json").write_text(json.dumps(info))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["x", "y", "grip"], ["x", "y", "grip"]),
+        ({"motors": ["x", "y"], "hand": ["grip"]}, ["x", "y", "grip"]),
+        ({"y": 1, "grip": 2, "x": 0}, ["x", "y", "grip"]),
+        (None, ["action_0", "action_1", "action_2"]),
+    ],
+)
+def test_actions_are_named_in_several_layouts(
+    dataset: Path, tmp_path: Path, names: Any, found: list[str]
+) -> None:
+    def foreign(info: dict[str, Any]) -> None:
+        del info["worldmodel"]
+        info["features"]["action"]["names"] = names
+
+    specs = LeRobotDataset(str(changed(dataset, tmp_path / "set", foreign))).specs
+    assert [(spec.name, spec.kind, spec.rate) for spec in specs] == [(name, "vector", 10) for name in found]
+
+
+@pytest.mark.parametrize(("fps", "chunk_frames"), [(10, 2), (20, 4)])
+def test_a_round_without_numbers_has_the_rewards_of_its_time(
+    dataset: Path, tmp_path: Path, fps: int, chunk_frames: int
+) -> None:
+    def counted(row: dict[str, Any]) -> None:
+        row["next.reward"] = float(row["frame_index"])
+
+    folder = edited(dataset, tmp_path / "set", "data/*/*.parquet", counted)
+    words = opened(folder, fps=fps, chunk_frames=chunk_frames, action=ActionConfig())
+    whole = words.at(0).episode("rounds", 0, 0, 9)
+    assert [outcome.reward for outcome in whole.outcomes] == [0 + 1, 2 + 3, 4 + 5]
+    parts = [words.at(0).episode("rounds", 0, index, 1).outcomes[0].reward for index in range(20)]
+    starts = [(reward - 1) / 2 for reward in parts]  # the first of two steps in a row
+    assert set(starts) <= ({0, 1, 2, 3, 4, 5} if fps == 10 else {0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5})
+
+
+def test_an_action_spec_without_a_rate_has_one_action_a_row(dataset: Path, tmp_path: Path) -> None:
+    def unrated(info: dict[str, Any]) -> None:
+        for spec in info["worldmodel"]["action_spec"]:
+            spec["rate"] = 0.0
+
+    folder = changed(dataset, tmp_path / "set", unrated)
+    assert len(opened(folder).at(0).episode("rounds", 0, 0, 9).actions) == 7
+    with pytest.raises(ConfigError, match="10 actions per second, and the model takes 5"):
+        opened(folder, fps=10, chunk_frames=2)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
+        ([[True, False], [False, True]], [[1, 0], [0, 1]]),
+        ([[[1.5], [2.5]], [[3.5], [4.5]]], [[1.5, 2.5], [3.5, 4.5]]),
+        ([3, 4], [[3], [4]]),
+        ([True, False], [[1], [0]]),
+        ([0.5, None], [[0.5], [np.nan]]),
+    ],
+)
+def test_columns_of_any_numbers_are_read(values: list[Any], wanted: list[list[float]]) -> None:
+    whole = pa.array(values)
+    column = pa.chunked_array([whole[:1], whole[1:]])
+    if pa.types.is_list(column.type):
+        wide = pa.list_(column.type.value_type, 2)
+        assert np.array_equal(_numbers(column.cast(wide)), wanted)
+    found = _numbers(column)
+    assert found.dtype == np.float32 and np.array_equal(found, wanted, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +301,10 @@ def test_folders_that_are_no_datasets(dataset: Path, tmp_path: Path) -> None:
         ConfigError, match=r"columns\.video is 'left'; use one of observation\.images\.render"
     ):
         open_source("mine", data, model())
+    info["features"]["observation.images.render"]["dtype"] = "image"
+    (old / "meta/info.json").write_text(json.dumps(info))
+    with pytest.raises(ConfigError, match="no camera as video"):
+        opened(old)
 
 
 def test_a_model_states_what_the_actions_of_its_data_mean(dataset: Path) -> None:
@@ -263,7 +358,9 @@ def test_a_damaged_info_is_one_clear_error(dataset: Path, tmp_path: Path, damage
         opened(copied)
 
 
-def test_a_lerobot_dataset_is_evaluated_on_what_it_holds_out(tmp_path: Path) -> None:
+def test_a_lerobot_dataset_is_evaluated_on_what_it_holds_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text("{}")
     whole = DataConfig({"lerobot": SourceConfig("lerobot", str(tmp_path))})
@@ -272,3 +369,5 @@ def test_a_lerobot_dataset_is_evaluated_on_what_it_holds_out(tmp_path: Path) -> 
     (tmp_path / "meta" / "split.json").write_text('{"held-out": [0]}')
     held = DataConfig({"lerobot": SourceConfig("lerobot", str(tmp_path), split="held-out")})
     assert read_held_out(str(tmp_path)) == (held, whole)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_held_out("lerobot:~") == (held, whole)  # shells expand no ~ after a colon

@@ -55,6 +55,21 @@ def test_clips_are_found_in_any_order(shard: Path, recorded: Path) -> None:
         assert np.array_equal(np.concatenate(episode.observations), whole)
 
 
+def test_hidden_files_between_the_parts_of_a_clip_are_no_clips(tmp_path: Path, video: bytes) -> None:
+    members = [("one.mp4", video), ("one.txt", b"first"), ("two.mp4", video), ("two.txt", b"second")]
+    doubled = [each for name, data in members for each in ((f"._{name}", b"Mac OS X"), (name, data))]
+    source = open_tar(write(tmp_path / "mac.tar", doubled))
+    episodes = [source.at(index).episode("describe", 0, index, 1) for index in range(source.size or 0)]
+    assert [episode.answer for episode in episodes] == ["first", "second"]
+
+
+def test_the_name_of_a_shard_may_have_brackets(shard: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run [1]"
+    folder.mkdir()
+    (folder / "a*.tar").write_bytes(shard.read_bytes())
+    assert open_tar(folder / "a*.tar").size == 6
+
+
 def test_several_shards_are_one_source(shard: Path, tmp_path: Path, video: bytes) -> None:
     for number in range(2):
         (tmp_path / f"s-{number}.tar").write_bytes(shard.read_bytes())

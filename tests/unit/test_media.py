@@ -7,6 +7,8 @@ import socket
 import struct
 import zlib
 from collections.abc import Callable
+from contextlib import closing
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from worldmodel.errors import InputError, OutputError
-from worldmodel.media import MediaLimits, read_image, read_observation, read_video, write_video
+from worldmodel.media import (
+    MediaLimits,
+    VideoWriter,
+    open_video,
+    read_image,
+    read_observation,
+    read_video,
+    write_video,
+)
 
 FPS = 8
 
@@ -167,7 +177,57 @@ def test_the_rotation_of_phone_videos_is_applied(tmp_path: Path) -> None:
     assert frames[0, :, :30].mean() < 5
 
 
+def test_a_trimmed_video_is_whole(tmp_path: Path) -> None:
+    """An edit list, by which phones and editors trim, hides frames at the start and at the end."""
+    with closing(VideoWriter(tmp_path / "video.mp4", FPS, 64, 64, recording=True)) as writer:
+        for frame in video(48):
+            writer.write(frame)
+        ticks = int(1 / writer.stream.time_base)
+    data = bytearray((tmp_path / "video.mp4").read_bytes())
+    entry = data.index(b"elst") + 12  # after version, flags and number of entries
+    struct.pack_into(">Ii", data, entry, 2000, 3 * ticks)  # 2 s, in ms, from the third second on
+    frames = read_video(bytes(data), 64, None, 99)
+    assert psnr(frames, video(48)[24:40]) > 34
+
+
+def test_a_video_with_dropped_frames_is_whole(tmp_path: Path) -> None:
+    frames = video(24)
+    with av.open(tmp_path / "video.avi", "w") as container:
+        stream = container.add_stream("mjpeg", rate=FPS)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuvj420p"
+        for number, pixels in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = number + 8 * (number >= 12), Fraction(1, FPS)  # a second is missing
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    found = read_video(tmp_path / "video.avi", 64, FPS, 99)
+    assert len(found) == 32
+    assert psnr(found[20:], frames[12:]) > 25
+    assert psnr(found[12:20], frames[11:12].repeat(8, 0)) > 25
+
+
+def test_a_duration_that_the_header_does_not_have_is_that_of_the_frames(tmp_path: Path) -> None:
+    for name, options, first in (("live.webm", {"live": "1"}, 0.0), ("late.mkv", {}, 3.0)):
+        with av.open(tmp_path / name, "w", options=options) as container:
+            stream = container.add_stream("libvpx", rate=FPS)
+            stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+            for number, pixels in enumerate(video(40)):
+                frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+                frame.pts, frame.time_base = round(number + first * FPS), Fraction(1, FPS)
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+        with open_video(tmp_path / name) as opened:
+            assert opened.duration_s == pytest.approx(5, abs=0.01)
+            assert len(opened.read(64, FPS, 99)) == 40
+
+
 # Images
+
+
+def test_grey_images_of_16_bits_keep_their_shades() -> None:
+    shades = np.linspace(0, 2**16 - 1, 64 * 64).astype(np.uint16).reshape(64, 64)
+    found = read_image(encoded(Image.fromarray(shades)), 64)
+    assert np.array_equal(found, (shades >> 8).astype(np.uint8)[..., None].repeat(3, axis=2))
 
 
 @pytest.mark.parametrize("name", ["PNG", "JPEG", "WEBP", "GIF"])

@@ -1,5 +1,6 @@
 """Recording of environments: formats, policies, spaces, going on after an interruption, and bad input."""
 
+import dataclasses
 import errno
 import itertools
 import json
@@ -39,15 +40,19 @@ class Counter(gymnasium.Env):
         action_space: spaces.Space | None = None,
         bad_reward: float = 1.0,
         length: int = 5,
+        prefix: str = "",
     ) -> None:
         image = spaces.Box(0, 255, (32, 32, 3), np.uint8)
-        self.observation_space = spaces.Dict({"top": image, "state": spaces.Box(-1, 1, (2,))})
+        parts = {"top": image, f"{prefix}top": image, "state": spaces.Box(-1, 1, (2,))}
+        self.observation_space = spaces.Dict(parts)
         self.action_space = action_space or spaces.Discrete(3)
         self.render_mode, self.bad_reward, self.length = render_mode, bad_reward, length
+        self.prefix = prefix
 
     def _state(self) -> tuple[Any, dict[str, Any]]:
         top = np.full((32, 32, 3), (200 - 10 * self.steps) % 256, np.uint8)
-        return {"top": top, "state": np.zeros(2, np.float32)}, {"steps": self.steps, "array": np.arange(2)}
+        observation = {"top": top, f"{self.prefix}top": top, "state": np.zeros(2, np.float32)}
+        return observation, {"steps": self.steps, "array": np.arange(2)}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -65,6 +70,17 @@ class Counter(gymnasium.Env):
         return np.full((33, 48, 3), (self.start + 10 * self.steps) % 256, np.uint8)
 
 
+class InPlace(Counter):
+    """Scales an action in place, as environments of continuous control do."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode, spaces.Box(-1, 1, (2,)))
+
+    def step(self, action: Any) -> Any:
+        action *= 0.1
+        return super().step(action)
+
+
 class Blind(Counter):
     """Renders nothing, and observes no image."""
 
@@ -75,7 +91,7 @@ class Blind(Counter):
         self.observation_space = spaces.Box(-1, 1, (4,))
 
 
-for name, kind in {"Counter-v0": Counter, "Blind-v0": Blind}.items():
+for name, kind in {"Counter-v0": Counter, "Blind-v0": Blind, "InPlace-v0": InPlace}.items():
     if name not in gymnasium.registry:
         gymnasium.register(name, kind)
 
@@ -160,6 +176,50 @@ def test_workers_and_an_interruption_change_nothing(tmp_path: Path, monkeypatch:
         recorder.record_environment(EnvironmentSettings("CartPole-v1", size=32, max_steps=4), parts, 8)
 
 
+@pytest.mark.parametrize("form", ["lerobot", "clips"])
+def test_the_name_of_a_camera_may_have_a_slash(tmp_path: Path, form: Any) -> None:
+    made = settings(cameras=("observation.side/top", "observation.top"), env_args={"prefix": "side/"})
+    recorder.record_environment(made, tmp_path / "set", 1, form)
+    videos = {str(path.relative_to(tmp_path / "set")) for path in tmp_path.rglob("*.mp4")}
+    names = ["observation.side_top", "observation.top"]
+    dataset, table = "videos/observation.images.{}/chunk-000/file-000.mp4", "clip-00000-{}.mp4"
+    assert videos == {(dataset if form == "lerobot" else table).format(name) for name in names}
+
+
+@pytest.mark.parametrize("frame_skip", [1, 2])
+def test_actions_are_those_of_the_policy_even_if_the_environment_changes_them(frame_skip: int) -> None:
+    made = settings(env_id="InPlace-v0", frame_skip=frame_skip, fps=10)
+    episode = EnvironmentEpisodes(made).episode(0)
+    space = spaces.Box(-1, 1, (2,))
+    space.seed(episode.seed)
+    chosen = np.stack([space.sample() for _ in episode.actions])
+    assert np.array_equal(episode.numbers, chosen)
+    assert [action.vector for action in episode.actions] == [tuple(row) for row in chosen.tolist()]
+    sticky = EnvironmentEpisodes(dataclasses.replace(made, policy="sticky")).episode(0).numbers
+    assert all(0 in np.abs(chosen - row).sum(axis=1) for row in sticky)
+
+
+def test_a_recorder_that_was_killed_before_the_index_goes_on(tmp_path: Path) -> None:
+    folder = recorder.record_environment(settings(), tmp_path / "set", 3)
+    index = folder / "meta" / "info.json"
+    before = index.read_bytes()
+    recorder.record_environment(settings(), folder, 5)
+    index.write_bytes(before)  # the last file to be replaced
+    recorder.record_environment(settings(), folder, 5)
+    assert_same(folder, recorder.record_environment(settings(), tmp_path / "whole", 5))
+
+
+def test_a_killed_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")
+    kill = "import os, signal\n\n\ndef act(*_):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    (tmp_path / "out_of_memory.py").write_text(kill)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = EnvironmentSettings("CartPole-v1", policy="out_of_memory:act")
+    with pytest.raises(InputError, match="memory"):
+        recorder.record_environment(made, tmp_path / "set", 3, num_workers=1)
+    assert not list((tmp_path / "set").glob(".writing-*"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["lerobot", "clips"])
 def test_a_killed_recorder_goes_on(tmp_path: Path, form: str) -> None:
@@ -212,6 +272,21 @@ def test_a_full_disk_leaves_what_is_complete(
     recorder.record_environment(settings(), tmp_path / "set", 6, form)
     recorder.record_environment(settings(), tmp_path / "whole", 6, form)
     assert_same(tmp_path / "set", tmp_path / "whole")
+
+
+def test_a_disk_that_is_full_when_a_file_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lerobot.parquet, "write_table", full)  # the videos of the file are complete by then
+        with pytest.raises(OutputError, match="No space left on device"):
+            recorder.record_environment(settings(), tmp_path / "set", 2)
+    assert not list((tmp_path / "set").glob(".writing-*"))
+    recorder.record_environment(settings(), tmp_path / "set", 2)
+    assert_same(tmp_path / "set", recorder.record_environment(settings(), tmp_path / "whole", 2))
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])

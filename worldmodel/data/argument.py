@@ -1,6 +1,7 @@
 """Data sources as arguments of commands: a folder, a table, `KIND:PATH`, or a source of a config."""
 
 import importlib.resources
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def read_source(argument: str) -> DataConfig:
     """
     before, _, after = argument.partition(":")
     if after and before in SOURCE_KINDS and before != "clips":
-        return DataConfig({before: SourceConfig(before, after)})
+        return DataConfig({before: SourceConfig(before, os.path.expanduser(after))})  # shells leave this ~
     path = Path(after if after and before == "clips" else argument).expanduser()
     if (path / "meta" / "info.json").is_file():
         return DataConfig({"lerobot": SourceConfig("lerobot", str(path))})

@@ -317,8 +317,9 @@ def split(
         frames = [clip[-1] for clip in episode.observations]
         groups[layouts.number(frames[0]) if by == "layout" else index].append(index)
         pairs = list(zip(frames, map(str, episode.actions), strict=False))
-        exact.append(Counter((frame.tobytes(), action) for frame, action in pairs))
-        near.append(Counter((small_hash(frame), action) for frame, action in pairs))
+        # Hashes: the frames of a long recording do not fit into memory.
+        exact.append(Counter(hash((frame.tobytes(), action)) for frame, action in pairs))
+        near.append(Counter(hash((small_hash(frame), action)) for frame, action in pairs))
     order = np.random.default_rng(seed).permutation(len(groups))
     listed, held = list(groups.values()), []
     for number in order:

@@ -93,6 +93,22 @@ class Track:
 
 
 @dataclass(frozen=True)
+class Outcomes:
+    """Rewards and ends of a recording, at its own rate: entry `i` belongs to the step after frame `i`."""
+
+    rewards: tuple[float, ...]
+    ended: tuple[bool, ...]
+    fps: float
+
+    def during(self, start: float, end: float) -> Outcome | None:
+        """Return the sum of the rewards between two times, and whether the episode ends; None: no step is."""
+        first, last = round(start * self.fps), round(end * self.fps)
+        if not first < last <= len(self.rewards):
+            return None
+        return Outcome(sum(self.rewards[first:last]), any(self.ended[first:last]))
+
+
+@dataclass(frozen=True)
 class Files:
     """Candidate paths of a video; the first that exists is used."""
 
@@ -194,7 +210,7 @@ class Clip:
     camera: Track = Track()
     question: Track = Track()
     answer: Track = Track()
-    outcome: Track = Track()
+    outcomes: Outcomes | None = None
     start: float = 0.0
     end: float | None = None
     """Seconds in the file between which the clip lies; None: up to the file's end."""
@@ -248,14 +264,14 @@ class Clip:
             return Episode(self.name, led_to, prompt=DESCRIBE, answer=text, encoded=encoded)
         if task == "imagine":
             actions = [Action(text)]
-        outcomes = [self._outcome(first, index) for index in range(found)]
+        outcomes = [self._outcome(first, index) for index in range(found)] if task == "rounds" else []
         return Episode(
             self.name,
             (*seen, *led_to),
             tuple(actions),
             encoded=encoded,
             text_states=states,
-            outcomes=tuple(each for each in outcomes if each) if task == "rounds" and all(outcomes) else (),
+            outcomes=tuple(each for each in outcomes if each) if all(outcomes) else (),
         )
 
     def read_rounds(self, most: int) -> np.ndarray:
@@ -329,9 +345,8 @@ class Clip:
             first = draw_first(source.length(self.format))
             return first, source.read(self.format, first, wanted)
         with media.open_video(source if isinstance(source, bytes) else source.read()) as video:
-            length = int(
-                ((video.duration_s if self.end is None else self.end) - self.start) * self.format.fps + 1e-3
-            )
+            end = video.duration_s if self.end is None else min(self.end, video.duration_s)
+            length = int((end - self.start) * self.format.fps + 1e-3)
             first = draw_first(length)
             if self.end is not None:
                 wanted = max(1, min(wanted, length - first))
@@ -365,11 +380,9 @@ class Clip:
         return list(range(start, start + self.format.chunk, self.format.action_frames))
 
     def _outcome(self, first: int, index: int) -> Outcome | None:
-        """Return the sum of the rewards of a round and whether an action ends the episode, if it is known."""
-        found = [self.outcome.during(*self._when(start)) for start in self._parts(first, index)]
-        if None in found:
-            return None
-        return Outcome(sum(each.reward for each in found), any(each.ended for each in found))
+        """Return the sum of the rewards of a round and whether the episode ends in it, if it is known."""
+        start, chunk, fps = first + index * self.format.chunk, self.format.chunk, self.format.fps
+        return self.outcomes and self.outcomes.during(start / fps, (start + chunk) / fps)
 
     def _action(self, first: int, index: int) -> Action:
         """Return the action of round `index` after the observation at frame `first` of the clip."""

@@ -11,7 +11,7 @@ vector, mouse   a list of numbers for the whole clip; a list of lists has one pe
 camera  `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`, the motion in
         every action (`worldmodel.types.Camera`), or a list with one per action. With the mode `target` a list
         has the pose of the camera at the end of every entry, relative to its pose at the start of the clip.
-start, end   the part of the file that is the clip, in seconds or as h:mm:ss.
+start, end   the part of the file that is the clip, in seconds or as h:mm:ss; later ends are the file's end.
 name    name of the clip in messages.
 
 Lists are JSON where a cell can only hold text. Instead of one value per action, a list may give the interval

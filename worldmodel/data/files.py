@@ -16,7 +16,7 @@ def find_files(pattern: str) -> list[str]:
     """Return the paths or addresses that a pattern matches, sorted.
 
     `{000..127}` counts; `*`, `?` and `[]` match the names in a folder or an object store. An address without
-    them is returned whether or not there is such a file.
+    them is returned whether or not there is such a file. A path that exists is no pattern.
 
     Raises:
         OSError: a store cannot be listed.
@@ -26,7 +26,9 @@ def find_files(pattern: str) -> list[str]:
         names = (str(number).zfill(len(found[1])) for number in range(first, last + 1))
         return [path for name in names for path in find_files(pattern.replace(found[0], name, 1))]
     if "://" not in pattern:
-        return sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        path = os.path.expanduser(pattern)
+        # The name of a file may have brackets, too.
+        return [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
     if not glob.has_magic(pattern.split("://")[1]):
         return [pattern]
     storage, path = _storage(pattern)

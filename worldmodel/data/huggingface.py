@@ -153,7 +153,10 @@ class HuggingFaceSource:
     def _video(self, value: Any) -> Files | Stills | bytes:
         """Return the frames of a cell, or their location."""
         if isinstance(value, list):
-            return Stills(tuple(data for data in map(self._video, value) if isinstance(data, bytes)))
+            frames = [data for data in map(self._video, value) if isinstance(data, bytes)]
+            if not frames or len(frames) < len(value):
+                raise InputError(f"of its {len(value)} images, {len(frames)} have their bytes in the row")
+            return Stills(tuple(frames))
         data, path = (value.get("bytes"), value.get("path")) if isinstance(value, Mapping) else (value, value)
         if isinstance(data, bytes):
             return data

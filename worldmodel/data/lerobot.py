@@ -5,6 +5,7 @@ all of its episodes, and the actions of a data file are kept while its episodes 
 on the Hub are read piece by piece.
 """
 
+import itertools
 import json
 import math
 import os
@@ -17,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from worldmodel.config import ActionConfig, ActionSpec, DataConfig, TrainConfig, WorldModelConfig
-from worldmodel.data.clips import BrokenClip, Clip, RoundFormat, Span, Track
+from worldmodel.data.clips import BrokenClip, Clip, Outcomes, RoundFormat, Span, Track
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media.shared_video import REMOTE
-from worldmodel.types import Action, Outcome
+from worldmodel.types import Action
 
 VERSION = "v3."
 REWARD, ENDS = "next.reward", ("next.terminated", "next.done")
@@ -87,17 +88,19 @@ class LeRobotDataset:
         self.fps = float(self.info["fps"])
         features = self.info["features"]
         cameras = [name for name, feature in features.items() if feature["dtype"] == "video"]
+        if not cameras:
+            raise ConfigError(f"{key} stores no camera as video; convert its images to video with lerobot.")
         matching = [
             name for name in cameras if camera in ("", name, name.removeprefix("observation.images."))
         ]
         if not matching:
-            raise ConfigError(
-                f"{key}.columns.video is {camera!r}; use one of {', '.join(cameras) or 'none'}."
-            )
+            raise ConfigError(f"{key}.columns.video is {camera!r}; use one of {', '.join(cameras)}.")
         self.camera = matching[0]
         own = (self.info.get("worldmodel") or {}).get("action_spec")
         if own is not None:
-            self.specs, held = tuple(map(ActionSpec.of, own)), features.get("action", {"shape": [0]})
+            specs, held = map(ActionSpec.of, own), features.get("action", {"shape": [0]})
+            # Without a rate of their own there is one in every row.
+            self.specs = tuple(replace(spec, rate=spec.rate or self.fps) for spec in specs)
             if len(self.specs) != math.prod(held["shape"]):
                 raise ValueError("its action_spec does not have an entry for each number of an action")
         elif "action" in features:
@@ -177,12 +180,9 @@ class LeRobotDataset:
         names = ["task_index", "episode_index", *(["action"] if self.specs else [])]
         stated = self._outcome_columns()
         table = self._table(path, [*names, *stated])
-        outcomes = np.zeros((len(table), len(stated)), np.float32)
-        for column, name in enumerate(stated):
-            outcomes[:, column] = np.array(table[name].to_pylist(), np.float32).reshape(len(table))
-        actions = np.zeros((len(table), 0), np.float32)
-        if self.specs:
-            actions = np.array(table["action"].to_pylist(), np.float32).reshape(len(table), -1)
+        none = np.zeros((len(table), 0), np.float32)
+        outcomes = np.concatenate([none, *(_numbers(table[name]) for name in stated)], axis=1)
+        actions = _numbers(table["action"]) if self.specs else none
         return actions, table["task_index"].to_numpy(), table["episode_index"].to_numpy(), outcomes
 
     @property
@@ -241,9 +241,8 @@ class LeRobotDataset:
             if takes.takes[field] and any(spec.kind in (field, "key") for spec in self.specs)
         }
         if outcomes.shape[1]:
-            parts = [outcomes[first : first + stride] for first in range(0, len(outcomes), stride)]
-            found = tuple(Outcome(float(part[:, 0].sum()), bool(part[:, 1].any())) for part in parts)
-            tracks["outcome"] = Track(found, per_action=True)
+            rewards, ends = outcomes.T.tolist()
+            tracks["outcomes"] = Outcomes(tuple(rewards), tuple(map(bool, ends)), self.fps)
         if takes.text and any(texts):
             tracks["text"] = _text_track(texts, self.fps)
         span = Span(episode.video_path, episode.start, episode.num_rows, self.fps)
@@ -321,6 +320,14 @@ class LeRobotSource:
         self.dataset.actions.cache_clear()
 
 
+def _numbers(column: Any) -> np.ndarray:
+    """Return a column of numbers or lists of them as `[rows, numbers]`, without an object for each."""
+    values = column.combine_chunks()
+    while hasattr(values.type, "value_type"):
+        values = values.flatten()
+    return values.to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(column), -1)
+
+
 def check_specs(key: str, specs: Sequence[ActionSpec], model: WorldModelConfig) -> None:
     """Check that a model takes the actions of a dataset: their rate, names and bounds.
 
@@ -385,8 +392,9 @@ def _text_track(texts: Sequence[str], fps: float) -> Track:
 def _specs(feature: Any, fps: float) -> tuple[ActionSpec, ...]:
     """Return what is known of the actions of a dataset without specs of ours: their names and rate."""
     size, names = int(np.prod(feature["shape"])), feature.get("names")
-    if isinstance(names, dict):  # {"motors": [...]}
-        names = [name for part in names.values() for name in part]
+    if isinstance(names, dict):  # {"motors": [...]}, or the index of each name
+        indexed = all(isinstance(part, int) for part in names.values())
+        names = sorted(names, key=names.__getitem__) if indexed else list(itertools.chain(*names.values()))
     if not isinstance(names, list) or len(names) != size:
         names = [f"action_{index}" for index in range(size)]
     return tuple(ActionSpec(str(name), rate=fps) for name in names)

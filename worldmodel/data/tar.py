@@ -186,6 +186,8 @@ def samples(path: str) -> Iterator[dict[str, ByteRange]]:
                     )
                 folder, file = os.path.split(member.name)
                 stem, _, extension = file.partition(".")
+                if not stem:  # a hidden file, such as the one that macOS adds for each
+                    continue
                 if (folder, stem) != key:
                     if parts:
                         yield parts

@@ -137,6 +137,8 @@ def _load(name: str, image: Image.Image, limits: MediaLimits) -> Image.Image:
 
 
 def _opaque(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):  # a grey PNG of 16 bits, which `convert` would clip at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if not image.has_transparency_data:
         return image.convert("RGB")
     layer = image.convert("RGBA")

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -45,6 +46,8 @@ class SharedVideo:
         with decoding_errors(self.name):
             container: Any = av.open(self.file, "r", format=DEMUXERS[kind])
             self.container: InputContainer = container
+            # FFmpeg's objects refer to each other: file and decoder would stay open until a collection.
+            weakref.finalize(self, _close, container, self.file)
             self.stream = self.container.streams.video[0]
             codec = self.stream.codec_context
             codec.thread_count = 1
@@ -113,6 +116,11 @@ class SharedVideo:
             if number >= self.limits.max_decoded_frames:
                 raise InputError(f"{self.name} has more than {self.limits.max_decoded_frames} frames.")
             yield (later.time or 0) - origin, later
+
+
+def _close(container: InputContainer, file: Any) -> None:
+    container.close()
+    file.close()
 
 
 def shared_video(path: str) -> SharedVideo:

@@ -4,9 +4,10 @@ import io
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import av
 import numpy as np
@@ -73,13 +74,24 @@ class Video:
     seekable: bool
     limits: MediaLimits
 
-    @property
+    @cached_property
     def duration_s(self) -> float:
-        """Duration that the header announces; 0 where it announces none."""
+        """Duration of the video track: that of the header, else that of its packets; 0 without a track.
+
+        Raises:
+            InputError: the packets cannot be read.
+        """
         stream = next(iter(self.container.streams.video), None)
-        if stream is not None and stream.duration and stream.time_base:
+        if stream is None or not stream.time_base:
+            return 0.0
+        if stream.duration:
             return float(stream.duration * stream.time_base)
-        return (self.container.duration or 0) / av.time_base
+        start = float((stream.start_time or 0) * stream.time_base)
+        if self.container.duration:  # of Matroska and WebM, counted from 0
+            return self.container.duration / av.time_base - start
+        # Browsers record files without a duration.
+        with decoding_errors(self.name), open_video_bytes(self.name, self.data, self.limits) as other:
+            return _last_end(other.container.demux(video=0)) - start
 
     def read(
         self,
@@ -161,8 +173,19 @@ class Video:
             yield image
         if count < max_frames:  # at the end of the file
             packets = [packet for packet in self.container.demux(stream) if packet.size]
-            if len(packets) < stream.frames or any(packet.is_corrupt for packet in packets):
+            start = float((stream.start_time or 0) * (stream.time_base or 0))
+            if self._lacks(stream, len(packets), _last_end(packets) - start) or any(
+                packet.is_corrupt for packet in packets
+            ):
                 raise InputError(f"{self.name} is cut off after {count} frames; export or download it again.")
+
+    def _lacks(self, stream: VideoStream, num_packets: int, end_s: float) -> bool:
+        """Return whether a file that was read to its end has less than its header announces.
+
+        Packets and their duration must both fall short: a packet may rightly decode to no frame, and FFmpeg
+        does not read the packets that the edit list of a trimmed video hides.
+        """
+        return num_packets < stream.frames and end_s < self.duration_s - 0.5 / _rate(stream)
 
     def decode(self, start_s: float) -> Iterator[tuple[float, float, av.VideoFrame]]:
         """Yield (start, end, frame), in seconds after the start of the file, from before `start_s` on.
@@ -170,7 +193,7 @@ class Video:
         A file that is read from its start is checked for frames missing at its end.
         """
         name, container, limits, stream = self.name, self.container, self.limits, self._stream()
-        step = float(1 / (stream.average_rate or stream.guessed_rate or 25))
+        step = 1 / _rate(stream)
         origin: float | None = None
         # Keyframes are indexed by decoding time, which is up to MAX_REORDERED frames before presentation.
         before = start_s - MAX_REORDERED * step - MIN_SEEK_S
@@ -195,8 +218,7 @@ class Video:
                 count, end = count + 1, start + length
                 origin = start if origin is None else origin
                 yield start - origin, end - origin, frame
-        # Packets are counted: an edit list or a hidden reference frame may rightly decode to no frame.
-        if from_start and packets < stream.frames:
+        if from_start and self._lacks(stream, packets, end - (origin or 0.0)):
             raise InputError(f"{name} is cut off after {count} frames; export or download it again.")
 
 
@@ -243,6 +265,16 @@ def decoding_errors(name: str) -> Iterator[None]:
     # FFmpeg's wrapper raises many types for damaged bytes; all mean the same to the user.
     except Exception:
         raise InputError(f"{name} cannot be decoded as a video; export it again as MP4 (H.264).") from None
+
+
+def _rate(stream: VideoStream) -> float:
+    return float(stream.average_rate or stream.guessed_rate or 25)
+
+
+def _last_end(packets: Iterable[av.Packet]) -> float:
+    """Return when the last packet that has a time ends, in seconds."""
+    times = ((packet.pts, packet.duration or 0, packet.time_base) for packet in packets)
+    return max((float((pts + long) * base) for pts, long, base in times if pts is not None), default=0.0)
 
 
 def _resample(

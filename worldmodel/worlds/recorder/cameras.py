@@ -39,7 +39,8 @@ class Cameras:
             images = list(images_in(camera, picture)) if isinstance(picture, Mapping) else [(camera, picture)]
             if not images:
                 raise InputError(f"The camera {camera!r} of {self.source} has no image; name another.")
-            frames |= {name: self._frame(name, image) for name, image in images}
+            # Files and features are named after cameras.
+            frames |= {name.replace("/", "_"): self._frame(name, image) for name, image in images}
         return frames
 
     def _picture(self, camera: str, observation: Any, render: Callable[[], Any]) -> Any:

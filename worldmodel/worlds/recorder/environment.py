@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -173,7 +174,8 @@ class EnvironmentEpisodes:
     def _step(self, env: gymnasium.Env, element: Any) -> Step:
         total, step = 0.0, None
         for _ in range(self.settings.frame_skip):
-            observation, reward, terminated, truncated, info = env.step(element)
+            # A copy: some environments scale or clip the action in place, and it is recorded and repeated.
+            observation, reward, terminated, truncated, info = env.step(deepcopy(element))
             total += float(reward)
             step = Step(observation, total, bool(terminated), bool(truncated), info)
             if terminated or truncated:

@@ -90,7 +90,8 @@ class LeRobotStore:
         if self.done < num_episodes and rest:
             number = self.done // EPISODES_PER_FILE
             episodes = parquet.read_table(self.folder / _place(EPISODES_PATH, number))
-            self.frames -= sum(episodes["length"].to_pylist())
+            # It has more episodes if a recorder was killed before it replaced `meta/info.json`.
+            self.frames -= sum(episodes["length"].to_pylist()[:rest])
             self.done -= rest
             self.replaced = rest
         return self.done
@@ -269,17 +270,16 @@ class _File:
     def complete(self) -> None:
         """Give all files their names, the episodes' last."""
         self.table.close()
-        for video in self.videos.values():
-            video.close()
-        parquet.write_table(pa.Table.from_pylist(self.episodes), self.staged / "episodes.parquet")
         places = [(f"{key}.mp4", _place(VIDEO_PATH, self.number, key)) for key in self.videos]
+        while self.videos:  # `close` must not close one again if the disk is full
+            self.videos.popitem()[1].close()
+        parquet.write_table(pa.Table.from_pylist(self.episodes), self.staged / "episodes.parquet")
         places += [("data.parquet", _place(DATA_PATH, self.number))]
         places += [("episodes.parquet", _place(EPISODES_PATH, self.number))]
         for name, place in places:
             target = self.store.folder / place
             target.parent.mkdir(parents=True, exist_ok=True)
             move(self.staged / name, target, durable=True)
-        self.videos = {}
 
     def close(self) -> None:
         """Remove what has no name yet."""
