@@ -437,3 +437,8 @@ def test_worlds_played_together_follow_their_own_trails(sliding: WorldModel) -> 
 def test_a_window_wants_an_even_number_of_steps() -> None:
     with pytest.raises(ConfigError, match="num_inference_steps"):
         WorldModelConfig(sampler="swin", num_inference_steps=3)
+
+
+def test_a_session_wants_an_even_number_of_steps(sliding: WorldModel) -> None:
+    with pytest.raises(ConfigError, match="num_inference_steps"):
+        sliding.session(num_inference_steps=3)

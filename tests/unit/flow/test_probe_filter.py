@@ -77,7 +77,7 @@ def test_lengths_sizes_and_codec_are_those_of_the_file(counting: Path, tmp_path:
     video, animation, image = run("probe", videos, {})
     assert video == {
         "clip": "0", "duration_s": 8.0, "fps": 8.0, "width": 32, "height": 32, "num_frames": 64,
-        "codec": "h264", "drop": None, "retry": None,
+        "codec": "h264", "drop": None, "retry": None, "retry_after_s": None,
     }  # fmt: skip
     assert (animation["num_frames"], animation["width"], animation["codec"]) == (3, 48, "gif")
     assert animation["duration_s"] == pytest.approx(1.5)

@@ -58,9 +58,7 @@ class Deduplicate:
 
 def _row(clip: Row) -> Row:
     start, end = interval(clip)
-    whole = clip["duration_s"]
-    if not whole:  # the header of a recorded stream may not say it
-        whole = media.probe(clip["video"], decode=False).duration_s or media.probe(clip["video"]).duration_s
+    whole = clip["duration_s"] or media.probe(clip["video"], decode=False).duration_s
     length = max((whole if end is None else min(end, whole)) - start, 1e-3)
     sampled = media.sample_frames(clip["video"], NUM_FRAMES / length, 8 * SIDE, start, end)
     # A file may be much longer than it says; the last time step may give a frame more than are asked for.

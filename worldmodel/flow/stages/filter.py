@@ -93,8 +93,7 @@ class Filter:
         start, end = interval(clip)
         whole = clip["duration_s"] or 0.0
         if not whole and self.length != (None, None):  # without the stage `probe`, or it is an image
-            header = media.probe(clip["video"], decode=False)
-            whole = header.duration_s or media.probe(clip["video"]).duration_s
+            whole = media.probe(clip["video"], decode=False).duration_s
         length = (whole if end is None else min(end, whole)) - start
         if length > 0 and (reason := _outside("length", length, *self.length)):
             return {DROP: reason}
