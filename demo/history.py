@@ -87,7 +87,7 @@ class Origin:
 
 @dataclass
 class RolloutHistory:
-    """All branches of one visitor; the caller makes one call at a time, and holds `lock` meanwhile.
+    """All branches of one visitor; a caller holds `lock` during a call, so that there is one at a time.
 
     A call that fails or is cancelled changes nothing here; the next one brings the world back to the current
     moment.

@@ -101,7 +101,7 @@ class Outcomes:
     fps: float
 
     def during(self, start: float, end: float) -> Outcome | None:
-        """Return the sum of the rewards between two times, and whether the episode ends; None: no step is."""
+        """Return the sum of the rewards between two times and whether it ends; None without steps."""
         first, last = round(start * self.fps), round(end * self.fps)
         if not first < last <= len(self.rewards):
             return None

@@ -99,7 +99,7 @@ class LeRobotDataset:
         own = (self.info.get("worldmodel") or {}).get("action_spec")
         if own is not None:
             specs, held = map(ActionSpec.of, own), features.get("action", {"shape": [0]})
-            # Without a rate of their own there is one in every row.
+            # One without a rate of its own has that of the rows.
             self.specs = tuple(replace(spec, rate=spec.rate or self.fps) for spec in specs)
             if len(self.specs) != math.prod(held["shape"]):
                 raise ValueError("its action_spec does not have an entry for each number of an action")

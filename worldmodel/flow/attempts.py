@@ -29,7 +29,7 @@ class Retry:
 
 
 def groups(items: Sequence[T], delivery: Callable[[T], int], size: int) -> list[list[T]]:
-    """Return the calls of a stage for items, given the number of the delivery of each, from 1.
+    """Divide items into the calls of a stage, given the number of the delivery of each, from 1.
 
     One that was delivered before comes alone, so that a clip that ends workers takes no other with it.
     """

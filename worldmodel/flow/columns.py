@@ -89,7 +89,7 @@ def _own(row: Mapping[str, Any], column: str) -> Any:
 
 
 def _in_parts(column: str, values: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return a column of whole clips, given the rows of those that are read, as that of the parts of them."""
+    """Return a column of whole clips as that of their parts, given the rows of the parts that are read."""
     found = list(values)
     for index, row in enumerate(rows):
         if row["parent"]:

@@ -112,7 +112,7 @@ def find_shots(clip: Row, threshold: float, max_side: int) -> list[tuple[float, 
 
 
 def _undivided(clip: Row) -> str:
-    """Return the field of a clip whose values parts cannot have, as the class says; empty: none."""
+    """Return the name of a field of a clip that cannot be divided (see the class), or an empty string."""
     for field in (*KINDS, *ASKED):
         with suppress(InputError):  # a column of another meaning, or one that training refuses
             row = clip_row({name: clip.get(name) for name in COLUMNS})
