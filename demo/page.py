@@ -46,6 +46,8 @@ SAVE = """
 RECALL = "() => [sessionStorage.getItem('worldmodel.worlds') ?? '']"
 REMEMBER = "(worlds) => { sessionStorage.setItem('worldmodel.worlds', worlds); }"
 
+MAX_KEYS = 24
+"""Most buttons for keys; further ones are typed."""
 FORWARD = '{"camera": {"mode": "velocity", "data": {"translation": [0, 0, 0.1]}}}'
 """A motion of the camera, as it can be typed."""
 
@@ -409,7 +411,7 @@ class Page:
         at, branch = self.at, history.branch
         info = branch.world.info
         before = branch.moments[branch.at - 1] if branch.at else None
-        keys = () if info.action_schema["text"] else info.action_schema["keys"][:12]
+        keys = () if info.action_schema["text"] else info.action_schema["keys"][:MAX_KEYS]
         waits = self.model.pace == "realtime"
         heading = f"Round {branch.first_round + branch.at}"
         return {
