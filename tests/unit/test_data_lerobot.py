@@ -287,6 +287,8 @@ def test_episodes_that_cannot_be_used(dataset: Path, tmp_path: Path) -> None:
 def test_folders_that_are_no_datasets(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read as a LeRobot dataset"):
         opened(tmp_path)
+    with pytest.raises(ConfigError, match="there is no"):  # and the Hub is not asked
+        opened(tmp_path / "none")
     old = tmp_path / "old"
     shutil.copytree(dataset, old)
     info = json.loads((old / "meta/info.json").read_text())

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +25,7 @@ from worldmodel.media.shared_video import REMOTE
 from worldmodel.types import Action
 
 VERSION = "v3."
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 REWARD, ENDS = "next.reward", ("next.terminated", "next.done")
 """Columns of the reward and of the end of an episode; an episode that was cut short has not ended."""
 MAX_TABLES = 8
@@ -57,6 +59,8 @@ class LeRobotDataset:
 
     def __init__(self, path: str, key: str = "the dataset", camera: str = "") -> None:
         folder = Path(path).expanduser()
+        if not (folder.exists() or HUB_NAME.fullmatch(path)):
+            raise ConfigError(f"{key}: there is no {path!r}; pass a folder, or user/name on the Hub.")
         self.root = os.path.abspath(folder) if folder.exists() else f"{REMOTE}datasets/{path}"
         try:
             from pyarrow import ArrowException
