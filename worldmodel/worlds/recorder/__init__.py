@@ -12,8 +12,7 @@ import multiprocessing
 import shutil
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
@@ -198,7 +197,7 @@ def _play(
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        except BrokenProcessPool:
+        except BrokenExecutor:
             raise InputError(
                 "A worker process was killed; if memory ran out, use fewer workers, and run the same command "
                 "again, which goes on after the episodes that are complete."
