@@ -158,13 +158,21 @@ class RolloutHistory:
         """What the visitor's browser keeps: the key, and the worlds of the branches."""
         return " ".join((self.key, *(branch.world.id for branch in self.branches)))
 
-    async def step(self, action: AnyAction) -> None:
-        """Run a round from the current moment, and drop the moments after it."""
-        branch, threshold = self.branch, self.model.confidence_threshold
-        if branch.at + 1 >= MAX_MOMENTS:
+    def _branch_with_room(self) -> Branch:
+        """Return the current branch.
+
+        Raises:
+            InputError: no moment fits on it.
+        """
+        if self.branch.at + 1 >= MAX_MOMENTS:
             raise InputError(
                 f"The branch has {MAX_MOMENTS} moments, which is the maximum; start a new world."
             )
+        return self.branch
+
+    async def step(self, action: AnyAction) -> None:
+        """Run a round from the current moment, and drop the moments after it."""
+        branch, threshold = self._branch_with_room(), self.model.confidence_threshold
         await self._drop_futures()
         parsed, world = Action.of(action), await self._synchronised()
         clip = await world.step(parsed, confidence=threshold is not None)
@@ -226,6 +234,7 @@ class RolloutHistory:
     async def compare(self, first: AnyAction, second: AnyAction) -> None:
         """Run two actions from the same moment concurrently; `choose` continues with one of them."""
         actions = [Action.of(first), Action.of(second)]
+        self._branch_with_room()
         await self._drop_futures()
         parent = await self._synchronised()
         async with AsyncExitStack() as stack:
@@ -242,7 +251,7 @@ class RolloutHistory:
         """Continue with one of the two compared worlds."""
         if not 0 <= index < len(self.futures):
             return
-        (world, moment), branch = self.futures[index], self.branch
+        (world, moment), branch = self.futures[index], self._branch_with_room()
         moment = await self._complete(world, moment, branch.now)
         previous, branch.world = branch.world, world
         for earlier in branch.moments:

@@ -28,6 +28,8 @@ class Engine(Protocol):
     """Name in responses: `in-process` or `vllm`."""
     adapters: tuple[str, ...]
     """LoRA adapters that requests can select by name."""
+    likelihoods: bool
+    """Whether it computes `log_likelihoods`."""
 
     @property
     def alive(self) -> bool:
@@ -65,6 +67,7 @@ class InProcessEngine:
     """The backbone in this process; pending requests are batched."""
 
     name = "in-process"
+    likelihoods = True
     alive = True
 
     def __init__(

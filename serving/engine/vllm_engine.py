@@ -27,7 +27,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from worldmodel.errors import InputError, ModelError
+from worldmodel.errors import ModelError
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.models.loading.pretrained import first_line
 from worldmodel.models.text import TextSequence
@@ -69,6 +69,7 @@ class VllmEngine:
     """Runs the backbone in vLLM; created by `start`."""
 
     name = "vllm"
+    likelihoods = False  # vLLM returns none of embedded positions
 
     def __init__(
         self,
@@ -199,12 +200,8 @@ class VllmEngine:
     async def log_likelihoods(
         self, sequences: Sequence[TextSequence], adapter: str | None = None
     ) -> list[float]:
-        """Refuse: vLLM returns no likelihoods of embedded positions.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError("This server's engine, vLLM, gives no confidence; leave it out, or use in-process.")
+        """Raise `NotImplementedError`; see `likelihoods`."""
+        raise NotImplementedError
 
     async def generate_tokens(
         self, prefix: Float[Tensor, "n d"], params: TextParams, adapter: str | None = None

@@ -75,7 +75,7 @@ class AuthenticatedRoute(APIRoute):
 
     def _max_body_bytes(self, request: Request, config: ServerConfig) -> int:
         content_type = request.headers.get("content-type", "")
-        is_form = content_type.startswith("multipart/")
+        is_form = content_type.lower().startswith("multipart/")
         return config.max_upload_bytes + MIB if is_form else self.max_json_bytes
 
 

@@ -107,6 +107,8 @@ async def step(
 ) -> Response:
     """Play one round and return its frames; repeating the last step returns the same frames."""
     action, fps = Action.of(plain(body.action)), context.model_config.fps
+    if confidence:
+        context.service.check_confidence()
     frames = await while_connected(request, context.worlds.step(world, body.step_id, plain(body.action)))
     outcome, fit = world.world.outcome, None
     if confidence and action.text is not None:

@@ -108,7 +108,19 @@ class WorldService:
     @property
     def confidence_threshold(self) -> float | None:
         """The model's `confidence_threshold`; None where the engine computes no likelihoods."""
-        return self.model.config.confidence_threshold if self.engine.name == "in-process" else None
+        return self.model.config.confidence_threshold if self.engine.likelihoods else None
+
+    def check_confidence(self) -> None:
+        """Check that `World.confidence` can be computed.
+
+        Raises:
+            InputError: the engine computes no likelihoods.
+        """
+        if not self.engine.likelihoods:
+            raise InputError(
+                f"The engine of this server, {self.engine.name}, gives no confidence; leave it out, or "
+                "start the server with --engine in-process."
+            )
 
     @property
     def frame_size(self) -> str:
@@ -169,11 +181,8 @@ class WorldService:
         config = self.model.config
         steps = config.num_inference_steps if num_inference_steps is None else num_inference_steps
         guidance = config.guidance_scale if guidance_scale is None else guidance_scale
-        if not (config.takes_steps(steps) and steps <= MAX_STEPS):
-            even = ", an even number" if config.sampler == "swin" else ""
-            least = config.least_inference_steps
-            raise InputError(f"num_inference_steps is {steps}; use {least} to {MAX_STEPS}{even}.")
-        if error := config.sampling_error(steps, guidance, negative_prompt):
+        error = config.steps_error(steps, MAX_STEPS)
+        if error := error or config.sampling_error(steps, guidance, negative_prompt):
             raise InputError(error)
         if not 0 <= seed < 2**63:
             raise InputError(f"seed is {seed}; use 0 to 2^63 - 1.")
@@ -395,6 +404,7 @@ class World:
         """
         async with self._lock:
             service = self._service
+            service.check_confidence()
             rows = await service.compute.run(confidence_rows, service.model, self._state, words)
             said, nothing = await service.engine.log_likelihoods(rows, self.settings.adapter)
             return said - nothing

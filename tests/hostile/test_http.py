@@ -305,6 +305,16 @@ def test_forms_in_other_charsets_are_refused(keyed: LocalClient, charset: str) -
     assert time.monotonic() - started < 2
 
 
+def test_the_content_type_of_a_form_may_be_in_capitals(keyed: LocalClient) -> None:
+    parts = [
+        f'--x\r\nContent-Disposition: form-data; name="f{i}"\r\n\r\n{"b" * 220_000}\r\n' for i in range(5)
+    ]
+    body = ("".join(parts) + "--x--\r\n").encode()
+    assert len(body) > 2**20, "more than JSON may have"
+    headers = {**MINE, "content-type": "Multipart/Form-Data; boundary=x"}
+    error_of(keyed.post("/v1/worlds", content=body, headers=headers), 400)
+
+
 def test_large_upload_is_rejected(keyed: LocalClient) -> None:
     upload = {"observation": ("x.png", b"\x89PNG\r\n\x1a\n" + bytes(3 * 2**20))}
     assert error_of(keyed.post("/v1/worlds", files=upload, headers=MINE), 413)["code"] == "too_large"

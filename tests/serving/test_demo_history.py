@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from worldmodel.demo import history as demo_history
 from worldmodel.demo.history import Origin, RolloutHistory
 from worldmodel.demo.jobs import JobQueue
+from worldmodel.errors import InputError
 from worldmodel.media import Frame
 from worldmodel.serving.client import AsyncClient
 from worldmodel.serving.errors import NotFoundError
@@ -87,6 +89,23 @@ def test_a_cancelled_call_changes_nothing(address: str) -> None:
         await history.step({"keys": ["right"]})
         assert history.branch.world.round == history.branch.at == 3
         np.testing.assert_array_equal(history.branch.now.clip, futures[1][1].clip)
+
+    play(address, body)
+
+
+def test_no_way_to_go_on_passes_the_maximum_of_moments(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = {"keys": ["left"]}, {"keys": ["right"]}
+
+    async def body(client: AsyncClient, history: RolloutHistory) -> None:
+        await history.compare(left, right)
+        monkeypatch.setattr(demo_history, "MAX_MOMENTS", 3)
+        for call in (history.choose(0), history.compare(left, right), history.step(left)):
+            with pytest.raises(InputError, match="3 moments"):
+                await call
+        assert (history.branch.at, len(history.branch.moments), len(history.futures)) == (2, 3, 2)
+        monkeypatch.undo()
+        await history.choose(0)
+        assert history.branch.at == 3
 
     play(address, body)
 

@@ -20,6 +20,7 @@ from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
+from worldmodel.serving.engine.local import InProcessEngine
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
 from worldmodel.types import Action
@@ -211,6 +212,18 @@ def test_confidence_is_returned_for_texts_if_asked_for(
         if "x-confidence" in response.headers:
             expected = session.confidence("the red ball jumps")
             assert float(response.headers["x-confidence"]) == pytest.approx(expected, abs=0.05)
+
+
+def test_no_round_is_played_where_the_engine_gives_no_confidence(
+    api: LocalClient, png: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/v1/worlds/{start(api, png)['id']}"
+    monkeypatch.setattr(InProcessEngine, "likelihoods", False)  # as of vLLM
+    body = {"step_id": 1, "action": "the red ball jumps"}
+    refused = api.post(f"{path}/step", params={"confidence": "true"}, json=body)
+    assert error_of(refused, 400)["code"] == "invalid_input"
+    assert api.get(path).json()["round"] == 0
+    assert api.post(f"{path}/step", json=body).status_code == 200
 
 
 def test_world_from_text_matches_session(api: LocalClient, model: WorldModel) -> None:

@@ -323,8 +323,16 @@ class WorldModelConfig:
 
     def takes_steps(self, num_inference_steps: int) -> bool:
         """Return whether a chunk can be denoised in so many steps."""
-        whole = self.sampler != "swin" or num_inference_steps % 2 == 0
-        return whole and num_inference_steps >= self.least_inference_steps
+        return self.steps_error(num_inference_steps) is None
+
+    def steps_error(self, num_inference_steps: int, most: int | None = None) -> str | None:
+        """Return why a chunk cannot be denoised in so many steps, in a sentence; None if it can."""
+        whole, least = self.sampler != "swin" or num_inference_steps % 2 == 0, self.least_inference_steps
+        if whole and least <= num_inference_steps <= (num_inference_steps if most is None else most):
+            return None
+        limit = "or more" if most is None else f"to {most}"
+        even = "" if self.sampler != "swin" else ", an even number"
+        return f"num_inference_steps is {num_inference_steps}; use {least} {limit}{even}."
 
     def sampling_error(
         self, num_inference_steps: int, guidance_scale: float, negative_prompt: str | None = None
@@ -399,16 +407,10 @@ class WorldModelConfig:
                 f"queries is {self.queries}, yet without a vision encoder there is one per latent cell; "
                 "set vision.encoder, or leave queries out and set query_merge."
             )
-        if self.sampler == "swin" and self.num_inference_steps % 2:
-            raise ConfigError(
-                f"num_inference_steps is {self.num_inference_steps} with sampler: swin; use an even "
-                "number or sampler: chunk."
-            )
-        steps, least = self.num_inference_steps, self.least_inference_steps
-        if steps < least or self.fps < 1:
-            raise ConfigError(
-                f"num_inference_steps is {steps} and fps {self.fps}; use {least} or more, and 1 or more."
-            )
+        if error := self.steps_error(self.num_inference_steps):
+            raise ConfigError(error)
+        if self.fps < 1:
+            raise ConfigError(f"fps is {self.fps}; use 1 or more.")
         if not self.cache_threshold >= 0:
             raise ConfigError(f"cache_threshold is {self.cache_threshold}; use 0 or more, 0 for no caching.")
         if self.history_rounds < 0:

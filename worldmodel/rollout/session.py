@@ -238,12 +238,7 @@ def sampling_params(
     config = model.config
     steps = config.num_inference_steps if num_inference_steps is None else num_inference_steps
     guidance = config.guidance_scale if guidance_scale is None else guidance_scale
-    if not config.takes_steps(steps):
-        even = ", an even number" if config.sampler == "swin" else ""
-        raise ConfigError(
-            f"num_inference_steps is {steps}; use {config.least_inference_steps} or more{even}."
-        )
-    if error := config.sampling_error(steps, guidance, negative_prompt):
+    if error := config.steps_error(steps) or config.sampling_error(steps, guidance, negative_prompt):
         raise ConfigError(error)
     return SamplingParams(steps, guidance, negative_prompt or "")
 
