@@ -3,6 +3,7 @@
 import json
 import shutil
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ def test_effects_are_counted_and_what_was_never_seen_is_named(tmp_path: Path) ->
     episodes = [moving(seed) for seed in range(4)]
     found = check.check(check.open_examined(str(stored(tmp_path / "set", episodes))))
     assert (found.fps, found.lengths, found.broken) == (10, [40] * 4, [])
-    assert (found.repeated, found.shift, found.unseen) == (1, 0, ["jump"])
+    assert (found.repeated, found.shift, found.unseen) == (
+        1,
+        0,
+        ["jump", "rewards", "ends of episodes"],
+    )
     for name in ("left", "right"):
         true = sum(
             int((action.keys == (name,)) and (before != after).any())
@@ -68,6 +73,22 @@ def test_effects_are_counted_and_what_was_never_seen_is_named(tmp_path: Path) ->
         held = sum(action.keys == (name,) for episode in episodes for action in episode.actions)
         assert (found.effects[name].count, found.effects[name].changed) == (held, true)
         assert true < held  # at the edge nothing moves
+
+
+def test_rewards_and_ends_are_counted(tmp_path: Path) -> None:
+    rewards = np.zeros(40, np.float32)
+    rewards[[7, 39]] = 1.0
+    ended = replace(moving(0), rewards=rewards, terminated=True, truncated=False)
+    found = check.check(check.open_examined(str(stored(tmp_path / "set", [ended, moving(1)]))))
+    assert (found.outcomes, found.rewards, found.ends, found.unseen) == (80, 2, 1, ["jump"])
+    # As in datasets of others, the end is on the last row, which no frame follows.
+    folder = stored(tmp_path / "others", [moving(0), moving(1)])
+    path = folder / "data/chunk-000/file-000.parquet"
+    rows = parquet.read_table(path)
+    listed = rows.to_pylist()
+    listed[40]["next.terminated"] = True
+    parquet.write_table(pa.Table.from_pylist(listed, rows.schema), path)
+    assert "ends of episodes" in check.check(check.open_examined(str(folder))).unseen
 
 
 @pytest.mark.parametrize(("repeat", "late"), [(1, 0), (3, 0), (1, 1)])

@@ -60,8 +60,14 @@ class Findings:
     """Actions of every episode."""
     broken: list[str] = field(default_factory=list)
     effects: dict[str, Effects] = field(default_factory=dict)
+    outcomes: int = 0
+    """Actions whose reward, and whether the episode ended after them, is known."""
+    rewards: int = 0
+    """Actions after which the reward was not 0."""
+    ends: int = 0
+    """Actions after which an episode ended."""
     unseen: list[str] = field(default_factory=list)
-    """Keys that were never held, and numbers that never changed."""
+    """Keys that were never held, numbers that never changed, rewards and ends that never came."""
     repeated: int = 1
     """Frames for which each action is repeated."""
     shift: int = 0
@@ -77,6 +83,11 @@ class Findings:
         for name, effect in sorted(self.effects.items()):
             share = effect.changed / effect.count
             lines.append(f"  {name:{width}s}  {effect.count:7d} times, pixels changed after {share:6.1%}")
+        if self.outcomes:
+            lines.append(
+                f"a reward other than 0 after {self.rewards} of {self.outcomes} actions, "
+                f"the end of an episode after {self.ends}"
+            )
         if self.unseen:
             lines.append(f"never seen, so it cannot be learned: {', '.join(self.unseen)}")
         lines += [
@@ -174,6 +185,9 @@ def check(examined: Examined) -> Findings:
                 effect.count += 1
                 effect.changed += bool(changed)
         findings.lengths.append(len(episode.actions))
+        findings.outcomes += len(episode.outcomes)
+        findings.rewards += sum(outcome.reward != 0 for outcome in episode.outcomes)
+        findings.ends += sum(outcome.ended for outcome in episode.outcomes)
         numbers.append(np.array([numbers_of(action, examined.specs) for action in episode.actions]))
         steps = len(differences)
         changes.append(
@@ -186,6 +200,9 @@ def check(examined: Examined) -> Findings:
             for spec, column in zip(examined.specs, everything.T, strict=True)
             if not column.any() or (spec.kind != "key" and np.ptp(column) == 0)
         ]
+        if findings.outcomes:
+            counts = {"rewards": findings.rewards, "ends of episodes": findings.ends}
+            findings.unseen += [name for name, count in counts.items() if not count]
         findings.repeated = repetition(numbers)
         findings.shift = shift(numbers, changes)
     return findings
