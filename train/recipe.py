@@ -48,6 +48,8 @@ FROM_CODEC = {"codec": (0.07, 150), "single": (0.43, 800), "state": (0.5, 450)}
 OVERHEAD = 0.85
 """Share of the time that is left for steps, beside starting, validation and checkpoints."""
 MIN_STEPS, MAX_STEPS = 20, 20_000
+CELL = CodecConfig.spatial_factor
+"""Pixels along each side of a latent cell."""
 WIDTHS = ((256, 4), (512, 8), (768, 12))
 """Width and layers of backbones, the smallest first."""
 MAX_QUERIES = 64
@@ -212,8 +214,7 @@ def codec_flops(config: WorldModelConfig) -> float:
 
 
 def _model(facts: DatasetFacts, width: int, layers: int, max_side: int) -> WorldModelConfig:
-    scale = min(1.0, max_side / max(facts.height, facts.width))
-    size = tuple(max(16, round(side * scale / 16) * 16) for side in (facts.height, facts.width))
+    size = _frame_size(facts, max_side)
     decoder = SMALL_DECODER | {
         "hidden_size": width,
         "intermediate_size": width * 11 // 4,
@@ -223,12 +224,11 @@ def _model(facts: DatasetFacts, width: int, layers: int, max_side: int) -> World
     }
     takes_text = facts.action["text"]
     codec = CodecConfig(image_size=size, temporal_factor=1 if facts.chunk_frames % 2 else 2)
-    merges = _common_divisors(codec.grid)
-    merge = next((each for each in merges if codec.cells <= MAX_QUERIES * each**2), merges[-1])
+    queries, vision = _merges(codec.grid)
     return WorldModelConfig(
         codec=codec,
-        vision=VisionConfig(merge=max(merge, VisionConfig.merge)),
-        query_merge=merge,
+        vision=VisionConfig(merge=vision),
+        query_merge=queries,
         backbone=BackboneConfig(architecture=decoder, vocab_size=512 if takes_text else 258),
         action=build(ActionConfig, dict(facts.action)),
         condition_adapter=ConditionAdapterConfig(width=width, num_heads=width // 64),
@@ -241,9 +241,28 @@ def _model(facts: DatasetFacts, width: int, layers: int, max_side: int) -> World
     )
 
 
-def _common_divisors(grid: tuple[int, int]) -> list[int]:
-    common = math.gcd(*grid)
-    return [each for each in range(1, common + 1) if common % each == 0]
+def _frame_size(facts: DatasetFacts, max_side: int) -> tuple[int, int]:
+    """Return the size of frames in pixels: that of the data, or the nearest whose cells can be merged.
+
+    Tiles of a game that are latent cells of the data's frames are none of frames of another size.
+    """
+    height, width = facts.height, facts.width
+    if max(height, width) <= max_side and not (height % CELL or width % CELL):
+        queries, vision = _merges((height // CELL, width // CELL))
+        if min(height, width) >= 2 * CELL and max(queries, vision) <= 4:
+            return height, width
+    scale = min(1.0, max_side / max(height, width))
+    most = max(1, max_side // (2 * CELL))
+    rows, columns = (min(max(1, round(side * scale / (2 * CELL))), most) for side in (height, width))
+    return 2 * CELL * rows, 2 * CELL * columns
+
+
+def _merges(grid: tuple[int, int]) -> tuple[int, int]:
+    """Return how many latent cells along each side share a query, and how many a vision token."""
+    common, cells = math.gcd(*grid), math.prod(grid)
+    divisors = [each for each in range(1, common + 1) if common % each == 0]
+    queries = next((each for each in divisors if cells <= MAX_QUERIES * each**2), divisors[-1])
+    return queries, next((each for each in divisors if each >= max(queries, 2)), 1)
 
 
 def _sources(facts: DatasetFacts) -> dict[str, Any]:

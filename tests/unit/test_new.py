@@ -104,6 +104,20 @@ def test_large_frames_have_as_many_queries_as_small_ones(tmp_path: Path) -> None
         assert model.vision.merge == max(2, merge)
 
 
+def test_frames_whose_cells_can_be_merged_keep_their_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tile of such a game can be a latent cell, which it is not in frames of another size."""
+    path = recorded(tmp_path / "set", KEYS, 10, side=72)
+    model = made(path, tmp_path, "--size", "72").model
+    assert (model.codec.image_size, model.query_merge, model.vision.merge) == (72, 3, 3)
+    assert "scaled" not in capsys.readouterr().out
+    assert made(path, tmp_path).model.codec.image_size == 64
+    assert "72 x 72 pixels, scaled to 64 x 64" in capsys.readouterr().out
+    eleven = made(recorded(tmp_path / "eleven", KEYS, 10, side=88), tmp_path, "--size", "88").model
+    assert (eleven.codec.image_size, eleven.query_merge, eleven.vision.merge) == (80, 2, 2)
+
+
 def test_vectors_have_their_bounds_and_rate(tmp_path: Path) -> None:
     model = made(recorded(tmp_path / "set", VECTORS, 10, side=70), tmp_path).model
     assert (model.fps, model.chunk_frames, model.codec.temporal_factor) == (10, 2, 2)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldmodel.cli.parser import Parser
+from worldmodel.config import VisionConfig, height_width
 from worldmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,9 +30,11 @@ def main(argv: list[str]) -> None:
     recipe = plan(facts, budget_s, machine, f"runs/{path.stem}", args.size)
     with atomic_file(path) as temporary:
         temporary.write_text(as_yaml(recipe, machine, args), encoding="utf-8")
-    print(f"data       {facts.num_episodes} episodes, {facts.width} x {facts.height} pixels")
-    print(f"machine    {machine.device}, {machine.tflops:.3g} TFLOP/s in a matrix product")
     model = recipe.config.model
+    given, (height, width) = (facts.height, facts.width), height_width(model.codec.image_size)
+    scaled = "" if given == (height, width) else f", scaled to {width} x {height} (see --size)"
+    print(f"data       {facts.num_episodes} episodes, {facts.width} x {facts.height} pixels{scaled}")
+    print(f"machine    {machine.device}, {machine.tflops:.3g} TFLOP/s in a matrix product")
     frame, seen = model.codec.cells, model.codec.cells // model.vision.merge**2
     print(f"model      {recipe.parameters / 1e6:.1f} M parameters, {frame} latent cells per frame")
     print(f"round      {seen} vision tokens, the action and {model.num_queries} queries")
@@ -86,9 +89,10 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
         f"  chunk_frames: {model.chunk_frames}          # new frames per action: one round",
         *(["  pace: on_action          # each recorded round has an action: the world waits for one"]
           if model.pace == "on_action" else []),
-        *([f"  query_merge: {model.query_merge}          # cells along each side that share a query",
-           f"  vision: {{merge: {model.vision.merge}}}      # and a vision token"]
+        *([f"  query_merge: {model.query_merge}          # latent cells along each side that share a query"]
           if model.query_merge > 1 else []),
+        *([f"  vision: {{merge: {model.vision.merge}}}      # and that share a vision token"]
+          if model.vision.merge != VisionConfig.merge else []),
         *(["  outcomes: true           # rewards and ends of episodes are predicted, too"]
           if model.outcomes else []),
         "  num_inference_steps: 0     # shows the forecast of the condition adapter",
@@ -177,7 +181,8 @@ def _parser() -> Parser:
         type=int,
         default=0,
         metavar="N",
-        help="greatest side of the frames in pixels (default: 64, or 128 on a machine with 64 GiB)",
+        help="greatest side of the frames in pixels, which keep their size where it suits the codec "
+        "(default: 64, or 128 on a machine with 64 GiB)",
     )
     parser.add_argument(
         "--force",
