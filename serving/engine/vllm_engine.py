@@ -200,7 +200,7 @@ class VllmEngine:
     async def log_likelihoods(
         self, sequences: Sequence[TextSequence], adapter: str | None = None
     ) -> list[float]:
-        """Raise `NotImplementedError`; see `likelihoods`."""
+        """Raise `NotImplementedError`: callers look at `likelihoods` first."""
         raise NotImplementedError
 
     async def generate_tokens(

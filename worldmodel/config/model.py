@@ -321,17 +321,13 @@ class WorldModelConfig:
         """Fewest denoising steps: 0 if the condition adapter makes a forecast."""
         return 0 if self.condition_adapter.kind == "grid" else 1
 
-    def takes_steps(self, num_inference_steps: int) -> bool:
-        """Return whether a chunk can be denoised in so many steps."""
-        return self.steps_error(num_inference_steps) is None
-
     def steps_error(self, num_inference_steps: int, most: int | None = None) -> str | None:
         """Return why a chunk cannot be denoised in so many steps, in a sentence; None if it can."""
-        whole, least = self.sampler != "swin" or num_inference_steps % 2 == 0, self.least_inference_steps
-        if whole and least <= num_inference_steps <= (num_inference_steps if most is None else most):
+        odd, least = self.sampler == "swin" and num_inference_steps % 2, self.least_inference_steps
+        if not odd and num_inference_steps >= least and (most is None or num_inference_steps <= most):
             return None
         limit = "or more" if most is None else f"to {most}"
-        even = "" if self.sampler != "swin" else ", an even number"
+        even = ", an even number" if self.sampler == "swin" else ""
         return f"num_inference_steps is {num_inference_steps}; use {least} {limit}{even}."
 
     def sampling_error(

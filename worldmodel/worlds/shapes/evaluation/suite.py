@@ -188,4 +188,4 @@ def _steps_of(config: WorldModelConfig | None, sweep: Sequence[int]) -> tuple[in
     """Return the numbers of denoising steps that a model takes; without a generator, 0."""
     if config is None:
         return tuple(sweep)
-    return tuple(n for n in sweep if config.takes_steps(n)) if config.generator else (0,)
+    return tuple(n for n in sweep if not config.steps_error(n)) if config.generator else (0,)
