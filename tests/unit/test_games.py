@@ -1,6 +1,7 @@
 """Games that others made, as environments of Gymnasium, and the policies that record them."""
 
 import importlib
+from copy import deepcopy
 
 import gymnasium
 import numpy as np
@@ -9,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 from worldmodel.types import Action
-from worldmodel.worlds.pusht import Push
+from worldmodel.worlds.pusht import BLOCK, STEP, Push, progress
 from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
 from worldmodel.worlds.recorder.episode import RecordedEpisode
 from worldmodel.worlds.recorder.settings import EnvironmentSettings
@@ -73,14 +74,54 @@ def test_every_seed_of_coinrun_is_another_level() -> None:
     assert frames.shape[1:] == (64, 64, 3) and (frames != after).any(axis=(1, 2, 3)).mean() > 0.5
 
 
+def test_pusht_can_be_copied() -> None:
+    played("pusht", "PushT-v0", "worldmodel.worlds.pusht:Push")
+    opened = EnvironmentEpisodes(settings("pusht", "PushT-v0", "worldmodel.worlds.pusht:Push"))
+    opened.reset(5)
+    push, env = Push(opened.env.action_space), opened.env
+    push.reset(0)
+    state = env.unwrapped.get_obs()
+    for _ in range(30):
+        state = env.step(push(state))[0]
+    copy, start, met = deepcopy(env), state, False
+    for _ in range(30):
+        way = push(state)
+        state, *_ = env.step(way)
+        twin, *_ = copy.step(way)
+        assert np.allclose(state, twin, atol=0.5)
+        met |= not np.allclose(state[2:], start[2:], atol=5)
+    assert met, "the block was pushed"
+    target = state[:2] + np.array([STEP, 0])
+    for _ in range(20):
+        state, *_ = env.step(np.clip(target - state[:2], -STEP, STEP))
+    assert np.allclose(state[:2], target, atol=3)
+
+
+def test_progress_in_pusht_grows_towards_the_goal() -> None:
+    """The T stands upright on its bar 4 x 1, turned by 45 degrees to the left, in the middle of the board."""
+    y, x = (np.indices((64, 64)) + 0.5) * 8 - 256
+    x, y = (x + y) / np.sqrt(2), (y - x) / np.sqrt(2)
+    block = ((np.abs(x) < 60) & (y > 0) & (y < 30)) | ((np.abs(x) < 15) & (y >= 30) & (y < 120))
+
+    def score(place: np.ndarray) -> float:
+        frame = np.full((1, 64, 64, 3), 255, np.uint8)
+        frame[0, place] = BLOCK
+        frame[0][place.nonzero()[0][0] - 1, place.nonzero()[1][0]] = (65, 105, 225)  # the agent, beside it
+        return progress(frame, Action())
+
+    scores = [score(np.roll(block, shift, axis=0)) for shift in (0, -2, -4, -8, -16)]
+    assert -0.01 < scores[0] <= 0 and (np.diff(scores) < 0).all()
+    assert score(block[::-1]) < scores[2]  # the place is right, the angle is not
+    assert progress(np.zeros((1, 64, 64, 3), np.uint8), Action()) == -1
+
+
 def test_the_policy_of_pusht_goes_where_the_block_is() -> None:
-    policy = Push(spaces.Box(0, 512, (2,), np.float32))
+    policy = Push(spaces.Box(-STEP, STEP, (2,), np.float32))
     policy.reset(0)
     state, touched = np.array([30.0, 30, 300, 300, 0]), 0
     for _ in range(400):
-        target = policy(state)
-        assert target.shape == (2,) and (target >= 0).all() and (target <= 512).all()
-        assert np.hypot(*(target - state[:2])) <= 61
-        state[:2] = target
+        way = policy(state)
+        assert way.shape == (2,) and np.hypot(*way) <= STEP + 1
+        state[:2] = np.clip(state[:2] + way, 0, 512)
         touched += np.hypot(*(state[:2] - state[2:4])) < 60
     assert touched > 40

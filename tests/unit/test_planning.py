@@ -11,7 +11,7 @@ from PIL import Image
 from worldmodel.cli import main
 from worldmodel.config import ActionConfig
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.media import Frames
+from worldmodel.media import Frame, Frames
 from worldmodel.models.world_model import WorldModel
 from worldmodel.planning import (
     METHODS,
@@ -199,6 +199,46 @@ def test_a_real_environment_is_solved_by_its_own_copies() -> None:
     with pytest.raises(InputError, match="hold one"):
         played.advance(played.env, Action())
     played.close()
+
+
+def test_a_plan_may_be_made_anew_after_some_actions() -> None:
+    pytest.importorskip("minigrid")
+    from worldmodel.eval.minigrid import GoalReward
+    from worldmodel.planning.environment import EnvironmentSimulator, EnvironmentState, control
+    from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
+    from worldmodel.worlds.recorder.settings import EnvironmentSettings
+
+    played = EnvironmentEpisodes(EnvironmentSettings("minigrid:MiniGrid-Empty-5x5-v0", max_steps=4, size=40))
+    actions = Choices(tuple(Action(keys=(key,)) for key in ("left", "right", "forward")))
+    settings, goal = PlanSettings("search", horizon=8, until=1), Return(GoalReward())
+    begun = []
+
+    class Simulator(EnvironmentSimulator):
+        def start(self, frame: Frame) -> EnvironmentState:
+            begun.append(frame)
+            return super().start(frame)
+
+    attempt = control(played, 0, Simulator(played), goal, actions, settings, replan=2)
+    assert [action.keys[0] for action in attempt.actions] == ["forward", "forward", "right", "forward"]
+    assert [len(each.trajectory.actions) for each in attempt.plans] == [5, 3]
+    for number, frame in enumerate(begun):  # each from what the environment shows
+        assert np.array_equal(frame, attempt.frames[2 * number])
+    assert (attempt.rewards, attempt.success) == ([0.0] * 4, False)
+    with pytest.raises(InputError, match="replan"):
+        control(played, 0, Simulator(played), goal, actions, settings, replan=-1)
+    played.close()
+
+
+@pytest.mark.parametrize("actions", [WALKS, Box((-1, -1), (1, 1))], ids=["keys", "vectors"])
+def test_samples_are_drawn_around_the_plan_before(actions: Choices | Box) -> None:
+    settings = PlanSettings("cem", horizon=8, candidates=16, iterations=1)
+    goal = closeness((6, 6))
+    rest = plan(Walk(), (0, 0), goal, actions, replace(settings, candidates=64, iterations=8))
+    scores = []
+    for follow in (rest.trajectory.actions[1:], ()):
+        made = [replace(settings, seed=seed) for seed in range(8)]
+        scores.append(np.mean([plan(Walk(), (1, 0), goal, actions, each, follow).score for each in made]))
+    assert scores[0] > scores[1] + 2
 
 
 def test_the_command_plans_from_an_image(

@@ -1,7 +1,7 @@
 """`worldmodel plan`: search for actions in a model, and try them in the real environment."""
 
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldmodel.cli.parser import Parser, seed_number
 from worldmodel.cli.record import env_arg
@@ -75,7 +75,8 @@ def _try_in_environment(
     import numpy as np
 
     from worldmodel.planning import ModelSimulator
-    from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
+    from worldmodel.planning.environment import Attempt, EnvironmentSimulator, control, random_attempt
+    from worldmodel.rollout.recording import Recording
     from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
     from worldmodel.worlds.recorder.settings import EnvironmentSettings
 
@@ -90,28 +91,41 @@ def _try_in_environment(
         )
     )
     actions, learned = _actions(args, model), ModelSimulator(model, args.seed)
-    wins: dict[str, list[bool]] = {"planned in the model": [], "random actions": []}
-    first_plans: list[bool] = []
-    if args.true_simulator:
-        wins["planned in the environment itself"] = []
+    true = EnvironmentSimulator(played) if args.true_simulator else None
+    plans = args.plans or (None if args.replan else 8)
+    attempts: dict[str, list[Attempt]] = {}
     for seed in range(args.seed, args.seed + args.episodes):
-        attempt = control(played, seed, learned, objective, actions, settings, args.plans)
-        wins["planned in the model"].append(attempt.success)
-        first_plans.append(attempt.success and len(attempt.plans) == 1)
+
+        def planned(simulator: Any, max_plans: int | None, seed: int = seed) -> Attempt:
+            return control(played, seed, simulator, objective, actions, settings, max_plans, args.replan)
+
+        made = {
+            "planned in the model": planned(learned, plans),
+            "random actions": random_attempt(played, seed, actions, np.random.default_rng(seed)),
+        }
+        if true is not None:
+            # Nothing differs from what it predicts, so its plans are carried out to their end.
+            made["planned in the environment itself"] = planned(true, plans if args.replan else 1)
+        for name, attempt in made.items():
+            attempts.setdefault(name, []).append(attempt)
+        attempt = made["planned in the model"]
+        if args.out and seed == args.seed:
+            clips = tuple(frame[None] for frame in attempt.frames)
+            Recording(clips, tuple(attempt.actions)).save(args.out, model.config.fps)
         print(
             f"seed {seed}: {'success' if attempt.success else 'failure'} after {len(attempt.actions)} steps "
             f"and {len(attempt.plans)} plans of {sum(each.num_rounds for each in attempt.plans)} rounds",
             flush=True,
         )
-        random = random_attempt(played, seed, actions, np.random.default_rng(seed))
-        wins["random actions"].append(random.success)
-        if args.true_simulator:
-            true = control(played, seed, EnvironmentSimulator(played), objective, actions, settings, 1)
-            wins["planned in the environment itself"].append(true.success)
     played.close()
-    wins["planned in the model, by the first plan"] = first_plans
-    for name, each in wins.items():
-        print(f"{name:40s} {sum(each):4d} of {len(each)}")
+    print(f"{'':40s} {'success':>12s} {'return':>9s} {'greatest reward':>16s}")
+    for name, each in attempts.items():
+        wins = f"{sum(attempt.success for attempt in each)} of {len(each)}"
+        means = [np.mean([attempt.reward for attempt in each]), np.mean([max(a.rewards) for a in each])]
+        print(f"{name:40s} {wins:>12s} {means[0]:9.3f} {means[1]:16.3f}")
+    if not args.replan:
+        first = [each.success and len(each.plans) == 1 for each in attempts["planned in the model"]]
+        print(f"{'planned in the model, by the first plan':40s} {f'{sum(first)} of {len(first)}':>12s}")
 
 
 def _parser() -> Parser:
@@ -184,7 +198,11 @@ def _add_search_options(parser: Parser) -> None:
 def _add_places(parser: Parser) -> None:
     image = parser.add_argument_group("one plan")
     image.add_argument("--start", metavar="IMAGE", help="image or video to start from")
-    image.add_argument("--out", metavar="FILE", help="write the plan as .mp4, .gif or .png")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write the plan, or the first episode of the real environment, as .mp4, .gif or .png",
+    )
     environment = parser.add_argument_group("the real environment")
     environment.add_argument("--env", metavar="ENV_ID", help="id of a Gymnasium environment, or module:ID")
     environment.add_argument(
@@ -211,7 +229,17 @@ def _add_places(parser: Parser) -> None:
         "--max-steps", type=int, default=100, metavar="N", help="longest episode (default: %(default)s)"
     )
     environment.add_argument(
-        "--plans", type=int, default=8, metavar="N", help="most plans of an episode (default: %(default)s)"
+        "--plans",
+        type=int,
+        metavar="N",
+        help="most plans of an episode (default: 8, or with --replan what its steps need)",
+    )
+    environment.add_argument(
+        "--replan",
+        type=int,
+        default=0,
+        metavar="N",
+        help="make a new plan after N actions; 0: when a frame differs from the plan (default: %(default)s)",
     )
     environment.add_argument(
         "--true-simulator",

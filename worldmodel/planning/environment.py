@@ -4,6 +4,7 @@ Needs the extra `gym`.
 """
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -80,18 +81,23 @@ class Attempt:
     actions: list[Action] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     """The first plan, and those that replaced it."""
-    reward: float = 0.0
-    """Sum of the rewards."""
+    rewards: list[float] = field(default_factory=list)
+    """The reward of each action."""
     ended: bool = False
     success: bool = False
     """Whether it ended with a reward above 0."""
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards."""
+        return sum(self.rewards)
 
     def step(self, played: EnvironmentEpisodes, action: Action) -> Frame:
         """Carry out an action, and return what the environment then shows."""
         step = played.advance(played.env, action)
         self.frames.append(played.frame(played.env, step.observation))
         self.actions.append(action)
-        self.reward += step.reward
+        self.rewards.append(step.reward)
         self.ended = step.terminated or step.truncated
         self.success = step.terminated and step.reward > 0
         return self.frames[-1]
@@ -104,13 +110,15 @@ def control(
     objective: Objective,
     actions: ActionSet,
     settings: PlanSettings,
-    max_plans: int = 8,
+    max_plans: int | None = 8,
+    replan: int = 0,
     progress: Callable[[Plan], None] = lambda made: None,
 ) -> Attempt:
     """Play an episode of an environment by plans.
 
     A plan is carried out until it ends, or until a frame differs from what it predicts; then another is made
-    from that frame.
+    from that frame. With `replan`, that is after so many actions, whatever the frames show (model predictive
+    control).
 
     Args:
         played: The environment; `settings.max_steps` limits its episodes.
@@ -119,21 +127,29 @@ def control(
         objective: What they are for.
         actions: The actions to choose from.
         settings: Settings of the search.
-        max_plans: Plans of an episode.
+        max_plans: Plans of an episode; None: as many as its steps need.
+        replan: Actions of a plan that are carried out; 0: see above.
         progress: Called with each plan.
 
     Raises:
-        InputError: the environment or the simulator does not take one of the actions.
+        InputError: the environment or the simulator does not take one of the actions, or `replan` is
+            negative.
     """
-    attempt = Attempt([played.reset(seed)])
-    while len(attempt.plans) < max_plans and len(attempt.actions) < played.settings.max_steps:
-        found = plan(simulator, simulator.start(attempt.frames[-1]), objective, actions, settings)
+    if replan < 0:
+        raise InputError(f"replan is {replan}; use 1 or more, or 0 to plan anew when frames differ.")
+    attempt, rest = Attempt([played.reset(seed)]), tuple[Action, ...]()
+    while len(attempt.plans) != max_plans and len(attempt.actions) < played.settings.max_steps:
+        found = plan(simulator, simulator.start(attempt.frames[-1]), objective, actions, settings, rest)
         attempt.plans.append(found)
         progress(found)
-        for action, rounds in zip(found.trajectory.actions, found.trajectory.rounds, strict=True):
+        rest = found.trajectory.actions[replan:] if replan else ()
+        planned = zip(found.trajectory.actions, found.trajectory.rounds, strict=True)
+        for action, rounds in itertools.islice(planned, replan or None):
             shown = attempt.step(played, action)
             if attempt.ended or len(attempt.actions) >= played.settings.max_steps:
                 return attempt
+            if replan:
+                continue
             expected = SeenStates(settings.tolerance)
             expected.add(rounds[-1])
             if expected.add(shown):

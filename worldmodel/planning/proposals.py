@@ -84,6 +84,10 @@ class Proposal(ABC):
         """Return the actions of a sample."""
 
     @abstractmethod
+    def follow(self, actions: Sequence[Action]) -> None:
+        """Sample the first actions around these, the rest of an earlier plan."""
+
+    @abstractmethod
     def update(self, samples: np.ndarray, weights: np.ndarray) -> None:
         """Move towards samples, by weights `[count]` that add up to 1."""
 
@@ -103,6 +107,12 @@ class CategoricalProposal(Proposal):
     def actions(self, sample: np.ndarray) -> tuple[Action, ...]:
         """Return the actions of a sample."""
         return tuple(self.choices[index] for index in sample)
+
+    def follow(self, actions: Sequence[Action]) -> None:
+        """Give these actions most of the probability."""
+        chosen = [self.choices.index(action) for action in actions]
+        self.probabilities[: len(chosen)] *= KEPT
+        self.probabilities[range(len(chosen)), chosen] += 1 - KEPT
 
     def update(self, samples: np.ndarray, weights: np.ndarray) -> None:
         """Move the probabilities towards the weighted frequencies."""
@@ -126,6 +136,12 @@ class GaussianProposal(Proposal):
     def actions(self, sample: np.ndarray) -> tuple[Action, ...]:
         """Return the actions of a sample."""
         return tuple(Action(vector=tuple(row)).of_round(self.per_round) for row in sample.tolist())
+
+    def follow(self, actions: Sequence[Action]) -> None:
+        """Begin with these vectors as the mean."""
+        for row, action in enumerate(actions):
+            first = action.chunk[0] if action.chunk else action
+            self.mean[row] = first.vector
 
     def update(self, samples: np.ndarray, weights: np.ndarray) -> None:
         """Move mean and deviation towards those of the weighted samples."""

@@ -19,6 +19,7 @@ from worldmodel.planning.objective import Objective, Trajectory
 from worldmodel.planning.proposals import ActionSet, Choices
 from worldmodel.planning.simulator import S, Simulator
 from worldmodel.planning.tree import Node, Tree
+from worldmodel.types import Action
 
 Method = Literal["random", "cem", "mppi", "search"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -78,20 +79,27 @@ def plan(
     objective: Objective,
     actions: ActionSet,
     settings: PlanSettings = PlanSettings(),
+    follow: Sequence[Action] = (),
 ) -> Plan:
     """Return the best sequence of actions that a search finds.
+
+    Except for `search`, the first samples are drawn around `follow`: the rest of the plan before this one.
 
     Raises:
         ConfigError: `search` without a finite set of actions.
         InputError: the simulator does not take one of the actions, or a score is not a number.
     """
     tree = Tree(simulator, start, objective, settings.batch_size)
-    best = (_search if settings.method == "search" else _sample)(tree, actions, settings)
+    if settings.method == "search":
+        best = _search(tree, actions, settings)
+    else:
+        best = _sample(tree, actions, settings, follow)
     return Plan(best.trajectory, best.score, tree.rounds)
 
 
-def _sample(tree: Tree[S], actions: ActionSet, settings: PlanSettings) -> Node[S]:
+def _sample(tree: Tree[S], actions: ActionSet, settings: PlanSettings, follow: Sequence[Action]) -> Node[S]:
     proposal, rng = actions.proposal(settings.horizon), np.random.default_rng(settings.seed)
+    proposal.follow(follow[: settings.horizon])
     best: Node[S] | None = None
     for _ in range(settings.iterations):
         if not isinstance(actions, Choices):

@@ -1,15 +1,101 @@
-"""A policy for PushT that pushes the block around; random targets hardly ever move it.
+"""PushT as an environment that can be copied, a policy that pushes the block, and a reward read from frames.
 
-worldmodel record gym_pusht:gym_pusht/PushT-v0 --policy worldmodel.worlds.pusht:Push …
+worldmodel record worldmodel.worlds.pusht:PushT-v0 --policy worldmodel.worlds.pusht:Push …
+worldmodel plan MODEL --env worldmodel.worlds.pusht:PushT-v0 --reward worldmodel.worlds.pusht:progress …
 """
 
+import functools
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-STEP = 60.0
-"""Greatest distance of a target from the agent, in the units of the environment, whose side has 512."""
+from worldmodel.media import Frames
+from worldmodel.types import Action
+
 REACH = 90.0
 """Distance from the middle of the block at which a push begins."""
+STEP = 60.0
+"""Greatest distance of a target from the agent along each axis."""
+SIDE = 512
+"""Side of the environment, in its units."""
+BLOCK, AGENT = (119, 136, 153), (65, 105, 225)
+"""Colours of block and agent, RGB."""
+BARS = ((-60, 60, 0, 30), (-15, 15, 30, 120))
+"""The rectangles of which the T consists: left, right, top and bottom from its origin."""
+GOAL, GOAL_ANGLE = 256, np.pi / 4
+"""Where the T has to be: x and y of its origin, and its angle."""
+LIKE = 60
+"""Distance of a pixel from a colour, of 255 a channel, up to which it has that colour."""
+
+
+class PushT(gymnasium.Wrapper):
+    """The environment of Chi et al. (2023), https://arxiv.org/abs/2303.04137, as gym-pusht has it.
+
+    An action is the way from the agent to its target, at most `STEP` along each axis, as in DINO-WM
+    (arXiv:2411.04983); in gym-pusht it is the target. Its physics cannot be copied as they are: a copy is a
+    new environment whose bodies are where these are.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None, **settings: Any) -> None:
+        env = gymnasium.make("gym_pusht:gym_pusht/PushT-v0", render_mode=render_mode, **settings)
+        super().__init__(env.unwrapped)
+        self._settings = {"render_mode": render_mode, **settings}
+        self.action_space = spaces.Box(-STEP, STEP, (2,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        inner: Any = self.unwrapped
+        return super().step(np.clip(np.array(inner.agent.position) + action, 0, SIDE))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PushT":
+        copied = PushT(**self._settings)
+        ours: Any = self.unwrapped
+        theirs: Any = copied.unwrapped
+        if hasattr(ours, "space"):
+            theirs.reset()
+            theirs.np_random = deepcopy(ours.np_random, memo)
+            theirs._last_action = deepcopy(ours._last_action, memo)
+            for one, other in ((ours.agent, theirs.agent), (ours.block, theirs.block)):
+                other.angle, other.position = one.angle, one.position
+                other.velocity, other.angular_velocity = one.velocity, one.angular_velocity
+                theirs.space.reindex_shapes_for_body(other)
+        return copied
+
+
+def progress(frames: Frames, action: Action) -> float:
+    """Return a reward of the newest frame: minus the distance of the block from its goal, in frame sides.
+
+    It is the mean over the block's pixels of their distance from the goal, so it is 0 if block and goal have
+    the same place and angle. A tenth of the agent's distance from the block is added, so that it goes there.
+    -1 if no block is seen.
+    """
+    frame = frames[-1].astype(np.float32)
+    places = [np.argwhere(np.linalg.norm(frame - colour, axis=-1) < LIKE) for colour in (BLOCK, AGENT)]
+    if not len(places[0]):
+        return -1.0
+    block, agent = places
+    side = max(frame.shape[:2])
+    away = _from_goal(*frame.shape[:2])[tuple(block.T)].mean()
+    approach = np.linalg.norm(block - agent.mean(axis=0), axis=1).min() if len(agent) else side
+    return -float(away + 0.1 * approach) / side
+
+
+@functools.cache
+def _from_goal(height: int, width: int) -> np.ndarray:
+    """Return the distance of every pixel from the nearest one of the goal."""
+    pixels = np.indices((height, width)).reshape(2, -1).T
+    x, y = ((pixels[:, ::-1] + 0.5) * (SIDE / np.array([width, height])) - GOAL).T
+    cos, sin = np.cos(GOAL_ANGLE), np.sin(GOAL_ANGLE)
+    x, y = cos * x + sin * y, cos * y - sin * x
+    inside = np.zeros(len(pixels), dtype=bool)
+    for left, right, top, bottom in BARS:
+        inside |= (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
+    distances = np.linalg.norm(pixels[:, None] - pixels[inside][None], axis=2).min(axis=1)
+    return distances.reshape(height, width)
 
 
 class Push:
@@ -19,7 +105,7 @@ class Push:
     """
 
     def __init__(self, space: spaces.Box) -> None:
-        self.low, self.high = space.low, space.high
+        self.space = space
 
     def reset(self, seed: int) -> None:
         self.rng, self.waypoints = np.random.default_rng(seed), []
@@ -33,13 +119,16 @@ class Push:
         distance = float(np.hypot(*way))
         if distance < 20 or self.rng.random() < 0.05:  # now and then it gives up: a wall is in the way
             self.waypoints.pop(0)
-        nearest = agent + way * min(1.0, STEP / max(distance, 1e-6))
-        return np.clip(nearest, self.low, self.high).astype(np.float32)
+        step = way * min(1.0, STEP / max(distance, 1e-6))
+        return np.clip(step, self.space.low, self.space.high).astype(np.float32)
 
     def _push(self, block: np.ndarray) -> list[np.ndarray]:
         if self.rng.random() < 0.25:
-            return [self.rng.uniform(self.low, self.high)]
+            return [self.rng.uniform(0, SIDE, 2)]
         angle = self.rng.uniform(0, 2 * np.pi)
         side = np.array([np.cos(angle), np.sin(angle)])
         off = self.rng.normal(0, 25, 2)  # pushes beside the middle turn the block
         return [block + REACH * side + off, block + off - self.rng.uniform(0, REACH) * side]
+
+
+gymnasium.register("PushT-v0", f"{__name__}:PushT", max_episode_steps=300)
