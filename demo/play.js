@@ -1,5 +1,7 @@
 // Plays one live world over WS /v1/realtime/video (see /asyncapi.yaml): chunks of JPEG frames in, actions out.
 
+import { lookByDragging, showCamera, showSliders } from "./controls.js";
+
 const $ = (id) => document.getElementById(id);
 const ARROWS = { ArrowLeft: ["left"], ArrowRight: ["right"], ArrowUp: ["up", "forward"], ArrowDown: ["down", "backward"] };
 const SIGNS = { left: "←", right: "→", up: "↑", forward: "↑", down: "↓", backward: "↓" };
@@ -293,7 +295,8 @@ function choose(thing) {
   }
 }
 
-function showActions({ text, keys, ...vector }) {
+function showActions(schema) {
+  const { text, keys, mouse } = schema;
   const things = keys.filter((key) => CSS.supports("color", key));
   const moves = keys.filter((key) => key in SIGNS);
   const verbs = keys.filter((key) => !things.includes(key) && !moves.includes(key));
@@ -329,15 +332,19 @@ function showActions({ text, keys, ...vector }) {
   $("pad").hidden = !moves.length;
   $("verbs").hidden = !verbs.length;
   $("say").hidden = !text;
-  showNumbers(vector);
+  showSliders($("numbers"), schema, act);
+  showCamera($("camera"), schema, act);
+  const { chunk_frames: frames, fps } = session.hello;
+  lookByDragging($("screen"), schema, (1000 * frames) / fps, act);
   if (things.length) choose(things.includes(session.thing) ? session.thing : things[0]);
-  $("hint").textContent = hint(things, moves, text);
+  $("hint").textContent = hint(things, moves, mouse, text);
 }
 
-function hint(things, moves, text) {
+function hint(things, moves, mouse, text) {
   const parts = [];
   if (things.length) parts.push("Choose an object by its colour, then an action.");
   if (moves.length) parts.push("Arrow keys move.");
+  if (mouse) parts.push("Drag on the picture to look around.");
   if (text) parts.push("Or describe an action in text.");
   return parts.join(" ");
 }
@@ -352,28 +359,6 @@ function letters(verbs) {
     taken.add(letter);
   }
   return given;
-}
-
-function showNumbers({ vector_size: size, vector_names: names, vector_low: low, vector_high: high }) {
-  $("numbers").hidden = !size;
-  if (!size) return;
-  const sliders = Array.from({ length: size }, (_, index) => {
-    const [min, max] = [low[index] ?? -1, high[index] ?? 1];
-    const input = Object.assign(document.createElement("input"), { type: "range", min, max, step: (max - min) / 40 });
-    input.value = Math.min(Math.max(0, min), max);
-    const shown = document.createElement("output");
-    shown.textContent = input.value;
-    input.addEventListener("input", () => (shown.textContent = input.value));
-    const label = document.createElement("label");
-    label.append(names[index] ?? String(index + 1), input, shown);
-    return label;
-  });
-  const go = Object.assign(document.createElement("button"), { type: "button", textContent: "Send numbers" });
-  go.addEventListener("click", () => {
-    const vector = [...$("numbers").querySelectorAll("input")].map((input) => Number(input.value));
-    act({ vector }, vector.join(", "));
-  });
-  $("numbers").replaceChildren(...sliders, go);
 }
 
 // ---- words on the page ------------------------------------------------------------------------------------

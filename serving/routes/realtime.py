@@ -17,7 +17,7 @@ from worldmodel.serving.realtime.events import error_event
 router = APIRouter()
 
 MAX_SOCKETS = 256
-PLAY_FILES = {"play.js": "text/javascript", "play.css": "text/css"}
+PLAY_FILES = {"play.js": "text/javascript", "controls.js": "text/javascript", "play.css": "text/css"}
 PLAY_HEADERS = {
     # Nothing is loaded from other origins. The Gradio demo, on another local port, may embed the page.
     "Content-Security-Policy": (

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+import worldmodel.demo
 from worldmodel.config import ActionConfig
 from worldmodel.models.world_model import WorldModel
+from worldmodel.types import Action, Pose
 
 pytestmark = pytest.mark.slow
 PATIENCE_MS = 60_000
@@ -240,6 +243,58 @@ def test_the_play_page_offers_the_things_that_are_there(
         red = page.locator('#things [data-key="red"]')
         assert red.is_visible()
         assert red.get_attribute("aria-checked") == "true"
+    finally:
+        page.close()
+
+
+def test_the_play_page_takes_mouse_camera_and_vectors(
+    browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str]
+) -> None:
+    action = ActionConfig(
+        text=False, mouse=True, camera=True, vector_size=2, vector_low=(0, -1), vector_high=(4, 1)
+    )
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    sent = []
+
+    def record(route: Any) -> None:
+        server = route.connect_to_server()
+
+        def to_server(message: str | bytes) -> None:
+            event = json.loads(message) if isinstance(message, str) else {"type": ""}
+            if event["type"] == "session.interaction":
+                sent.append(event["interaction"]["event"]["action"])
+            server.send(message)
+
+        route.on_message(to_server)
+
+    page.route_web_socket(re.compile("realtime"), record)
+    try:
+        page.goto(f"{serve(make_model(action=action))}/play")
+        page.set_input_files("#file", Path(worldmodel.demo.__file__).with_name("first_frame.png"))
+        page.click("#go")
+        page.locator("body[data-live]").wait_for()
+        assert "Drag" in page.locator("#hint").inner_text()
+        box = page.locator("#screen").bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + box["width"] / 4, y - box["height"] / 8)
+        page.mouse.up()
+        page.get_by_role("button", name="turn right").click()
+        page.locator("#numbers input").first.fill("3")
+        page.get_by_role("button", name="Send numbers").click()
+        page.wait_for_function("document.querySelectorAll('#log li').length >= 3")
+        *moves, turn, vector = sent
+        assert np.sum([each["mouse"] for each in moves], axis=0) == pytest.approx([0.25, -0.125], abs=0.01)
+        assert vector == {"vector": [3, 0]}
+        motion = Action.of(turn).camera
+        assert motion is not None and motion.mode == "velocity"
+        ahead = Pose((0, 0, 0), motion.pose.rotation).then(Pose((0, 0, 1))).translation
+        assert ahead == pytest.approx(
+            (np.sin(np.pi / 18), 0, np.cos(np.pi / 18))
+        )  # to the right by 10 degrees
+        assert page.locator("#alert").inner_text() == ""
     finally:
         page.close()
 

@@ -157,7 +157,7 @@ def test_play_page_loads_nothing_from_other_origins(make_client: Callable[..., L
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert not re.search(r"<style|<script>|\son\w+=|\sstyle=|https?://", page.text)
-    for name in ("play.js", "play.css"):
+    for name in ("play.js", "controls.js", "play.css"):
         assert f'"play/{name}"' in page.text
         assert client.get(f"/play/{name}").status_code == 200
     for name in ("app.py", "..%2fapp.py", "__init__.py", "play.html"):

@@ -1,5 +1,6 @@
 """Planning: searches find known optima, play each prefix once, and work in real environments."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -227,6 +228,28 @@ def test_a_plan_may_be_made_anew_after_some_actions() -> None:
     with pytest.raises(InputError, match="replan"):
         control(played, 0, Simulator(played), goal, actions, settings, replan=-1)
     played.close()
+
+
+def test_actions_may_be_held_for_some_rounds() -> None:
+    world = Walk()
+    settings = PlanSettings("cem", horizon=8, hold=3, candidates=16, iterations=4)
+    found = plan(world, (1, 1), closeness((4, 4)), Box((-1, -1), (1, 1)), settings)
+    actions = found.trajectory.actions
+    assert [len(list(same)) for _, same in itertools.groupby(actions)] == [3, 3, 2]
+    assert len(world.steps) == found.num_rounds <= 16 * 8 * 4
+    with pytest.raises(ConfigError, match="hold"):
+        PlanSettings(hold=0)
+
+
+def test_only_the_ends_of_sampled_sequences_are_scored() -> None:
+    scored = []
+
+    def score(trajectory: Trajectory) -> float:
+        scored.append(len(trajectory.actions))
+        return 0.0
+
+    plan(Walk(), (1, 1), score, Box((-1, -1), (1, 1)), PlanSettings("random", 8, candidates=4, iterations=2))
+    assert scored == [8] * 8
 
 
 @pytest.mark.parametrize("actions", [WALKS, Box((-1, -1), (1, 1))], ids=["keys", "vectors"])

@@ -27,6 +27,7 @@ def main(argv: list[str]) -> None:
     settings = PlanSettings(
         method=args.method,
         horizon=args.horizon,
+        hold=args.hold,
         candidates=args.candidates,
         iterations=args.iterations,
         until=args.until,
@@ -175,6 +176,13 @@ def _add_search_options(parser: Parser) -> None:
     )
     search.add_argument(
         "--horizon", type=int, default=12, metavar="N", help="most actions of a plan (default: %(default)s)"
+    )
+    search.add_argument(
+        "--hold",
+        type=int,
+        default=1,
+        metavar="N",
+        help="rounds for which each action is held, except for search (default: %(default)s)",
     )
     search.add_argument(
         "--candidates",

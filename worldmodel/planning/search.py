@@ -6,6 +6,8 @@ mppi     model predictive path integral control (Williams et al., 2017): it foll
 search   breadth-first over the states of a world with a finite set of actions, without those seen before
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -49,10 +51,12 @@ class PlanSettings:
     batch_size: int = 64
     """Rounds that are played together."""
     seed: int = 0
+    hold: int = 1
+    """Rounds for which `random`, `cem` and `mppi` hold each action, of which they then choose fewer."""
 
     def __post_init__(self) -> None:
         check_literals(self)
-        for name in ("horizon", "candidates", "iterations", "batch_size"):
+        for name in ("horizon", "hold", "candidates", "iterations", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; use 1 or more.")
         if not (0 < self.elites <= 1 and 0 < self.temperature < np.inf and self.tolerance >= 0):
@@ -98,14 +102,15 @@ def plan(
 
 
 def _sample(tree: Tree[S], actions: ActionSet, settings: PlanSettings, follow: Sequence[Action]) -> Node[S]:
-    proposal, rng = actions.proposal(settings.horizon), np.random.default_rng(settings.seed)
-    proposal.follow(follow[: settings.horizon])
+    hold, horizon = settings.hold, settings.horizon
+    proposal, rng = actions.proposal(math.ceil(horizon / hold)), np.random.default_rng(settings.seed)
+    proposal.follow(follow[:horizon:hold])
     best: Node[S] | None = None
     for _ in range(settings.iterations):
         if not isinstance(actions, Choices):
             tree.forget()
         samples = proposal.sample(settings.candidates, rng)
-        nodes = tree.play([proposal.actions(sample) for sample in samples])
+        nodes = tree.play([_held(proposal.actions(sample), hold)[:horizon] for sample in samples])
         best = max([*([best] if best else []), *nodes], key=lambda node: node.score)
         if best.score >= settings.until:
             break
@@ -113,6 +118,10 @@ def _sample(tree: Tree[S], actions: ActionSet, settings: PlanSettings, follow: S
             proposal.update(samples, _weights(np.array([node.score for node in nodes]), settings))
     assert best
     return best
+
+
+def _held(actions: Sequence[Action], rounds: int) -> tuple[Action, ...]:
+    return tuple(itertools.chain.from_iterable(itertools.repeat(action, rounds) for action in actions))
 
 
 def _weights(scores: np.ndarray, settings: PlanSettings) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The tree of action sequences that were played: each prefix of a sequence is played once."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +18,32 @@ class Node(Generic[S]):
 
     trajectory: Trajectory
     state: S
-    score: float
+    objective: Objective
+
+    @functools.cached_property
+    def score(self) -> float:
+        """What the objective says of the trajectory; that of the empty one is minus infinity.
+
+        Raises:
+            InputError: it is not a number.
+        """
+        if not self.trajectory.actions:
+            return -math.inf
+        score = float(self.objective(self.trajectory))
+        if math.isnan(score):
+            raise InputError(
+                f"The score of {', '.join(map(str, self.trajectory.actions))} is not a number; return -inf "
+                "to rule it out."
+            )
+        return score
 
 
 class Tree(Generic[S]):
-    """Plays sequences from one state, in batches, and scores them; they stop where their episode ends."""
+    """Plays sequences from one state, in batches; they stop where their episode ends."""
 
     def __init__(self, simulator: Simulator[S], start: S, objective: Objective, batch_size: int) -> None:
         self.simulator, self.objective, self.batch_size = simulator, objective, batch_size
-        self.root = Node(Trajectory(), start, -math.inf)  # the empty plan is never scored
+        self.root = Node(Trajectory(), start, objective)
         self.nodes: dict[tuple[Action, ...], Node[S]] = {(): self.root}
         self.rounds = 0
         """Number of rounds that were played."""
@@ -53,9 +71,4 @@ class Tree(Generic[S]):
             rounds = (*parent.trajectory.rounds, self.simulator.frames(state))
             outcomes = (*parent.trajectory.outcomes, self.simulator.outcome(state))
             trajectory = Trajectory(prefix, rounds, outcomes)
-            score = float(self.objective(trajectory))
-            if math.isnan(score):
-                raise InputError(
-                    f"The score of {', '.join(map(str, prefix))} is not a number; return -inf to rule it out."
-                )
-            self.nodes[prefix] = Node(trajectory, state, score)
+            self.nodes[prefix] = Node(trajectory, state, self.objective)
