@@ -77,20 +77,18 @@ def test_every_seed_of_coinrun_is_another_level() -> None:
 def test_pusht_can_be_copied() -> None:
     played("pusht", "PushT-v0", "worldmodel.worlds.pusht:Push")
     opened = EnvironmentEpisodes(settings("pusht", "PushT-v0", "worldmodel.worlds.pusht:Push"))
-    opened.reset(5)
     push, env = Push(opened.env.action_space), opened.env
     push.reset(0)
-    state = env.unwrapped.get_obs()
+    state, _ = env.reset(seed=5)
     for _ in range(30):
         state = env.step(push(state))[0]
-    copy, start, met = deepcopy(env), state, False
+    copy, start = deepcopy(env), state
     for _ in range(30):
         way = push(state)
         state, *_ = env.step(way)
         twin, *_ = copy.step(way)
-        assert np.allclose(state, twin, atol=0.5)
-        met |= not np.allclose(state[2:], start[2:], atol=5)
-    assert met, "the block was pushed"
+        assert np.allclose(state, twin, atol=5)  # of 512
+    assert np.hypot(*(state - start)[2:4]) > 40, "the block was pushed"
     target = state[:2] + np.array([STEP, 0])
     for _ in range(20):
         state, *_ = env.step(np.clip(target - state[:2], -STEP, STEP))

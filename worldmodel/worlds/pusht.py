@@ -31,30 +31,39 @@ LIKE = 60
 """Distance of a pixel from a colour, of 255 a channel, up to which it has that colour."""
 
 
-class PushT(gymnasium.Wrapper):
+class PushT(gymnasium.Env):
     """The environment of Chi et al. (2023), https://arxiv.org/abs/2303.04137, as gym-pusht has it.
 
     An action is the way from the agent to its target, at most `STEP` along each axis, as in DINO-WM
     (arXiv:2411.04983); in gym-pusht it is the target. Its physics cannot be copied as they are: a copy is a
-    new environment whose bodies are where these are.
+    new environment whose bodies are where these are, so it may differ a little where they touch.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
     def __init__(self, render_mode: str | None = None, **settings: Any) -> None:
+        self.render_mode, self._settings = render_mode, settings
         env = gymnasium.make("gym_pusht:gym_pusht/PushT-v0", render_mode=render_mode, **settings)
-        super().__init__(env.unwrapped)
-        self._settings = {"render_mode": render_mode, **settings}
+        self._env: Any = env.unwrapped
+        self.observation_space = env.observation_space
         self.action_space = spaces.Box(-STEP, STEP, (2,), np.float32)
 
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return self._env.reset(seed=seed, options=options)
+
     def step(self, action: Any) -> Any:
-        inner: Any = self.unwrapped
-        return super().step(np.clip(np.array(inner.agent.position) + action, 0, SIDE))
+        return self._env.step(np.clip(np.array(self._env.agent.position) + action, 0, SIDE))
+
+    def render(self) -> np.ndarray:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PushT":
-        copied = PushT(**self._settings)
-        ours: Any = self.unwrapped
-        theirs: Any = copied.unwrapped
+        copied = PushT(self.render_mode, **self._settings)
+        ours, theirs = self._env, copied._env
         if hasattr(ours, "space"):
             theirs.reset()
             theirs.np_random = deepcopy(ours.np_random, memo)
