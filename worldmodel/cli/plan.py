@@ -74,6 +74,7 @@ def _try_in_environment(
     args: Namespace, model: "WorldModel", objective: "Objective", settings: "PlanSettings"
 ) -> None:
     import numpy as np
+    from tqdm import tqdm
 
     from worldmodel.planning import ModelSimulator
     from worldmodel.planning.environment import Attempt, EnvironmentSimulator, control, random_attempt
@@ -97,8 +98,13 @@ def _try_in_environment(
     attempts: dict[str, list[Attempt]] = {}
     for seed in range(args.seed, args.seed + args.episodes):
 
-        def planned(simulator: Any, max_plans: int | None, seed: int = seed) -> Attempt:
-            return control(played, seed, simulator, objective, actions, settings, max_plans, args.replan)
+        def planned(simulator: Any, most: int | None, seed: int = seed) -> Attempt:
+            total = -(-args.max_steps // args.replan) if most is None else most
+            with tqdm(desc=f"seed {seed}", total=total, unit="plan", leave=False, disable=None) as bar:
+                return control(
+                    played, seed, simulator, objective, actions, settings, most, args.replan,
+                    progress=lambda made: bar.update(),
+                )  # fmt: skip
 
         made = {
             "planned in the model": planned(learned, plans),
@@ -115,7 +121,8 @@ def _try_in_environment(
             Recording(clips, tuple(attempt.actions)).save(args.out, model.config.fps)
         print(
             f"seed {seed}: {'success' if attempt.success else 'failure'} after {len(attempt.actions)} steps "
-            f"and {len(attempt.plans)} plans of {sum(each.num_rounds for each in attempt.plans)} rounds",
+            f"and {len(attempt.plans)} plans of {sum(each.num_rounds for each in attempt.plans)} rounds, "
+            f"greatest reward {max(attempt.rewards):.3g}",
             flush=True,
         )
     played.close()

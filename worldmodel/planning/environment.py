@@ -112,7 +112,7 @@ def control(
     settings: PlanSettings,
     max_plans: int | None = 8,
     replan: int = 0,
-    progress: Callable[[Plan], None] = lambda made: None,
+    progress: Callable[[Plan], object] = lambda made: None,
 ) -> Attempt:
     """Play an episode of an environment by plans.
 
