@@ -1,6 +1,7 @@
 """`worldmodel plan`: search for actions in a model, and try them in the real environment."""
 
 from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from worldmodel.cli.parser import Parser, seed_number
@@ -11,6 +12,7 @@ from worldmodel.imports import import_callable
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
     from worldmodel.planning import ActionSet, Objective, PlanSettings
+    from worldmodel.planning.environment import Attempt
 
 
 def main(argv: list[str]) -> None:
@@ -77,7 +79,7 @@ def _try_in_environment(
     from tqdm import tqdm
 
     from worldmodel.planning import ModelSimulator
-    from worldmodel.planning.environment import Attempt, EnvironmentSimulator, control, random_attempt
+    from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
     from worldmodel.rollout.recording import Recording
     from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
     from worldmodel.worlds.recorder.settings import EnvironmentSettings
@@ -98,7 +100,7 @@ def _try_in_environment(
     attempts: dict[str, list[Attempt]] = {}
     for seed in range(args.seed, args.seed + args.episodes):
 
-        def planned(simulator: Any, most: int | None, seed: int = seed) -> Attempt:
+        def planned(simulator: Any, most: int | None, seed: int = seed) -> "Attempt":
             total = -(-args.max_steps // args.replan) if most is None else most
             with tqdm(desc=f"seed {seed}", total=total, unit="plan", leave=False, disable=None) as bar:
                 return control(
@@ -126,14 +128,19 @@ def _try_in_environment(
             flush=True,
         )
     played.close()
-    print(f"{'':40s} {'success':>12s} {'return':>9s} {'greatest reward':>16s}")
-    for name, each in attempts.items():
-        wins = f"{sum(attempt.success for attempt in each)} of {len(each)}"
-        means = [np.mean([attempt.reward for attempt in each]), np.mean([max(a.rewards) for a in each])]
-        print(f"{name:40s} {wins:>12s} {means[0]:9.3f} {means[1]:16.3f}")
+    _print_table(attempts)
     if not args.replan:
         first = [each.success and len(each.plans) == 1 for each in attempts["planned in the model"]]
         print(f"{'planned in the model, by the first plan':40s} {f'{sum(first)} of {len(first)}':>12s}")
+
+
+def _print_table(attempts: "Mapping[str, Sequence[Attempt]]") -> None:
+    print(f"{'':40s} {'success':>12s} {'return':>9s} {'greatest reward':>16s}")
+    for name, each in attempts.items():
+        wins = f"{sum(attempt.success for attempt in each)} of {len(each)}"
+        returned = sum(attempt.reward for attempt in each) / len(each)
+        greatest = sum(max(attempt.rewards) for attempt in each) / len(each)
+        print(f"{name:40s} {wins:>12s} {returned:9.3f} {greatest:16.3f}")
 
 
 def _parser() -> Parser:
