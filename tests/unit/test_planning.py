@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,23 +178,31 @@ def test_settings_that_cannot_be_used_are_named() -> None:
         Choices(())
 
 
-def test_a_real_environment_is_solved_by_its_own_copies() -> None:
+TURNS = Choices(tuple(Action(keys=(key,)) for key in ("left", "right", "forward")))
+
+
+def empty_room(max_steps: int) -> Any:
+    """Episodes of MiniGrid, in which the goal is two steps ahead and two to the right."""
     pytest.importorskip("minigrid")
-    from worldmodel.eval.minigrid import GoalReward
-    from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
     from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
     from worldmodel.worlds.recorder.settings import EnvironmentSettings
 
-    made = EnvironmentSettings("minigrid:MiniGrid-Empty-5x5-v0", max_steps=12, size=40)
-    played = EnvironmentEpisodes(made)
-    actions = Choices(tuple(Action(keys=(key,)) for key in ("left", "right", "forward")))
+    made = EnvironmentSettings("minigrid:MiniGrid-Empty-5x5-v0", max_steps=max_steps, size=40)
+    return EnvironmentEpisodes(made)
+
+
+def test_a_real_environment_is_solved_by_its_own_copies() -> None:
+    played = empty_room(max_steps=12)
+    from worldmodel.eval.minigrid import GoalReward
+    from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
+
     settings = PlanSettings("search", horizon=8, until=1)
-    attempt = control(played, 0, EnvironmentSimulator(played), Return(GoalReward()), actions, settings)
+    attempt = control(played, 0, EnvironmentSimulator(played), Return(GoalReward()), TURNS, settings)
     names = [action.keys[0] for action in attempt.actions]
     assert names == ["forward", "forward", "right", "forward", "forward"]
     assert (attempt.success, len(attempt.plans), len(attempt.frames)) == (True, 1, 6)
     assert attempt.reward > 0.5
-    unlucky = random_attempt(played, 0, actions, np.random.default_rng(0))
+    unlucky = random_attempt(played, 0, TURNS, np.random.default_rng(0))
     assert (unlucky.success, len(unlucky.actions)) == (False, 12)
     with pytest.raises(InputError, match="left"):
         played.advance(played.env, Action(keys=("jump",)))
@@ -203,14 +212,10 @@ def test_a_real_environment_is_solved_by_its_own_copies() -> None:
 
 
 def test_a_plan_may_be_made_anew_after_some_actions() -> None:
-    pytest.importorskip("minigrid")
+    played = empty_room(max_steps=4)
     from worldmodel.eval.minigrid import GoalReward
     from worldmodel.planning.environment import EnvironmentSimulator, EnvironmentState, control
-    from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
-    from worldmodel.worlds.recorder.settings import EnvironmentSettings
 
-    played = EnvironmentEpisodes(EnvironmentSettings("minigrid:MiniGrid-Empty-5x5-v0", max_steps=4, size=40))
-    actions = Choices(tuple(Action(keys=(key,)) for key in ("left", "right", "forward")))
     settings, goal = PlanSettings("search", horizon=8, until=1), Return(GoalReward())
     begun = []
 
@@ -219,14 +224,14 @@ def test_a_plan_may_be_made_anew_after_some_actions() -> None:
             begun.append(frame)
             return super().start(frame)
 
-    attempt = control(played, 0, Simulator(played), goal, actions, settings, replan=2)
+    attempt = control(played, 0, Simulator(played), goal, TURNS, settings, replan=2)
     assert [action.keys[0] for action in attempt.actions] == ["forward", "forward", "right", "forward"]
     assert [len(each.trajectory.actions) for each in attempt.plans] == [5, 3]
     for number, frame in enumerate(begun):  # each from what the environment shows
         assert np.array_equal(frame, attempt.frames[2 * number])
     assert (attempt.rewards, attempt.success) == ([0.0] * 4, False)
     with pytest.raises(InputError, match="replan"):
-        control(played, 0, Simulator(played), goal, actions, settings, replan=-1)
+        control(played, 0, Simulator(played), goal, TURNS, settings, replan=-1)
     played.close()
 
 
