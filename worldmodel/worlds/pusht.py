@@ -36,7 +36,8 @@ class PushT(gymnasium.Env):
 
     An action is the way from the agent to its target, at most `STEP` along each axis, as in DINO-WM
     (arXiv:2411.04983); in gym-pusht it is the target. Its physics cannot be copied as they are: a copy is a
-    new environment whose bodies are where these are, so it may differ a little where they touch.
+    new environment whose bodies are where these are, so it may differ a little where they touch (by up to 1.4
+    of 512 after ten steps, in 40 copies), and much later on.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
