@@ -59,6 +59,8 @@ def test_no_mapping_has_a_default_that_could_be_merged() -> None:
         (ConditionAdapterConfig, {"width": 64, "num_heads": 5}),
         (ConditionAdapterConfig, {"num_heads": 0}),
         (WorldModelConfig, {"fps": 0}),
+        (WorldModelConfig, {"guidance_interval": (0.5, 0.5)}),
+        (WorldModelConfig, {"guidance_interval": (0.0, 1.5)}),
         (WorldModelConfig, {"num_inference_steps": -1}),
     ],
 )

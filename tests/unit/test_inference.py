@@ -1,4 +1,4 @@
-"""Switches for cheaper inference: weights in 8 bits and compiled blocks."""
+"""Switches for cheaper inference: weights in 8 bits, compiled blocks, guidance in few steps."""
 
 import subprocess
 import sys
@@ -99,3 +99,18 @@ def test_compiled_blocks_change_rounding_only(model_folder: Path, image: np.ndar
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) <= 1
+
+
+def test_sessions_guide_in_the_interval_of_the_config(
+    make_model: Callable[..., WorldModel], image: np.ndarray
+) -> None:
+    played = []
+    for interval in ((0.0, 1.0), (0.0, 0.5)):
+        model = make_model(guidance_scale=3.0, guidance_interval=interval)
+        passes: list[int] = []
+        model.generator.register_forward_hook(lambda *_, counted=passes: counted.append(1))
+        session = model.session(num_inference_steps=4)
+        session.reset(image)
+        played.append((session.step("the red ball moves left"), len(passes)))
+    assert [passes for _, passes in played] == [8, 6]
+    assert not np.array_equal(played[0][0], played[1][0])

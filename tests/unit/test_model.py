@@ -10,6 +10,7 @@ from einops import rearrange, repeat
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from worldmodel.diffusion.sampler import Chunk
 from worldmodel.models import text
 from worldmodel.models.conditioning import Condition, choose
 from worldmodel.models.layers import attention
@@ -354,6 +355,25 @@ def test_guidance_of_one_is_no_guidance(model: WorldModel) -> None:
     plain = denoise(model, condition, context, noise, 2)
     close(denoise(model, condition, context, noise, 2, guidance_scale=1.0 + 1e-7), plain)
     close(denoise(model, condition, context, noise, 2, guidance_scale=1.0), plain, 0)
+
+
+def test_guidance_may_be_limited_to_an_interval_of_the_steps(model: WorldModel) -> None:
+    """The steps outside are those without guidance, and cost one pass each."""
+    condition, context = some_condition(model)
+    noise, solver, scale = torch.randn_like(condition.forecast), model.generator.solver(4), 2.5
+    empty, by_hand, passes = model.condition_adapter.null(context), noise, []
+    for step in range(4):
+        timestep = torch.full((2, CHUNK), solver.timestep(step))
+        full, without = (
+            model.generator(by_hand, timestep, which, model.generator.prefill(context, which))
+            for which in (condition, empty)
+        )
+        by_hand = solver.step(step, without + scale * (full - without) if step in (1, 2) else full, by_hand)
+    hook = model.generator.register_forward_hook(lambda *_: passes.append(1))
+    chunk = Chunk(noise, solver, (condition, empty), context, scale, guidance_interval=(0.25, 0.75))
+    close(model.denoise([chunk])[0], by_hand)
+    hook.remove()
+    assert len(passes) == 6
 
 
 def test_choose_takes_whole_samples(model: WorldModel) -> None:

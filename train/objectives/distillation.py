@@ -95,7 +95,10 @@ class DistillationObjective(JointObjective):
             conditions.append(model.null_condition(past))
         noise = rng.normal(*rounds.target.shape[1:])
         solver = model.generator.solver(self.teacher_steps)
-        chunk = Chunk(noise.flatten(0, 1), solver, tuple(conditions), past, guidance)
+        interval = model.config.guidance_interval
+        chunk = Chunk(
+            noise.flatten(0, 1), solver, tuple(conditions), past, guidance, guidance_interval=interval
+        )
         (made,) = model.denoise([chunk])
         taught = TaughtRounds(
             context=context,

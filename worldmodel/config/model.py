@@ -277,6 +277,9 @@ class WorldModelConfig:
     generator, for worlds whose next frame is certain."""
     guidance_scale: float = 1.0
     """Classifier-free guidance by default; 1 disables it."""
+    guidance_interval: tuple[float, float] = (0.0, 1.0)
+    """Shares of the denoising steps after which guidance starts and stops; the steps outside cost one pass
+    instead of two (Kynkäänniemi et al. 2024, arXiv:2404.07724)."""
     cache_threshold: float = 0.0
     """Relative change of the generator's prediction below which a denoising step reuses the last one that was
     computed (step caching), 0.1 for example; 0 computes every step."""
@@ -409,6 +412,9 @@ class WorldModelConfig:
             raise ConfigError(f"fps is {self.fps}; use 1 or more.")
         if not self.cache_threshold >= 0:
             raise ConfigError(f"cache_threshold is {self.cache_threshold}; use 0 or more, 0 for no caching.")
+        start, stop = self.guidance_interval
+        if not 0 <= start < stop <= 1:
+            raise ConfigError(f"guidance_interval is [{start}, {stop}]; use two growing shares from 0 to 1.")
         if self.history_rounds < 0:
             raise ConfigError(f"history_rounds is {self.history_rounds}; use 0 or more.")
 

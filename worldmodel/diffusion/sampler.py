@@ -57,6 +57,8 @@ class Chunk(Generic[C]):
     """The trace that this one follows in its first half."""
     step_cache: StepCache | None = None
     """Which steps reuse an earlier prediction; None computes all."""
+    guidance_interval: tuple[float, float] = (0.0, 1.0)
+    """Shares of the steps after which guidance starts and stops."""
     step: int = 0
     caches: tuple[Any, ...] = ()
     """Caches of the context, one per condition; filled before the first step."""
@@ -81,6 +83,12 @@ class Chunk(Generic[C]):
         return self.previous is not None and self.step < half(self.solver.num_steps)
 
     @property
+    def branches(self) -> int:
+        """Number of predictions of this step: the second is the unconditional one, with guidance."""
+        start, stop = (round(share * self.solver.num_steps) for share in self.guidance_interval)
+        return len(self.conditions) if start <= self.step < stop else 1
+
+    @property
     def shape(self) -> tuple[Any, ...]:
         """Chunks of one shape can share a pass of the generator."""
         return batch.shapes((self.latents, self.context, self.conditions[0])), self.follows
@@ -100,7 +108,7 @@ class Chunk(Generic[C]):
         return self.step_cache.decide(self.latents, last=self.step == self.solver.num_steps - 1)
 
     def advance(self, predictions: Sequence[Float[Tensor, "n t c h w"]]) -> None:
-        """Take one step, given the predictions of the needed rows under each condition.
+        """Take one step, given the predictions of the needed rows under the conditions of its branches.
 
         Guidance extrapolates away from the unconditional one (Ho & Salimans 2022, arXiv:2207.12598, eq. 6).
         """
@@ -134,8 +142,8 @@ class Denoiser(Generic[C]):
             self._prefill([chunk for chunk in group if not chunk.caches])
             needed = [chunk.needed() for chunk in group]
             predictions: list[list[Tensor]] = [[] for _ in group]
-            for branch in range(max(len(chunk.conditions) for chunk in group)):
-                rows = [row for row, chunk in enumerate(group) if len(chunk.conditions) > branch]
+            for branch in range(max(chunk.branches for chunk in group)):
+                rows = [row for row, chunk in enumerate(group) if chunk.branches > branch]
                 parts = self._predict([group[row] for row in rows], branch, [needed[row] for row in rows])
                 for row, part in zip(rows, parts, strict=True):
                     predictions[row].append(part)

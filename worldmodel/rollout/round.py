@@ -221,6 +221,7 @@ def start_chunks(
                 overlapping,
                 world.trace,
                 StepCache(threshold) if (threshold := model.config.cache_threshold) else None,
+                model.config.guidance_interval,
             )
         )
     return chunks
