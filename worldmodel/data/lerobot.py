@@ -28,8 +28,8 @@ VERSION = "v3."
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 REWARD, ENDS = "next.reward", ("next.terminated", "next.done")
 """Columns of the reward and of the end of an episode; an episode that was cut short has not ended."""
-MAX_TABLES = 8
-"""Data files whose actions are kept in memory."""
+MAX_BYTES = 2**28
+"""Memory for the actions of data files, about, in every process."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class LeRobotDataset:
             raise ConfigError(
                 f"{key}: {path!r} cannot be read as a LeRobot dataset ({type(error).__name__}: {reason})."
             ) from None
-        self.actions = lru_cache(maxsize=MAX_TABLES)(self._actions)
+        self.actions = lru_cache(maxsize=self._most_tables())(self._actions)
 
     def _check(self, key: str, camera: str) -> None:
         version = str(self.info.get("codebase_version", ""))
@@ -178,6 +178,13 @@ class LeRobotDataset:
         if os.path.isabs(path) or ".." in path.split("/"):
             raise ValueError(f"its {kind}_path {pattern!r} leaves the folder")
         return path
+
+    def _most_tables(self) -> int:
+        """Return how many data files of average length have actions of `MAX_BYTES`."""
+        files = len({episode.data_path for episode in self.episodes})
+        rows = sum(episode.num_rows for episode in self.episodes)
+        row_bytes = 4 * (len(self.specs) + len(self._outcome_columns())) + 16
+        return max(1, files * MAX_BYTES // max(1, rows * row_bytes))
 
     def _actions(self, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return the actions, tasks, episodes and outcomes (reward, end) of all rows of a data file."""

@@ -17,7 +17,7 @@ from worldmodel.errors import InputError
 from worldmodel.media import sniff, torchcodec
 from worldmodel.media.image import check_sides, crop_and_resize
 from worldmodel.media.limits import DEMUXERS, MediaLimits
-from worldmodel.media.video import Frames, decoding_errors, to_image
+from worldmodel.media.video import Frames, decoding_errors, to_frame
 
 MAX_OPEN = 64
 """Files that a process keeps open."""
@@ -78,13 +78,13 @@ class SharedVideo:
                     if times[len(frames)] >= start - tolerance:
                         break
                     if picture is None:  # several times may fall on one frame
-                        picture = crop_and_resize(to_image(shown, converter), size)
+                        picture = to_frame(shown, converter, size)
                     frames.append(picture)
                 if len(frames) == len(times):
                     return np.stack(frames)
                 shown, picture, end = frame, None, start + self.step
             while shown is not None and len(frames) < len(times) and times[len(frames)] < end:
-                picture = crop_and_resize(to_image(shown, converter), size)
+                picture = to_frame(shown, converter, size)
                 frames.append(picture)
         return self._all(frames, times)
 

@@ -17,7 +17,7 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 from PIL import Image
 
-from worldmodel.config import ImageSize
+from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import sniff, torchcodec
 from worldmodel.media.image import Frame, check_sides, crop_and_resize
@@ -114,13 +114,12 @@ class Video:
             raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
         with decoding_errors(self.name):
             if fps is not None and self.seekable and torchcodec.is_used() and not newest:
-                images = self._timed(fps, max_frames, start_s)
+                frames = [crop_and_resize(image, size) for image in self._timed(fps, max_frames, start_s)]
             else:
                 converter = VideoReformatter()  # of all frames: creating one costs more than a conversion
                 resampled = _resample(self.decode(start_s), fps, start_s)
                 chosen = deque(resampled, max_frames) if newest else itertools.islice(resampled, max_frames)
-                images = (to_image(frame, converter) for _, frame in chosen)
-            frames = [crop_and_resize(image, size) for image in images]
+                frames = [to_frame(frame, converter, size) for _, frame in chosen]
         if not frames:
             part = f" from {start_s:g} s on" if start_s else ""
             raise InputError(f"{self.name} has no decodable frame{part}; export it again as MP4 (H.264).")
@@ -297,11 +296,14 @@ def _resample(
         count += 1
 
 
-def to_image(frame: av.VideoFrame, converter: VideoReformatter) -> Image.Image:
-    """Return a decoded frame as it is shown."""
+def to_frame(frame: av.VideoFrame, converter: VideoReformatter, size: ImageSize) -> Frame:
+    """Return a decoded frame as it is shown, cropped and resized to `size`."""
     # One thread: by default one is started for every core, even for small frames.
-    image = Image.fromarray(converter.reformat(frame, format="rgb24", threads=1).to_ndarray())
-    return image.rotate(frame.rotation, expand=True) if frame.rotation else image
+    pixels = converter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+    if not frame.rotation and pixels.shape[:2] == height_width(size):
+        return pixels
+    image = Image.fromarray(pixels)
+    return crop_and_resize(image.rotate(frame.rotation, expand=True) if frame.rotation else image, size)
 
 
 def _shrink(frame: av.VideoFrame, max_side: int, converter: VideoReformatter) -> Frame:
