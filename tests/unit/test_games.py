@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 from worldmodel.types import Action
-from worldmodel.worlds.pusht import BLOCK, STEP, Push, progress
+from worldmodel.worlds.pusht import AGENT, BLOCK, STEP, Push, progress
 from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
 from worldmodel.worlds.recorder.episode import RecordedEpisode
 from worldmodel.worlds.recorder.settings import EnvironmentSettings
@@ -102,16 +102,21 @@ def test_progress_in_pusht_grows_towards_the_goal() -> None:
     x, y = (x + y) / np.sqrt(2), (y - x) / np.sqrt(2)
     block = ((np.abs(x) < 60) & (y > 0) & (y < 30)) | ((np.abs(x) < 15) & (y >= 30) & (y < 120))
 
-    def score(place: np.ndarray) -> float:
-        frame = np.full((1, 64, 64, 3), 255, np.uint8)
+    def score(place: np.ndarray, strength: float = 1.0, goal: tuple[int, ...] = (255, 255, 255)) -> float:
+        frame = np.full((1, 64, 64, 3), 255)
         frame[0, place] = BLOCK
-        frame[0][place.nonzero()[0][0] - 1, place.nonzero()[1][0]] = (65, 105, 225)  # the agent, beside it
-        return progress(frame, Action())
+        top, left = place.nonzero()[0][0], place.nonzero()[1][0]
+        frame[0, 31:34, 31:34] = goal
+        frame[0, top - 1, left : left + 2] = AGENT
+        return progress((255 - strength * (255 - frame)).astype(np.uint8), Action())
 
     scores = [score(np.roll(block, shift, axis=0)) for shift in (0, -2, -4, -8, -16)]
     assert -0.01 < scores[0] <= 0 and (np.diff(scores) < 0).all()
     assert score(block[::-1]) < scores[2]  # the place is right, the angle is not
-    assert progress(np.zeros((1, 64, 64, 3), np.uint8), Action()) == -1
+    away = np.roll(block, -16, axis=0)
+    assert score(away, 0.5) == pytest.approx(score(away), abs=0.005)  # faded, as models paint it
+    assert score(away, goal=(150, 60, 110)) < score(away)  # blurred, agent and target are no block
+    assert progress(np.full((1, 64, 64, 3), 255, np.uint8), Action()) == -1
 
 
 def test_the_policy_of_pusht_goes_where_the_block_is() -> None:

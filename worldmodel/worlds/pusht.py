@@ -22,13 +22,13 @@ STEP = 60.0
 SIDE = 512
 """Side of the environment, in its units."""
 BLOCK, AGENT = (119, 136, 153), (65, 105, 225)
-"""Colours of block and agent, RGB."""
+"""Colours of block and agent, RGB; the board is white."""
 BARS = ((-60, 60, 0, 30), (-15, 15, 30, 120))
 """The rectangles of which the T consists: left, right, top and bottom from its origin."""
 GOAL, GOAL_ANGLE = 256, np.pi / 4
 """Where the T has to be: x and y of its origin, and its angle."""
-LIKE = 60
-"""Distance of a pixel from a colour, of 255 a channel, up to which it has that colour."""
+FAINT = 0.2
+"""Share of the block's grey, or of the agent's blue, up to which a pixel counts for nothing."""
 
 
 class PushT(gymnasium.Env):
@@ -81,16 +81,22 @@ def progress(frames: Frames, action: Action) -> float:
 
     It is the mean over the block's pixels of their distance from the goal, so it is 0 if block and goal have
     the same place and angle. A tenth of the agent's distance from the block is added, so that it goes there.
-    -1 if no block is seen.
+    Pixels count by how much of the block's grey, or of the agent's blue, they have: what a model blurs is
+    where most of it is. -1 if less than a tenth of the block is seen.
     """
     frame = frames[-1].astype(np.float32)
-    places = [np.argwhere(np.linalg.norm(frame - colour, axis=-1) < LIKE) for colour in (BLOCK, AGENT)]
-    if not len(places[0]):
+    from_goal = _from_goal(*frame.shape[:2])
+    grey = (255 - frame) / (255 - np.array(BLOCK))
+    block = (2 * grey.min(axis=-1) - grey.max(axis=-1)).clip(FAINT, 1) - FAINT
+    agent = ((frame[..., 2] - frame[..., 1]) / (AGENT[2] - AGENT[1])).clip(FAINT, 1) - FAINT
+    side = max(agent.shape)
+    if block.sum() < (from_goal == 0).sum() / 10:
         return -1.0
-    block, agent = places
-    side = max(frame.shape[:2])
-    away = _from_goal(*frame.shape[:2])[tuple(block.T)].mean()
-    approach = np.linalg.norm(block - agent.mean(axis=0), axis=1).min() if len(agent) else side
+    away, approach = np.average(from_goal, weights=block), side
+    if agent.sum() > 0.5:  # less may be noise anywhere
+        places = np.indices(agent.shape)
+        middle = [np.average(axis, weights=agent) for axis in places]
+        approach = np.hypot(*(places - np.reshape(middle, (2, 1, 1))))[block > block.max() / 2].min()
     return -float(away + 0.1 * approach) / side
 
 
