@@ -240,8 +240,10 @@ class LeRobotDataset:
             numbers, texts, outcomes = self.steps(episode)
             rate = max((spec.rate for spec in self.specs), default=0.0) or self.fps
             stride = max(1, round(self.fps / rate))
-            numbers = numbers[::stride]  # one per action, not one per frame
-            actions = [_taken(Action.of_numbers(self.specs, row), takes) for row in numbers]
+            fields = ["keys" if spec.kind == "key" else spec.kind for spec in self.specs]
+            taken = [column for column, field in enumerate(fields) if takes.takes[field]]
+            specs, numbers = [self.specs[column] for column in taken], numbers[::stride, taken]
+            actions = [Action.of_numbers(specs, row) for row in numbers.tolist()]  # one per action, not frame
             for action in set(actions):
                 action.check(takes)
         except InputError as error:
@@ -379,15 +381,6 @@ def check_specs(key: str, specs: Sequence[ActionSpec], model: WorldModelConfig) 
             f"{key} has {rate:g} actions per second, and the model takes {taken_s:g}, {takes.per_round} per "
             f"round; set model.fps to {rate:g} times model.chunk_frames divided by model.action.per_round."
         )
-
-
-def _taken(action: Action, takes: ActionConfig) -> Action:
-    """Return the parts of an action that a model takes."""
-    return Action(
-        keys=action.keys if takes.takes["keys"] else (),
-        vector=action.vector if takes.takes["vector"] else None,
-        mouse=action.mouse if takes.takes["mouse"] else None,
-    )
 
 
 def _text_track(texts: Sequence[str], fps: float) -> Track:
