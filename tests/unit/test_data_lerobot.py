@@ -122,6 +122,18 @@ def test_a_video_file_is_opened_once(dataset: Path, monkeypatch: pytest.MonkeyPa
     assert len(calls) == len(set(calls)) == 3
 
 
+@pytest.mark.parametrize(("memory", "reads"), [(2**28, 3), (2 * 16 * 36, 12), (0, 12)])
+def test_actions_of_data_files_are_kept_as_far_as_they_fit(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, memory: int, reads: int
+) -> None:
+    """A row has three keys, a reward and an end in 4 bytes each, and two numbers in 8."""
+    monkeypatch.setattr("worldmodel.data.lerobot.MAX_BYTES", memory)
+    source = opened(dataset)
+    for index in (0, 2, 4) * 4:
+        source.at(index)
+    assert source.dataset.actions.cache_info().misses == reads
+
+
 def test_a_video_file_is_closed_with_its_last_reference(dataset: Path) -> None:
     shared = SharedVideo(str(next(dataset.rglob("*.mp4"))))
     assert len(shared.read(32, [0.0, 0.2])) == 2
