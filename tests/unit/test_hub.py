@@ -253,6 +253,12 @@ def test_a_config_with_an_unknown_key_or_a_wrong_value(folder: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_a_setting_beside_the_model_is_named(folder: Path) -> None:
+    change_json(folder / "config.json", guidance_scale=2.0)
+    with pytest.raises(ConfigError, match="guidance_scale"):
+        WorldModel.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("model_type", ["mamba", "no_such_family", None])
 def test_only_known_backbones_are_loaded(folder: Path, model_type: str | None) -> None:
     change_json(folder / "backbone" / "config.json", model_type=model_type)

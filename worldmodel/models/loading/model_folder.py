@@ -11,7 +11,7 @@ README.md            the model card
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -306,6 +306,10 @@ def _read_config(folder: Path) -> tuple[int, WorldModelConfig]:
         raise ModelError(
             f"{folder / CONFIG} has format {version!r}, and this version reads 1 to {FORMAT}; update "
             "worldmodel or download the model again."
+        )
+    if misplaced := sorted(values.keys() & {field.name for field in fields(WorldModelConfig)}):
+        raise ConfigError(
+            f"{folder / CONFIG} has {misplaced[0]!r} beside 'model'; write it inside of 'model'."
         )
     settings = _with_new_names(settings)
     if version < 3 and isinstance(rounds := settings.get("history_rounds"), int):
