@@ -102,11 +102,12 @@ def test_progress_in_pusht_grows_towards_the_goal() -> None:
     x, y = (x + y) / np.sqrt(2), (y - x) / np.sqrt(2)
     block = ((np.abs(x) < 60) & (y > 0) & (y < 30)) | ((np.abs(x) < 15) & (y >= 30) & (y < 120))
 
-    def score(place: np.ndarray, strength: float = 1.0, goal: tuple[int, ...] = (255, 255, 255)) -> float:
+    def score(place: np.ndarray, strength: float = 1.0, patch: tuple[int, ...] | None = None) -> float:
         frame = np.full((1, 64, 64, 3), 255)
         frame[0, place] = BLOCK
         top, left = place.nonzero()[0][0], place.nonzero()[1][0]
-        frame[0, 31:34, 31:34] = goal
+        if patch:
+            frame[0, 31:34, 31:34] = patch  # on the goal
         frame[0, top - 1, left : left + 2] = AGENT
         return progress((255 - strength * (255 - frame)).astype(np.uint8), Action())
 
@@ -115,7 +116,7 @@ def test_progress_in_pusht_grows_towards_the_goal() -> None:
     assert score(block[::-1]) < scores[2]  # the place is right, the angle is not
     away = np.roll(block, -16, axis=0)
     assert score(away, 0.5) == pytest.approx(score(away), abs=0.005)  # faded, as models paint it
-    assert score(away, goal=(150, 60, 110)) < score(away)  # blurred, agent and target are no block
+    assert score(away, patch=(150, 60, 110)) < score(away)  # blurred, agent and target are no block
     assert progress(np.full((1, 64, 64, 3), 255, np.uint8), Action()) == -1
 
 
