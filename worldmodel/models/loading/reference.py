@@ -210,13 +210,16 @@ def add(model: PreTrainedModel, factors: lora.Factors) -> None:
 
 
 def _checksums(name: str, revision: str | None) -> dict[str, str]:
-    """Return the checksums of a base model: of the file that was downloaded, or of its weights."""
-    base = base_models.BASE_MODELS.get(name)
-    if base is not None:
-        base_models.find(name)  # raises where it is missing
-        return {Path(base.member).name: base.file_sha256}
-    if Path(name).suffix == ".gguf":
-        base_models.find(name)
-        return {Path(name).name: base_models.sha256(Path(name))}
+    """Return the checksums of a base model: of the file that it was converted from, or of its weights.
+
+    Raises:
+        ModelError: the base model is missing, or has changed since it was converted.
+    """
+    converted = base_models.find(name)
+    if converted is not None:
+        base_models.verify(converted)
+        base = base_models.BASE_MODELS.get(name)
+        file = Path(base.member if base else name)
+        return {file.name: base.file_sha256 if base else base_models.sha256(file)}
     folder = pretrained.resolve_folder(name, revision, "backbone")
     return {file.name: base_models.sha256(file) for file in sorted(folder.glob("*.safetensors"))}
