@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from worldmodel.eval.speed import machine
@@ -39,6 +40,8 @@ class Way:
     """Rounds per second."""
     costs: dict[int, list[float]] = field(default_factory=dict)
     """Milliseconds of processor time per round, which depend less on other load."""
+    waits: dict[int, list[float]] = field(default_factory=dict)
+    """Milliseconds from the request of a round to its states, of every round."""
 
 
 async def measure(way: Way, width: int, sessions: int, seed: int, args: argparse.Namespace) -> None:
@@ -51,7 +54,9 @@ async def measure(way: Way, width: int, sessions: int, seed: int, args: argparse
         history: History = ()
         for part in rounds[session]:
             history = (*remembered(history, args.history_rounds), part)
+            asked = time.perf_counter()
             await way.states(history, args.num_queries)
+            way.waits.setdefault(sessions, []).append(1000 * (time.perf_counter() - asked))
 
     worked, began = processor_seconds(way.processes), time.perf_counter()
     await asyncio.gather(*(play(session) for session in range(sessions)))
@@ -95,7 +100,7 @@ async def compare(args: argparse.Namespace) -> dict[str, Way]:
                 await measure(way, backbone.width, sessions, args.seed + 100 * repeat + sessions, args)
         if repeat == 0:  # it only warmed up
             for way in ways.values():
-                way.rates.clear(), way.costs.clear()
+                way.rates.clear(), way.costs.clear(), way.waits.clear()
     history = tuple(torch.randn(args.num_positions, backbone.width) * backbone.width**-0.5 for _ in range(3))
     expected = await uncached(history, args.num_queries)
     for engine in engines:
@@ -115,6 +120,15 @@ def table(title: str, rows: dict[str, dict[int, list[float]]]) -> str:
     return "\n".join(lines)
 
 
+def waiting(ways: dict[str, Way]) -> str:
+    """Return the mean and the 99th percentile of the time of a round as aligned lines."""
+    lines = ["ms per round: mean, p99"]
+    for name, way in ways.items():
+        cells = (f"{statistics.mean(each):.1f}, {np.percentile(each, 99):.1f}" for each in way.waits.values())
+        lines.append(f"  {name:26}" + "".join(f"{cell:>22}" for cell in cells))
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -128,6 +142,7 @@ def main() -> None:
     args = parser.parse_args()
     ways = asyncio.run(compare(args))
     print(table("rounds per second", {name: way.rates for name, way in ways.items()}))
+    print(waiting(ways))
     print(table("processor ms per round", {name: way.costs for name, way in ways.items()}))
     print(machine())
 

@@ -33,9 +33,10 @@ def speed(
     """Step a session past round 50, `repeats` times.
 
     `fps`: frames of a round by its median time; `first_frame`: seconds from the action to pixels (the frames
-    of a round are decoded together); `late_to_early`: median time of rounds 50 and later relative to rounds 2
-    and later, over three whole windows of the backbone's history each, since the time of a round depends on
-    its index in the window. Intervals cover the middle 95 % of the rounds; that of the ratio spans repeats.
+    of a round are decoded together), with their mean and percentiles; `late_to_early`: median time of rounds
+    50 and later relative to rounds 2 and later, over three whole windows of the backbone's history each,
+    since the time of a round depends on its index in the window. Intervals cover the middle 95 % of the
+    rounds; that of the ratio spans repeats.
 
     Args:
         model: The model.
@@ -59,7 +60,9 @@ def speed(
     return {
         "fps": _figure(frames / median, frames / high, frames / low, times.size),
         "first_frame": _figure(median, low, high, times.size),
+        "first_frame_mean_s": float(times.mean()),
         "first_frame_p95_s": float(np.percentile(times, 95)),
+        "first_frame_p99_s": float(np.percentile(times, 99)),
         "late_to_early": _figure(float(np.median(ratios)), float(ratios.min()), float(ratios.max()), repeats),
         "round_s": [float(value) for value in np.median(runs, axis=0)],
     }

@@ -80,12 +80,13 @@ class ShapesSuite:
 
     def parts(self, settings: EvalSettings, config: WorldModelConfig | None, album: Album) -> list[Part]:
         steps, uncertain_steps = (_steps_of(config, sweep) for sweep in (STEPS, UNCERTAIN_STEPS))
-        forecasts = 0 in steps
+        forecasts = 0 in steps and len(steps) > 1  # a model without a generator shows nothing else
+        shown = 1 + forecasts
         count, rounds, seed = settings.num_samples, settings.rounds, settings.seed
         following = [
             Part(
                 f"action_following/{split}",
-                2 * count if forecasts and split == paraphrases.SPLIT else count,
+                shown * count,
                 partial(self._following, split, count, seed, album, forecasts),
             )
             for split in self.splits
@@ -116,7 +117,11 @@ class ShapesSuite:
             Part("control", 2 * count, lambda s: self._control(s, count, seed)),
             Part("null_action", 2 * count, lambda s: self._null_action(s, count, seed, album)),
             *(pressed if takes_keys else []),
-            Part("rollouts", count * rounds, lambda s: self._rollouts(s, count, rounds, seed, album)),
+            Part(
+                "rollouts",
+                shown * count * rounds,
+                lambda s: self._rollouts(s, count, rounds, seed, album, forecasts),
+            ),
             Part("text_to_image", count, lambda s: text_to_image(s, count, seed, album)),
             Part("describe", 2 * count, lambda s: describe(s, count, seed, album)),
             Part("questions", count, lambda s: questions(s, count, seed, album)),
@@ -136,20 +141,19 @@ class ShapesSuite:
     def _following(
         self, split: str, count: int, seed: int, album: Album, forecasts: bool, subject: Subject
     ) -> Any:
-        if split == paraphrases.SPLIT:
-            return self._paraphrases(subject, count, seed, album, forecasts)
-        return action_following(subject, cases.cases_of(split, seed, count), self.judge, seed, split, album)
-
-    def _paraphrases(self, subject: Subject, count: int, seed: int, album: Album, forecasts: bool) -> Any:
-        given = paraphrases.paraphrase_cases(seed, count)
-        figures = action_following(subject, given, self.judge, seed, paraphrases.SPLIT, album, recognise)
-        by_kind = figures["by_kind"]
+        reworded = split == paraphrases.SPLIT
+        given = paraphrases.paraphrase_cases(seed, count) if reworded else cases.cases_of(split, seed, count)
+        follow = partial(action_following, cases=given, judge=self.judge, seed=seed)
+        figures = follow(subject, name=split, album=album, recognise=recognise if reworded else None)
         if forecasts:
-            forecast = action_following(subject.with_steps(0), given, self.judge, seed)["by_kind"]
-            for kind, rates in by_kind.items():
-                rates |= {f"forecast_{name}": forecast[kind][name] for name in ("named", "strict")}
-        order = [kind for kind in paraphrases.kinds() if kind in by_kind]
-        return {**figures, "by_kind": {kind: by_kind[kind] for kind in order}}
+            forecast = follow(subject.with_steps(0))
+            figures |= _of_forecast(forecast)
+            for kind, rates in figures.get("by_kind", {}).items():
+                rates |= _of_forecast(forecast["by_kind"][kind])
+        if reworded:
+            by_kind = figures["by_kind"]
+            figures["by_kind"] = {kind: by_kind[kind] for kind in paraphrases.kinds() if kind in by_kind}
+        return figures
 
     def _control(self, subject: Subject, count: int, seed: int) -> Any:
         samples = cases.select("val", seed, count, cases.visible)
@@ -168,11 +172,16 @@ class ShapesSuite:
         pressed = [cases.key_case(sample) for sample in cases.select("val", seed, count, cases.on_keys)]
         return verdict_rates(subject, pressed, self.judge, seed, "keys", album)
 
-    def _rollouts(self, subject: Subject, count: int, rounds: int, seed: int, album: Album) -> Any:
+    def _rollouts(
+        self, subject: Subject, count: int, rounds: int, seed: int, album: Album, forecasts: bool
+    ) -> Any:
         def sample(index: int) -> list[Case]:
             return [cases.case_of(each) for each in shapes.sample_rollout("single", seed, index, rounds)]
 
-        return rollouts(subject, sample, self.judge, count, rounds, seed, album)
+        figures = rollouts(subject, sample, self.judge, count, rounds, seed, album)
+        if forecasts:
+            figures |= _of_forecast(rollouts(subject.with_steps(0), sample, self.judge, count, rounds, seed))
+        return figures
 
     def _chance(
         self, subject: Subject, count: int, covered: int, seed: int, album: Album, steps: Sequence[int]
@@ -182,6 +191,11 @@ class ShapesSuite:
 
     def _steps(self, subject: Subject, count: int, seed: int, steps: Sequence[int]) -> Any:
         return steps_vs_quality(subject, cases.cases_of("held-out", seed, count), self.judge, seed, steps)
+
+
+def _of_forecast(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rates of the forecast without the generator, by the names they have beside the model's."""
+    return {f"forecast_{name}": figures[name] for name in ("named", "strict")}
 
 
 def _steps_of(config: WorldModelConfig | None, sweep: Sequence[int]) -> tuple[int, ...]:
