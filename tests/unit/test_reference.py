@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from peft import PeftModel
@@ -18,6 +19,7 @@ from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.loading import model_folder
 from worldmodel.models.loading.location import resolve
 from worldmodel.models.loading.reference import Reference, read
+from worldmodel.models.loading.reference import resolve as resolve_backbone
 from worldmodel.train import finetune
 from worldmodel.train.checkpoint import checkpointer, export
 
@@ -90,6 +92,28 @@ def test_peft_reads_it_and_without_it_the_base_is_untouched(config: TrainConfig,
         ours = merged.logits(merged(merged.embed(ids)))
     assert not torch.allclose(on, expected, atol=1e-3)
     torch.testing.assert_close(ours, on, atol=0.2, rtol=0.1)
+
+
+def test_a_base_is_found_by_its_commit(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshots = tmp_path / "hub" / "models--someone--base" / "snapshots"
+    snapshots.mkdir(parents=True)
+    base.rename(snapshots / commit)
+    config = BackboneConfig(pretrained="someone/base", revision=commit, num_layers=2)
+    Reference.of(config, {}).save(tmp_path / "backbone", torch.float32)
+    again = read(tmp_path / "backbone")
+    assert again is not None and (again.name, again.revision) == ("someone/base", commit)
+    merged = Backbone.from_pretrained(resolve_backbone(tmp_path / "backbone")).model.state_dict()
+    expected = Backbone.from_pretrained(snapshots / commit, num_layers=2).model.state_dict()
+    assert merged.keys() == expected.keys()
+    assert all(torch.equal(merged[name], tensor) for name, tensor in expected.items())
+    (snapshots / commit).rename(snapshots / "elsewhere")
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(ModelError, match=commit):
+        resolve_backbone(tmp_path / "backbone")
 
 
 @pytest.mark.parametrize("rank", [None, 4, 10, 64])

@@ -21,8 +21,9 @@ from worldmodel.config import (
     WorldModelConfig,
 )
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import finetune
+from worldmodel.train import finetune, start
 from worldmodel.types import Action
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.captions import sample_captioned_clip
@@ -149,6 +150,18 @@ def test_only_the_generator_and_its_adapter_learn(run_config: TrainConfig, tmp_p
     assert isinstance(trained.config, WorldModelConfig)
     assert trained.condition_adapter.null_tokens.any()
     assert trained.session(num_inference_steps=1).reset(text="a red ball").shape[0] == model.chunk_frames
+
+
+def test_a_world_starts_from_the_generator_that_words_trained(
+    writer: WorldModel, run_config: TrainConfig, tmp_path: Path
+) -> None:
+    folder = writer.save_pretrained(tmp_path / "writer", dtype=torch.float32)
+    config = replace(writer.config, condition_adapter=ConditionAdapterConfig(forecast="none"))
+    world = start.build_model(replace(run_config, model=config, init_from={"generator": str(folder)}))
+    deferred.load_shards(world)
+    assert world.config.condition_adapter.kind != "text"
+    learned = writer.generator.state_dict()
+    assert learned and all(torch.equal(world.generator.state_dict()[name], x) for name, x in learned.items())
 
 
 @pytest.mark.parametrize(
