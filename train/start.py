@@ -28,6 +28,7 @@ from worldmodel.train.tokenizer import build_tokenizer
 def build_model(config: TrainConfig) -> WorldModel:
     """Build the model that a run starts from: with the weights of `init_from`, or random ones.
 
+    Weights of actions that the model of `init_from` does not take are random: see `ActionAdapter.adapted`.
     Weights in files of other libraries are loaded later, by `deferred.load_shards`.
 
     Raises:
@@ -66,7 +67,8 @@ class Files:
                 )
                 found = sorted(folder.rglob("*.safetensors"))
                 paths |= {f"{label}/{path.relative_to(folder)}": path for path in found}
-        names |= {name for name in model.state_dict() if settings_of(name, sources)}
+        new = {f"action.{name}" for name in model.action.new_weights}
+        names |= {name for name in model.state_dict() if settings_of(name, sources) and name not in new}
         return cls(frozenset(names), paths)
 
     def digests(self, mesh: Mesh) -> dict[str, str]:

@@ -42,6 +42,11 @@ def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
         f"  memory     {(weights + 3 * trained_weights) / GIB:.3f} GiB per process for weights, gradients "
         "and optimizers, without activations",
     ]
+    if new := sorted(root.model.action.new_weights):
+        lines.append(
+            f"  actions    the model of init_from has none or not all of {', '.join(new)}; the rest starts "
+            "with random weights"
+        )
     return lines
 
 

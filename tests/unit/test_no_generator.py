@@ -32,6 +32,7 @@ from worldmodel.models.conditioning import GridAdapter
 from worldmodel.models.loading import deferred
 from worldmodel.models.loading import model_folder as folders
 from worldmodel.models.loading.location import resolve, shipped_models
+from worldmodel.models.loading.model_card import action_section
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import finetune
 from worldmodel.train.memory_report import report
@@ -88,7 +89,7 @@ def test_the_frames_are_the_forecast_of_the_model_with_a_generator(
     for start in ({"observation": image}, {"text": "a red ball"}):
         first, second = (session.reset(**start) for session in sessions)
         assert np.array_equal(first, second)
-        first, second = (session.step({"keys": ["left"]}) for session in sessions)
+        first, second = (session.step({"keys": ["left"]}).frames for session in sessions)
         assert np.array_equal(first, second)
 
 
@@ -212,4 +213,12 @@ def test_the_shipped_doorkey_has_none() -> None:
     made = WorldModel.from_pretrained(shipped)
     session = made.session()
     session.reset(made.start_images[0].image)
-    assert session.step({"keys": ["left"]}).shape == (1, 48, 48, 3)
+    assert session.step({"keys": ["left"]}).frames.shape == (1, 48, 48, 3)
+
+
+def test_the_shipped_doorkey_fits_in_the_package_and_states_its_actions() -> None:
+    shipped = folders.resolve("minigrid-doorkey")
+    files = [file for file in shipped.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 32 * 2**20
+    spec = folders.read_config(shipped).action.spec
+    assert "\n".join(action_section(spec)) in (shipped / "README.md").read_text(encoding="utf-8")

@@ -19,14 +19,11 @@ from gymnasium import spaces
 from pyarrow import parquet
 
 from worldmodel import media
-from worldmodel.config import ActionSpec
-from worldmodel.errors import ConfigError, InputError, OutputError
-from worldmodel.types import Action
+from worldmodel.errors import InputError, OutputError
 from worldmodel.worlds import recorder
 from worldmodel.worlds.recorder import lerobot
 from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
 from worldmodel.worlds.recorder.settings import EnvironmentSettings
-from worldmodel.worlds.recorder.spaces import ActionMapping
 
 
 class Counter(gymnasium.Env):
@@ -91,7 +88,20 @@ class Blind(Counter):
         self.observation_space = spaces.Box(-1, 1, (4,))
 
 
-for name, kind in {"Counter-v0": Counter, "Blind-v0": Blind, "InPlace-v0": InPlace}.items():
+def make_counter(render_mode: str | None = None) -> gymnasium.Env:
+    """An entry point that is a function, and has no metadata of its own."""
+    return Counter(render_mode)
+
+
+ENTRIES = {
+    "Counter-v0": Counter,
+    "Blind-v0": Blind,
+    "InPlace-v0": InPlace,
+    "Made-v0": make_counter,
+    "Rendered-v0": lambda: Counter("rgb_array"),
+    "BlindMade-v0": lambda render_mode=None: Blind(render_mode),
+}
+for name, kind in ENTRIES.items():
     if name not in gymnasium.registry:
         gymnasium.register(name, kind)
 
@@ -174,6 +184,17 @@ def test_workers_and_an_interruption_change_nothing(tmp_path: Path, monkeypatch:
     assert_same(parts, whole)
     with pytest.raises(OutputError, match=r"policy 'sticky', now 'random'"):
         recorder.record_environment(EnvironmentSettings("CartPole-v1", size=32, max_steps=4), parts, 8)
+
+
+@pytest.mark.parametrize("env_id", ["Made-v0", "Rendered-v0"])
+def test_an_environment_may_be_made_by_a_function(env_id: str) -> None:
+    made, expected = (
+        EnvironmentEpisodes(settings(env_id=name)).episode(0) for name in (env_id, "Counter-v0")
+    )
+    assert made.cameras.keys() == {"render"} and made.seed == expected.seed
+    assert np.array_equal(made.cameras["render"], expected.cameras["render"])
+    observed = EnvironmentEpisodes(settings(env_id="Made-v0", cameras=("observation.top",)))
+    assert observed.env.render_mode is None and observed.episode(0).cameras.keys() == {"observation.top"}
 
 
 @pytest.mark.parametrize("form", ["lerobot", "clips"])
@@ -317,6 +338,45 @@ def test_an_interrupted_extension_keeps_all_episodes(
     assert_same(folder, recorder.record_environment(settings(), tmp_path / "whole", 9))
 
 
+class Stopped(BaseException):
+    """What a program's handler raises."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_takes_effect_after_the_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def stop(number: int, frame: object) -> None:
+        raise Stopped
+
+    def signalled(self: Any, frame: Any, keyframe: bool = False) -> None:
+        write(self, frame, keyframe)
+        calls.append(0)
+        if len(calls) in at:
+            signal.raise_signal(number)
+
+    calls, at, write, before = [], [15], media.VideoWriter.write, signal.signal(number, stop)
+    folder, whole = tmp_path / "set", recorder.record_environment(settings(), tmp_path / "whole", 5)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(media.VideoWriter, "write", signalled)
+            with pytest.raises(Stopped):  # in the third episode
+                recorder.record_environment(settings(), folder, 5)
+            assert signal.getsignal(number) is stop
+            kept = rows(folder)
+            assert [row["episode_index"] for row in kept] == [index for index in range(3) for _ in range(6)]
+            assert len(greys(folder)) == 18 and not list(folder.glob(".writing-*"))
+            assert kept == rows(whole)[:18]
+            calls, at = [], [25, 27]  # a second one does not wait for the end of the fifth episode
+            with pytest.raises(Stopped):
+                recorder.record_environment(settings(), folder, 5)
+            assert rows(folder) == kept and not list(folder.glob(".writing-*"))
+    finally:
+        signal.signal(number, before)
+    recorder.record_environment(settings(), folder, 5)
+    assert_same(folder, whole)
+
+
 def test_a_clip_table_is_what_a_source_reads(tmp_path: Path) -> None:
     table = recorder.record_environment(settings(seed=1), tmp_path, 2, "clips")
     first = json.loads(table.read_text().splitlines()[0])
@@ -328,50 +388,6 @@ def test_a_clip_table_is_what_a_source_reads(tmp_path: Path) -> None:
         file.write(b'{"path": "clip-0000')  # a killed run
     recorder.record_environment(settings(seed=1), tmp_path, 3, "clips")
     assert len([json.loads(line) for line in table.read_text().splitlines()]) == 3
-
-
-SPACES = {
-    "Discrete": (spaces.Discrete(3, start=5), 6, ["action_0", "action_1", "action_2"], [0, 1, 0]),
-    "MultiBinary": (spaces.MultiBinary(2), np.array([1, 0]), ["action_0", "action_1"], [1, 0]),
-    "MultiDiscrete": (
-        spaces.MultiDiscrete([2, 3]),
-        np.array([1, 0]),
-        ["0_0", "0_1", "1_0", "1_1", "1_2"],
-        [0, 1, 1, 0, 0],
-    ),
-    "Box": (spaces.Box(-2, 4, (2,)), np.array([3.0, -1.0], np.float32), ["action_0", "action_1"], [3, -1]),
-    "Dict": (
-        spaces.Dict({"arm": spaces.Box(-1, 1, (1,)), "grip": spaces.Discrete(2)}),
-        {"arm": np.array([0.5], np.float32), "grip": 1},
-        ["arm_0", "grip_0", "grip_1"],
-        [0.5, 0, 1],
-    ),
-    "Tuple": (spaces.Tuple([spaces.Discrete(2)]), (0,), ["0_0", "0_1"], [1, 0]),
-}
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_spaces_have_names_and_numbers(name: str) -> None:
-    space, value, names, numbers = SPACES[name]
-    mapping = ActionMapping(space, 10)
-    assert space.contains(value)
-    assert [spec.name for spec in mapping.specs] == names
-    assert mapping.numbers(value).tolist() == numbers
-    assert {spec.rate for spec in mapping.specs} == {10}
-    if name == "Box":
-        assert [(spec.kind, spec.low, spec.high) for spec in mapping.specs] == [("vector", -2, 4)] * 2
-    if name == "Dict":
-        assert Action.of_numbers(mapping.specs, numbers) == Action(keys=("grip_1",), vector=(0.5,))
-
-
-def test_a_box_without_bounds_has_none_and_details_are_added() -> None:
-    unit = [{"name": "torque", "unit": "N m", "scale": 2.0, "frame": "joint"}]
-    mapping = ActionMapping(spaces.Box(-np.inf, np.inf, (1,)), 10, details=unit)
-    assert mapping.specs == (ActionSpec("torque", "vector", "N m", 2.0, None, None, 10, "joint"),)
-    with pytest.raises(InputError, match=r"1 entries.*2 numbers"):
-        ActionMapping(spaces.MultiBinary(2), 10, details=unit)
-    with pytest.raises(ConfigError, match="colour"):
-        ActionMapping(spaces.Discrete(1), 10, details=[{"colour": "red"}])
 
 
 def repeat_action_one(observation: Any, space: spaces.Space, rng: np.random.Generator) -> int:
@@ -414,6 +430,8 @@ def test_policies_and_cameras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         ({"env_id": "Blind-v0"}, "Blind-v0 does not render rgb_array.*observations are Box"),
         ({"env_id": "Blind-v0", "cameras": ("render",)}, "renders human and not rgb_array"),
+        ({"env_id": "BlindMade-v0"}, "BlindMade-v0 does not render rgb_array"),
+        ({"env_id": "BlindMade-v0", "cameras": ("render",)}, "renders human and not rgb_array"),
         ({"env_id": "No-v0"}, "'No-v0' cannot be opened.*module:ID"),
         ({"env_id": "nowhere:No-v0"}, "'nowhere:No-v0' cannot be opened"),
         ({"env_args": {"action_space": spaces.Text(3)}}, r"The action space Text.* has no mapping"),
@@ -458,13 +476,3 @@ def test_a_reward_that_is_no_number_keeps_the_episodes_before(tmp_path: Path) ->
     with pytest.raises(InputError, match="nan"):
         recorder._record(Late(made), None, tmp_path / "set", 5, "lerobot", 0, False)
     assert {row["episode_index"] for row in rows(tmp_path / "set")} == {0, 1}
-
-
-def test_minigrid_has_named_keys_and_its_mission(tmp_path: Path) -> None:
-    pytest.importorskip("minigrid")
-    made = EnvironmentSettings("minigrid:MiniGrid-Empty-5x5-v0", max_steps=3, size=48)
-    folder = recorder.record_environment(made, tmp_path / "set", 1)
-    info = json.loads((folder / "meta" / "info.json").read_text())
-    assert info["features"]["action"]["names"][:3] == ["left", "right", "forward"]
-    tasks = parquet.read_table(folder / "meta" / "tasks.parquet").to_pylist()
-    assert [list(row.values())[1] for row in tasks] == ["get to the green goal square"]

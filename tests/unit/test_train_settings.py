@@ -3,17 +3,20 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from worldmodel import config as configs
-from worldmodel.config import StageConfig, TrainConfig, TrainedConfig
+from worldmodel.config import ActionConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
+from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import optim, summary
+from worldmodel.train import optim, start, summary
 from worldmodel.train.components import check_components, settings_of
 from worldmodel.train.objectives import base
 from worldmodel.train.objectives.base import SampleRng
@@ -238,3 +241,61 @@ def test_the_average_follows_the_weights() -> None:
     ema.swap()
     torch.testing.assert_close(weight.data, torch.full((3,), 0.5))
     torch.testing.assert_close(ema.weights["a"], torch.ones(3))
+
+
+def test_weights_of_actions_are_taken_by_name(make_model: Callable[..., WorldModel], tmp_path: Path) -> None:
+    numbers = {"vector_size": 2, "vector_names": ("x", "y")}
+    saved = make_model(action=ActionConfig(keys=("left", "right"), per_round=2, **numbers))
+    folder = str(saved.save_pretrained(tmp_path / "before", dtype=torch.float32))
+
+    def started(init_from: Any = folder, **changes: Any) -> tuple[WorldModel, dict[str, torch.Tensor]]:
+        config = dataclasses.replace(saved.config, action=dataclasses.replace(saved.config.action, **changes))
+        model = start.build_model(TrainConfig(model=config, init_from=init_from, seed=9))
+        deferred.load_shards(model)
+        return model, model.action.state_dict()
+
+    before = saved.action.state_dict()
+    model, same = started()
+    assert all(torch.equal(same[name], tensor) for name, tensor in before.items())
+    assert model.action.new_weights == set()
+    names = ("y", "grip", "x")
+    model, state = started(
+        keys=("jump", "right", "left"), per_round=4, mouse=True, vector_size=3, vector_names=names
+    )
+    assert torch.equal(state["keys.weight"][1:], before["keys.weight"].flip(0))
+    assert torch.equal(state["places.weight"][:2], before["places.weight"])
+    assert torch.equal(state["vector.0.weight"][:, ::2], before["vector.0.weight"].flip(1))
+    for name in ("marker", "vector.0.bias", "vector.2.weight"):
+        assert torch.equal(state[name], before[name])
+    assert (
+        state["keys.weight"][0].any() and not (state["keys.weight"][0] == before["keys.weight"]).all(1).any()
+    )
+    partly = {"keys.weight", "places.weight", "vector.0.weight"}
+    assert model.action.new_weights == partly | {name for name in state if name.startswith("mouse.")}
+    assert (
+        not {f"action.{name}" for name in partly} & start.Files.of(model, TrainConfig(init_from=folder)).names
+    )
+    everything = saved.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert name.startswith("action.") or torch.equal(tensor, everything[name]), name
+
+    model, state = started(keys=(), vector_size=5, vector_names=())  # which number is which is unknown
+    assert model.action.new_weights == {name for name in state if name.startswith("vector.")}
+    assert state["vector.0.weight"].shape[1] == 5 and "keys.weight" not in state
+    model, state = started(vector_names=())  # of the same size
+    assert torch.equal(state["vector.0.weight"], before["vector.0.weight"])
+    model, state = started({"all": folder, "action.keys": None}, keys=("left", "up"))
+    assert not torch.equal(state["keys.weight"][0], before["keys.weight"][0])
+
+
+def test_a_model_for_larger_frames_has_queries_of_its_own(
+    make_model: Callable[..., WorldModel], model: WorldModel, model_folder: Path
+) -> None:
+    larger = make_model(image_size=64)
+    own, others = larger.state_dict(), model.state_dict()
+    names = {"queries", "blank_latents", "vision.token_position"}  # as documented
+    assert {name for name in own if own[name].shape != others[name].shape} == names
+    sources = {"all": str(model_folder), **dict.fromkeys(names)}
+    made = start.build_model(TrainConfig(model=larger.config, init_from=sources))
+    assert len(made.queries) == 4 * len(model.queries)
+    assert torch.equal(made.codec.state_dict()["latent_mean"], others["codec.latent_mean"])

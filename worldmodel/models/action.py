@@ -1,6 +1,7 @@
 """The action adapter: text, keys, vectors, mouse and camera to tokens before the queries."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -38,6 +39,8 @@ class ActionAdapter(nn.Module):
         for table in (self.places, self.keys):
             if table is not None:
                 nn.init.normal_(table.weight, std=scale)
+        self.new_weights = frozenset[str]()
+        """Names of the weights that `adapted` found in another adapter in part or not at all."""
 
     @property
     def max_tokens(self) -> int:
@@ -45,6 +48,34 @@ class ActionAdapter(nn.Module):
         numbers = sum(layer is not None for layer in (self.vector, self.mouse, self.camera))
         longest = 1 + self.config.max_text_tokens + len(self.config.keys) + numbers
         return -(-self.config.per_round * longest // self.slot) * self.slot
+
+    def adapted(
+        self, weights: Mapping[str, Tensor], former: ActionConfig, wanted: Callable[[str], bool]
+    ) -> dict[str, Tensor]:
+        """Return the wanted weights of an adapter for other actions as weights of this one.
+
+        Those of keys, and of numbers of the vector if both adapters name them, are taken by name, those of
+        the actions of a round by position. A vector of another size without names starts anew. What the
+        other adapter has no weights for keeps its values, and is in `new_weights`.
+        """
+        own = {name: tensor for name, tensor in self.state_dict().items() if wanted(name)}
+        taken, new = dict(weights), set[str]()
+        for name, (dim, mine, theirs) in _labels(self.config, former).items():
+            known = (
+                name in own and name in weights and own[name].shape[1 - dim] == weights[name].shape[1 - dim]
+            )
+            if not known or mine == theirs:
+                continue
+            if mine and theirs:
+                pairs = [(index, theirs.index(each)) for index, each in enumerate(mine) if each in theirs]
+                here, there = torch.tensor(pairs, dtype=torch.long).view(-1, 2).unbind(1)
+                taken[name] = own[name].index_copy(dim, here, weights[name].index_select(dim, there))
+                new |= {name} if len(pairs) < len(mine) else set()
+            elif own[name].shape[dim] != weights[name].shape[dim]:
+                layer = name.split(".")[0]
+                taken = {each: tensor for each, tensor in taken.items() if each.split(".")[0] != layer}
+        self.new_weights |= new | (own.keys() - taken.keys())
+        return own | {name: tensor for name, tensor in taken.items() if name in own}
 
     def validate(self, action: Action, backbone: Backbone) -> list[list[int]]:
         """Check every part of an action; return the token ids of the text of each action in the round.
@@ -140,6 +171,15 @@ def pose_features(pose: Pose) -> list[float]:
         *rotate(pose.rotation, (1.0, 0.0, 0.0)),
         *rotate(pose.rotation, (0.0, 1.0, 0.0)),
     ]
+
+
+def _labels(config: ActionConfig, former: ActionConfig) -> dict[str, tuple[int, list[Any], list[Any]]]:
+    """Return the dimension of weights that has an entry for each key, number or action, and their names."""
+    return {
+        "places.weight": (0, list(range(config.per_round)), list(range(former.per_round))),
+        "keys.weight": (0, list(config.keys), list(former.keys)),
+        "vector.0.weight": (1, list(config.vector_names), list(former.vector_names)),
+    }
 
 
 def _numbers_to_token(size: int, width: int) -> nn.Sequential:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from worldmodel import config as configs
-from worldmodel.config import BackboneConfig, WorldModelConfig
+from worldmodel.config import ActionConfig, BackboneConfig, WorldModelConfig
 from worldmodel.errors import ConfigError, InputError, ModelError, OutputError
 from worldmodel.io import atomic_folder
 from worldmodel.media import read_image, write_image
@@ -214,7 +214,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], bool] | None = None) -> None:
-    """Copy the weights of a saved model.
+    """Copy the weights of a saved model; those for its actions as far as the model takes the same.
 
     Those of components of other libraries stay in their files, for `deferred.load_shards`.
 
@@ -233,6 +233,7 @@ def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], 
     own, theirs = model.state_dict(), other.state_dict()
     if wanted is not None:
         theirs = {key: tensor for key, tensor in theirs.items() if wanted(key)}
+    theirs = _with_actions(model, theirs, other.config.action, wanted or (lambda _: True))
     waiting = {key for key, x in theirs.items() if x.is_meta and key in own and own[key].shape == x.shape}
     kept = {key: own[key] for key in own if key in waiting or (wanted is not None and not wanted(key))}
     if model.config.generator is None:
@@ -251,6 +252,17 @@ def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], 
     for path, module in other.named_modules():
         if (wanted is None or wanted(path)) and (slices := deferred.attached(module)):
             deferred.attach(model.get_submodule(path), slices, deferred.attached_files(module))
+
+
+def _with_actions(
+    model: "WorldModel", theirs: dict[str, Tensor], former: ActionConfig, wanted: Callable[[str], bool]
+) -> dict[str, Tensor]:
+    """Return the weights of another model with those of its action adapter as weights of this model's."""
+    prefix = "action."
+    actions = {key.removeprefix(prefix): x for key, x in theirs.items() if key.startswith(prefix)}
+    adapted = model.action.adapted(actions, former, lambda name: wanted(prefix + name))
+    rest = {key: x for key, x in theirs.items() if not key.startswith(prefix)}
+    return rest | {prefix + name: x for name, x in adapted.items()}
 
 
 def _load_components(model: "WorldModel", folder: Path, wanted: Callable[[str], bool]) -> None:

@@ -10,8 +10,10 @@ import errno
 import importlib
 import multiprocessing
 import shutil
+import signal
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,31 +166,71 @@ def _record(
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     played = _play(episodes, settings, first, num_episodes, num_workers)
     bar = tqdm(total=num_episodes, initial=first, unit="episode", disable=not progress)
-    with _disk_errors(folder), bar:
+    # Outermost, so that everything is closed when a signal takes effect.
+    with _after_the_episode() as received, _disk_errors(folder), bar:
         try:
             for episode in played:
                 store.write(episode)
                 bar.update()
+                if received:
+                    break
             store.finish()
         except (OSError, OutputError):  # the disk: what is on it already is complete
             raise
         except BaseException:
-            store.commit()  # also when interrupted: episodes that are complete are kept
+            if len(received) < 2:  # a second signal may have interrupted `write`
+                store.commit()  # episodes that are complete are kept
             raise
         finally:
+            played.close()
             store.discard()
     return folder / "clips.jsonl" if format == "clips" else folder
 
 
+@contextmanager
+def _after_the_episode() -> Iterator[list[int]]:
+    """Put off SIGTERM and Ctrl-C to the end of the block, so that no episode is cut while it is written.
+
+    Yields a list to which a received signal is added; a second one takes effect at once. Other threads than
+    the main one receive no signals, and signals that are ignored stay so.
+    """
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    if threading.current_thread() is not threading.main_thread():
+        before = {}
+    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: object) -> None:
+        received.append(number)
+        if len(received) == 2:
+            restore()
+            signal.raise_signal(number)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        restore()
+        if len(received) == 1:
+            signal.raise_signal(received[0])
+
+
 def _play(
     episodes: Recordable, settings: "EnvironmentSettings | None", first: int, end: int, num_workers: int
-) -> Iterator[RecordedEpisode]:
+) -> Generator[RecordedEpisode, None, None]:
     """Yield the episodes in order."""
     if not num_workers or settings is None:
         yield from map(episodes.episode, range(first, end))
         return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, spawn) as pool:
+    # Ctrl-C reaches the workers, too: this process ends them after the episode.
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(num_workers, spawn, signal.signal, ignore) as pool:
         waiting: deque[Future[RecordedEpisode]] = deque()
         try:
             for index in range(first, end):

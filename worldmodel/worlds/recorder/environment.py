@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -207,20 +208,23 @@ class EnvironmentEpisodes:
 
 def _make(settings: EnvironmentSettings) -> gymnasium.Env:
     """Open the environment with frames to render, if it or its observations are recorded."""
+    wants_render = any(camera.split(".")[0] == RENDER for camera in settings.cameras)
     try:
         module, _, name = settings.env_id.rpartition(":")
         if module:
             importlib.import_module(module)
         found = gymnasium.spec(name)
-        modes = _render_modes(found)
-        wants_render = any(camera.split(".")[0] == RENDER for camera in settings.cameras)
-        if wants_render and "rgb_array" not in modes:
-            raise InputError(
-                f"{settings.env_id} renders {', '.join(map(str, modes)) or 'nothing'} and not rgb_array; "
-                "record the camera observation if its observations are images."
-            )
+        make = partial(gymnasium.make, found, disable_env_checker=True, **settings.env_args)
+        modes, env = _render_modes(found), None
+        if modes is None:
+            env = make()
+            modes = env.metadata.get("render_modes") or ()
         mode = "rgb_array" if "rgb_array" in modes and (wants_render or not settings.cameras) else None
-        env = gymnasium.make(found, render_mode=mode, disable_env_checker=True, **settings.env_args)
+        if env is None:
+            env = make(render_mode=mode)
+        elif mode and env.render_mode != mode:
+            env.close()
+            env = make(render_mode=mode)
     except InputError:
         raise
     # Unknown names, missing packages and wrong arguments raise many types.
@@ -230,8 +234,14 @@ def _make(settings: EnvironmentSettings) -> gymnasium.Env:
             f"{settings.env_id!r} cannot be opened: {reason.rstrip('.')}; an environment of another package "
             "is named module:ID, for example minigrid:MiniGrid-Empty-5x5-v0."
         ) from None
+    if wants_render and "rgb_array" not in modes:
+        env.close()
+        raise InputError(
+            f"{settings.env_id} renders {', '.join(map(str, modes)) or 'nothing'} and not rgb_array; "
+            "record the camera observation if its observations are images."
+        )
     if (
-        mode is None
+        env.render_mode is None
         and not settings.cameras
         and not list(images_in(OBSERVATION, env.observation_space.sample()))
     ):
@@ -243,12 +253,14 @@ def _make(settings: EnvironmentSettings) -> gymnasium.Env:
     return env
 
 
-def _render_modes(found: Any) -> Sequence[str]:
+def _render_modes(found: Any) -> Sequence[str] | None:
+    """Return the modes that the class of an environment states; None if only the environment itself does."""
     from gymnasium.envs.registration import load_env_creator
 
     entry = found.entry_point
     maker = load_env_creator(entry) if isinstance(entry, str) else entry
-    return getattr(maker, "metadata", {}).get("render_modes") or ()
+    metadata = getattr(maker, "metadata", None)  # a function has none, and a wrapper a property
+    return metadata.get("render_modes") or () if isinstance(metadata, Mapping) else None
 
 
 def _value_names(env: gymnasium.Env) -> list[str]:
