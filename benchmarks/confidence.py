@@ -63,7 +63,7 @@ def measure(model: WorldModel, seed: int, count: int) -> tuple[dict[str, list[tu
         session = model.session(seed=index)
         session.reset(clip.first_frame)
         began = time.perf_counter()
-        frames = session.step(text)
+        frames = session.step(text).frames
         played = time.perf_counter()
         confidence = session.confidence(text)
         spent += played - began, time.perf_counter() - played

@@ -50,7 +50,7 @@ def main() -> None:
     recorded = next(each for number, each in enumerate(long) if number == args.episode)
     session = model.session(seed=args.seed)
     session.reset(recorded.start)
-    played = [recorded.start, *(session.step(action)[-1] for action in recorded.actions)]
+    played = [recorded.start, *(session.step(action).frames[-1] for action in recorded.actions)]
     truth = [recorded.start, *(clip[-1] for clip in recorded.clips)]
     rows = [row([frames[number] for number in ROUNDS]) for frames in (truth, played)]
     gap = np.full((GAP, rows[0].shape[1], 3), 255, np.uint8)

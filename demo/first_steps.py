@@ -34,7 +34,7 @@ def first_steps(model: "WorldModel", folder: Path) -> dict[str, str]:
     frames = 0
     for action in steps:
         print(f"  {action}")
-        frames += len(session.step(action))
+        frames += len(session.step(action).frames)
     seconds = time.perf_counter() - start
     print(f"{frames} frames in {seconds:.2f} s: {frames / seconds:.0f} frames/s")
     print(f"\nDescription: {session.describe()}\n{QUESTION}? {session.describe(QUESTION)}")
@@ -58,7 +58,7 @@ def fork(session: "Session", path: Path) -> None:
     clips = []
     for text in FUTURES:
         future = session.fork()
-        clips.append(future.step(text))
+        clips.append(future.step(text).frames)
         print(f"  {text}: {future.describe()}")
     write_image(contact_sheet(clips, list(FUTURES)), path)
 

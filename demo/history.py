@@ -175,9 +175,9 @@ class RolloutHistory:
         branch, threshold = self._branch_with_room(), self.model.confidence_threshold
         await self._drop_futures()
         parsed, world = Action.of(action), await self._synchronised()
-        clip = await world.step(parsed, confidence=threshold is not None)
+        result = await world.step(parsed, confidence=threshold is not None)
         doubtful = threshold is not None and world.confidence is not None and world.confidence < threshold
-        moment = Moment(parsed, clip, outcome=world.outcome, doubtful=doubtful)
+        moment = Moment(parsed, result.frames, outcome=result.outcome, doubtful=doubtful)
         branch.append(await self._complete(world, moment, branch.now))
 
     async def go(self, index: int) -> None:
@@ -239,11 +239,11 @@ class RolloutHistory:
         parent = await self._synchronised()
         async with AsyncExitStack() as stack:
             worlds = [await stack.enter_async_context(await parent.fork()) for _ in actions]
-            clips = await asyncio.gather(*(w.step(a) for w, a in zip(worlds, actions, strict=True)))
+            results = await asyncio.gather(*(w.step(a) for w, a in zip(worlds, actions, strict=True)))
             stack.pop_all()  # keep the worlds open
         moments = [
-            Moment(action, clip, outcome=world.outcome)
-            for action, clip, world in zip(actions, clips, worlds, strict=True)
+            Moment(action, result.frames, outcome=result.outcome)
+            for action, result in zip(actions, results, strict=True)
         ]
         self.futures = list(zip(worlds, moments, strict=True))
 

@@ -32,7 +32,7 @@ with tempfile.TemporaryDirectory() as folder:
             Client(address) as client,
             client.worlds.create(ROOT / "demo" / "first_frame.png", seed=0) as world,
         ):
-            print(world.step("the red ball moves right").shape)
+            print(world.step("the red ball moves right").frames.shape)
             other = world.fork()
             world.step({"keys": ["blue", "explode"]})
             other.step("the blue box turns green")

@@ -11,7 +11,7 @@ ACTIONS = ("the red ball moves right", {"keys": ["blue", "jump"]}, None, "the re
 session = WorldModel.from_pretrained("shapes-tiny").session(seed=0)
 session.reset(ROOT / "demo" / "first_frame.png")
 for action in ACTIONS:
-    frames = session.step(action)
+    frames = session.step(action).frames
     print(f"{session.actions[-1]!s:40} -> {session.describe()}")
 OUT.mkdir(parents=True, exist_ok=True)
 print(session.save(OUT / "steer.mp4"), session.save(OUT / "steer.png"))

@@ -2,7 +2,7 @@
 
 session = WorldModel.from_pretrained("shapes-tiny").session(seed=0)
 session.reset("first_frame.png")
-session.step("the red ball moves left")
+frames = session.step("the red ball moves left").frames
 session.save("out.mp4")
 """
 
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
     from worldmodel.errors import WorldModelError
     from worldmodel.models.world_model import WorldModel
     from worldmodel.rollout import Session
-    from worldmodel.types import Action
+    from worldmodel.types import Action, StepResult
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Action": ("worldmodel.types", "Action"),
     "Session": ("worldmodel.rollout", "Session"),
+    "StepResult": ("worldmodel.types", "StepResult"),
     "WorldModel": ("worldmodel.models.world_model", "WorldModel"),
     "WorldModelError": ("worldmodel.errors", "WorldModelError"),
     "load_config": ("worldmodel.config", "load"),
 }
 
-__all__ = ["Action", "Session", "WorldModel", "WorldModelError", "__version__", "load_config"]
+__all__ = ["Action", "Session", "StepResult", "WorldModel", "WorldModelError", "__version__", "load_config"]
 
 
 def __getattr__(name: str) -> Any:

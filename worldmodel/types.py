@@ -389,6 +389,16 @@ class Outcome:
     """Whether the episode ends with the round."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a round led to."""
+
+    frames: np.ndarray
+    """uint8 `[t, h, w, 3]`."""
+    outcome: Outcome | None
+    """What the model predicts for the round; None for models without outcomes."""
+
+
 @dataclass(frozen=True)
 class Episode:
     """One training sample: observations with the actions between them, and optionally a text about them.

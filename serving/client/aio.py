@@ -28,7 +28,7 @@ from worldmodel.serving.client.payloads import (
 )
 from worldmodel.serving.client.transport import AsyncTransport, HttpApi, ReceivedFrames, parse, parse_base_url
 from worldmodel.serving.errors import ApiError, NotFoundError
-from worldmodel.types import Action, AnyAction, Outcome, StartImage
+from worldmodel.types import Action, AnyAction, Outcome, StartImage, StepResult
 
 BASE_URL = "http://127.0.0.1:8000"
 CLIP_FPS = 8.0
@@ -128,10 +128,10 @@ class AsyncRemoteWorld:
         """Return the newest observation, uint8 `[t, h, w, 3]`."""
         return self._newest(await self._api.frames("GET", f"{self._path}/frames"))
 
-    async def step(self, action: AnyAction = None, *, confidence: bool = False) -> Frames:
-        """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the empty action.
+    async def step(self, action: AnyAction = None, *, confidence: bool = False) -> StepResult:
+        """Play one round and return its frames and outcome; None is the empty action.
 
-        If the response is lost, repeating the call returns the same frames: the round is played once. With
+        If the response is lost, repeating the call returns the same result: the round is played once. With
         `confidence`, the attribute says how well the round fits an action in words, for one more pass of the
         backbone.
         """
@@ -139,7 +139,7 @@ class AsyncRemoteWorld:
         params = {"confidence": "true"} if confidence else {}
         received = await self._api.frames("POST", f"{self._path}/step", params, json=body)
         self.round += 1
-        return self._newest(received)
+        return StepResult(self._newest(received), self.outcome)
 
     async def reset(
         self, observation: Observation | None = None, *, text: str | None = None, fps: float = CLIP_FPS

@@ -61,7 +61,7 @@ def expected(
         merged = WorldModel.from_pretrained(model_folder, adapters=folders[name] if name else None)
         session = merged.session(seed=3, num_inference_steps=2)
         session.reset(image)
-        clips = [session.step(action) for action in ACTIONS]
+        clips = [session.step(action).frames for action in ACTIONS]
         results[name] = SimpleNamespace(clips=clips, text=session.describe())
     return results
 
@@ -153,7 +153,7 @@ def test_the_model_is_unchanged_outside_of_an_adapter(
     assert model.queries is queries
     session = model.session(seed=3, num_inference_steps=2)
     session.reset(image)
-    assert np.array_equal(session.step(ACTIONS[0]), expected[None].clips[0])
+    assert np.array_equal(session.step(ACTIONS[0]).frames, expected[None].clips[0])
 
 
 def test_adapters_that_do_not_fit_are_named(

@@ -60,7 +60,7 @@ def test_remote_world_matches_session(client: Client, model: WorldModel, image: 
         assert (world.round, world.info.fps, world.info.chunk_frames) == (0, 8, 8)
         assert near(world.frames(), session.reset(image))
         for action in ACTIONS:
-            assert near(world.step(action), session.step(action))
+            assert near(world.step(action).frames, session.step(action).frames)
         assert world.round == world.refresh().round == len(ACTIONS)
         assert world.describe() == session.describe()
         assert world.describe("how many") == session.describe("how many")
@@ -68,7 +68,7 @@ def test_remote_world_matches_session(client: Client, model: WorldModel, image: 
         name, before = world.snapshot(), world.frames()
         with world.fork() as other:
             assert (other.id != world.id, other.round) == (True, len(ACTIONS))
-            assert near(world.step("the red ball jumps"), other.step("the red ball jumps"))
+            assert near(world.step("the red ball jumps").frames, other.step("the red ball jumps").frames)
             assert {world.id, other.id} <= {info.id for info in client.worlds.list()}
         world.restore(name)
         assert world.round == len(ACTIONS)
@@ -76,7 +76,7 @@ def test_remote_world_matches_session(client: Client, model: WorldModel, image: 
         assert client.worlds.open(world.id).round == world.round
         assert near(world.reset(), session.reset(image))
         assert world.round == 0
-        assert near(world.step(ACTIONS[0]), session.step(ACTIONS[0]))
+        assert near(world.step(ACTIONS[0]).frames, session.step(ACTIONS[0]).frames)
     with pytest.raises(NotFoundError):
         world.step()
     world.close()  # twice does no harm
@@ -124,7 +124,7 @@ def test_retried_step_is_played_once(client: Client, model: WorldModel, image: n
         api = client._async._api
         transport, api.transport = api.transport, Lossy(httpx.Client(), lost=2)
         try:
-            assert near(world.step(ACTIONS[0]), session.step(ACTIONS[0]))
+            assert near(world.step(ACTIONS[0]).frames, session.step(ACTIONS[0]).frames)
             api.transport = Lossy(httpx.Client(), lost=99)
             with pytest.raises(ServerUnreachableError):
                 world.step(ACTIONS[1])
@@ -137,7 +137,7 @@ def test_retried_step_is_played_once(client: Client, model: WorldModel, image: n
         with pytest.raises(ConflictError, match="Step 2") as refused:
             world.step("the blue box jumps")
         assert refused.value.code == "step_already_committed"
-        assert near(world.step(ACTIONS[1]), session.step(ACTIONS[1]))
+        assert near(world.step(ACTIONS[1]).frames, session.step(ACTIONS[1]).frames)
         assert world.refresh().round == 2
         for other in client.worlds.list():
             if other.id != world.id:
@@ -257,17 +257,17 @@ def test_outcomes_of_rounds_reach_the_client(
     with Client(own) as scoring, scoring.worlds.create(image, seed=3) as world:
         assert world.outcome is None
         for action in ACTIONS[:2]:
-            world.step(action)
-            session.step(action)
-            assert world.outcome is not None and session.outcome is not None
-            assert world.outcome.reward == pytest.approx(session.outcome.reward, abs=1e-2)
-            assert world.outcome.ended == session.outcome.ended
+            there, here = world.step(action).outcome, session.step(action).outcome
+            assert there is not None and here is not None
+            assert there == world.outcome
+            assert there.reward == pytest.approx(here.reward, abs=1e-2)
+            assert there.ended == here.ended
         stated = httpx.get(f"{own}/v1/worlds/{world.id}").json()["outcome"]
         assert stated["reward"] == pytest.approx(world.outcome.reward, rel=1e-4)  # type: ignore[union-attr]
         world.reset()
         assert world.outcome is None
     with client.worlds.create(image) as plain:
-        plain.step(ACTIONS[0])
+        assert plain.step(ACTIONS[0]).outcome is None
         assert plain.outcome is None
 
 
@@ -278,14 +278,14 @@ def test_async_client_runs_requests_concurrently(address: str, model: WorldModel
 
             async def one(seed: int) -> np.ndarray:
                 async with await client.worlds.create(image, seed=seed) as world:
-                    return await world.step(ACTIONS[0])
+                    return (await world.step(ACTIONS[0])).frames
 
             return list(await asyncio.gather(*(one(seed) for seed in range(4))))
 
     for seed, frames in enumerate(asyncio.run(whole())):
         session = model.session(seed)
         session.reset(image)
-        assert near(frames, session.step(ACTIONS[0]))
+        assert near(frames, session.step(ACTIONS[0]).frames)
 
 
 def test_client_imports_no_heavy_packages() -> None:

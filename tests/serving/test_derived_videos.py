@@ -83,7 +83,7 @@ def played(
     """Play rounds in a session, apart from the server."""
     session = model.session(**(params or FAST))
     session.reset(**start)
-    return np.concatenate([session.step(action) for action in actions])
+    return np.concatenate([session.step(action).frames for action in actions])
 
 
 def assert_same(film: np.ndarray, frames: np.ndarray) -> None:

@@ -276,14 +276,14 @@ def test_client_exports_from_one_server_and_loads_into_another(
 ) -> None:
     with Client(serve()) as here, Client(serve()) as there:
         world = here.worlds.create(image, seed=3, num_inference_steps=2)
-        before = [world.step("a ball"), world.step({"keys": ["left"]})][-1]
+        before = [world.step("a ball"), world.step({"keys": ["left"]})][-1].frames
         name = world.snapshot()
         (tmp_path / "world.safetensors").write_bytes(world.export())
         copy = there.worlds.load(tmp_path / "world.safetensors")
         assert copy.id != world.id
         assert (copy.round, copy.info.seed, copy.info.num_inference_steps) == (2, 3, 2)
         assert np.array_equal(copy.frames(), before)
-        ours, theirs = world.step("jump"), copy.step("jump")
+        ours, theirs = world.step("jump").frames, copy.step("jump").frames
         assert np.array_equal(ours, theirs)
         assert there.worlds.load(world.export(name)).round == 2
         assert np.array_equal(copy.reset(), world.reset())

@@ -58,7 +58,7 @@ def test_live_world_with_rectangular_frames(api: LocalClient, wide: WorldModel, 
     )
     frames = np.load(io.BytesIO(response.content), allow_pickle=False)
     assert frames.shape == (8, HEIGHT, WIDTH, 3)
-    assert np.abs(frames.astype(int) - session.step(LEFT)).max() <= 1
+    assert np.abs(frames.astype(int) - session.step(LEFT).frames).max() <= 1
 
 
 def test_size_is_width_by_height(api: LocalClient) -> None:

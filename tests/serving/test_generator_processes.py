@@ -235,7 +235,7 @@ def test_server_with_a_shared_generator(
         session = WorldModel.from_pretrained(model_folder, adapters=folder).session(3, 2, 2.0)
         session.reset(text="a ball")
         for index in (1, 2):
-            there, here = step(client, world, index), session.step(f"action {index}")
+            there, here = step(client, world, index), session.step(f"action {index}").frames
             assert np.abs(there.astype(int) - here.astype(int)).max() <= 1
     stored = client.get(f"/v1/worlds/{world}/snapshot").content
     identity = Identity(identify(WorldModel.from_pretrained(model_folder)))

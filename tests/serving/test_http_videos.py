@@ -99,7 +99,7 @@ def test_prompt_is_the_first_action_on_a_reference(
     session = model.session(seed=3)
     session.reset(image)
     # Three rounds hold twenty frames; the last one has no action of its own: time passes.
-    rounds = [session.step(action) for action in ("the red ball moves left", {"keys": ["left"]}, None)]
+    rounds = [session.step(action).frames for action in ("the red ball moves left", {"keys": ["left"]}, None)]
     assert_same_film(film_of(api, video), np.concatenate(rounds)[:20])
 
 
@@ -107,7 +107,7 @@ def test_prompt_describes_the_first_frame_without_reference(api: LocalClient, mo
     video = ask(api, {"prompt": "a red ball", "actions": ["the red ball moves left", None], "seed": 5})
     session = model.session(seed=5)
     session.reset(text="a red ball")
-    rounds = [session.step(action) for action in ("the red ball moves left", None)]
+    rounds = [session.step(action).frames for action in ("the red ball moves left", None)]
     assert_same_film(film_of(api, video), np.concatenate(rounds))
 
 

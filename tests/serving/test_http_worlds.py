@@ -94,7 +94,7 @@ def test_world_matches_session(api: LocalClient, model: WorldModel, image: np.nd
     for step_id, action in enumerate(actions, 1):
         body = {"step_id": step_id, "action": action}
         response = api.post(f"/v1/worlds/{world['id']}/step", json=body, params=NPY)
-        played, expected = frames_of(response), session.step(action)
+        played, expected = frames_of(response), session.step(action).frames
         assert np.abs(played.astype(int) - expected.astype(int)).max() <= 1
         assert response.headers["x-round"] == response.headers["x-step-id"] == str(step_id)
     assert api.get(f"/v1/worlds/{world['id']}").json()["round"] == 4

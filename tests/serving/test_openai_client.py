@@ -98,7 +98,7 @@ def test_an_image_is_edited_by_an_action(client: Any, image: np.ndarray, model: 
     for seed, each in enumerate(made.data):
         session = model.session(seed)
         session.reset(image)
-        frames = session.step("the red ball jumps")
+        frames = session.step("the red ball jumps").frames
         edited = np.asarray(Image.open(io.BytesIO(base64.b64decode(each.b64_json))))
         np.testing.assert_allclose(edited.astype(int), frames[-1].astype(int), atol=1)
     with pytest.raises(openai.BadRequestError, match="image"):

@@ -125,7 +125,7 @@ def test_worlds_are_pinned_and_go_on_without_their_replica(
         session = model.session(seed=row, num_inference_steps=2)
         session.reset(text="a ball")
         for index, frames in enumerate(played, start=1):
-            here = session.step(f"action {index}").astype(int)
+            here = session.step(f"action {index}").frames.astype(int)
             assert np.abs(frames[row].astype(int) - here).max() <= 1, (row, index)  # rounding of batches
 
 

@@ -82,7 +82,7 @@ def test_session_frames_match_the_library(model: WorldModel) -> None:
                 assert chunk["event_ids"] == [f"e{index}"]
                 assert chunk["num_bytes"] == sum(map(len, chunk["media"]))
                 assert (chunk["action"] is None) == (action is None)
-                assert close(shown(chunk), session.step(action))
+                assert close(shown(chunk), session.step(action).frames)
                 frames += chunk["num_frames"]
             await client.send("session.stop")
             done = await client.until("session.done")

@@ -133,7 +133,7 @@ def test_world_moves_to_the_replica_that_is_asked(replicas: Replicas, model: Wor
     session.reset(text="a ball")
     world = create(first)
     for round_number, api in enumerate((first, second, second, first, second), start=1):
-        assert np.array_equal(frames(step(api, world, round_number)), session.step("go")), round_number
+        assert np.array_equal(frames(step(api, world, round_number)), session.step("go").frames), round_number
     repeated = step(first, world, 5)
     assert np.array_equal(frames(repeated), session._state.frames[0])  # type: ignore[union-attr]
     assert step(first, world, 5, "other").json()["error"]["code"] == "step_already_committed"

@@ -108,7 +108,7 @@ def test_orders_are_stored_with_their_input_before_they_are_accepted(
 
     session = world.session(seed=3)
     session.reset(image)
-    rounds = [session.step(action) for action in ("the red ball moves left", *actions)]
+    rounds = [session.step(action).frames for action in ("the red ball moves left", *actions)]
     expected = frames_of(encoding.encode_video(np.concatenate(rounds), world.config.fps))
     assert film.shape == expected.shape
     assert np.abs(film.astype(int) - expected.astype(int)).mean() < 1

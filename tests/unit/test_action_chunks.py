@@ -117,9 +117,9 @@ def test_a_session_takes_a_list_of_actions(chunked: WorldModel, image: np.ndarra
     session = chunked.session()
     session.reset(image)
     mirrored, held, repeated = (session.fork() for _ in range(3))
-    made = session.step([LEFT, {"keys": ["right"]}])
-    assert not np.array_equal(made, mirrored.step([RIGHT, LEFT]))
-    assert np.array_equal(held.step(LEFT), repeated.step([LEFT, LEFT]))
+    made = session.step([LEFT, {"keys": ["right"]}]).frames
+    assert not np.array_equal(made, mirrored.step([RIGHT, LEFT]).frames)
+    assert np.array_equal(held.step(LEFT).frames, repeated.step([LEFT, LEFT]).frames)
     assert session.actions == (Action(chunk=(LEFT, RIGHT)),)
     before = session.state
     with pytest.raises(InputError, match="3 actions"):
@@ -296,7 +296,7 @@ def test_the_order_of_actions_is_learned(
 
     def places(actions: list[Action]) -> list[int]:
         """Where the square is in each frame of a round, in its own widths."""
-        frames = session.fork().step(actions)[:, 12:20].astype(int)
+        frames = session.fork().step(actions).frames[:, 12:20].astype(int)
         red = (frames[..., 0] - frames[..., 2]).clip(min=0).sum(axis=1)
         return [int(row.reshape(SIDE // 8, 8).sum(axis=1).argmax()) for row in red]
 

@@ -38,8 +38,8 @@ def target(*translation: float, rotation: tuple[float, ...] = (0.0, 0.0, 0.0, 1.
 def test_every_action_type_steers_a_session(world: WorldModel, image: np.ndarray, kind: str) -> None:
     session = world.session(seed=1)
     session.reset(image)
-    still = session.fork().step(None)
-    frames = session.step({kind: FULL[kind]})
+    still = session.fork().step(None).frames
+    frames = session.step({kind: FULL[kind]}).frames
     assert frames.shape == still.shape
     assert not np.array_equal(frames, still)
     assert session.actions == (Action.of({kind: FULL[kind]}),)
@@ -53,15 +53,16 @@ def test_camera_target_equals_the_motion_to_it(world: WorldModel, image: np.ndar
         session.step("go on")  # the camera stays where it is
     kept = by_target.snapshot()
     way = {"mode": "velocity", "data": {"translation": [-1, 0, 0], "rotation": QUARTER}}
-    expected = by_motion.step({"camera": way})
-    assert np.array_equal(by_target.step({"camera": target(-1, 0, 1, rotation=QUARTER)}), expected)
+    expected = by_motion.step({"camera": way}).frames
+    assert np.array_equal(by_target.step({"camera": target(-1, 0, 1, rotation=QUARTER)}).frames, expected)
     # After the turn to the right, the z axis of the world points left. Snapshots hold the pose of the camera.
     back = {"mode": "velocity", "data": {"translation": [-1, 0, 0]}}
     assert np.array_equal(
-        by_target.step({"camera": target(-1, 0, 2, rotation=QUARTER)}), by_motion.step({"camera": back})
+        by_target.step({"camera": target(-1, 0, 2, rotation=QUARTER)}).frames,
+        by_motion.step({"camera": back}).frames,
     )
     by_target.restore(kept)
-    assert np.array_equal(by_target.step({"camera": target(-1, 0, 1, rotation=QUARTER)}), expected)
+    assert np.array_equal(by_target.step({"camera": target(-1, 0, 1, rotation=QUARTER)}).frames, expected)
 
 
 def test_evaluation_resolves_camera_targets(world: WorldModel, image: np.ndarray) -> None:
@@ -70,7 +71,7 @@ def test_evaluation_resolves_camera_targets(world: WorldModel, image: np.ndarray
     session = world.session(seed=1)
     session.reset(image)
     for action in actions:
-        assert np.array_equal(evaluated.step([action])[0], session.step(action))
+        assert np.array_equal(evaluated.step([action])[0], session.step(action).frames)
 
 
 def test_training_resolves_camera_targets(world: WorldModel) -> None:
@@ -118,7 +119,7 @@ def test_samples_of_every_action_space_are_valid(world: WorldModel) -> None:
     env.reset(seed=0)
     session = env.unwrapped.world.fork()  # type: ignore[attr-defined]
     made = env.step({"mouse": [0.5, -1.0], "keys": [1, 0, 0, 1]})[0]
-    assert np.array_equal(made, session.step({"mouse": [0.5, -1.0], "keys": ["w", "d"]})[-1])
+    assert np.array_equal(made, session.step({"mouse": [0.5, -1.0], "keys": ["w", "d"]}).frames[-1])
     assert np.array_equal(action_space("vector", ALL).high, np.float32([2, 1]))  # type: ignore[attr-defined]
 
 

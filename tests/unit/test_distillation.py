@@ -65,7 +65,7 @@ def made(model: WorldModel, num_inference_steps: int) -> Tensor:
     for seed in range(8):
         session = model.session(seed, num_inference_steps)
         session.reset(np.random.default_rng(seed).integers(0, 256, (64, 64, 3), np.uint8))
-        clips.append(torch.from_numpy(session.step(Action("the red ball moves left"))).double())
+        clips.append(torch.from_numpy(session.step(Action("the red ball moves left")).frames).double())
     return torch.stack(clips)
 
 

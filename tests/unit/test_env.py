@@ -26,7 +26,7 @@ from worldmodel.env.actions import action_space, to_action
 from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
-from worldmodel.types import Action
+from worldmodel.types import Action, StepResult
 from worldmodel.worlds import get_world
 
 KINDS = ("keys", "vector", "text")
@@ -95,7 +95,7 @@ def test_a_key_is_pressed_alone(model: WorldModel, image: np.ndarray) -> None:
     session = model.session(info["world_seed"])
     session.reset(image)
     for number, key in enumerate(("left", "right")):
-        assert np.array_equal(env.step(np.int64(number))[0], session.step({"keys": [key]})[-1])
+        assert np.array_equal(env.step(np.int64(number))[0], session.step({"keys": [key]}).frames[-1])
     with pytest.raises(ConfigError, match="once"):
         WorldEnv(model, actions=("key", "keys"))
 
@@ -121,7 +121,7 @@ def test_episode_equals_session(model: WorldModel, image: np.ndarray) -> None:
     for keys in ([1, 0], [0, 0], [1, 1], [0, 1]):
         names = [key for key, on in zip(("left", "right"), keys, strict=True) if on]
         observation, reward, terminated, truncated, _ = env.step(np.array(keys, np.int8))
-        assert np.array_equal(observation, session.step({"keys": names}))
+        assert np.array_equal(observation, session.step({"keys": names}).frames)
         assert (reward, terminated, truncated) == (0.0, False, False)
 
 
@@ -207,7 +207,7 @@ def test_environment_of_an_open_session(model: WorldModel, image: np.ndarray, wa
         def reset(self, frames: Any = None, *, text: str | None = None) -> np.ndarray:
             return session.reset(frames, text=text)
 
-        def step(self, action: Action) -> np.ndarray:
+        def step(self, action: Action) -> StepResult:
             return session.step(action)
 
     assert isinstance(Remote(), SessionLike)
@@ -223,7 +223,7 @@ def test_environment_of_an_open_session(model: WorldModel, image: np.ndarray, wa
     alone.reset(image)
     for keys in ([1, 0], [0, 1]):
         seen = env.step(keys)[0]
-        assert np.array_equal(seen, alone.step({"keys": ["left" if keys[0] else "right"]})[-1])
+        assert np.array_equal(seen, alone.step({"keys": ["left" if keys[0] else "right"]}).frames[-1])
     assert len(session.clips) == 3, "an open session keeps all its clips"
 
 

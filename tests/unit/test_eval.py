@@ -256,7 +256,7 @@ def test_play_is_session_step(model: WorldModel) -> None:
     for number, actions in enumerate(rounds):
         clips = worlds.step(actions).astype(int)
         for clip, session, action in zip(clips, sessions, actions, strict=True):
-            assert np.abs(clip - session.step(action)).max() <= 1, number
+            assert np.abs(clip - session.step(action).frames).max() <= 1, number
     text = "night background, a small red ball at the left"
     imagined = ModelSubject(model).imagine([text, text], [3, 4]).astype(int)
     assert np.abs(imagined[1] - model.session(4).reset(text=text)).max() <= 1

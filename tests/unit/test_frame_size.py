@@ -253,11 +253,11 @@ def test_wide_frames_train_save_load_and_roll_out(
     sessions = [each.session(seed=3) for each in (model, loaded)]
     for session in sessions:
         assert np.array_equal(session.reset(scene)[0], scene)
-    frames, again = (session.step(LEFT) for session in sessions)
+    frames, again = (session.step(LEFT).frames for session in sessions)
     assert frames.shape == (8, HEIGHT, WIDTH, 3)
     assert np.array_equal(frames, again)
     fork = sessions[0].fork()
-    assert np.array_equal(fork.step({"keys": ["left"]}), sessions[0].step({"keys": ["left"]}))
+    assert np.array_equal(fork.step({"keys": ["left"]}).frames, sessions[0].step({"keys": ["left"]}).frames)
     assert isinstance(sessions[0].describe(), str)
     sessions[0].infer_action().check(model.config.action)
     assert model.session().reset(text="a red ball").shape[1:] == (HEIGHT, WIDTH, 3)

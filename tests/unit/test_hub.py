@@ -45,7 +45,7 @@ def test_fp32_comes_back_bit_for_bit(model: WorldModel, model_folder: Path, imag
     for each in (model, loaded):
         session = each.session()
         session.reset(image)
-        played.append((session.step("the red ball moves left"), session.describe()))
+        played.append((session.step("the red ball moves left").frames, session.describe()))
     assert np.array_equal(played[0][0], played[1][0])
     assert played[0][1] == played[1][1]
 
@@ -124,7 +124,7 @@ def test_device_and_dtype_can_be_chosen(folder: Path, image: np.ndarray) -> None
     assert (loaded.device.type, loaded.dtype) == ("cpu", torch.float32)
     session = loaded.session()
     session.reset(image)
-    assert session.step("the red ball moves left").shape == (8, 32, 32, 3)
+    assert session.step("the red ball moves left").frames.shape == (8, 32, 32, 3)
     with pytest.raises(ConfigError, match="float16"):
         WorldModel.from_pretrained(folder, dtype=torch.float16)
 

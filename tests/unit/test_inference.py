@@ -22,7 +22,7 @@ def play(model: WorldModel, image: np.ndarray) -> np.ndarray:
     session = model.session(seed=3, num_inference_steps=2, guidance_scale=2.0)
     session.reset(image)
     session.step("the red ball moves left")
-    return session.step("the blue box jumps").astype(int)
+    return session.step("the blue box jumps").frames.astype(int)
 
 
 def linear_bytes(model: WorldModel) -> int:
@@ -111,6 +111,6 @@ def test_sessions_guide_in_the_interval_of_the_config(
         model.generator.register_forward_hook(lambda *_, counted=passes: counted.append(1))
         session = model.session(num_inference_steps=4)
         session.reset(image)
-        played.append((session.step("the red ball moves left"), len(passes)))
+        played.append((session.step("the red ball moves left").frames, len(passes)))
     assert [passes for _, passes in played] == [8, 6]
     assert not np.array_equal(played[0][0], played[1][0])

@@ -49,14 +49,14 @@ def test_films_with_the_same_end_continue_differently(make_model: Callable[..., 
     for film in pair:
         session = model.session(seed=3)
         session.reset(film)
-        futures.append(session.step(LEFT))
+        futures.append(session.step(LEFT).frames)
     assert not np.array_equal(*futures)
     forgetful = make_model(history_rounds=0)
     same = []
     for film in pair:
         session = forgetful.session(seed=3)
         session.reset(film)
-        same.append(session.step(LEFT))
+        same.append(session.step(LEFT).frames)
     assert np.array_equal(*same)
 
 

@@ -97,10 +97,10 @@ def test_one_step_of_an_environment_is_one_round(config: TrainConfig, tmp_path: 
     model = WorldModel.from_pretrained(str(folder))
     session = model.session(seed=0)
     session.reset(walk(0).cameras["render"][0])
-    played = [session.step({"keys": [key]}) for key in ("left", "right", "left", "right", "left")]
+    played = [session.step({"keys": [key]}).frames for key in ("left", "right", "left", "right", "left")]
     assert [frames.shape for frames in played] == [(1, SIDE, SIDE, 3)] * 5
     branch = session.fork()
-    assert np.array_equal(branch.step({"keys": ["left"]}), session.step({"keys": ["left"]}))
+    assert np.array_equal(branch.step({"keys": ["left"]}).frames, session.step({"keys": ["left"]}).frames)
 
     environment = WorldEnv(str(folder))
     assert isinstance(environment, gymnasium.Env)

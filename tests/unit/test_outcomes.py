@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from clip_tables import open_table, write_table
 
 from worldmodel.config import ActionConfig, ActionSpec, DataConfig, SourceConfig, WorldModelConfig
+from worldmodel.data.argument import read_source
 from worldmodel.data.facts import read_facts
 from worldmodel.data.loader import Batch
 from worldmodel.data.sources import open_source
@@ -75,6 +77,30 @@ def test_each_round_has_the_outcome_of_its_steps(model: WorldModel, tmp_path: Pa
     assert read_facts(path, tmp_path / "world.yaml").outcomes
     slower, _ = episodes(recorded(tmp_path / "slow", 5), model.config, 10, 2)  # an action in two steps
     assert slower.outcomes == (Outcome(0.5, False), Outcome(-2, False), Outcome(3, True))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_a_table_has_the_outcomes_of_its_rows(
+    model: WorldModel, counting: Path, tmp_path: Path, suffix: str
+) -> None:
+    """The clip has seven rounds; without a recording.json, a list of rewards has one for each."""
+    rewards = [0.0, 0.5, 0.0, -2.0, 0.0, 3.0, 1.0]
+    rows = [{"path": counting.name, "rewards": rewards, "terminated": ended} for ended in (True, False)]
+    rows.append({"path": counting.name, "rewards": rewards[:3], "terminated": False})
+    path = write_table(tmp_path, rows, f"clips.{suffix}")
+    columns = {"video": "path", "rewards": "rewards", "terminated": "terminated"}
+    assert read_source(str(path)).sources["clips"].columns == columns
+    source = open_table(
+        path, columns, replace(model.config, fps=8, chunk_frames=8), root=str(counting.parent)
+    )
+    for index in range(6):
+        episode = source.at(index % 2).episode("rounds", 0, index, 3)
+        first = (round((float(episode.observations[0].mean()) - 20) / 3)) // 8
+        assert [each.reward for each in episode.outcomes] == rewards[first : first + 3]
+        ends = [False] * 6 + [index % 2 == 0]
+        assert [each.ended for each in episode.outcomes] == ends[first : first + 3]
+    with pytest.raises(InputError, match="rewards has 3 entries"):
+        source.at(2).episode("rounds", 0, 0, 3)
 
 
 def test_a_reward_that_is_no_number_makes_an_episode_unusable(model: WorldModel, tmp_path: Path) -> None:
@@ -168,13 +194,14 @@ def test_sessions_and_environments_have_the_outcome_of_the_state(
     assert session.outcome is None
     for action in (["left"], ["right"]):
         pressed = np.array([key in action for key in scored.config.action.keys], np.int8)
-        session.step({"keys": action})
-        assert session.outcome is not None
+        result = session.step({"keys": action})
+        assert result.outcome is not None
+        assert result.outcome == session.outcome
         _, reward, terminated, _, _ = env.step(pressed)
-        assert reward == pytest.approx(session.outcome.reward, abs=1e-4)
-        assert terminated == session.outcome.ended
+        assert reward == pytest.approx(result.outcome.reward, abs=1e-4)
+        assert terminated == result.outcome.ended
         _, rewards, _, _, _ = many.step(np.stack([pressed, pressed * 0]))
-        assert rewards[0] == pytest.approx(session.outcome.reward, abs=1e-3)
+        assert rewards[0] == pytest.approx(result.outcome.reward, abs=1e-3)
     fork = session.fork()
     assert fork.outcome == session.outcome
     session.observe(image)
@@ -186,12 +213,11 @@ def test_sessions_and_environments_have_the_outcome_of_the_state(
     loaded = WorldModel.from_pretrained(scored.save_pretrained(tmp_path / "scored", dtype=torch.float32))
     again = loaded.session(info["world_seed"])
     again.restore(fork.snapshot())
-    again.step({"keys": ["left"]})
-    fork.step({"keys": ["left"]})
-    assert again.outcome and fork.outcome
-    assert again.outcome.reward == pytest.approx(fork.outcome.reward, abs=1e-5)
+    first, second = (each.step({"keys": ["left"]}).outcome for each in (again, fork))
+    assert first and second
+    assert first.reward == pytest.approx(second.reward, abs=1e-5)
     assert not (model.save_pretrained(tmp_path / "plain") / "outcome").exists()
     plain = model.session()
     plain.reset(image)
-    plain.step({"keys": ["left"]})
+    assert plain.step({"keys": ["left"]}).outcome is None
     assert plain.outcome is None

@@ -142,7 +142,7 @@ def test_in_a_model_a_plan_is_what_a_session_plays(model: WorldModel, image: np.
     goal = model.session(3)
     goal.reset(image)
     goal.step({"keys": ["left"]})
-    wanted = goal.step({"keys": ["right"]})[-1]
+    wanted = goal.step({"keys": ["right"]}).frames[-1]
     objective = GoalImage(wanted, 32)
     actions = Choices((Action(keys=("left",)), Action(keys=("right",))))
     found = plan(
@@ -154,7 +154,7 @@ def test_in_a_model_a_plan_is_what_a_session_plays(model: WorldModel, image: np.
     session = model.session(3)
     session.reset(image)
     for action, frames in zip(found.trajectory.actions, found.trajectory.rounds, strict=True):
-        assert np.abs(session.step(action).astype(int) - frames).max() <= 1
+        assert np.abs(session.step(action).frames.astype(int) - frames).max() <= 1
 
 
 def test_actions_of_a_model(model: WorldModel) -> None:

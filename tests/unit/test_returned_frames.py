@@ -8,7 +8,7 @@ from worldmodel.models.world_model import WorldModel
 def test_frames_that_are_drawn_on_change_no_state(model: WorldModel, image: np.ndarray) -> None:
     session = model.session(seed=3)
     session.reset(image)
-    frames = session.step("the red ball moves left")
+    frames = session.step("the red ball moves left").frames
     kept, fork, before = frames.copy(), session.fork(), session.snapshot()
     frames[:] = 0
     session.clips[0][:] = 0

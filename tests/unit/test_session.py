@@ -44,7 +44,7 @@ def cached(session: Session) -> int:
 
 
 def test_a_round_makes_one_chunk(session: Session, model: WorldModel) -> None:
-    frames = session.step(LEFT)
+    frames = session.step(LEFT).frames
     assert frames.shape == (model.config.chunk_frames, 32, 32, 3)
     assert frames.dtype == np.uint8
     session.step()
@@ -88,28 +88,28 @@ def test_a_fork_with_the_same_action_makes_the_same_frames(session: Session) -> 
     session.step(LEFT)
     fork = session.fork()
     for action in (JUMP, None, LEFT):
-        assert np.array_equal(session.step(action), fork.step(action))
+        assert np.array_equal(session.step(action).frames, fork.step(action).frames)
 
 
 def test_forks_with_different_actions_do_not_touch_each_other(session: Session) -> None:
     session.step(LEFT)
     one, other, untouched = session.fork(), session.fork(), session.fork()
-    first, second = one.step(JUMP), other.step("the blue box explodes")
+    first, second = one.step(JUMP).frames, other.step("the blue box explodes").frames
     assert not np.array_equal(first, second)
-    assert np.array_equal(session.step(JUMP), first)
-    assert np.array_equal(untouched.step("the blue box explodes"), second)
+    assert np.array_equal(session.step(JUMP).frames, first)
+    assert np.array_equal(untouched.step("the blue box explodes").frames, second)
     assert len(one.clips) == len(other.clips) == 3
 
 
 def test_restoring_a_snapshot_replays_exactly(session: Session) -> None:
     session.step(LEFT)
     moment = session.snapshot()
-    played = [session.step(action) for action in (JUMP, LEFT, None)]
+    played = [session.step(action).frames for action in (JUMP, LEFT, None)]
     for _ in range(2):
         session.restore(moment)
         assert len(session.clips) == 2
         assert all(
-            np.array_equal(session.step(action), frames)
+            np.array_equal(session.step(action).frames, frames)
             for action, frames in zip((JUMP, LEFT, None), played, strict=True)
         )
 
@@ -148,9 +148,9 @@ def test_a_round_sees_the_rounds_before_it(
 
 
 def test_actions_change_the_next_frames(session: Session) -> None:
-    assert not np.array_equal(session.fork().step(LEFT), session.fork().step(JUMP))
+    assert not np.array_equal(session.fork().step(LEFT).frames, session.fork().step(JUMP).frames)
     assert not np.array_equal(
-        session.fork().step({"keys": ["left"]}), session.fork().step({"keys": ["right"]})
+        session.fork().step({"keys": ["left"]}).frames, session.fork().step({"keys": ["right"]}).frames
     )
 
 
@@ -170,7 +170,7 @@ def test_actions_change_the_next_frames(session: Session) -> None:
     ids=str,
 )
 def test_every_kind_of_action_is_taken(session: Session, action: object) -> None:
-    assert session.step(action).shape == (8, 32, 32, 3)
+    assert session.step(action).frames.shape == (8, 32, 32, 3)
     assert len(session.actions) == 1
 
 
@@ -243,7 +243,7 @@ def test_reset_continues_a_video(model: WorldModel, image: np.ndarray, tmp_path:
     assert seen.shape == (8, 32, 32, 3)
     # A GIF counts hundredths of a second, so the frame on screen at 7/8 s may be the one before.
     assert min(np.abs(seen[-1].astype(int) - frame).mean() for frame in clip[-2:]) < 12
-    assert session.step(LEFT).shape == (8, 32, 32, 3)
+    assert session.step(LEFT).frames.shape == (8, 32, 32, 3)
 
 
 def test_a_long_video_is_cut_to_its_end(model: WorldModel, image: np.ndarray, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_reset_imagines_a_text(model: WorldModel) -> None:
         model.session(seed=1).reset(text="night background, a small red ball at the left"), frames
     )
     assert not np.array_equal(model.session(seed=1).reset(text="dusk background, nothing"), frames)
-    assert session.step(LEFT).shape == (8, 32, 32, 3)
+    assert session.step(LEFT).frames.shape == (8, 32, 32, 3)
 
 
 def test_reset_begins_anew(session: Session, model: WorldModel, image: np.ndarray) -> None:
@@ -275,7 +275,7 @@ def test_reset_begins_anew(session: Session, model: WorldModel, image: np.ndarra
     session.reset(image)
     fresh = model.session(seed=3)
     fresh.reset(image)
-    assert np.array_equal(session.step(JUMP), fresh.step(JUMP))
+    assert np.array_equal(session.step(JUMP).frames, fresh.step(JUMP).frames)
     assert session.actions == (Action(JUMP),)
 
 
@@ -313,7 +313,7 @@ def test_frames_in_memory_are_cut_to_their_end(model: WorldModel, image: np.ndar
 def test_seeds_are_integers_of_any_kind(session: Session, model: WorldModel, image: np.ndarray) -> None:
     other = model.session(seed=np.int64(session.seed))
     other.reset(image)
-    assert np.array_equal(other.step(LEFT), session.step(LEFT))
+    assert np.array_equal(other.step(LEFT).frames, session.step(LEFT).frames)
 
 
 @pytest.mark.parametrize("scale", [101.0, -1e38, math.inf, math.nan])
@@ -375,7 +375,7 @@ def test_zero_steps_show_the_forecast_without_the_generator(
     by_default.reset(image)
     monkeypatch.setattr(model.generator, "velocity", None)  # calling it would fail
     for each in (session, by_default):
-        assert np.abs(each.step(LEFT).astype(int) - expected).max() <= 1
+        assert np.abs(each.step(LEFT).frames.astype(int) - expected).max() <= 1
 
 
 # Words about it, and files
@@ -396,7 +396,7 @@ def test_describing_leaves_the_world_as_it_is(session: Session) -> None:
     session.step(LEFT)
     session.describe()
     session.infer_action()
-    assert np.array_equal(session.step(JUMP), fork.step(JUMP))
+    assert np.array_equal(session.step(JUMP).frames, fork.step(JUMP).frames)
 
 
 def test_infer_action_needs_two_observations(session: Session, image: np.ndarray) -> None:
@@ -410,7 +410,7 @@ def test_infer_action_needs_two_observations(session: Session, image: np.ndarray
 def test_an_observed_round_is_remembered_like_a_generated_one(
     session: Session, model: WorldModel, image: np.ndarray
 ) -> None:
-    foreseen, before = session.step(LEFT), session.fork()
+    foreseen, before = session.step(LEFT).frames, session.fork()
     real = model.session(seed=3)
     real.reset(image)
     seen = real.observe(foreseen, LEFT)
@@ -434,7 +434,7 @@ def test_what_follows_an_observation_depends_on_the_action_before(
         session = model.session(seed=3)
         session.reset(image)
         assert np.array_equal(session.observe(after, action)[0], after)
-        futures.append(session.step(JUMP))
+        futures.append(session.step(JUMP).frames)
     assert not np.array_equal(futures[0], futures[1])
     assert not np.array_equal(futures[0], futures[2])
 

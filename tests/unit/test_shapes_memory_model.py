@@ -27,7 +27,7 @@ def test_two_films_with_the_same_end_go_on_in_their_directions(model: WorldModel
             clips = [film[0].clip.first_frame[None], *(sample.clip.frames for sample in film[:-1])]
             session = model.session()
             session.reset(np.concatenate(clips))
-            right += judge_frame(session.step()[-1], case_of(film[-1]).truths[-1]).named
+            right += judge_frame(session.step().frames[-1], case_of(film[-1]).truths[-1]).named
     assert right >= 6
 
 
@@ -35,9 +35,9 @@ def test_a_hidden_object_comes_back_in_a_session(model: WorldModel) -> None:
     scene = shapes.Scene("night", (shapes.place_in_zone("red", "ball", "large", "left"),))
     session = model.session()
     session.reset(shapes.render(scene))
-    hidden = session.step("hide the red ball")
+    hidden = session.step("hide the red ball").frames
     session.step("nothing happens")
-    shown = session.step("the red ball comes back")
+    shown = session.step("the red ball comes back").frames
     assert not shapes.find_objects(hidden[-1], "night")
     (found,) = shapes.find_objects(shown[-1], "night")
     assert found.colour == "red" and abs(found.x - scene.objects[0].x) <= 3

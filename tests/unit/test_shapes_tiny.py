@@ -49,7 +49,7 @@ def test_two_actions_give_two_futures(tiny: WorldModel) -> None:
     session = tiny.session(seed=0)
     session.reset(shapes.render(scene))
     other = session.fork()
-    gone, blown = session.step("the red ball vanishes"), other.step("the blue box explodes")
+    gone, blown = session.step("the red ball vanishes").frames, other.step("the blue box explodes").frames
     assert {obj.colour for obj in shapes.find_objects(gone[-1], "night")} == {"blue"}
     assert {obj.colour for obj in shapes.find_objects(blown[-1], "night")} == {"red"}
 
@@ -110,5 +110,5 @@ def test_frames_are_reproducible(tiny: WorldModel) -> None:
     for _ in range(2):
         session = tiny.session(seed=3)
         session.reset(text="forest background, a small green box at the top")
-        clips.append(session.step("the green box falls"))
+        clips.append(session.step("the green box falls").frames)
     assert np.array_equal(*clips)

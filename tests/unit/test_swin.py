@@ -403,13 +403,13 @@ def test_a_session_follows_its_trail(sliding: WorldModel) -> None:
     moment = session.snapshot()
     assert moment.state.trace is not None
     fork = session.fork()
-    frames = session.step("it jumps")
-    assert np.array_equal(frames, fork.step("it jumps"))
+    frames = session.step("it jumps").frames
+    assert np.array_equal(frames, fork.step("it jumps").frames)
     alone = sliding.session(seed=5)
     alone.restore(replace(moment, state=replace(moment.state, trace=None)))
-    assert not np.array_equal(frames, alone.step("it jumps")), "the trace changes nothing"
+    assert not np.array_equal(frames, alone.step("it jumps").frames), "the trace changes nothing"
     session.restore(moment)
-    assert np.array_equal(frames, session.step("it jumps"))
+    assert np.array_equal(frames, session.step("it jumps").frames)
 
 
 def test_a_snapshot_is_restored_into_a_session_of_no_steps(sliding: WorldModel) -> None:
@@ -417,7 +417,7 @@ def test_a_snapshot_is_restored_into_a_session_of_no_steps(sliding: WorldModel) 
     session.reset(IMAGE)
     session.step("it jumps")
     forecast.restore(session.snapshot())
-    assert forecast.step("it grows").shape == session.step("it grows").shape
+    assert forecast.step("it grows").frames.shape == session.step("it grows").frames.shape
 
 
 def test_worlds_played_together_follow_their_own_trails(sliding: WorldModel) -> None:
@@ -429,9 +429,9 @@ def test_worlds_played_together_follow_their_own_trails(sliding: WorldModel) -> 
         return session
 
     sessions = [begun(0), begun(2)]
-    expected = [session.fork().step("it grows") for session in sessions]
-    for frames, alone in zip(play_sessions(sessions, [Action("it grows")] * 2), expected, strict=True):
-        assert np.abs(frames.astype(int) - alone).max() <= 1
+    expected = [session.fork().step("it grows").frames for session in sessions]
+    for result, alone in zip(play_sessions(sessions, [Action("it grows")] * 2), expected, strict=True):
+        assert np.abs(result.frames.astype(int) - alone).max() <= 1
 
 
 def test_a_window_wants_an_even_number_of_steps() -> None:

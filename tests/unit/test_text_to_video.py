@@ -108,7 +108,7 @@ def test_a_text_starts_a_world_with_a_whole_clip(writer: WorldModel) -> None:
     assert clip.shape == (writer.config.chunk_frames, 32, 32, 3)
     other = writer.session(seed=3).reset(text="a blue box; it grows")
     assert not np.array_equal(clip, other)
-    assert len(session.step("the red ball moves right")) == writer.config.chunk_frames
+    assert len(session.step("the red ball moves right").frames) == writer.config.chunk_frames
     guided = writer.session(seed=3, guidance_scale=3.0).reset(text="a red ball; it moves left")
     assert not np.array_equal(clip, guided)
 

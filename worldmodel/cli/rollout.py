@@ -117,6 +117,6 @@ def play(session: "Session", actions: "list[Action]") -> None:
     count = str(len(actions))
     for index, action in enumerate(actions, 1):
         start = time.perf_counter()
-        frames = session.step(action)
+        frames = session.step(action).frames
         rate = len(frames) / (time.perf_counter() - start)
         print(f"round {index:{len(count)}d}/{count}  {action!s:{width}s}  {rate:5.0f} frames/s")

@@ -22,7 +22,7 @@ from worldmodel.errors import ConfigError, InputError
 from worldmodel.media import Frames
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, Session, start_images
-from worldmodel.types import Action, Outcome
+from worldmodel.types import Action, Outcome, StepResult
 from worldmodel.worlds import get_world, world_names
 
 ObsType = Literal["frame", "clip"]
@@ -81,8 +81,8 @@ class SessionLike(Protocol):
         """Restart from an image, a clip or a caption; return the first observation."""
         ...
 
-    def step(self, action: Action, /) -> Frames:
-        """Run one round and return its frames."""
+    def step(self, action: Action, /) -> StepResult:
+        """Run one round and return its frames and outcome."""
         ...
 
 
@@ -225,11 +225,11 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
         return to_action(self.action_types, action, self.world_spec.action)
 
     def transition(
-        self, action: Action, frames: Frames
+        self, action: Action, result: StepResult
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Return the result of a step whose round produced `frames`."""
+        """Return what `step` returns for a round and its action."""
+        frames, outcome = result.frames, result.outcome or Outcome(0.0, False)
         observation = self._observe(frames)
-        outcome: Outcome = getattr(self.world, "outcome", None) or Outcome(0.0, False)
         reward = self._reward_fn(frames, action) if self._reward_fn else outcome.reward
         ended = self._termination_fn(frames, action) if self._termination_fn else outcome.ended
         return observation, float(reward), bool(ended), False, {}

@@ -12,13 +12,12 @@ from gymnasium.vector.utils import batch_space
 from worldmodel.env.actions import describe_value, split_actions
 from worldmodel.env.single import SessionLike, WorldEnv, check_choice
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.media import Frames
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, Session, play_round
-from worldmodel.types import Action
+from worldmodel.types import Action, StepResult
 
 
-def play_sessions(sessions: Sequence[Session], actions: Sequence[Action]) -> list[Frames]:
+def play_sessions(sessions: Sequence[Session], actions: Sequence[Action]) -> list[StepResult]:
     """Play one round of every session in one batch.
 
     The sessions share model, engine, number of denoising steps and guidance.
@@ -159,8 +158,8 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
         self._rounds[row], self._finished[row] = 0, False
         return info
 
-    def _play(self, actions: Any) -> dict[int, tuple[Action, Frames]]:
-        """Play the worlds whose episodes have not ended; return their actions and frames by row."""
+    def _play(self, actions: Any) -> dict[int, tuple[Action, StepResult]]:
+        """Play the worlds whose episodes have not ended; return their actions and results by row."""
         given = split_actions(actions)
         if len(given) != self.num_envs:
             raise InputError(
@@ -179,10 +178,10 @@ class WorldVectorEnv(VectorEnv[np.ndarray, Any, np.ndarray]):
         if self._threads is not None:
             rounds = [self._threads.submit(world.step, act) for world, act in zip(worlds, acts, strict=True)]
             wait(rounds)  # before any of them raises, so that no world is still stepping afterwards
-            clips = [each.result() for each in rounds]
+            results = [each.result() for each in rounds]
         else:
-            clips = play_sessions([world for world in worlds if isinstance(world, Session)], acts)
-        return dict(zip(rows, zip(acts, clips, strict=True), strict=True))
+            results = play_sessions([world for world in worlds if isinstance(world, Session)], acts)
+        return dict(zip(rows, zip(acts, results, strict=True), strict=True))
 
 
 def _history_bytes(model: WorldModel) -> int:

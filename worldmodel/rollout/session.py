@@ -16,7 +16,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.recording import Recording
 from worldmodel.rollout.round import LocalEngine, SamplingParams, observe_round, play_round, start_worlds
 from worldmodel.rollout.state import WorldState, last_transition, newest_observation
-from worldmodel.types import DESCRIBE, NOTHING_HAPPENS, WHAT_HAPPENED, Action, AnyAction, Outcome
+from worldmodel.types import DESCRIBE, NOTHING_HAPPENS, WHAT_HAPPENED, Action, AnyAction, Outcome, StepResult
 
 MAX_QUESTION_CHARACTERS = 400
 
@@ -79,8 +79,8 @@ class Session:
         self.restore(Snapshot(state, Recording((state.frames[0],))))
         return state.frames[0].copy()
 
-    def step(self, action: AnyAction = None) -> np.ndarray:
-        """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the null action.
+    def step(self, action: AnyAction = None) -> StepResult:
+        """Play one round and return its frames and outcome; None is the null action.
 
         A list has the actions of the round in order, as many as `model.config.action.per_round`.
 
@@ -91,10 +91,11 @@ class Session:
         (state,) = play_round(self.model, self.engine, [self.state], [taken], self.params)
         return self.advance(taken, state)
 
-    def advance(self, action: Action, state: WorldState) -> np.ndarray:
-        """Continue from the state after an action, which a batch of rounds has made; return its frames."""
+    def advance(self, action: Action, state: WorldState) -> StepResult:
+        """Continue from the state after an action, which a batch of rounds has made."""
         self._state, self._recording = state, self._recording.extended(action, state.frames[0])
-        return state.frames[0].copy()  # the caller may draw on it: forks and snapshots share the state
+        frames = state.frames[0].copy()  # the caller may draw on it: forks and snapshots share the state
+        return StepResult(frames, self.outcome)
 
     def observe(self, observation: Any, action: AnyAction = None) -> np.ndarray:
         """Add a round whose outcome was observed instead of generated; return its frames.
@@ -111,7 +112,7 @@ class Session:
                 such an action.
         """
         taken, state, frames = Action.of(action), self.state, self._read(observation)
-        return self.advance(taken, observe_round(self.model, state, frames[None], [taken]))
+        return self.advance(taken, observe_round(self.model, state, frames[None], [taken])).frames
 
     def describe(self, question: str | None = None) -> str:
         """Describe the newest observation, or answer a question about it ("how many objects are there")."""

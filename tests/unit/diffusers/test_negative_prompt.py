@@ -49,7 +49,7 @@ def test_guidance_leads_away_from_a_negative_prompt(reads_text: WorldModel, imag
     def play(negative: str | None, **settings: Any) -> np.ndarray:
         session = reads_text.session(**SETTINGS | settings, negative_prompt=negative)
         session.reset(image)
-        return session.fork().step(ACTION)
+        return session.fork().step(ACTION).frames
 
     async def serve() -> np.ndarray:
         service = WorldService(reads_text)

@@ -201,13 +201,13 @@ def test_train_save_load_and_roll_out(
     for each in (session, twin):
         each.reset(image)
     for _ in range(2):
-        frames = session.step(WORDS[0])
+        frames = session.step(WORDS[0]).frames
         assert frames.shape == (CHUNK, *SIZE, 3)
-        assert np.array_equal(frames, twin.step(WORDS[0]))
+        assert np.array_equal(frames, twin.step(WORDS[0]).frames)
     assert isinstance(session.describe(), str)
     session.infer_action().check(model.config.action)
     fork = session.fork()
-    assert np.array_equal(fork.step(WORDS[1]), session.step(WORDS[1]))
+    assert np.array_equal(fork.step(WORDS[1]).frames, session.step(WORDS[1]).frames)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_lora_on_bf16_weights(
             assert torch.equal(held[name], tensor), name
     session = loaded.session(num_inference_steps=2)
     session.reset(batch_of().episodes[0].observations[0])
-    assert session.step(WORDS[0]).shape == (CHUNK, *SIZE, 3)
+    assert session.step(WORDS[0]).frames.shape == (CHUNK, *SIZE, 3)
 
 
 def test_every_component_is_read_by_its_library(make: Callable[..., WorldModel], tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_start_from_text(make: Callable[..., WorldModel], generator: str, encode
     session = model.eval().session(num_inference_steps=2, guidance_scale=2.0)
     begun = session.reset(text=WORDS[0])
     assert begun.shape == (beginning, *SIZE, 3)
-    assert session.step(WORDS[1]).shape == (CHUNK, *SIZE, 3)
+    assert session.step(WORDS[1]).frames.shape == (CHUNK, *SIZE, 3)
     assert not np.array_equal(session.reset(text=WORDS[1]), begun)
 
 
@@ -488,7 +488,7 @@ def test_run_trains_exports_and_rolls_out(
     made = finetune.train(config)
     session = WorldModel.from_pretrained(made).session(num_inference_steps=2)
     session.reset(np.zeros((64, 64, 3), np.uint8))
-    assert session.step("the red ball jumps").shape == (CHUNK, 64, 64, 3)
+    assert session.step("the red ball jumps").frames.shape == (CHUNK, 64, 64, 3)
     checkpoint = sorted((tmp_path / "run" / "checkpoints").glob("0*"))[-1]
     adapters = export.export_adapters(checkpoint, tmp_path / "adapters")
     by_rank = {name for name, how in train.items() if how.lora_rank}

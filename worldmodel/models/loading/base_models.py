@@ -135,7 +135,7 @@ def convert(file: Path, folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**source, local_files_only=True)
-        quantised, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             **source,
             output_loading_info=True,
             local_files_only=True,
@@ -144,6 +144,7 @@ def convert(file: Path, folder: Path) -> None:
         )
     except (*pretrained.LOAD_ERRORS, struct.error) as error:
         raise ModelError(f"{str(file)!r} cannot be read as GGUF: {pretrained.first_line(error)}") from None
+    quantised, report = loaded
     if missing := sorted(report["missing_keys"]):  # transformers initialises them randomly and only warns
         raise ModelError(
             f"{str(file)!r} lacks {len(missing)} weights, such as {missing[0]}; get the whole file."

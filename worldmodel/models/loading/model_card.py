@@ -52,7 +52,7 @@ def plain_card(model: "WorldModel", name: str, training: dict[str, Any] | None) 
         "A world model: it takes text, images, video and actions, and generates video, images and text.\n",
         "```python\nfrom worldmodel import WorldModel\n",
         f'session = WorldModel.from_pretrained("{name}").session(seed=0)',
-        'session.reset("first_frame.png")\nframes = session.step("...")\n```\n',
+        'session.reset("first_frame.png")\nframes = session.step("...").frames\n```\n',
         "| Component | Kind | Parameters |\n|---|---|---:|",
     ]
     for child, module in components.items():
@@ -61,7 +61,7 @@ def plain_card(model: "WorldModel", name: str, training: dict[str, Any] | None) 
     lines += [
         f"\nIt generates {config.chunk_frames} frames of {width} x {height} pixels per round at {config.fps} "
         f"frames per second. Actions: {', '.join(actions) or 'none'}.\n",
-        *_action_table(config.action.spec),
+        *action_section(config.action.spec),
         "## Training\n",
     ]
     stages = (training or {}).get("stages") or {}
@@ -77,17 +77,8 @@ def plain_card(model: "WorldModel", name: str, training: dict[str, Any] | None) 
     return card_text(name, "\n".join(lines), config)
 
 
-def _tags(config: WorldModelConfig | None) -> list[str]:
-    tags = ["world-model", "video-generation", "image-to-video"]
-    if config and config.action.text:
-        tags += ["any-to-any", "text-to-image"]
-    if config and config.generator:
-        tags.append("flow-matching")
-    return tags
-
-
-def _action_table(specs: Sequence[ActionSpec]) -> list[str]:
-    """Return what the keys and numbers of an action mean, as rows of a table."""
+def action_section(specs: Sequence[ActionSpec]) -> list[str]:
+    """Return a section on what the keys and numbers of an action mean, line by line; none without specs."""
     if not specs:
         return []
     head = "| Action | Kind | Range | Unit | Scale | Per second | Frame |\n|---|---|---|---|---:|---:|---|"
@@ -96,4 +87,13 @@ def _action_table(specs: Sequence[ActionSpec]) -> list[str]:
         f"| {spec.unit or '–'} | {spec.scale:g} | {spec.rate:g} | {spec.frame or '–'} |"
         for spec in specs
     ]
-    return [head, *rows, ""]
+    return ["## Actions\n", head, *rows, ""]
+
+
+def _tags(config: WorldModelConfig | None) -> list[str]:
+    tags = ["world-model", "video-generation", "image-to-video"]
+    if config and config.action.text:
+        tags += ["any-to-any", "text-to-image"]
+    if config and config.generator:
+        tags.append("flow-matching")
+    return tags

@@ -15,7 +15,7 @@ from worldmodel import WorldModel
 
 session = WorldModel.from_pretrained("{name}").session(seed=0)
 session.reset("first_frame.png")            # or reset(text="night background, a small red ball at the left")
-frames = session.step("the red ball moves left")    # uint8 [8, 64, 64, 3]; call it again and again
+frames = session.step("the red ball moves left").frames    # uint8 [8, 64, 64, 3]; call it again and again
 print(session.describe(), "|", session.infer_action())
 session.save("rollout.mp4")
 ```
