@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -22,16 +23,20 @@ def address(serve: Callable[..., str]) -> str:
     return serve(requests_per_minute=60_000)
 
 
-def handle(page: Any, tab: str, button: Any, *values: Any) -> AsyncGenerator[dict[Any, Any], None]:
-    """Click a button in a tab; yields the updates of components."""
+def handle(
+    page: Any, tab: str, button: Any, *values: Any, data: dict[str, str] | None = None
+) -> AsyncGenerator[dict[Any, Any], None]:
+    """Click a button in a tab, with the data of a button in HTML; yields the updates of components."""
     event = "upload" if button is page.at.upload else "click"
     (handler,) = (each.fn for each in page.blocks.fns.values() if (button._id, event) in each.targets)
-    return handler(gr.Request(session_hash=tab), gr.EventData(None, {}), *values)
+    return handler(gr.Request(session_hash=tab), gr.EventData(None, data or {}), *values)
 
 
-async def click(page: Any, tab: str, button: Any, *values: Any) -> dict[Any, Any]:
+async def click(
+    page: Any, tab: str, button: Any, *values: Any, data: dict[str, str] | None = None
+) -> dict[Any, Any]:
     """Click a button, and return the last updates."""
-    return [updates async for updates in handle(page, tab, button, *values)][-1]
+    return [updates async for updates in handle(page, tab, button, *values, data=data)][-1]
 
 
 def visit(
@@ -74,6 +79,34 @@ def test_what_the_page_suggests_to_type_is_taken(
         assert page.at.worlds in played, played[page.at.status]
 
     visit(serve(make_model(action=action)), body, encode_png(image))
+
+
+def test_the_shipped_game_starts_from_its_own_images_and_is_played_by_its_keys(
+    serve: Callable[..., str],
+) -> None:
+    from worldmodel.demo.page import Page
+
+    doorkey = WorldModel.from_pretrained("minigrid-doorkey")
+    session = doorkey.session(seed=3)
+    session.reset(doorkey.start_images[2].image)
+
+    async def run() -> None:
+        async with AsyncClient(serve(doorkey)) as client:
+            page = Page(client, World())
+            at, greeted = page.at, await page._greet("")
+            assert greeted[at.tiles].count('class="wm-tile"') == len(doorkey.start_images) == 8
+            shown = await click(page, "a", at.tiles, "", 3, data={"index": "2"})
+            chips = re.findall(r'data-kind="(\w+)" data-act="(\w+)"', shown[at.palette])
+            assert chips == [("key", key) for key in doorkey.config.action.keys]
+            for key in ("right", "forward"):
+                shown = await click(page, "a", at.palette, shown[at.worlds], data={"kind": "key", "act": key})
+                (history, _) = page.histories[shown[at.worlds].split()[0]]
+                expected = session.step({"keys": [key]})
+                np.testing.assert_array_equal(history.branch.now.clip, expected.frames)
+                assert (history.branch.now.label, history.branch.now.outcome is None) == (key, False)
+            await click(page, "a", at.anew, shown[at.worlds])
+
+    asyncio.run(run())
 
 
 def test_two_pages_of_a_visitor_play_one_after_the_other(address: str) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ from worldmodel.config import (
     TrainedConfig,
     ValidationConfig,
 )
+from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.eval.codec import Ceiling, ceiling
 from worldmodel.eval.metrics import psnr
+from worldmodel.models.codec.autoencoder import Codec
+from worldmodel.models.world_model import WorldModel
 from worldmodel.train import codec_ceiling, finetune
+from worldmodel.train.objectives.base import SampleRng, StageBatch
+from worldmodel.train.objectives.codec import CodecObjective
 from worldmodel.train.run_log import read_metrics
 
 HELD_OUT = DataConfig(
@@ -70,6 +76,28 @@ def test_a_low_share_is_a_warning_with_the_settings_to_change() -> None:
     )
     assert len(low) == 2 and "codec.latent_channels" in low[1]
     assert len(high) == len(none) == 1
+
+
+def test_an_error_in_a_rare_colour_costs_more_than_in_a_frequent_one(
+    make_model: Callable[..., WorldModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+    assert isinstance(model.codec, Codec)
+    frames = torch.full((2, 1, 3, 32, 32), -0.9)  # two clips of an episode
+    frames[..., :16, :16] = 0.4  # a quarter of the pixels
+    frames[..., 24:28, 24:28] = torch.tensor([0.9, 0.9, -0.9]).view(3, 1, 1)  # one of 64
+    frames[..., 30, 30] = 0.9  # one of 1024
+    made = (frames + 0.1).requires_grad_()  # every pixel is wrong by the same amount
+    monkeypatch.setattr(Codec, "reconstruct", lambda codec, latents: made)
+    inputs = StageBatch(Batch(0, "rounds", (0,), []), SampleRng([(0,)]), {}, frames)
+    CodecObjective(model).forward(model, inputs)["pixel"].backward()
+    assert made.grad is not None
+    pull = made.grad[0, 0].sum(0)
+    ground, often, rare, single = (pull[where].item() for where in ((20, 20), (5, 5), (25, 25), (30, 30)))
+    assert rare / often == pytest.approx(4)  # 1 / sqrt(share)
+    assert rare / single == pytest.approx(8 / 10)  # at most 10
+    assert often / ground == pytest.approx(2 * (751 / 1024) ** 0.5)
+    assert pull[24:28, 24:28].sum() / pull.sum() > 4 * 16 / 1024  # of its share of the pixels
 
 
 def ceilings(run: Path) -> list[dict[str, Any]]:

@@ -223,6 +223,23 @@ def test_the_true_simulator_gets_full_marks(truth: dict) -> None:
     assert figures["keys"]["named"]["value"] == figures["text_to_image"]["strict"]["value"] == 1
 
 
+def test_rates_of_the_forecast_stand_beside_those_of_the_model(true_subject: TrueSubject) -> None:
+    class Sampled(TrueSubject):
+        """Without a generator it repeats the first frame."""
+
+        def with_steps(self, num_inference_steps: int) -> TrueSubject:
+            return self if num_inference_steps else CopySubject()
+
+    figures = evaluate(Sampled(), EvalSettings(None, SAMPLES, 2, SEED), SUITE)["figures"]
+    for split in SPLITS:
+        rates = figures["action_following"][split]
+        assert rates["strict"]["value"] == 1 > 0.5 > rates["forecast_strict"]["value"]
+        for name in ("named", "strict"):
+            assert rates[f"forecast_{name}"] == rates[f"copy_{name}"]
+    assert all(rate["value"] == 1 for rate in figures["rollouts"]["strict"])
+    assert all(rate["value"] < 0.5 for rate in figures["rollouts"]["forecast_strict"])
+
+
 def test_a_copying_model_gets_none(true_subject: TrueSubject) -> None:
     figures = evaluate(CopySubject(), EvalSettings(None, SAMPLES, 2, SEED), SUITE)["figures"]
     following = figures["action_following"]["paraphrases"]
@@ -346,7 +363,7 @@ def test_the_card_of_a_saved_model_has_the_measured_figures(
     goals = [goal for goal in SUITE.goals if goal.path[:2] == ("action_following", "held-out")]
     expected = {goal.title: figures[goal.path[2]]["value"] for goal in goals}
     assert {each.metric_name: each.metric_value for each in data.eval_results} == expected
-    assert len(expected) == 5
+    assert len(expected) == 6
 
 
 def test_tags_of_a_card_say_what_the_model_can_do() -> None:

@@ -1,6 +1,6 @@
 """What is measured, and how figures are shown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +11,15 @@ import pytest
 from worldmodel import media
 from worldmodel.config import ActionConfig, CodecConfig, ConditionAdapterConfig, WorldModelConfig
 from worldmodel.data.argument import read_source
-from worldmodel.eval.data.episodes import EpisodeReader
+from worldmodel.eval.data.episodes import EpisodeReader, Recorded
 from worldmodel.eval.data.horizon import by_round
 from worldmodel.eval.data.inverse_dynamics import BATCH, EPOCHS, train_recogniser
 from worldmodel.eval.data.measures import Judged, Played
-from worldmodel.eval.data.outcomes import _f1
+from worldmodel.eval.data.outcomes import _f1, outcomes
 from worldmodel.eval.examples import Album
 from worldmodel.eval.suite import EvalSettings
-from worldmodel.eval.tables import unit_of
-from worldmodel.types import Action
+from worldmodel.eval.tables import data_tables, unit_of
+from worldmodel.types import Action, Outcome
 from worldmodel.worlds import shapes
 from worldmodel.worlds.shapes.evaluation.suite import ShapesSuite
 
@@ -95,3 +95,56 @@ def test_actions_of_all_of_sorted_data_are_recognised(tmp_path: Path) -> None:
     reader = EpisodeReader(read_source(str(table)), config, 1, 0)
     recogniser = train_recogniser(reader, steps=EPOCHS // 2)  # reads half of the first half
     assert recogniser.summary["distinct_actions"] == 2
+
+
+class Scored:
+    """Worlds whose squares reach a wall, which ends the episode; some subjects see every second end only."""
+
+    def __init__(self, episodes: Sequence[Recorded], share: int) -> None:
+        self.episodes, self.share, self.round, self.outcomes = episodes, share, 0, ()
+
+    def step(self, actions: Sequence[Action]) -> np.ndarray:
+        said = [
+            each.outcomes[self.round] if row % self.share == 0 else Outcome(0.0, False)
+            for row, each in enumerate(self.episodes)
+        ]
+        self.outcomes: tuple[Outcome, ...] = tuple(said)
+        self.round += 1
+        return np.zeros((len(actions), 2, 32, 32, 3), np.uint8)
+
+
+class ScoredEpisodes:
+    """Eight episodes of three rounds, of which six end with a reward of 2 in the last."""
+
+    seed = 0
+
+    def batches(self, count: int) -> Iterator[list[Recorded]]:
+        frame, clip = np.zeros((32, 32, 3), np.uint8), np.zeros((2, 32, 32, 3), np.uint8)
+        for first in (0, 4):
+            ends = [Outcome(2.0, True) if first + row < 6 else Outcome(0.0, False) for row in range(4)]
+            quiet = Outcome(0.0, False)
+            self.now = [
+                Recorded(frame, (Action(),) * 3, (clip,) * 3, (Outcome(0.1, False), quiet, end))
+                for end in ends
+            ]
+            yield self.now
+
+
+@pytest.mark.parametrize(("share", "recall", "f1"), [(1, 1.0, 1.0), (2, 0.5, 2 / 3)])
+def test_rewards_and_ends_are_compared_round_by_round(share: int, recall: float, f1: float) -> None:
+    reader = ScoredEpisodes()
+    subject = SimpleNamespace(open=lambda images, seeds: Scored(reader.now, share))
+    figures = outcomes(subject, reader, 8)  # type: ignore[arg-type]
+    for name in ("reward", "end"):
+        assert figures[f"{name}_f1"]["model"]["value"] == pytest.approx(f1)
+        assert figures[f"{name}_f1"]["model"]["n"] == 6
+        assert figures[f"{name}_recall"]["model"]["value"] == pytest.approx(recall)
+        assert figures[f"{name}_precision"]["model"]["value"] == 1
+        assert figures[f"{name}_f1"]["copy"]["value"] == figures[f"{name}_recall"]["copy"]["value"] == 0
+    error, copied = (figures["reward_error"][row]["value"] for row in ("model", "copy"))
+    assert copied == pytest.approx((6 * 2.1 + 2 * 0.1) / 24)
+    assert error == pytest.approx(copied * (1 - recall) if share == 1 else (3 * 2.1 + 0.1) / 24)
+    (table,) = data_tables({"outcomes": figures})
+    assert [row[0] for row in table.rows] == ["", "model", "copy of the first frame"]
+    silent = SimpleNamespace(open=lambda images, seeds: SimpleNamespace(step=lambda actions: None))
+    assert outcomes(silent, reader, 8) == {}  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from worldmodel.config import WorldModelConfig
 from worldmodel.eval.goals import Goal, interval, measured, show
 from worldmodel.eval.suite import EvalSuite
 from worldmodel.eval.tables import data_tables, markdown, split_tables
-from worldmodel.models.loading.model_card import card_text
+from worldmodel.models.loading.model_card import action_section, card_text
 
 _METRICS = {"%": "accuracy", "dB": "psnr", "fps": "fps", "s": "latency_s", "x": "ratio", "": "score"}
 """Types of metric on the Hub, by unit; shares are from 0 to 1 there."""
@@ -31,12 +31,13 @@ def model_card(
         suite: The suite that measured the results.
         training: Record of the training; its `command`, `commit`, `minutes`, `hardware` and `stages` (each
             with `objective`, `steps`, `minutes`) are included if present.
-        config: Configuration of the model, for the tags of the metadata.
+        config: Configuration of the model, for the tags of the metadata and the meaning of its actions.
     """
     text = suite.card
     parts = [
         text.about,
         f"## Use\n\n{text.usage.replace('{name}', name)}",
+        *action_section(config.action.spec if config else ()),
         _figures(results, suite),
         f"## Data\n\n{text.data}",
         _training(training or {}),

@@ -14,7 +14,6 @@ _ROWS = {
     "codec": "codec alone",
     "copy": "copy of the first frame",
     "truth": "recorded frames",
-    "none": "no reward at all",
 }
 """Titles of the rows of tables on recorded episodes, in their order."""
 _MEASURES = {
@@ -143,11 +142,13 @@ _SECTIONS = {
     "outcomes": (
         "Rewards and ends",
         "Predicted on the model's own frames. A reward counts from half the mean size of the recorded ones "
-        "that are not 0. In brackets: 95 % intervals.",
+        "that are not 0. With a copy of the first frame nothing happens: no reward and no end. In brackets: "
+        "95 % intervals.",
     ),
     "returns": (
         "Action and inverse",
-        "PSNR and return are of the worlds whose picture the action changes, against the start.",
+        "PSNR and return are of the worlds whose picture the action changes, against the start; those of a "
+        "copy, which never leaves the start, are of all worlds.",
     ),
 }
 

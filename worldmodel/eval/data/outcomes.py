@@ -23,7 +23,7 @@ def outcomes(subject: Subject, reader: EpisodeReader, count: int) -> dict[str, A
         count: Number of episodes.
 
     Returns:
-        Figures by name, each with the row `model`.
+        Figures by name and row. The row `copy` is of a world in which nothing happens: no reward and no end.
     """
     true: list[Sequence[Outcome]] = []
     made: list[Sequence[Outcome]] = []
@@ -60,8 +60,12 @@ def outcomes(subject: Subject, reader: EpisodeReader, count: int) -> dict[str, A
         found = np.array([sum(b for _, b in each) for each in pairs])
         if not wanted.sum():
             continue
-        results[f"{name}_f1"] = {"model": _f1(hits, wanted, found)}
-        results[f"{name}_recall"] = {"model": rate_figure(int(hits.sum()), int(wanted.sum()))}
+        none = np.zeros_like(hits)
+        results[f"{name}_f1"] = {"model": _f1(hits, wanted, found), "copy": _f1(none, wanted, none)}
+        results[f"{name}_recall"] = {
+            "model": rate_figure(int(hits.sum()), int(wanted.sum())),
+            "copy": rate_figure(0, int(wanted.sum())),
+        }
         if found.sum():
             results[f"{name}_precision"] = {"model": rate_figure(int(hits.sum()), int(found.sum()))}
     errors = [
@@ -69,7 +73,7 @@ def outcomes(subject: Subject, reader: EpisodeReader, count: int) -> dict[str, A
         for episode in zip(true, made, strict=True)
     ]
     zeros = [float(np.mean([abs(outcome.reward) for outcome in episode])) for episode in true]
-    results["reward_error"] = {"model": mean_figure(errors), "none": mean_figure(zeros)}
+    results["reward_error"] = {"model": mean_figure(errors), "copy": mean_figure(zeros)}
     return results
 
 

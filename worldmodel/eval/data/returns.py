@@ -43,8 +43,9 @@ def returns(
     """Play each pair of inverse actions from recorded frames.
 
     `moved`: share of the worlds whose picture the first action changes; `returned`: share of these whose
-    last picture is the start again; `psnr`: of the last picture of these against the start. The codec's row
-    is the start encoded and decoded.
+    last picture is the start again; `psnr`: of the last picture of these against the start. The row `codec`
+    is the start encoded and decoded. The row `copy` repeats the start and is of all worlds: it always
+    returns and never moves, so a model's return says little without its `moved`.
 
     Args:
         subject: The model.
@@ -72,9 +73,11 @@ def returns(
                     if moved:
                         tally.count(returned=not differ(start, last))
                         tally.measure(psnr=psnr(last, start))
-        tally = tallies.setdefault("codec", Tally())
+        codec, copy = (tallies.setdefault(name, Tally()) for name in ("codec", "copy"))
         for start, coded in zip(starts, subject.reconstruct(np.stack(starts)[:, None]), strict=True):
-            tally.measure(psnr=psnr(coded[-1], start))
+            codec.measure(psnr=psnr(coded[-1], start))
+            copy.measure(psnr=psnr(start, start))
+            copy.count(moved=False, returned=True)
         played += len(batch)
     results: dict[str, Any] = {}
     for name, tally in tallies.items():

@@ -98,7 +98,7 @@ class DataSuite:
         if judge is not None:
             self.measures.append(Judged(judge))
         self.goals: Sequence[Goal] = _goals(settings.rounds)
-        self.card = _card(self.reader.name, config)
+        self.card = _card(self.reader.name, config, settings.rounds)
 
     def check(self, config: WorldModelConfig) -> None:
         """Check that one episode can be read and fits the model; for errors see `EpisodeReader`."""
@@ -176,7 +176,7 @@ _OTHERS = (
 )
 
 
-def _card(name: str, config: WorldModelConfig) -> CardText:
+def _card(name: str, config: WorldModelConfig, rounds: int) -> CardText:
     takes = config.action
     action = "an action" if takes.text else {"keys": [*takes.keys[:1]]} if takes.keys else None
     action = {"vector": [*takes.vector_low] or [0.0] * takes.vector_size} if action is None else action
@@ -187,14 +187,14 @@ from worldmodel import WorldModel
 
 session = WorldModel.from_pretrained("{name}").session(seed=0)
 session.reset("first_frame.png")
-frames = session.step({action})
+frames = session.step({action}).frames
 session.save("rollout.mp4")
 ```
 """.replace("{action}", repr(action).replace("'", '"')),
         data=f"Evaluated on the recorded episodes `{name}`, which were held out of training.\n",
         judging=(
-            "Held-out episodes are played on the model's own frames from their first frame and compared with "
-            "the recorded ones."
+            f"Held-out episodes are played on the model's own frames, those of more than {rounds} rounds "
+            "from a random step, and compared with the recorded ones."
         ),
         limits=("Figures hold for data like the held-out episodes.",),
         dataset=name,
