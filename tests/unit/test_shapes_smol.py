@@ -1,17 +1,21 @@
 """The shipped world on a pretrained language model, which is not in the package."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 
 from worldmodel import WorldModel
+from worldmodel.env import WorldEnv
 from worldmodel.errors import ModelError
 from worldmodel.eval.action_following import action_following
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.loading.location import resolve
+from worldmodel.serving.client import Client
 from worldmodel.worlds.shapes.evaluation.cases import cases_of, judge_frame
 from worldmodel.worlds.shapes.evaluation.paraphrases import paraphrase_cases
 
@@ -57,6 +61,20 @@ def test_without_lora_its_language_model_is_the_untouched_base(folder: Path) -> 
 def test_it_obeys_sentences(model: WorldModel) -> None:
     figures = action_following(ModelSubject(model), cases_of("held-out", SEED, 24), judge_frame, SEED)
     assert figures["named"]["value"] >= 0.7 > 0.3 > figures["copy_named"]["value"]
+
+
+def test_it_is_served_and_stepped_as_other_models_are(
+    model: WorldModel, serve: Callable[..., str], image: np.ndarray
+) -> None:
+    said = "the red ball moves left"
+    session = model.session(seed=3)
+    session.reset(image)
+    expected = session.step(said).frames
+    env = WorldEnv(model, actions="text", obs_type="clip", start={"observation": image})
+    env.reset(seed=3)
+    assert env.step(said)[0].shape == expected.shape
+    with Client(serve(model)) as client, client.worlds.create(image, seed=3) as world:
+        np.testing.assert_array_equal(world.step(said).frames, expected)
 
 
 @pytest.mark.slow
