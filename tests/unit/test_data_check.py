@@ -18,7 +18,9 @@ from worldmodel.config import ActionSpec, DataConfig, SourceConfig, WorldModelCo
 from worldmodel.data import check
 from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import Action
+from worldmodel.types import Action, Camera, Pose
+from worldmodel.worlds import recorder
+from worldmodel.worlds.recorder.clip_table import ClipTableStore
 from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
 from worldmodel.worlds.recorder.lerobot import LeRobotStore
 
@@ -91,6 +93,62 @@ def test_rewards_and_ends_are_counted(tmp_path: Path) -> None:
     assert "ends of episodes" in check.check(check.open_examined(str(folder))).unseen
 
 
+def test_actions_of_many_frames_are_examined(tmp_path: Path) -> None:
+    for format in ("clips", "lerobot"):
+        path = recorder.record_world("shapes", tmp_path / format, 2, rounds=3, format=format)
+        found = check.check(check.open_examined(str(path)))
+        assert (found.lengths, found.broken) == ([3, 3], [])
+        texts = {name: effect.count for name, effect in found.effects.items() if name.startswith('"')}
+        assert sum(texts.values()) == 6
+
+
+def test_mouse_camera_and_texts_are_counted_by_what_they_do() -> None:
+    mouse = tuple(ActionSpec(name, "mouse") for name in ("yaw", "pitch"))
+    for moved, found in (
+        ((0.5, 0.0), ["mouse right"]),
+        ((-0.5, 0.25), ["mouse left", "mouse down"]),
+        ((0.0, -1.0), ["mouse up"]),
+        ((0.0, 0.0), ["mouse still"]),
+        (None, ["mouse still"]),
+    ):
+        assert check.labels(Action(mouse=moved), mouse) == found
+    half = 0.5**0.5
+    for pose, found in (
+        (Pose((0.1, 0.0, -2.0)), ["camera moves -z"]),
+        (Pose(rotation=(0.0, half, 0.0, half)), ["camera turns about +y"]),
+        (Pose(rotation=(0.0, half, 0.0, -half)), ["camera turns about -y"]),
+        (Pose(), ["camera still"]),
+    ):
+        assert check.labels(Action(camera=Camera("velocity", pose)), ()) == found
+    assert check.labels(Action("go"), ()) == []
+    assert check.labels(Action(), ()) == ["(no action)"]
+    texts = {f"act {i}": check.Effects(i + 1, i) for i in range(check.MAX_TEXTS + 2)}
+    counted = check.most_frequent(texts)
+    assert len(counted) == check.MAX_TEXTS + 1 and '"act 2"' in counted and '"act 1"' not in counted
+    assert counted["(2 other texts)"] == check.Effects(3, 1)
+
+
+def test_directions_that_were_never_seen_are_named(tmp_path: Path) -> None:
+    specs = tuple(ActionSpec(name, "mouse", low=-1, high=1, rate=10) for name in ("yaw", "pitch"))
+    numbers = np.array([[0.5, 0], [-0.5, 0], [0, 0]], np.float32)
+    actions = tuple(Action.of_numbers(specs, row) for row in numbers)
+    frames = np.zeros((4, 64, 64, 3), np.uint8)
+    store = LeRobotStore(tmp_path / "set", RecordingFormat(10, specs, {}))
+    store.write(RecordedEpisode({"render": frames}, actions, numbers, np.ones(3, np.float32), True))
+    store.finish()
+    found = check.check(check.open_examined(str(tmp_path / "set")))
+    assert found.unseen == ["mouse up", "mouse down"]
+    assert [found.effects[f"mouse {way}"].count for way in ("left", "right", "still")] == [1, 1, 1]
+    # A camera has no spec; a recording that somebody added motions to has its column.
+    path = recorder.record_world("shapes", tmp_path / "clips", 1, rounds=2)
+    row = json.loads(path.read_text())
+    ahead = {"mode": "velocity", "data": {"translation": [0, 0, 1]}}
+    path.write_text(json.dumps(row | {"camera": [ahead, ahead]}))
+    found = check.check(check.open_examined(str(path)))
+    assert found.effects["camera moves +z"].count == 2
+    assert {"camera moves -z", "camera turns about +x"} < {*found.unseen}
+
+
 @pytest.mark.parametrize(("repeat", "late"), [(1, 0), (3, 0), (1, 1)])
 def test_repeated_and_shifted_actions_are_found(tmp_path: Path, repeat: int, late: int) -> None:
     folder = stored(tmp_path / "set", [moving(seed, repeat, late) for seed in range(4)])
@@ -153,6 +211,20 @@ def test_frames_are_not_kept_to_compare_them(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 12 * 40 * check.SIZE**2 * 3 / 2  # half of the frames
+
+
+def test_a_table_is_divided_in_two(tmp_path: Path) -> None:
+    store = ClipTableStore(tmp_path, RecordingFormat(10, SPECS, {}))
+    for seed in range(5):
+        store.write(moving(seed, steps=6))
+    table = tmp_path / "clips.jsonl"
+    split = ["data", "split", str(table), "--share", "0.4"]
+    assert main(split) == 0
+    parts = [(tmp_path / f"clips-{part}.jsonl") for part in ("train", "held")]
+    rows = [[json.loads(line)["seed"] for line in part.read_text().splitlines()] for part in parts]
+    assert [len(each) for each in rows] == [3, 2] and sorted([*rows[0], *rows[1]]) == [0, 1, 2, 3, 4]
+    assert [check.open_examined(str(part)).size for part in parts] == [3, 2]
+    assert main(split) == 2 and main([*split, "--force"]) == 0
 
 
 def test_a_source_reads_its_split(tmp_path: Path) -> None:

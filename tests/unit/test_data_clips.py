@@ -3,6 +3,7 @@
 import csv
 import math
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +94,32 @@ def test_one_text_holds_anywhere_in_the_clip(counting: Path, tmp_path: Path) -> 
 
 def test_a_list_has_one_action_a_round(counting: Path, tmp_path: Path) -> None:
     texts = [f"round {i}" for i in range(7)]
-    source = one(counting, tmp_path, text=texts, keys=[["left"], [], ["right", "jump"]])
+    keys: list[list[str]] = [["left"], [], ["right", "jump"], [], [], [], ["jump"]]
+    source = one(counting, tmp_path, text=texts, keys=keys)
     for index in range(20):
         seen, actions, _ = rounds(source, index)
         assert seen[0] % 8 == 0
         place = seen[0] // 8
         assert [action.text for action in actions] == texts[place : place + 2]
-        keys = [("left",), (), ("right", "jump"), (), (), (), ()]
-        assert [action.keys for action in actions] == keys[place : place + 2]
+        assert [action.keys for action in actions] == [tuple(held) for held in keys[place : place + 2]]
+
+
+@pytest.mark.parametrize(("count", "fits"), [(1, False), (6, False), (7, True), (8, True), (9, False)])
+def test_a_list_of_another_length_than_the_clip_is_refused(
+    counting: Path, tmp_path: Path, count: int, fits: bool
+) -> None:
+    """The clip has seven rounds and a part of one, which may have an action, too."""
+    for field, value in (("keys", ["left"]), ("text", "go"), ("vector", [0, 1])):
+        source = one(counting, tmp_path, **{field: [value] * count})
+        if fits:
+            assert len(rounds(source, 0, 9)[1]) == 7
+        else:
+            with pytest.raises(InputError, match=f"counting.mp4.*{field} has {count} .* 7 actions"):
+                source.at(0).episode("rounds", 0, 0, 9)
+    parts = replace(MODEL, action=replace(MODEL.action, per_round=2))
+    path = write_table(tmp_path, [{"path": counting.name, "keys": [["left"], []] * 7}], "parts.jsonl")
+    halves = open_table(path, {"video": "path", "keys": "keys"}, parts, root=str(counting.parent))
+    assert len(halves.at(0).episode("rounds", 0, 0, 9).actions) == 7
 
 
 def test_actions_with_times(counting: Path, tmp_path: Path) -> None:
@@ -218,7 +237,9 @@ def test_table_formats_are_equivalent(recorded: Path, tmp_path: Path, name: str)
         parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / name, row_group_size=2)
     else:
         write_table(tmp_path, rows, name)
-    source = open_table(tmp_path / name, COLUMNS, root=str(recorded))
+    for video in recorded.glob("*.mp4"):  # without its recording.json, which has other keys
+        (tmp_path / video.name).symlink_to(video)
+    source = open_table(tmp_path / name, COLUMNS)
     assert source.size == 5
     for index in (0, 3, 4, 7):
         clip = source.at(index)
@@ -297,6 +318,9 @@ def test_an_address_names_a_file_that_is_there(counting: Path, tmp_path: Path) -
         ({"text": [3]}, "row 1: .*text.* 3"),
         ({"question": "how many?", "answer": [3]}, "row 1.*text.* 3"),
         ({"text": [{"text": "x"}]}, "row 1.*start and end"),
+        ({"rewards": "many", "terminated": True}, "row 1.*rewards 'many'"),
+        ({"rewards": [1, math.nan], "terminated": True}, "row 1.*reward.*not a finite"),
+        ({"rewards": [1], "terminated": "maybe"}, "row 1.*'maybe'"),
         ({"path": "gone"}, "row 1.*gone"),
         ({"path": ""}, "row 1.*no video"),
         ({"path": "../../etc/hostname"}, r"row 1.*\.\./etc/hostname"),
@@ -316,6 +340,7 @@ def test_invalid_rows(counting: Path, tmp_path: Path, row: dict[str, Any], named
         ({"video": "pathe"}, {}, "'pathe'.*'path'"),
         ({"film": "path"}, {}, "'film'.*video"),
         ({"video": "path", "question": "text"}, {}, "question and answer"),
+        ({"video": "path", "rewards": "text"}, {}, "rewards and terminated"),
         ({}, {}, "columns.*path, text"),
         ({"video": "path"}, {"preset": "webvit"}, "'webvit'.*webvid, panda70m, openvid"),
         ({"video": "path"}, {"root": "/no/such/folder"}, "/no/such/folder"),

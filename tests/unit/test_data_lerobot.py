@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from worldmodel.config import (
     ActionConfig,
+    ActionSpec,
     CodecConfig,
     DataConfig,
     SourceConfig,
@@ -26,15 +27,18 @@ from worldmodel.config import (
     to_dict,
 )
 from worldmodel.data.argument import read_held_out, read_source
+from worldmodel.data.check import check, open_examined
+from worldmodel.data.facts import read_facts
 from worldmodel.data.lerobot import LeRobotDataset, LeRobotSource, _numbers, with_action_spec
 from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media import shared_video
 from worldmodel.media.shared_video import SharedVideo
-from worldmodel.models.loading.model_card import _action_table
-from worldmodel.types import Episode
+from worldmodel.models.loading.model_card import action_section
+from worldmodel.types import Action, Episode
 from worldmodel.worlds import recorder
 from worldmodel.worlds.recorder import lerobot
+from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
 from worldmodel.worlds.recorder.settings import EnvironmentSettings
 
 KEYS = ("action_0", "action_1", "action_2")
@@ -80,7 +84,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def model(**changes: Any) -> WorldModelConfig:
     settings = {"fps": 20, "chunk_frames": 2, "action": ActionConfig(keys=KEYS), **changes}
-    return WorldModelConfig(codec=CodecConfig(image_size=32), **settings)
+    return WorldModelConfig(**{"codec": CodecConfig(image_size=32), **settings})
 
 
 def opened(path: Path, **changes: Any) -> LeRobotSource:
@@ -255,6 +259,44 @@ def test_models_that_do_not_fit(dataset: Path, changes: dict[str, Any], message:
         opened(dataset, **changes)
 
 
+def counted(folder: Path, fps: float, steps: int = 80) -> Path:
+    """An episode whose frames have the grey value 3 times their number, and whose rewards are that number."""
+    frames = np.arange(steps + 1, dtype=np.uint8)[:, None, None, None] * 3 * np.ones((64, 64, 3), np.uint8)
+    numbers = np.eye(3, dtype=np.float32)[np.arange(steps) % 3]
+    specs = tuple(ActionSpec(name, "key", rate=fps) for name in KEYS)
+    actions = tuple(Action.of_numbers(specs, row) for row in numbers)
+    made = RecordedEpisode({"render": frames}, actions, numbers, np.arange(steps, dtype=np.float32), True)
+    store = lerobot.LeRobotStore(folder, RecordingFormat(fps, specs, {}))  # type: ignore[arg-type]
+    store.write(made)
+    store.finish()
+    return folder
+
+
+@pytest.mark.parametrize("fps", [9.96, 10.04])
+def test_a_rate_near_a_whole_number_counts_as_it(tmp_path: Path, fps: float) -> None:
+    """Half a percent is a frame of ten seconds at 20 frames per second, yet each frame has its own action."""
+    path = counted(tmp_path / "set", fps)
+    source = opened(path, fps=10, chunk_frames=1, codec=CodecConfig(image_size=32, temporal_factor=1))
+    assert source.dataset.fps == 10 and [spec.rate for spec in source.dataset.specs] == pytest.approx(
+        [10] * 3
+    )
+    episode = source.at(0).episode("rounds", 0, 0, 999)
+    assert np.abs(np.array(greys(episode)) - 3 * np.arange(81)).max() < 2
+    assert [outcome.reward for outcome in episode.outcomes] == list(range(80))
+    facts = read_facts(str(path), tmp_path / "world.yaml")
+    assert (facts.fps, facts.chunk_frames) == (10, 1)
+    found = check(open_examined(str(path)))
+    assert (found.fps, found.lengths, found.broken) == (10, [80], [])
+
+
+@pytest.mark.parametrize("fps", [12.5, 10.1, 0.3, 0.0, float("nan")])
+def test_other_fractions_of_a_rate_are_refused(dataset: Path, tmp_path: Path, fps: float) -> None:
+    path = changed(dataset, tmp_path / "set", lambda info: info.update(fps=fps))
+    for opener in (opened, lambda path: open_examined(str(path)), lambda path: read_facts(str(path), path)):
+        with pytest.raises(ConfigError, match=f"{fps:g} frames per second.* at a whole number"):
+            opener(path)
+
+
 def edited(dataset: Path, folder: Path, pattern: str, edit: Callable[[dict[str, Any]], Any]) -> Path:
     """Copy a dataset and change the rows of one of its tables."""
     shutil.copytree(dataset, folder)
@@ -329,7 +371,7 @@ def test_a_model_states_what_the_actions_of_its_data_mean(dataset: Path) -> None
     again = build(WorldModelConfig, to_dict(config.model))
     assert list(again.action.spec) == list(spec)
     assert with_action_spec(config) is config
-    assert "| action_1 | key | 0 to 1 |" in "\n".join(_action_table(spec))
+    assert "| action_1 | key | 0 to 1 |" in "\n".join(action_section(spec))
     other = dataclasses.replace(spec[0], unit="rad")
     with pytest.raises(ConfigError, match="action_0 with unit '', and the model with 'rad'"):
         opened(dataset, action=ActionConfig(keys=KEYS, spec=(other, *spec[1:])))

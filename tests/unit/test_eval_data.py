@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from worldmodel import media
 from worldmodel.cli import main
 from worldmodel.config import (
     ActionConfig,
+    ActionSpec,
     CodecConfig,
     DataConfig,
     SourceConfig,
@@ -27,8 +27,7 @@ from worldmodel.data.argument import read_held_out, read_source
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.data.counterfactuals import difference
-from worldmodel.eval.data.episodes import EpisodeReader, Recorded
-from worldmodel.eval.data.outcomes import outcomes
+from worldmodel.eval.data.episodes import EpisodeReader
 from worldmodel.eval.data.returns import parse_inverse
 from worldmodel.eval.data.suite import DataSettings, DataSuite
 from worldmodel.eval.drift import rollouts
@@ -39,7 +38,7 @@ from worldmodel.eval.report import write_report
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.suite import evaluate
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action, Episode, Outcome
+from worldmodel.types import Action, Episode
 from worldmodel.worlds import World, register_world, shapes
 from worldmodel.worlds.registry import _CLASSES, get_world
 from worldmodel.worlds.shapes.evaluation import cases
@@ -196,6 +195,10 @@ def test_the_true_simulator_gets_full_marks(obeyed: tuple[dict[str, Any], DataSu
     assert 0 < returned["moved"]["model"]["value"] < 1  # walls
     assert returned["returned"]["model"]["value"] == 1
     assert returned["psnr"]["codec"]["value"] == MAX_PSNR
+    # A copy is always at the start, since it never leaves it.
+    assert returned["moved"]["copy"]["value"] == 0
+    assert returned["returned"]["copy"]["value"] == 1
+    assert returned["psnr"]["copy"]["value"] == MAX_PSNR
 
 
 @pytest.mark.slow
@@ -221,7 +224,7 @@ def test_a_model_that_ignores_actions_is_a_copy() -> None:
         assert figures["counterfactuals"][name]["model"]["value"] == 0, name
     assert figures["counterfactuals"]["same_start_agree"]["model"]["value"] == 1
     assert figures["returns"]["moved"]["model"]["value"] == 0
-    assert "returned" not in figures["returns"]
+    assert set(figures["returns"]["returned"]) == {"copy"}
     assert "action" not in horizon  # without data for training there is no inverse-dynamics model
     assert "inverse_dynamics" not in figures
 
@@ -252,7 +255,20 @@ def test_the_report_has_tables_charts_and_examples(
         "worldmodel eval mine --data corridor --inverse left=right --judge SameSquare "
         "--inverse-dynamics-steps 120 --num-samples 24" in card
     )
-    assert "| copy of the first frame |" in card
+    section = card[card.index("### Action and inverse") :]
+    assert "| copy of the first frame | 0 % (" in section
+    assert "of more than 6 rounds from a random step" in card
+
+
+def test_a_card_states_what_the_actions_mean(obeyed: tuple[dict[str, Any], DataSuite]) -> None:
+    results, suite = obeyed
+    results["settings"]["num_inference_steps"] = 1
+    assert "## Actions" not in model_card(results, "mine", suite, config=CONFIG)
+    spec = tuple(ActionSpec(key, "key", unit="cells", low=0, high=1, rate=10) for key in MOVES)
+    stated = replace(CONFIG, action=replace(CONFIG.action, spec=spec))
+    card = model_card(results, "mine", suite, config=stated)
+    assert "\n## Actions\n\n| Action | Kind |" in card
+    assert "| right | key | 0 to 1 | cells | 1 | 10 | – |\n" in card
 
 
 def test_bootstrap_interval_of_a_coin() -> None:
@@ -306,9 +322,9 @@ def test_clips_are_read_once_each_and_short_ones_skipped(recorded: Path) -> None
     episodes = list(reader.read(100))
     assert (len(episodes), reader.skipped) == (6, [])
     assert all(len(each.actions) == len(each.clips) for each in episodes)
-    long = EpisodeReader(
-        read_source(str(recorded)), replace(config, chunk_frames=40, vision=VisionConfig(max_frames=32)), 2, 0
-    )
+    five = replace(config.action, per_round=5)  # the rate of the recording
+    rounds = replace(config, chunk_frames=40, action=five, vision=VisionConfig(max_frames=32))
+    long = EpisodeReader(read_source(str(recorded)), rounds, 2, 0)
     with pytest.raises(InputError, match=r"None of the 6 episodes.*a round needs 1 \+ 40"):
         list(long.read(100))
 
@@ -316,7 +332,7 @@ def test_clips_are_read_once_each_and_short_ones_skipped(recorded: Path) -> None
 def test_sources_as_arguments(recorded: Path, tmp_path: Path) -> None:
     table = recorded / "clips.jsonl"
     by_folder, by_table = read_source(str(recorded)), read_source(str(table))
-    columns = {"video": "path", "text": "text", "keys": "keys"}
+    columns = {"video": "path", **{name: name for name in ("text", "keys", "rewards", "terminated")}}
     assert by_folder == by_table == DataConfig({"clips": SourceConfig("clips", str(table), columns=columns)})
     shards = DataConfig({"webdataset": SourceConfig("webdataset", "data/*.tar")})
     assert read_source("webdataset:data/*.tar") == shards
@@ -447,53 +463,3 @@ def test_a_table_with_a_column_that_the_model_does_not_take(recorded: Path) -> N
     config = WorldModelConfig(action=ActionConfig(text=True))
     with pytest.raises(ConfigError, match="takes no keys"):
         list(EpisodeReader(read_source(str(recorded)), config, 2, 0).read(1))
-
-
-class Scored:
-    """Worlds whose squares reach a wall, which ends the episode; some subjects see every second end only."""
-
-    def __init__(self, episodes: Sequence[Recorded], share: int) -> None:
-        self.episodes, self.share, self.round, self.outcomes = episodes, share, 0, ()
-
-    def step(self, actions: Sequence[Action]) -> np.ndarray:
-        said = [
-            each.outcomes[self.round] if row % self.share == 0 else Outcome(0.0, False)
-            for row, each in enumerate(self.episodes)
-        ]
-        self.outcomes: tuple[Outcome, ...] = tuple(said)
-        self.round += 1
-        return np.zeros((len(actions), FRAMES, 32, 32, 3), np.uint8)
-
-
-class ScoredEpisodes:
-    """Eight episodes of three rounds, of which six end with a reward of 2 in the last."""
-
-    seed = 0
-
-    def batches(self, count: int) -> Iterator[list[Recorded]]:
-        frame, clip = np.zeros((32, 32, 3), np.uint8), np.zeros((FRAMES, 32, 32, 3), np.uint8)
-        for first in (0, 4):
-            ends = [Outcome(2.0, True) if first + row < 6 else Outcome(0.0, False) for row in range(4)]
-            quiet = Outcome(0.0, False)
-            self.now = [
-                Recorded(frame, (Action(),) * 3, (clip,) * 3, (Outcome(0.1, False), quiet, end))
-                for end in ends
-            ]
-            yield self.now
-
-
-@pytest.mark.parametrize(("share", "recall", "f1"), [(1, 1.0, 1.0), (2, 0.5, 2 / 3)])
-def test_rewards_and_ends_are_compared_round_by_round(share: int, recall: float, f1: float) -> None:
-    reader = ScoredEpisodes()
-    subject = SimpleNamespace(open=lambda images, seeds: Scored(reader.now, share))
-    figures = outcomes(subject, reader, 8)  # type: ignore[arg-type]
-    for name in ("reward", "end"):
-        assert figures[f"{name}_f1"]["model"]["value"] == pytest.approx(f1)
-        assert figures[f"{name}_f1"]["model"]["n"] == 6
-        assert figures[f"{name}_recall"]["model"]["value"] == pytest.approx(recall)
-        assert figures[f"{name}_precision"]["model"]["value"] == 1
-    error, none = (figures["reward_error"][row]["value"] for row in ("model", "none"))
-    assert none == pytest.approx((6 * 2.1 + 2 * 0.1) / 24)
-    assert error == pytest.approx(none * (1 - recall) if share == 1 else (3 * 2.1 + 0.1) / 24)
-    silent = SimpleNamespace(open=lambda images, seeds: Walk(images, False))
-    assert outcomes(silent, reader, 8) == {}  # type: ignore[arg-type]

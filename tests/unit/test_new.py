@@ -14,11 +14,13 @@ from worldmodel.config import ActionSpec, TrainConfig
 from worldmodel.data.check import open_examined
 from worldmodel.data.columns import track_of
 from worldmodel.data.facts import read_facts
+from worldmodel.data.lerobot import with_action_spec
 from worldmodel.data.sources import open_sources
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.train import finetune, recipe
 from worldmodel.train.run_log import read_metrics
 from worldmodel.types import Action
+from worldmodel.worlds.recorder.clip_table import ClipTableStore
 from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
 from worldmodel.worlds.recorder.lerobot import LeRobotStore
 
@@ -124,6 +126,45 @@ def test_vectors_have_their_bounds_and_rate(tmp_path: Path) -> None:
     assert (model.action.vector_names, model.action.keys) == (("gas", "wheel"), ())
     assert (model.action.vector_low, model.action.vector_high) == ((0, -1), (2, 1))
     assert model.codec.image_size == 64
+
+
+def recorded_table(folder: Path) -> str:
+    """A clip table of two episodes of six actions, each of two frames, with the meaning of the actions."""
+    meant = tuple(replace(each, unit="N", scale=2.0, frame="body") for each in VECTORS)
+    store = ClipTableStore(folder, RecordingFormat(10, meant, {}, frames_per_action=2))
+    frames = np.random.default_rng(0).integers(0, 255, (13, 48, 48, 3), dtype=np.uint8)
+    numbers = np.random.default_rng(1).random((6, 2), np.float32)
+    actions = tuple(Action.of_numbers(meant, row) for row in numbers)
+    rewards = np.arange(6, dtype=np.float32)
+    for ended in (True, False):
+        store.write(RecordedEpisode({"render": frames}, actions, numbers, rewards, ended, not ended))
+    return str(folder)
+
+
+def test_a_recorded_table_keeps_rewards_and_the_meaning_of_actions(tmp_path: Path) -> None:
+    path = recorded_table(tmp_path / "set")
+    config = made(path, tmp_path)
+    model = config.model
+    assert (model.outcomes, model.fps, model.chunk_frames) == (True, 10, 2)
+    assert [(each.name, each.unit, each.scale, each.frame, each.rate) for each in model.action.spec] == [
+        ("gas", "N", 2.0, "body", 5),
+        ("wheel", "N", 2.0, "body", 5),
+    ]
+    sources = open_sources(config.data, model)
+    for index in range(8):  # from any frame, a round has the rewards of whole actions
+        for source in sources.values():
+            episode = source.at(0).episode("rounds", 0, index, 2)
+            first = episode.outcomes[0].reward
+            assert [outcome.reward for outcome in episode.outcomes] == [first, first + 1]
+    (ends,) = ([each.ended for each in sources["held"].at(0).episode("rounds", 0, 0, 9).outcomes],)
+    assert ends[:-1] == [False] * 5
+    # Without a spec, the model takes that of the recording; with another, or another rate, it is refused.
+    plain = replace(config, model=replace(model, action=replace(model.action, spec=())))
+    assert with_action_spec(plain).model.action.spec == model.action.spec
+    other = replace(model.action, spec=(replace(model.action.spec[0], unit="m"), model.action.spec[1]))
+    for wrong, named in ((replace(model, action=other), "unit"), (replace(model, fps=20), "per second")):
+        with pytest.raises(ConfigError, match=named):
+            open_sources(config.data, wrong)
 
 
 def test_clips_with_words_and_with_keys_per_round(tmp_path: Path) -> None:

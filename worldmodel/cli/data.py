@@ -1,6 +1,7 @@
 """`worldmodel data`: examine a data source, and divide it into training and held-out episodes."""
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +13,8 @@ def main(argv: list[str]) -> None:
     """Run one of the two."""
     args = _parser().parse_args(argv)
     from worldmodel.data import check
+    from worldmodel.data.facts import write_parts
+    from worldmodel.data.tables import open_table
     from worldmodel.io import atomic_file
     from worldmodel.media import write_image
 
@@ -23,17 +26,23 @@ def main(argv: list[str]) -> None:
         if not args.json:
             print(f"contact sheet: {args.sheet}")
         return
-    if not Path(args.source).is_dir():
+    path = Path(args.source).expanduser()
+    if not path.exists():
         raise InputError(
-            f"{args.source!r} is not a local LeRobot dataset, whose split can be stored; record one."
+            f"{args.source!r} is on the Hub, where a split cannot be stored; download it to a folder."
         )
     held, counts = check.split(examined, args.share, args.by, args.seed)
-    path = Path(args.source) / "meta" / "split.json"
-    with atomic_file(path) as temporary:
-        temporary.write_text(
-            json.dumps({"by": args.by, "seed": args.seed, "held-out": held}), encoding="utf-8"
-        )
-    print(f"{len(held)} of {examined.size} episodes are held out: {path} (data.sources.NAME.split: held-out)")
+    if path.is_file():
+        with closing(open_table(path)) as table:
+            train, stored = write_parts(table, held, path, args.force)
+        use = f"the rest: {train}"
+    else:
+        stored, use = path / "meta" / "split.json", "data.sources.NAME.split: held-out"
+        with atomic_file(stored) as temporary:
+            temporary.write_text(
+                json.dumps({"by": args.by, "seed": args.seed, "held-out": held}), encoding="utf-8"
+            )
+    print(f"{len(held)} of {examined.size} episodes are held out: {stored} ({use})")
     for name in ("exact", "near"):
         share = counts[name] / max(counts["pairs"], 1)
         print(f"(frame, action) pairs of these that are in training, {name}: {counts[name]} ({share:.1%})")
@@ -44,7 +53,8 @@ def _parser() -> Parser:
         "worldmodel data",
         "check: read a source whole and say what is in it: lengths, how often each action changed pixels,\n"
         "broken episodes, actions that are repeated or shifted; and draw some of it.\n"
-        "split: hold out episodes of a LeRobot dataset, and count what they share with training.",
+        "split: hold out episodes, and count what they share with training. A LeRobot dataset stores which;\n"
+        "a table NAME is divided into NAME-train.jsonl and NAME-held.jsonl beside it.",
         "worldmodel data check doorkey\n  worldmodel data split doorkey --by layout",
     )
     parser.add_argument("what", choices=("check", "split"), help="what to do")
@@ -61,5 +71,6 @@ def _parser() -> Parser:
     parser.add_argument(
         "--by", choices=("episode", "layout"), default="episode", help="split: what is held out"
     )
+    parser.add_argument("--force", action="store_true", help="split: replace the parts of a table")
     parser.add_argument("--seed", type=seed_number, default=0, help="split: seed (default: %(default)s)")
     return parser

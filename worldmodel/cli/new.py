@@ -67,6 +67,7 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
             if (value := getattr(model.action, name))
         },
         **{name: True for name in ("mouse", "camera") if getattr(model.action, name)},
+        **({"spec": [_given(spec) for spec in model.action.spec]} if model.action.spec else {}),
     }
     side = model.codec.image_size
     codec = {

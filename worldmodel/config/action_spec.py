@@ -40,6 +40,11 @@ class ActionSpec:
                 "neither."
             )
 
+    @property
+    def field(self) -> str:
+        """Field of `Action` that it belongs to."""
+        return "keys" if self.kind == "key" else self.kind
+
     @classmethod
     def of(cls, value: Any) -> "ActionSpec":
         """Build a spec from the JSON form that `as_dict` returns.
@@ -64,7 +69,8 @@ def spec_settings(specs: tuple[ActionSpec, ...]) -> dict[str, Any]:
     """Return the settings of `model.action` with which a model takes actions of these specs."""
     keys = [spec.name for spec in specs if spec.kind == "key"]
     vector = [spec for spec in specs if spec.kind == "vector"]
-    settings: dict[str, Any] = {"keys": keys} if keys else {}
+    settings: dict[str, Any] = {"spec": [spec.as_dict() for spec in specs]} if specs else {}
+    settings |= {"keys": keys} if keys else {}
     if vector:
         settings |= {"vector_size": len(vector), "vector_names": [spec.name for spec in vector]}
         if all(spec.low is not None for spec in vector):

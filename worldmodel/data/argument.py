@@ -7,7 +7,7 @@ from pathlib import Path
 
 from worldmodel import config as configs
 from worldmodel.config import DataConfig, SourceConfig, TrainConfig
-from worldmodel.data.columns import FIELDS
+from worldmodel.data.columns import FIELDS, OUTCOME
 from worldmodel.data.loader import stage_weights
 from worldmodel.data.sources import SOURCE_KINDS
 from worldmodel.data.tables import open_table
@@ -133,6 +133,8 @@ def _clips(path: Path) -> SourceConfig:
     table = open_table(path)
     try:
         columns = {column: column for column in table.columns if column in FIELDS}
+        if {*OUTCOME} <= {*table.columns}:
+            columns |= {column: column for column in OUTCOME}
         video = next((column for column in VIDEO_COLUMNS if column in table.columns), None)
     finally:
         table.close()

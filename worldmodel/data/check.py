@@ -5,7 +5,7 @@ Every episode is read whole, at its own frame rate and a small size.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from worldmodel.config import (
     CodecConfig,
     DataConfig,
     SourceConfig,
+    VisionConfig,
     WorldModelConfig,
     build,
     spec_settings,
 )
-from worldmodel.data.facts import read_recording
+from worldmodel.data.argument import read_source
 from worldmodel.data.lerobot import LeRobotDataset
+from worldmodel.data.recording import read_recording
 from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import InputError
 from worldmodel.media import contact_sheet
@@ -37,6 +39,12 @@ CHANGED, CHANGED_PIXELS = 24, 4
 an encoder adds."""
 TOLERANCE = 16
 """Difference of the mean colour of a cell, of 255, up to which two pictures show the same layout."""
+MOUSE = ("mouse left", "mouse right", "mouse up", "mouse down")
+CAMERA = tuple(
+    f"camera {verb} {sign}{axis}" for verb in ("moves", "turns about") for axis in "xyz" for sign in "+-"
+)
+MAX_TEXTS = 10
+"""Texts of actions that are counted one by one, the most frequent ones."""
 MIN_STEPS = 30
 """Fewer steps do not tell whether actions are repeated or shifted."""
 MIN_GAIN = 0.05
@@ -50,12 +58,17 @@ class Effects:
     count: int = 0
     changed: int = 0
 
+    def add(self, changed: bool) -> None:
+        """Count an action."""
+        self.count += 1
+        self.changed += changed
+
 
 @dataclass
 class Findings:
     """What is in a source."""
 
-    fps: float
+    fps: int
     lengths: list[int] = field(default_factory=list)
     """Actions of every episode."""
     broken: list[str] = field(default_factory=list)
@@ -67,7 +80,8 @@ class Findings:
     ends: int = 0
     """Actions after which an episode ended."""
     unseen: list[str] = field(default_factory=list)
-    """Keys that were never held, numbers that never changed, rewards and ends that never came."""
+    """Keys that were never held, numbers that never changed, directions of mouse and camera, rewards and ends
+    that never came."""
     repeated: int = 1
     """Frames for which each action is repeated."""
     shift: int = 0
@@ -75,11 +89,11 @@ class Findings:
 
     def as_text(self) -> str:
         """Return the findings for a terminal."""
-        lines = [f"{len(self.lengths)} episodes, {sum(self.lengths)} actions, {self.fps:g} frames per second"]
+        lines = [f"{len(self.lengths)} episodes, {sum(self.lengths)} actions, {self.fps} frames per second"]
         if self.lengths:
             low, middle, high = np.percentile(self.lengths, [0, 50, 100]).astype(int)
             lines.append(f"actions per episode: {low} to {high}, median {middle}")
-        width = max(map(len, self.effects), default=0)
+        width = min(max(map(len, self.effects), default=0), 40)
         for name, effect in sorted(self.effects.items()):
             share = effect.changed / effect.count
             lines.append(f"  {name:{width}s}  {effect.count:7d} times, pixels changed after {share:6.1%}")
@@ -118,7 +132,7 @@ class Examined:
 
     source: Source
     specs: tuple[ActionSpec, ...]
-    fps: float
+    fps: int
 
     @property
     def size(self) -> int:
@@ -143,33 +157,35 @@ def open_examined(path: str) -> Examined:
     """
     table = Path(path).expanduser()
     if table.is_file():
-        try:
-            specs, fps = read_recording(table.parent)
-        except FileNotFoundError:
+        recording = read_recording(table.parent)
+        if recording is None:
             raise InputError(
                 f"{path!r} has no recording.json beside it, which tells its frame rate and actions; pass a "
                 "LeRobot folder or a table of `worldmodel record`."
-            ) from None
-        kinds = {"keys" if spec.kind == "key" else spec.kind for spec in specs}
-        columns = {"video": "path", **{kind: kind for kind in sorted(kinds)}}
-        source = SourceConfig("clips", path, columns=columns)
+            )
+        specs, fps = recording
+        (source,) = read_source(path).sources.values()
     else:
         dataset = LeRobotDataset(path)
         specs, fps, source = dataset.specs, dataset.fps, SourceConfig("lerobot", path, split="all")
-    rate = max((spec.rate for spec in specs), default=0.0) or fps
+    action = build(ActionConfig, {**spec_settings(specs), "camera": "camera" in source.columns})
+    columns = {field: column for field, column in source.columns.items() if action.takes.get(field, True)}
+    chunk = max(1, round(fps / (max((spec.rate for spec in specs), default=0.0) or fps)))
     model = WorldModelConfig(
         codec=CodecConfig(image_size=SIZE, temporal_factor=1),
-        action=build(ActionConfig, spec_settings(specs)),
-        fps=round(fps),
-        chunk_frames=max(1, round(fps / rate)),
+        vision=VisionConfig(max_frames=chunk + 1),
+        action=action,
+        fps=fps,
+        chunk_frames=chunk,
     )
-    return Examined(open_source("checked", DataConfig({"checked": source}), model), specs, fps)
+    data = DataConfig({"checked": replace(source, columns=columns)})
+    return Examined(open_source("checked", data, model), specs, fps)
 
 
 def check(examined: Examined) -> Findings:
     """Read all episodes of a source and say what is in it."""
     findings = Findings(examined.fps)
-    numbers, changes = [], []
+    numbers, changes, texts = [], [], dict[str, Effects]()
     for index in range(examined.size):
         try:
             episode = examined.episode(index)
@@ -181,9 +197,9 @@ def check(examined: Examined) -> Findings:
         moved = (np.abs(differences) >= CHANGED).any(-1).sum(axis=(1, 2)) >= CHANGED_PIXELS
         for action, changed in zip(episode.actions, np.atleast_1d(moved), strict=True):
             for name in labels(action, examined.specs):
-                effect = findings.effects.setdefault(name, Effects())
-                effect.count += 1
-                effect.changed += bool(changed)
+                findings.effects.setdefault(name, Effects()).add(bool(changed))
+            if action.text:
+                texts.setdefault(action.text, Effects()).add(bool(changed))
         findings.lengths.append(len(episode.actions))
         findings.outcomes += len(episode.outcomes)
         findings.rewards += sum(outcome.reward != 0 for outcome in episode.outcomes)
@@ -198,8 +214,12 @@ def check(examined: Examined) -> Findings:
         findings.unseen = [
             spec.name
             for spec, column in zip(examined.specs, everything.T, strict=True)
-            if not column.any() or (spec.kind != "key" and np.ptp(column) == 0)
+            if spec.kind != "mouse" and (not column.any() or (spec.kind != "key" and np.ptp(column) == 0))
         ]
+        for directions in (MOUSE, CAMERA):
+            if any(name.split()[0] == directions[0].split()[0] for name in findings.effects):
+                findings.unseen += [name for name in directions if name not in findings.effects]
+        findings.effects |= most_frequent(texts)
         if findings.outcomes:
             counts = {"rewards": findings.rewards, "ends of episodes": findings.ends}
             findings.unseen += [name for name, count in counts.items() if not count]
@@ -208,13 +228,41 @@ def check(examined: Examined) -> Findings:
     return findings
 
 
-def labels(action: Action, specs: Sequence[ActionSpec]) -> Iterator[str]:
-    """Yield names of an action: its keys, and the sign of every number that is not 0."""
-    yield "+".join(action.keys) or ("(no key)" if any(spec.kind == "key" for spec in specs) else "(any)")
+def labels(action: Action, specs: Sequence[ActionSpec]) -> list[str]:
+    """Return names of an action: its keys, the signs of its numbers, the directions of mouse and camera."""
+    kinds = {spec.kind for spec in specs}
+    found = ["+".join(action.keys) or "(no key)"] if "key" in kinds else []
     vector = [spec.name for spec in specs if spec.kind == "vector"]
     for name, number in zip(vector, action.vector or (), strict=False):
         if number:
-            yield f"{name} {'above' if number > 0 else 'below'} 0"
+            found.append(f"{name} {'above' if number > 0 else 'below'} 0")
+    if "mouse" in kinds:
+        right, down = action.mouse or (0.0, 0.0)
+        moved = [MOUSE[right > 0]] * bool(right) + [MOUSE[2 + (down > 0)]] * bool(down)
+        found += moved or ["mouse still"]
+    if action.camera:
+        *axis, w = action.camera.pose.rotation
+        turn = np.multiply(axis, math.copysign(1, w))  # q and -q are the same rotation
+        parts = {"moves": np.array(action.camera.pose.translation), "turns about": turn}
+        moved = [f"camera {verb} {_dominant(part)}" for verb, part in parts.items() if abs(part).max() > 1e-6]
+        found += moved or ["camera still"]
+    return found or ([] if action.text else ["(no action)"])
+
+
+def _dominant(vector: np.ndarray) -> str:
+    """Return the sign and the name of the axis along which a vector is longest."""
+    axis = int(abs(vector).argmax())
+    return f"{'-' if vector[axis] < 0 else '+'}{'xyz'[axis]}"
+
+
+def most_frequent(texts: Mapping[str, Effects]) -> dict[str, Effects]:
+    """Return the effects of the most frequent texts, in quotes, and those of all others together."""
+    order = sorted(texts, key=lambda text: -texts[text].count)
+    found = {f'"{text}"': texts[text] for text in order[:MAX_TEXTS]}
+    if others := [texts[text] for text in order[MAX_TEXTS:]]:
+        total = Effects(sum(each.count for each in others), sum(each.changed for each in others))
+        found[f"({len(others)} other texts)"] = total
+    return found
 
 
 def numbers_of(action: Action, specs: Sequence[ActionSpec]) -> list[float]:

@@ -1,5 +1,6 @@
 """Clips: a video with its text and actions, divided into rounds."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ from worldmodel.types import (
 
 _Part = tuple[int, int, np.ndarray | None, EncodedObservations | None]
 """Part of a clip: its first frame, number of rounds, frames where they are needed, and latents."""
+TRACKS = ("text", "keys", "mouse", "vector", "camera", "question", "answer")
+"""Fields of a clip that have values along it."""
 EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
 
 
@@ -94,11 +97,19 @@ class Track:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Rewards and ends of a recording, at its own rate: entry `i` belongs to the step after frame `i`."""
+    """Rewards and ends of a recording, at its own rate: entry `i` belongs to the step after frame `i`.
+
+    Raises:
+        InputError: a reward is not finite.
+    """
 
     rewards: tuple[float, ...]
     ended: tuple[bool, ...]
     fps: float
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.rewards)):
+            raise InputError("it has a reward that is not a finite number")
 
     def during(self, start: float, end: float) -> Outcome | None:
         """Return the sum of the rewards between two times and whether it ends; None without steps."""
@@ -167,7 +178,10 @@ class Span:
     start: float
     """Seconds before its first frame."""
     num_frames: int
-    fps: float
+    fps: int
+    """Frames per second that it is taken to have: 30 for 29.97."""
+    file_fps: float
+    """Frames per second of the file."""
 
     def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
         """Return up to `wanted` frames at the frame rate of a format, beginning with number `first`.
@@ -177,10 +191,9 @@ class Span:
         """
         count = min(wanted, self.length(format) - first)
         # The middle of the span that a frame is on screen: times of containers are rounded.
-        middle = self.start + 0.25 / max(self.fps, format.fps)
-        return media.shared_video(self.path).read(
-            format.size, [middle + (first + index) / format.fps for index in range(max(count, 1))]
-        )
+        middle, slower = 0.25 / max(self.fps, format.fps), self.fps / self.file_fps
+        times = (middle + (first + index) / format.fps for index in range(max(count, 1)))
+        return media.shared_video(self.path).read(format.size, [self.start + slower * time for time in times])
 
     def length(self, format: RoundFormat) -> int:
         """Return the number of frames at the frame rate of a format, up to the last one's begin."""
@@ -216,6 +229,8 @@ class Clip:
     """Seconds in the file between which the clip lies; None: up to the file's end."""
     latents: StoredLatents | None = None
     text_states: StoredTexts | None = None
+    exact: bool = True
+    """Whether lists must have an entry for every action; a stage of a flow may label or cut off a part."""
 
     @property
     def has_actions(self) -> bool:
@@ -294,11 +309,37 @@ class Clip:
         if num_frames <= chunk:
             raise InputError(f"it has {num_frames} frames at {fps} fps, and a round needs 1 + {chunk}")
 
+    def _check_lists(self, num_frames: int) -> None:
+        """Check that lists have an entry for each action of the clip's rounds.
+
+        They may have one for the rest of its frames, too, and one that begins at its last frame.
+
+        Raises:
+            InputError: a list is shorter or longer.
+        """
+        tracks = {name: getattr(self, name) for name in TRACKS}
+        lists: dict[str, tuple[int, float]] = {
+            name: (len(track.values), self.format.action_frames)
+            for name, track in tracks.items()
+            if track.per_action
+        }
+        if self.outcomes:
+            lists["rewards"] = len(self.outcomes.rewards), self.format.fps / self.outcomes.fps
+        rounds = (num_frames - 1) // self.format.chunk * self.format.chunk
+        for name, (count, length) in lists.items() if self.exact else ():
+            least, most = math.floor(rounds / length + 1e-6), math.ceil(num_frames / length - 1e-6)
+            if not least <= count <= most:
+                raise InputError(
+                    f"its list of {name} has {count} entries, and its {num_frames} frames at "
+                    f"{self.format.fps} fps have {least} actions; give one for each"
+                )
+
     def _decoded(self, rng: np.random.Generator, task: str, rounds: int) -> _Part:
         """Read up to `rounds` rounds from where a sentence begins, if sentences have times."""
         chunk = self.format.chunk
 
         def draw_first(length: int) -> int:
+            self._check_lists(length)
             starts = self._starts(max(0, length - 1 - rounds * chunk), self._sentences(task))
             return starts[int(rng.integers(len(starts)))]
 
@@ -359,15 +400,16 @@ class Clip:
 
         With latents, where a round begins.
         """
-        actions = (self.text, self.keys, self.mouse, self.vector, self.camera)
-        per_action = any(track.per_action for track in (*actions, self.question, self.answer))
+        per_action = any(getattr(self, field).per_action for field in TRACKS)
         if per_action or (self.latents is not None and not sentences.times):
             step = self.format.action_frames if self.latents is None else self.format.chunk
             return range(0, last + 1, step)
         if sentences.times:
             starts = sorted(round(start * self.format.fps) for start, _ in sentences.times)
             return [start for start in starts if start <= last] or starts[:1]
-        return range(last + 1)
+        # A round has the rewards of whole steps.
+        step = round(self.format.fps / self.outcomes.fps) if self.outcomes else 1
+        return range(0, last + 1, max(1, step))
 
     def _when(self, start: int) -> tuple[int, float, float]:
         """Return the index of the action after frame `start` of the clip, and when it starts and ends."""

@@ -11,13 +11,16 @@ vector, mouse   a list of numbers for the whole clip; a list of lists has one pe
 camera  `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`, the motion in
         every action (`worldmodel.types.Camera`), or a list with one per action. With the mode `target` a list
         has the pose of the camera at the end of every entry, relative to its pose at the start of the clip.
+rewards, terminated   a list with the reward of every action (or of every step of a recording, see
+        recording.json), and whether an episode ended with the last of them.
 start, end   the part of the file that is the clip, in seconds or as h:mm:ss; later ends are the file's end.
 name    name of the clip in messages.
 
 Lists are JSON where a cell can only hold text. Instead of one value per action, a list may give the interval
 of each value, in seconds after the start of the clip: `[{"start": 0, "end": 1.5, "text": "she waves"}, ...]`,
 with the column's own field in place of `text`; the frame at `start` is the last before the action is visible.
-Actions without a value are the null action. A round has one action, or `model.action.per_round` of them.
+Actions without a value are the null action. A round has one action, or `model.action.per_round` of them. A
+list with one per action has one for each of the clip's rounds; one for the frames after them is left out.
 """
 
 import ast
@@ -25,6 +28,7 @@ import difflib
 import json
 import math
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +36,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from worldmodel.config import ActionConfig, SourceConfig
-from worldmodel.data.clips import Clip, Files, RoundFormat, Track
+from worldmodel.data.clips import Clip, Files, Outcomes, RoundFormat, Track
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.types import Action
 
@@ -41,6 +45,7 @@ KINDS = ("text", "keys", "mouse", "vector", "camera")
 ASKED = ("question", "answer")
 SENTENCES = ("text", *ASKED)
 """Fields whose values are sentences."""
+OUTCOME = ("rewards", "terminated")
 FIELDS = ("video", *KINDS, *ASKED, "start", "end", "name")
 Row = Mapping[str, Any]
 
@@ -76,6 +81,7 @@ class RowReader:
         source: name of the source, for messages.
         offered: columns of the table.
         root: folder of the videos; None where rows contain their videos.
+        rate: rewards per second; 0: one for each action of the model.
 
     Raises:
         ConfigError: a column or a preset does not exist, or the model does not take such actions.
@@ -89,6 +95,7 @@ class RowReader:
         format: RoundFormat,
         action: ActionConfig,
         root: str | None = None,
+        rate: float = 0.0,
     ) -> None:
         key = f"data.sources.{source}"
         if config.preset and config.preset not in PRESETS:
@@ -96,11 +103,14 @@ class RowReader:
         self.preset = PRESETS[config.preset] if config.preset else None
         self.columns = {**(self.preset.columns if self.preset else {}), **config.columns}
         for field, column in self.columns.items():
-            if field not in FIELDS:
-                raise ConfigError(f"{key}.columns has {field!r}; the fields are {', '.join(FIELDS)}.")
+            if field not in (known := (*FIELDS, *OUTCOME)):
+                raise ConfigError(f"{key}.columns has {field!r}; the fields are {', '.join(known)}.")
             check_column(f"{key}.columns.{field}", column, offered)
-        if len(set(ASKED) & set(self.columns)) == 1:
-            raise ConfigError(f"{key}.columns names only one of {' and '.join(ASKED)}; name both or neither.")
+        for pair in (ASKED, OUTCOME):
+            if len(set(pair) & set(self.columns)) == 1:
+                raise ConfigError(
+                    f"{key}.columns names only one of {' and '.join(pair)}; name both or neither."
+                )
         for field, taken in action.takes.items():
             if field in self.columns and not taken:
                 raise ConfigError(
@@ -112,6 +122,7 @@ class RowReader:
                 f"{key}.columns must name the column of the video: one of {', '.join(offered)}."
             )
         self.format, self.action, self.root = format, action, root
+        self.rate = rate or format.fps / format.action_frames
         self.has_actions = bool(set(KINDS[1:]) & set(self.columns))
 
     @property
@@ -161,7 +172,8 @@ class RowReader:
         start = start or 0.0
         if end is not None and not start < end:
             raise InputError(f"it ends at {end:g} s, which is not after its start at {start:g} s")
-        return Clip(name, video or self._files(row), self.format, **tracks, start=start, end=end)
+        files, outcomes = video or self._files(row), self._outcomes(row)
+        return Clip(name, files, self.format, **tracks, outcomes=outcomes, start=start, end=end)
 
     def tracks(self, row: Row) -> dict[str, Track]:
         """Return the text, actions, questions and answers of a row.
@@ -184,6 +196,26 @@ class RowReader:
                 "its camera has a target without a time; list one per action, or all with start and end"
             )
         return tracks
+
+    def _outcomes(self, row: Row) -> Outcomes | None:
+        """Return the rewards of a row, and whether its episode ended with the last, if it has both.
+
+        Raises:
+            InputError: they are something else.
+        """
+        rewards, ended = (self._cell(row, field) for field in OUTCOME)
+        if rewards is None or ended is None:
+            return None
+        try:  # csv: both are text
+            known = tuple(map(float, json.loads(rewards) if isinstance(rewards, str) else rewards))
+            last = json.loads(ended.lower()) if isinstance(ended, str) else ended
+        except (TypeError, ValueError):
+            raise InputError(
+                f"its rewards {reprlib.repr(rewards)} are not a list of numbers, or its terminated {ended!r} "
+                "is neither true nor false"
+            ) from None
+        ends = (*(False for _ in known[1:]), bool(last)) if known else ()
+        return Outcomes(known, ends, self.rate)
 
     def _cell(self, row: Row, field: str) -> Any:
         value = row.get(self.columns.get(field, ""))

@@ -1,7 +1,6 @@
 """What a dataset of a user contains, as far as the settings of a model and of its training depend on it."""
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,13 +10,14 @@ from typing import Any, Literal
 import numpy as np
 
 from worldmodel import media
-from worldmodel.config import ActionSpec, SourceConfig, spec_settings
+from worldmodel.config import SourceConfig, spec_settings
 from worldmodel.data.argument import read_source
 from worldmodel.data.clips import Files, Track
-from worldmodel.data.columns import KINDS, inside, track_of
+from worldmodel.data.columns import KINDS, OUTCOME, inside, track_of
 from worldmodel.data.lerobot import LeRobotDataset
+from worldmodel.data.recording import read_recording
 from worldmodel.data.tables import Table, open_table
-from worldmodel.errors import ConfigError, InputError
+from worldmodel.errors import InputError
 from worldmodel.io import atomic_file
 from worldmodel.types import Action
 
@@ -125,10 +125,7 @@ def _clips(source: SourceConfig, out: Path, force: bool) -> DatasetFacts:
     table = open_table(path)
     try:
         info, tracks = _probe(table, source, root)
-        try:
-            specs, fps = read_recording(path.parent)
-        except FileNotFoundError:
-            specs, fps = (), info.fps or TEXT_FPS
+        specs, fps = read_recording(root) or ((), info.fps or TEXT_FPS)
         found = {field: action for field in KINDS if (action := _settings(field, tracks[field]))}
         columns = {
             field: column
@@ -147,7 +144,8 @@ def _clips(source: SourceConfig, out: Path, force: bool) -> DatasetFacts:
     finally:
         table.close()
     taken = [value for field in KINDS if field != "text" for track in tracks[field] for value in track.values]
-    return DatasetFacts(*parts, len(table), info.height, info.width, fps, chunk, action, _pace(taken), False)
+    outcomes, size = {*OUTCOME} <= columns.keys(), (info.height, info.width)
+    return DatasetFacts(*parts, len(table), *size, fps, chunk, action, _pace(taken), outcomes)
 
 
 def _probe(table: Table, source: SourceConfig, root: str) -> tuple[media.MediaInfo, dict[str, list[Track]]]:
@@ -167,26 +165,6 @@ def _probe(table: Table, source: SourceConfig, root: str) -> tuple[media.MediaIn
     if info is None:
         raise InputError(f"No video of {source.path!r} can be read ({reason}).")
     return info, tracks
-
-
-def read_recording(folder: Path) -> tuple[tuple[ActionSpec, ...], float]:
-    """Return the action spec and the frame rate that `worldmodel record` stores beside a table.
-
-    Raises:
-        FileNotFoundError: there are none.
-        ConfigError: they cannot be read.
-    """
-    file = folder / "recording.json"
-    try:
-        recorded = json.loads(file.read_text(encoding="utf-8"))
-        specs, fps = tuple(map(ActionSpec.of, recorded["action_spec"])), float(recorded["fps"])
-        if not 0 < fps < math.inf:
-            raise ValueError(f"fps is {fps}")
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{str(file)!r} cannot be read ({type(error).__name__}: {error}).") from None
-    return specs, fps
 
 
 def _settings(field: str, tracks: list[Track]) -> dict[str, Any]:
@@ -235,16 +213,25 @@ def _divide(
     """Write the rows of a table into one for training and one that is held out."""
     if len(table) < 2:
         return source, None
-    held = set(held_out(len(table)))
-    paths = [out.with_name(f"{out.stem}-{part}.jsonl") for part in ("train", "held")]
-    for path in paths:
-        if path.exists() and not force:
-            raise InputError(f"{str(path)!r} exists; choose another --out, or pass --force to replace it.")
-    for path, chosen in zip(paths, (False, True), strict=True):
-        with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.writelines(_lines(table, [i for i in range(len(table)) if (i in held) == chosen]))
-    train, other = (replace(source, path=str(path)) for path in paths)
-    return train, replace(other, weight=0.0)
+    train, held = write_parts(table, held_out(len(table)), out, force)
+    return replace(source, path=str(train)), replace(source, path=str(held), weight=0.0)
+
+
+def write_parts(table: Table, held: list[int], path: Path, force: bool) -> list[Path]:
+    """Write the rows of a table for training, `NAME-train.jsonl`, and those held out, `NAME-held.jsonl`.
+
+    Raises:
+        InputError: a file exists and is not to be replaced.
+    """
+    paths = [path.with_name(f"{path.stem}-{part}.jsonl") for part in ("train", "held")]
+    for each in paths:
+        if each.exists() and not force:
+            raise InputError(f"{str(each)!r} exists; pass --force to replace it.")
+    rest = sorted(set(range(len(table))) - set(held))
+    for each, numbers in zip(paths, (rest, held), strict=True):
+        with atomic_file(each) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.writelines(_lines(table, numbers))
+    return paths
 
 
 def _lines(table: Table, numbers: list[int]) -> Iterator[str]:

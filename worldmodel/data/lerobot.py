@@ -18,8 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from worldmodel.config import ActionConfig, ActionSpec, DataConfig, TrainConfig, WorldModelConfig
+from worldmodel.config import (
+    ActionConfig,
+    ActionSpec,
+    DataConfig,
+    SourceConfig,
+    TrainConfig,
+    WorldModelConfig,
+)
 from worldmodel.data.clips import BrokenClip, Clip, Outcomes, RoundFormat, Span, Track
+from worldmodel.data.recording import check_specs, read_recording, whole_fps
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media.shared_video import REMOTE
 from worldmodel.types import Action
@@ -89,7 +97,8 @@ class LeRobotDataset:
             raise ConfigError(
                 f"{key} has the LeRobot version {version or 'unknown'}; convert it to v3.0 with lerobot."
             )
-        self.fps = float(self.info["fps"])
+        self.stored_fps = float(self.info["fps"])
+        self.fps = whole_fps(self.stored_fps, key)
         features = self.info["features"]
         cameras = [name for name, feature in features.items() if feature["dtype"] == "video"]
         if not cameras:
@@ -104,7 +113,8 @@ class LeRobotDataset:
         if own is not None:
             specs, held = map(ActionSpec.of, own), features.get("action", {"shape": [0]})
             # One without a rate of its own has that of the rows.
-            self.specs = tuple(replace(spec, rate=spec.rate or self.fps) for spec in specs)
+            slower = self.stored_fps / self.fps
+            self.specs = tuple(replace(spec, rate=spec.rate / slower or self.fps) for spec in specs)
             if len(self.specs) != math.prod(held["shape"]):
                 raise ValueError("its action_spec does not have an entry for each number of an action")
         elif "action" in features:
@@ -220,15 +230,13 @@ class LeRobotDataset:
             raise InputError(f"{episode.data_path} cannot be read ({' '.join(str(error).split())})") from None
         rows = slice(episode.first_row, episode.first_row + episode.num_rows)
         found = int((owners[rows] == episode.index).sum())
-        frames = round((episode.end - episode.start) * self.fps)
+        frames = round((episode.end - episode.start) * self.stored_fps)
         if found != episode.num_rows or frames != episode.num_rows:
             raise InputError(f"it has {found} actions and {frames} frames; record or convert it again")
         if frames < 2:
             raise InputError("it has one frame, and an action needs the frames before and after it")
         if not np.isfinite(actions[rows]).all():
             raise InputError("it has an action that is not a finite number")
-        if not np.isfinite(outcomes[rows]).all():
-            raise InputError("it has a reward that is not a finite number")
         texts = [self.tasks.get(int(task), "") for task in tasks[rows]]
         return actions[rows][:-1], texts[:-1], outcomes[rows][:-1]
 
@@ -240,12 +248,13 @@ class LeRobotDataset:
             numbers, texts, outcomes = self.steps(episode)
             rate = max((spec.rate for spec in self.specs), default=0.0) or self.fps
             stride = max(1, round(self.fps / rate))
-            fields = ["keys" if spec.kind == "key" else spec.kind for spec in self.specs]
-            taken = [column for column, field in enumerate(fields) if takes.takes[field]]
+            taken = [column for column, spec in enumerate(self.specs) if takes.takes[spec.field]]
             specs, numbers = [self.specs[column] for column in taken], numbers[::stride, taken]
             actions = [Action.of_numbers(specs, row) for row in numbers.tolist()]  # one per action, not frame
             for action in set(actions):
                 action.check(takes)
+            rewards, ends = outcomes.T.tolist() if outcomes.shape[1] else ((), ())
+            known = Outcomes(tuple(rewards), tuple(map(bool, ends)), self.fps) if rewards else None
         except InputError as error:
             return BrokenClip(name, str(error))
         tracks: dict[str, Any] = {
@@ -253,13 +262,10 @@ class LeRobotDataset:
             for field in ("keys", "vector", "mouse")
             if takes.takes[field] and any(spec.kind in (field, "key") for spec in self.specs)
         }
-        if outcomes.shape[1]:
-            rewards, ends = outcomes.T.tolist()
-            tracks["outcomes"] = Outcomes(tuple(rewards), tuple(map(bool, ends)), self.fps)
         if takes.text and any(texts):
             tracks["text"] = _text_track(texts, self.fps)
-        span = Span(episode.video_path, episode.start, episode.num_rows, self.fps)
-        return Clip(name, span, format, **tracks)
+        span = Span(episode.video_path, episode.start, episode.num_rows, self.fps, self.stored_fps)
+        return Clip(name, span, format, **tracks, outcomes=known)
 
 
 class LeRobotSource:
@@ -341,48 +347,6 @@ def _numbers(column: Any) -> np.ndarray:
     return values.to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(column), -1)
 
 
-def check_specs(key: str, specs: Sequence[ActionSpec], model: WorldModelConfig) -> None:
-    """Check that a model takes the actions of a dataset: their rate, names and bounds.
-
-    Raises:
-        ConfigError: it does not; the message has the settings with which it does.
-    """
-    takes = model.action
-    taken = [spec for spec in specs if takes.takes["keys" if spec.kind == "key" else spec.kind]]
-    keys = [spec.name for spec in taken if spec.kind == "key"]
-    if missing := sorted(set(keys) - set(takes.keys)):
-        raise ConfigError(
-            f"{key} has the keys {', '.join(missing)}, which the model does not take; set "
-            f"model.action.keys to [{', '.join(keys)}]."
-        )
-    vector = [spec for spec in taken if spec.kind == "vector"]
-    names = [spec.name for spec in vector]
-    if vector and (
-        len(vector) != takes.vector_size or (takes.vector_names and names != list(takes.vector_names))
-    ):
-        raise ConfigError(
-            f"{key} has vectors of {', '.join(names)}; set model.action.vector_size to {len(names)} and "
-            f"vector_names to [{', '.join(names)}]."
-        )
-    known = {spec.name: spec for spec in takes.spec}
-    for spec in taken:
-        other = known.get(spec.name, spec)
-        for field in ("unit", "scale", "frame"):
-            if getattr(other, field) != getattr(spec, field):
-                raise ConfigError(
-                    f"{key} has {spec.name} with {field} {getattr(spec, field)!r}, and the model with "
-                    f"{getattr(other, field)!r}; convert the dataset, or train another model."
-                )
-    rates = {spec.rate for spec in taken if spec.rate}
-    taken_s = model.fps / model.action_frames
-    if rates and any(abs(rate - taken_s) > 1e-6 * taken_s for rate in rates):
-        rate = max(rates)
-        raise ConfigError(
-            f"{key} has {rate:g} actions per second, and the model takes {taken_s:g}, {takes.per_round} per "
-            f"round; set model.fps to {rate:g} times model.chunk_frames divided by model.action.per_round."
-        )
-
-
 def _text_track(texts: Sequence[str], fps: float) -> Track:
     """Return the task in words: one for the episode, or one for each interval."""
     if len(set(texts)) == 1:
@@ -405,17 +369,25 @@ def _specs(feature: Any, fps: float) -> tuple[ActionSpec, ...]:
 
 
 def with_action_spec(config: TrainConfig) -> TrainConfig:
-    """Return a run whose model states what its actions mean, as its first LeRobot dataset does.
+    """Return a run whose model states what its actions mean, as the first of its recordings does.
 
-    A model that states it already keeps what it has; every dataset is checked against it when it is opened.
+    A model that states it already keeps what it has; every source is checked against it when it is opened.
     """
     if config.model.action.spec:
         return config
-    for name, source in config.data.sources.items():
-        if source.kind != "lerobot" or not source.weight:
-            continue
-        specs = LeRobotDataset(source.path, f"data.sources.{name}").specs
-        takes = config.model.action
-        spec = tuple(each for each in specs if takes.takes["keys" if each.kind == "key" else each.kind])
-        return replace(config, model=replace(config.model, action=replace(takes, spec=spec)))
+    takes = config.model.action
+    for source in config.data.sources.values():
+        specs = _stated(source) if source.weight else ()
+        if spec := tuple(each for each in specs if takes.takes[each.field]):
+            return replace(config, model=replace(config.model, action=replace(takes, spec=spec)))
     return config
+
+
+def _stated(source: SourceConfig) -> tuple[ActionSpec, ...]:
+    """Return the action spec of a source, if it has one."""
+    if source.kind == "lerobot":
+        return LeRobotDataset(source.path).specs
+    if source.kind != "clips":
+        return ()
+    specs, _ = read_recording(source.root or Path(source.path).parent) or ((), 0)
+    return tuple(spec for spec in specs if spec.field in source.columns)

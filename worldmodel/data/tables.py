@@ -19,6 +19,7 @@ from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Files, RoundFormat
 from worldmodel.data.columns import Row, RowReader
 from worldmodel.data.index_file import indexed
+from worldmodel.data.recording import check_specs, read_recording
 from worldmodel.errors import ConfigError, InputError
 
 NUM_PROBED = 100
@@ -200,8 +201,8 @@ class TableSource:
     """Clips in the rows of a table; every row is one clip, or several with some presets.
 
     Raises:
-        ConfigError: the table, a column or a row's action is wrong, or none of the checked rows has its
-            video.
+        ConfigError: the table, a column or a row's action is wrong, the model does not take the actions of
+            the recording, or none of the checked rows has its video.
     """
 
     streams = 0
@@ -216,7 +217,10 @@ class TableSource:
         if not root.is_dir():
             raise ConfigError(f"{self.key}.root is {str(root)!r}, which is not a folder.")
         root = os.path.abspath(root)
-        self.reader = RowReader(name, config, self.table.columns, self.format, model.action, root)
+        specs, _ = read_recording(root) or ((), 0)
+        rate = max((spec.rate for spec in specs), default=0.0)
+        self.reader = RowReader(name, config, self.table.columns, self.format, model.action, root, rate)
+        check_specs(self.key, [spec for spec in specs if spec.field in self.reader.columns], model)
         if isinstance(self.table, ParquetTable):
             self.table.wanted = self.reader.needed
         self.tasks = self.reader.tasks

@@ -45,7 +45,7 @@ class ClipReader:
         start, end = (row.pop(name, None) for name in ("start", "end"))
         video = files.get("video") or Part(f"the video of clip {id}", 0, 0)  # may not be needed
         clip = self._reader(tuple(sorted(row))).clip(row, id, video=video)
-        clip = replace(clip, start=start or 0.0, end=end)
+        clip = replace(clip, start=start or 0.0, end=end, exact=False)
         if not self.config.precomputed:
             return clip
         if "latents" in files:

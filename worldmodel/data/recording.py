@@ -1,0 +1,83 @@
+"""What a recording states beside its frames and actions: their rate, and the meaning of actions."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from worldmodel.config import ActionSpec, WorldModelConfig
+from worldmodel.errors import ConfigError
+
+
+def read_recording(folder: str | Path) -> tuple[tuple[ActionSpec, ...], int] | None:
+    """Return the action spec and the frame rate that `worldmodel record` stores beside a table, if it did.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    file = Path(folder, "recording.json").expanduser()
+    try:
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+        specs, fps = tuple(map(ActionSpec.of, recorded["action_spec"])), float(recorded["fps"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{str(file)!r} cannot be read ({type(error).__name__}: {error}).") from None
+    return specs, whole_fps(fps, repr(str(file)))
+
+
+def whole_fps(fps: float, key: str) -> int:
+    """Return a frame rate as a whole number: 30 for 29.97, and for all within half a percent of it.
+
+    Raises:
+        ConfigError: it is another fraction, or not above 0; the message begins with `key`.
+    """
+    whole = round(fps) if math.isfinite(fps) else 0
+    if whole < 1 or abs(fps - whole) > 0.005 * whole:
+        raise ConfigError(
+            f"{key} has {fps:g} frames per second, and a model a whole number of them; record it again, or "
+            "encode its videos and write its tables anew, at a whole number."
+        )
+    return whole
+
+
+def check_specs(key: str, specs: Sequence[ActionSpec], model: WorldModelConfig) -> None:
+    """Check that a model takes the actions of a dataset: their rate, names and bounds.
+
+    Raises:
+        ConfigError: it does not; the message has the settings with which it does.
+    """
+    takes = model.action
+    taken = [spec for spec in specs if takes.takes[spec.field]]
+    keys = [spec.name for spec in taken if spec.kind == "key"]
+    if missing := sorted(set(keys) - set(takes.keys)):
+        raise ConfigError(
+            f"{key} has the keys {', '.join(missing)}, which the model does not take; set "
+            f"model.action.keys to [{', '.join(keys)}]."
+        )
+    vector = [spec for spec in taken if spec.kind == "vector"]
+    names = [spec.name for spec in vector]
+    if vector and (
+        len(vector) != takes.vector_size or (takes.vector_names and names != list(takes.vector_names))
+    ):
+        raise ConfigError(
+            f"{key} has vectors of {', '.join(names)}; set model.action.vector_size to {len(names)} and "
+            f"vector_names to [{', '.join(names)}]."
+        )
+    known = {spec.name: spec for spec in takes.spec}
+    for spec in taken:
+        other = known.get(spec.name, spec)
+        for field in ("unit", "scale", "frame"):
+            if getattr(other, field) != getattr(spec, field):
+                raise ConfigError(
+                    f"{key} has {spec.name} with {field} {getattr(spec, field)!r}, and the model with "
+                    f"{getattr(other, field)!r}; convert the dataset, or train another model."
+                )
+    rates = {spec.rate for spec in taken if spec.rate}
+    taken_s = model.fps / model.action_frames
+    if rates and any(abs(rate - taken_s) > 1e-6 * taken_s for rate in rates):
+        rate = max(rates)
+        raise ConfigError(
+            f"{key} has {rate:g} actions per second, and the model takes {taken_s:g}, {takes.per_round} per "
+            f"round; set model.fps to {rate:g} times model.chunk_frames divided by model.action.per_round."
+        )
