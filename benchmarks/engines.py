@@ -24,8 +24,6 @@ from worldmodel.models.loading import base_models, model_folder
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import Engine, InProcessEngine
 
-SESSIONS = (1, 4, 16)
-
 States = Callable[[History, int], Awaitable[torch.Tensor]]
 
 
@@ -95,7 +93,7 @@ async def compare(args: argparse.Namespace) -> dict[str, Way]:
     ways = {engine.name: Way(engine.predict_states, engine.name == "vllm") for engine in engines}
     ways["no cache, batch 1"] = Way(uncached)
     for repeat in range(args.num_samples + 1):
-        for sessions in SESSIONS:
+        for sessions in args.num_sessions:
             for way in ways.values():
                 await measure(way, backbone.width, sessions, args.seed + 100 * repeat + sessions, args)
         if repeat == 0:  # it only warmed up
@@ -113,7 +111,8 @@ async def compare(args: argparse.Namespace) -> dict[str, Way]:
 
 def table(title: str, rows: dict[str, dict[int, list[float]]]) -> str:
     """Return medians with the lowest and highest as aligned lines."""
-    lines = [f"{title:28}" + "".join(f"{f'{sessions} at once':>22}" for sessions in SESSIONS)]
+    counts = next(iter(rows.values()))
+    lines = [f"{title:28}" + "".join(f"{f'{sessions} at once':>22}" for sessions in counts)]
     for name, row in rows.items():
         cells = (f"{statistics.median(each):.1f} ({min(each):.1f}–{max(each):.1f})" for each in row.values())
         lines.append(f"  {name:26}" + "".join(f"{cell:>22}" for cell in cells))
@@ -133,6 +132,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backbone", help="folder, or name of a base model; else that of shapes-tiny")
+    parser.add_argument("--num-sessions", type=int, nargs="+", default=[1, 4, 16], help="sessions at once")
     parser.add_argument("--num-samples", type=int, default=3, help="repeats: median, lowest, highest")
     parser.add_argument("--num-rounds", type=int, default=12, help="rounds that each session plays")
     parser.add_argument("--history-rounds", type=int, default=3, help="rounds that a history holds at most")
