@@ -17,7 +17,10 @@ def main() -> None:
     args = parser.parse_args()
     model = WorldModel.from_pretrained(args.model)
     inputs = suite_of(model.config).session_inputs if model.config.world else None
-    print(text_table("speed", speed(model, args.num_samples, args.seed, inputs=inputs)))
+    figures = speed(model, args.num_samples, args.seed, inputs=inputs)
+    print(text_table("speed", figures))
+    mean, high = figures["first_frame_mean_s"], figures["first_frame_p99_s"]
+    print(f"action to first frame: mean {mean:.3f} s, 99th percentile {high:.3f} s")
     print(machine())
 
 
