@@ -215,7 +215,7 @@ def played(source: Source, index: int, rounds: int = 2) -> tuple[int, list[Actio
 
 
 def test_mouse_and_camera_columns(counting: Path, tmp_path: Path) -> None:
-    source = clips(counting, tmp_path, **{**FULL, "mouse": [[0.5, 0], None, [-0.5, 1]]})
+    source = clips(counting, tmp_path, **{**FULL, "mouse": [[0.5, 0], None, [-0.5, 1], *[None] * 4]})
     for index in range(10):
         first, actions = played(source, index)
         assert first % 8 == 0
