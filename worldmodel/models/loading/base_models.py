@@ -47,7 +47,7 @@ BASE_MODELS = {
 """Base models by name, as `model.backbone.pretrained` takes them."""
 
 CHECKSUMS = "sha256.json"
-"""File of a converted model: the checksums of its weights. It is written last."""
+"""File of a converted model: the checksums of its weights."""
 
 
 def cache_folder() -> Path:
@@ -84,7 +84,7 @@ def verify(folder: Path) -> None:
     Raises:
         ModelError: they differ.
     """
-    if pretrained.read_json(folder, CHECKSUMS) != _checksums(folder):
+    if pretrained.read_json(folder, CHECKSUMS) != checksums(folder):
         raise ModelError(
             f"The weights in {folder} have changed since they were converted; remove the folder."
         )
@@ -159,7 +159,7 @@ def convert(file: Path, folder: Path) -> None:
     with atomic_folder(folder) as temporary:
         model.to(torch.bfloat16).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        (temporary / CHECKSUMS).write_text(json.dumps(_checksums(temporary)) + "\n", encoding="utf-8")
+        (temporary / CHECKSUMS).write_text(json.dumps(checksums(temporary)) + "\n", encoding="utf-8")
 
 
 def sha256(file: Path) -> str:
@@ -168,7 +168,8 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _checksums(folder: Path) -> dict[str, str]:
+def checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums of the weights in a folder, by the names of the files."""
     return {file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))}
 
 

@@ -221,5 +221,4 @@ def _checksums(name: str, revision: str | None) -> dict[str, str]:
         base = base_models.BASE_MODELS.get(name)
         file = Path(base.member if base else name)
         return {file.name: base.file_sha256 if base else base_models.sha256(file)}
-    folder = pretrained.resolve_folder(name, revision, "backbone")
-    return {file.name: base_models.sha256(file) for file in sorted(folder.glob("*.safetensors"))}
+    return base_models.checksums(pretrained.resolve_folder(name, revision, "backbone"))
