@@ -2,14 +2,17 @@
 
 import importlib
 from copy import deepcopy
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
+from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
+from worldmodel.data.sources import open_source
 from worldmodel.types import Action
+from worldmodel.worlds import recorder
 from worldmodel.worlds.pusht import AGENT, BLOCK, STEP, Push, progress
 from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
 from worldmodel.worlds.recorder.episode import RecordedEpisode
@@ -74,10 +77,31 @@ def test_every_seed_of_coinrun_is_another_level() -> None:
     assert frames.shape[1:] == (64, 64, 3) and (frames != after).any(axis=(1, 2, 3)).mean() > 0.5
 
 
+def test_missions_of_babyai_are_actions_in_words(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid")
+    policy = "worldmodel.worlds.minigrid:Missions"
+    plays = EnvironmentSettings("minigrid:BabyAI-GoToLocalS6N4-v0", policy, size=(48, 48), max_steps=30)
+    folder = recorder.record_environment(plays, tmp_path / "missions", 5)
+    played = EnvironmentEpisodes(plays)
+    episodes = [played.episode(index) for index in range(5)]
+    assert all(each.terminated and each.rewards[-1] > 0 for each in episodes), "all are carried out"
+    model = WorldModelConfig(
+        fps=10,
+        chunk_frames=1,
+        action=ActionConfig(text=True),
+        codec=CodecConfig(image_size=48, temporal_factor=1),
+    )
+    source = open_source("mine", DataConfig({"mine": SourceConfig("lerobot", str(folder))}), model)
+    for index, recorded in enumerate(episodes):
+        actions = source.at(index).episode("rounds", 0, 0, 30).actions
+        assert list(actions) == [Action(text=recorded.text)] * len(recorded.actions)
+        assert recorded.text.startswith("go to ")
+
+
 def test_pusht_can_be_copied() -> None:
     played("pusht", "PushT-v0", "worldmodel.worlds.pusht:Push")
     opened = EnvironmentEpisodes(settings("pusht", "PushT-v0", "worldmodel.worlds.pusht:Push"))
-    push, env = Push(opened.env.action_space), opened.env
+    push, env = Push(opened.env), opened.env
     push.reset(0)
     state, _ = env.reset(seed=5)
     for _ in range(30):
@@ -121,7 +145,7 @@ def test_progress_in_pusht_grows_towards_the_goal() -> None:
 
 
 def test_the_policy_of_pusht_goes_where_the_block_is() -> None:
-    policy = Push(spaces.Box(-STEP, STEP, (2,), np.float32))
+    policy = Push(gymnasium.Env())
     policy.reset(0)
     state, touched = np.array([30.0, 30, 300, 300, 0]), 0
     for _ in range(400):

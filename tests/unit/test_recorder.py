@@ -397,7 +397,7 @@ def repeat_action_one(observation: Any, space: spaces.Space, rng: np.random.Gene
 def test_policies_and_cameras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_policy.py").write_text(
         "def act(observation, space, rng):\n    return 2\n\n"
-        "class Count:\n    def __init__(self, space): self.space = space\n"
+        "class Count:\n    def __init__(self, env): self.space = env.action_space\n"
         "    def reset(self, seed): self.steps = 0\n"
         "    def __call__(self, observation):\n"
         "        self.steps += 1\n        return self.steps % self.space.n\n"

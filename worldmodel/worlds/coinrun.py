@@ -54,7 +54,8 @@ class CoinRun(gymnasium.Env):
 class Run:
     """Runs to the right with jumps, and sometimes goes back or waits."""
 
-    def __init__(self, space: spaces.Space) -> None:
+    def __init__(self, env: gymnasium.Env) -> None:
+        del env
         self.chances = np.array([1, 3, 2, 1, 1, 3, 1, 8, 8], np.float64)
         self.chances /= self.chances.sum()
 

@@ -1,12 +1,14 @@
-"""A policy for MiniGrid's DoorKey levels, which random actions hardly ever solve: of 2,000 episodes, none.
+"""Policies for MiniGrid, which random actions hardly ever solve: of 2,000 episodes of DoorKey, none.
 
 worldmodel record minigrid:MiniGrid-DoorKey-6x6-v0 --policy worldmodel.worlds.minigrid:explore …
+worldmodel record minigrid:BabyAI-GoToLocalS6N4-v0 --policy worldmodel.worlds.minigrid:Missions …
 """
 
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 LEFT, RIGHT, FORWARD, PICK_UP, TOGGLE = 0, 1, 2, 3, 5
@@ -45,6 +47,24 @@ def explore(observation: Mapping[str, Any], space: Any, rng: np.random.Generator
         targets = {chosen: FORWARD}
     first = _first_action(image, agent, targets)
     return int(rng.choice([LEFT, RIGHT, FORWARD])) if first is None else first
+
+
+class Missions:
+    """Carries out the missions of BabyAI (Chevalier-Boisvert et al., 2019, arXiv:1810.08272) by its bot."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        self.env = env
+
+    def reset(self, seed: int) -> None:
+        del seed
+        self.bot: Any = None
+
+    def __call__(self, observation: Mapping[str, Any]) -> int:
+        if self.bot is None:  # the mission is known once the environment is reset
+            from minigrid.utils.baby_ai_bot import BabyAIBot
+
+            self.bot = BabyAIBot(self.env)
+        return int(self.bot.replan())
 
 
 def _is_free(cell: np.ndarray) -> bool:

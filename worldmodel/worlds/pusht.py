@@ -120,8 +120,8 @@ class Push:
     Observations are states of `obs_type: state`: the agent's x and y, the block's x and y, and its angle.
     """
 
-    def __init__(self, space: spaces.Box) -> None:
-        self.space = space
+    def __init__(self, env: gymnasium.Env) -> None:
+        del env
 
     def reset(self, seed: int) -> None:
         self.rng, self.waypoints = np.random.default_rng(seed), []
@@ -136,7 +136,7 @@ class Push:
         if distance < 20 or self.rng.random() < 0.05:  # now and then it gives up: a wall is in the way
             self.waypoints.pop(0)
         step = way * min(1.0, STEP / max(distance, 1e-6))
-        return np.clip(step, self.space.low, self.space.high).astype(np.float32)
+        return np.clip(step, -STEP, STEP).astype(np.float32)
 
     def _push(self, block: np.ndarray) -> list[np.ndarray]:
         if self.rng.random() < 0.25:

@@ -63,8 +63,8 @@ class DoomMaze(gymnasium.Env):
 class Walk:
     """Walks with turns, and turns away where the picture has stopped to change: at a wall."""
 
-    def __init__(self, space: spaces.Space) -> None:
-        del space
+    def __init__(self, env: gymnasium.Env) -> None:
+        del env
 
     def reset(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)

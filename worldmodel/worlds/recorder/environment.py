@@ -61,7 +61,7 @@ class EnvironmentEpisodes:
         inner: Any = self.env.unwrapped
         details = settings.action_details or getattr(inner, "action_specs", ())
         self.mapping = ActionMapping(self.env.action_space, fps, _value_names(self.env), details)
-        self.policy = open_policy(settings.policy, self.env.action_space, settings.epsilon)
+        self.policy = open_policy(settings.policy, self.env, settings.epsilon)
         plain = json.loads(json.dumps(asdict(settings)))
         self.format = RecordingFormat(fps, self.mapping.specs, plain)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -71,14 +72,14 @@ class MixedPolicy:
         return self.other(observation) if self.rng.random() < self.epsilon else action
 
 
-def open_policy(name: str, space: spaces.Space, epsilon: float = 0.0) -> Policy:
+def open_policy(name: str, env: gymnasium.Env, epsilon: float = 0.0) -> Policy:
     """Return a policy by its name.
 
     Args:
         name: `random`, `sticky`, `module:function`, `module:Class` with the methods of `Policy`, made for the
-            action space, or `sb3:ALGORITHM:FILE`, a file that Stable-Baselines3 saved. Loading such a file
+            environment, or `sb3:ALGORITHM:FILE`, a file that Stable-Baselines3 saved. Loading such a file
             runs code in it: use only files whose origin you know.
-        space: the action space.
+        env: the environment.
         epsilon: share of random actions.
 
     Raises:
@@ -86,13 +87,14 @@ def open_policy(name: str, space: spaces.Space, epsilon: float = 0.0) -> Policy:
     """
     if not 0 <= epsilon <= 1:
         raise InputError(f"epsilon is {epsilon:g}; use a share from 0 to 1.")
+    space = env.action_space
     if name in ("random", "sticky"):
         policy: Policy = RandomPolicy(space, STICKINESS if name == "sticky" else 0.0)
     elif name.startswith("sb3:"):
         policy = FunctionPolicy(_load_sb3(name), space)
     else:
         function = _function(name)
-        policy = function(space) if isinstance(function, type) else FunctionPolicy(function, space)
+        policy = function(env) if isinstance(function, type) else FunctionPolicy(function, space)
     return MixedPolicy(policy, space, epsilon) if epsilon else policy
 
 
