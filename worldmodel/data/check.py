@@ -39,6 +39,8 @@ CHANGED, CHANGED_PIXELS = 24, 4
 an encoder adds."""
 TOLERANCE = 16
 """Difference of the mean colour of a cell, of 255, up to which two pictures show the same layout."""
+PARTS = 48
+"""Parts in which pictures are compared, one after another."""
 MOUSE = ("mouse left", "mouse right", "mouse up", "mouse down")
 CAMERA = tuple(
     f"camera {verb} {sign}{axis}" for verb in ("moves", "turns about") for axis in "xyz" for sign in "+-"
@@ -409,22 +411,30 @@ class Layouts:
     """Numbers pictures; two are the same if no cell of 1/16 of a side differs by more than `TOLERANCE`."""
 
     def __init__(self) -> None:
-        self._known = np.empty((0, 0), np.float32)
+        self._parts: list[np.ndarray] = []
+        self._count = 0
 
     def number(self, frame: np.ndarray) -> int:
         """Return the number of the first picture that is the same."""
         height, width = (max(1, side // 16) for side in frame.shape[:2])
         rows, columns = frame.shape[0] // height, frame.shape[1] // width
         cells = frame[: rows * height, : columns * width].reshape(rows, height, columns, width, 3)
-        means = cells.mean((1, 3), dtype=np.float32).reshape(1, -1)
-        if not len(self._known):
-            self._known = means
-            return 0
-        same = np.flatnonzero(np.abs(self._known - means).max(axis=1) <= TOLERANCE)
-        if len(same):
+        means = cells.mean((1, 3), dtype=np.float32).ravel()
+        # A few scattered cells tell most pictures apart, so that their other cells are never compared.
+        parts = np.array_split(np.random.default_rng(0).permutation(means), PARTS)
+        if not self._parts:
+            self._parts = [np.empty((1024, part.size), np.float32) for part in parts]
+        same = np.arange(self._count)
+        for known, part in zip(self._parts, parts, strict=True):
+            same = same[np.abs(known[same] - part).max(axis=1) <= TOLERANCE]
+        if same.size:
             return int(same[0])
-        self._known = np.concatenate([self._known, means])
-        return len(self._known) - 1
+        if self._count == len(self._parts[0]):
+            self._parts = [np.concatenate([known, np.empty_like(known)]) for known in self._parts]
+        for known, part in zip(self._parts, parts, strict=True):
+            known[self._count] = part
+        self._count += 1
+        return self._count - 1
 
 
 def small_hash(frame: np.ndarray) -> bytes:
