@@ -1,6 +1,6 @@
 // Plays one live world over WS /v1/realtime/video (see /asyncapi.yaml): chunks of JPEG frames in, actions out.
 
-import { lookByDragging, showCamera, showSliders } from "./controls.js";
+import { ActionSampler, lookByDragging, onPress, showCamera, showSliders } from "./controls.js";
 
 const $ = (id) => document.getElementById(id);
 const ARROWS = { ArrowLeft: ["left"], ArrowRight: ["right"], ArrowUp: ["up", "forward"], ArrowDown: ["down", "backward"] };
@@ -14,6 +14,7 @@ const MAX_AHEAD_CHUNKS = 2; // a tab that was hidden drops frames instead of lag
 const session = {
   socket: null,
   hello: null, // session.created
+  sampler: null, // of the actions of the model
   live: false,
   pace: "realtime",
   expecting: null, // metadata of the chunk whose binary messages follow
@@ -45,18 +46,25 @@ const screen = {
   tick(now) {
     const { fps = 8, chunk_frames: chunk = 8 } = session.hello ?? {};
     while (this.frames.length > MAX_AHEAD_CHUNKS * chunk) this.frames.shift().bitmap.close();
-    if (this.frames.length && now >= this.nextAt) {
-      const { index, bitmap } = this.frames.shift();
-      const { width, height } = this.context.canvas;
-      this.context.imageSmoothingEnabled = false;
-      this.context.drawImage(bitmap, 0, 0, width, height);
-      bitmap.close();
+    const shows = this.frames.length > 0;
+    const goesOn = shows || (session.pace !== "realtime" && session.sampler?.due); // a paused world shows nothing
+    if (goesOn && now >= this.nextAt) {
+      if (shows) this.show(this.frames.shift());
+      session.sampler?.frame();
       // A late frame resets the schedule; frames on time keep it without drift.
       this.nextAt = (now - this.nextAt > 2000 / fps ? now : this.nextAt) + 1000 / fps;
-      $("screen").dataset.frame = index;
-      this.clock(index, performance.now());
     }
     requestAnimationFrame((then) => this.tick(then));
+  },
+
+  show({ index, bitmap }) {
+    const { width, height } = this.context.canvas;
+    this.context.imageSmoothingEnabled = false;
+    this.context.drawImage(bitmap, 0, 0, width, height);
+    bitmap.close();
+    $("screen").dataset.frame = index;
+    session.sampler.waiting = false;
+    this.clock(index, performance.now());
   },
 
   clock(index, now) {
@@ -157,6 +165,7 @@ const HANDLERS = {
   },
   "video.start"(event) {
     session.live = true;
+    session.sampler.clear();
     const canvas = $("screen");
     // Whole pixels: what is enlarged stays sharp, and the browser only shrinks what is large.
     const scale = Math.max(1, Math.round(LEAST_SIDE / Math.min(event.width, event.height)));
@@ -213,6 +222,7 @@ const HANDLERS = {
     if (event.event_id === session.descriptions[0]) described();
     if (event.event_id === LOOK) return;
     complain(event.error.message);
+    if (session.sampler) session.sampler.waiting = false;
     if (event.event_id) mark(event.event_id, "refused");
     if (event.fatal) session.socket.close();
     else if (!session.live) ended(); // the start was refused: another one may follow
@@ -236,7 +246,7 @@ function ended() {
 
 // ---- acting -----------------------------------------------------------------------------------------------
 
-function act(action, name) {
+function act(action, name, at = performance.now()) {
   if (!session.live) return;
   complain("");
   const eventId = `e${++act.number}`;
@@ -244,20 +254,20 @@ function act(action, name) {
   item.append(span(name), span("sent"));
   $("log").prepend(item);
   while ($("log").children.length > KEPT_LOG) $("log").lastElementChild.remove();
-  session.asked.set(eventId, { at: performance.now(), item });
+  session.asked.set(eventId, { at, item });
   if (session.asked.size > 64) session.asked.delete(session.asked.keys().next().value);
-  // In a world that runs the newest action counts; in one that waits, each has its turn.
-  const replace = session.pace === "realtime";
+  // In a world that runs the newest action counts; in one that waits, and of lists for a round, each has its turn.
+  const replace = session.pace === "realtime" && !action?.chunk;
   send("session.interaction", { interaction: { event_id: eventId, event: { action } }, replace });
 }
 act.number = 0;
 
-function press(key) {
+function press(key, source) {
   const keys = session.thing ? [session.thing, key] : [key];
   const button = document.querySelector(`#act [data-key="${CSS.escape(key)}"]`);
   button?.classList.add("lit");
   setTimeout(() => button?.classList.remove("lit"), 150);
-  act({ keys }, keys.join(" "));
+  session.sampler.take({ keys }, keys.join(" "), source);
 }
 
 /** Ask the model which things are there, if it can say so. */
@@ -297,6 +307,7 @@ function choose(thing) {
 
 function showActions(schema) {
   const { text, keys, mouse } = schema;
+  session.sampler = new ActionSampler(session.hello, act);
   const things = keys.filter((key) => CSS.supports("color", key));
   const moves = keys.filter((key) => key in SIGNS);
   const verbs = keys.filter((key) => !things.includes(key) && !moves.includes(key));
@@ -304,8 +315,8 @@ function showActions(schema) {
   session.shortcuts = new Map([
     ...things.slice(0, 9).map((key, index) => [String(index + 1), () => choose(key)]),
     ...Object.entries(ARROWS).flatMap(([arrow, names]) =>
-      names.filter((key) => moves.includes(key)).slice(0, 1).map((key) => [arrow, () => press(key)])),
-    ...verbs.filter((key) => shortcuts.has(key)).map((key) => [shortcuts.get(key), () => press(key)]),
+      names.filter((key) => moves.includes(key)).slice(0, 1).map((key) => [arrow, (source) => press(key, source)])),
+    ...verbs.filter((key) => shortcuts.has(key)).map((key) => [shortcuts.get(key), (source) => press(key, source)]),
   ]);
   const chip = (key, shortcut, use) => {
     const button = document.createElement("button");
@@ -314,7 +325,7 @@ function showActions(schema) {
     button.append(key in SIGNS ? SIGNS[key] : key);
     if (key in SIGNS) button.setAttribute("aria-label", key);
     else if (shortcut) button.append(" ", Object.assign(document.createElement("kbd"), { textContent: shortcut }));
-    button.addEventListener("click", use);
+    onPress(button, session.sampler, use);
     return button;
   };
   $("things").replaceChildren(...things.map((key, index) => {
@@ -326,16 +337,15 @@ function showActions(schema) {
     button.prepend(swatch);
     return button;
   }));
-  $("pad").replaceChildren(...moves.map((key) => chip(key, "", () => press(key))));
-  $("verbs").replaceChildren(...verbs.map((key) => chip(key, shortcuts.get(key), () => press(key))));
+  $("pad").replaceChildren(...moves.map((key) => chip(key, "", (source) => press(key, source))));
+  $("verbs").replaceChildren(...verbs.map((key) => chip(key, shortcuts.get(key), (source) => press(key, source))));
   $("things").hidden = !things.length;
   $("pad").hidden = !moves.length;
   $("verbs").hidden = !verbs.length;
   $("say").hidden = !text;
-  showSliders($("numbers"), schema, act);
-  showCamera($("camera"), schema, act);
-  const { chunk_frames: frames, fps } = session.hello;
-  lookByDragging($("screen"), schema, (1000 * frames) / fps, act);
+  showSliders($("numbers"), schema, session.sampler);
+  showCamera($("camera"), schema, session.sampler);
+  lookByDragging($("screen"), schema, session.sampler);
   if (things.length) choose(things.includes(session.thing) ? session.thing : things[0]);
   $("hint").textContent = hint(things, moves, mouse, text);
 }
@@ -444,7 +454,7 @@ function pressed(event) {
   const use = session.shortcuts?.get(event.key.length === 1 ? event.key.toLowerCase() : event.key);
   if (!use) return;
   event.preventDefault(); // or the arrows would scroll
-  if (!event.repeat) use();
+  if (!event.repeat) use(event.code);
 }
 
 if (window.top !== window) document.body.dataset.embedded = ""; // the page around it has a title
@@ -482,5 +492,9 @@ $("describe").addEventListener("click", () => {
 });
 $("stop").addEventListener("click", () => send("session.stop"));
 document.addEventListener("keydown", pressed);
+document.addEventListener("keyup", ({ code }) => session.sampler?.release(code));
+document.addEventListener("pointerup", ({ pointerId }) => session.sampler?.release(pointerId));
+document.addEventListener("pointercancel", ({ pointerId }) => session.sampler?.release(pointerId));
+window.addEventListener("blur", () => session.sampler?.releaseAll());
 requestAnimationFrame((now) => screen.tick(now));
 connect().catch((error) => complain(error.message));

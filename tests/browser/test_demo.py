@@ -247,14 +247,8 @@ def test_the_play_page_offers_the_things_that_are_there(
         page.close()
 
 
-def test_the_play_page_takes_mouse_camera_and_vectors(
-    browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str]
-) -> None:
-    action = ActionConfig(
-        text=False, mouse=True, camera=True, vector_size=2, vector_low=(0, -1), vector_high=(4, 1)
-    )
-    page = browser.new_page()
-    page.set_default_timeout(PATIENCE_MS)
+def record_actions(page: Any) -> list[Any]:
+    """Return a list to which the actions that the page sends are appended."""
     sent = []
 
     def record(route: Any) -> None:
@@ -269,6 +263,18 @@ def test_the_play_page_takes_mouse_camera_and_vectors(
         route.on_message(to_server)
 
     page.route_web_socket(re.compile("realtime"), record)
+    return sent
+
+
+def test_the_play_page_takes_mouse_camera_and_vectors(
+    browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str]
+) -> None:
+    action = ActionConfig(
+        text=False, mouse=True, camera=True, vector_size=2, vector_low=(0, -1), vector_high=(4, 1)
+    )
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    sent = record_actions(page)
     try:
         page.goto(f"{serve(make_model(action=action))}/play")
         page.set_input_files("#file", Path(worldmodel.demo.__file__).with_name("first_frame.png"))
@@ -294,6 +300,68 @@ def test_the_play_page_takes_mouse_camera_and_vectors(
         assert ahead == pytest.approx(
             (np.sin(np.pi / 18), 0, np.cos(np.pi / 18))
         )  # to the right by 10 degrees
+        assert page.locator("#alert").inner_text() == ""
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize("pace", ["realtime", "on_action"])
+def test_the_play_page_samples_the_actions_of_a_round(
+    browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str], pace: Any
+) -> None:
+    """In a round of four frames, each half a second long; the world is paused, then runs."""
+    action = ActionConfig(text=False, keys=("left", "jump"), mouse=True, vector_size=1, per_round=4)
+    left, jump = {"keys": ["left"]}, {"keys": ["jump"]}
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    sent = record_actions(page)
+
+    def until(action: dict[str, Any], times: int = 1) -> list[dict[str, Any]]:
+        """Wait for a list in which an action occurs so often, and return the actions of all lists."""
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while not any(each["chunk"].count(action) >= times for each in sent):
+            assert time.monotonic() < deadline, sent
+            page.wait_for_timeout(50)
+        assert {len(each["chunk"]) for each in sent} == {4}
+        return [part for each in sent for part in each["chunk"]]
+
+    try:
+        page.clock.install()
+        page.goto(f"{serve(make_model(action=action, chunk_frames=4, fps=2, pace=pace))}/play")
+        page.set_input_files("#file", Path(worldmodel.demo.__file__).with_name("first_frame.png"))
+        page.click("summary")
+        page.check("#paused")
+        page.click("#go")
+        page.locator("#screen[data-frame]").wait_for()
+        page.clock.pause_at("2100-01-01")
+        page.keyboard.down("ArrowLeft")
+        page.clock.run_for(100)
+        page.keyboard.up("ArrowLeft")
+        page.keyboard.press("j")
+        page.clock.run_for(1600)
+        # A model that was trained with an action at all times gets one.
+        later = jump if pace == "on_action" else {}
+        assert until(jump) == [left, jump, later, later]
+        page.clock.resume()
+        page.locator('#verbs [data-key="jump"]').hover()
+        page.mouse.down()
+        until(jump, times=4)
+        page.keyboard.down("ArrowLeft")
+        until({"keys": ["jump", "left"]})
+        page.mouse.up()
+        page.keyboard.up("ArrowLeft")
+        page.click("#pause")
+        page.locator("#numbers input").press("ArrowRight")
+        box = page.locator("#screen").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] / 4, box["y"] + box["height"] / 2)
+        page.mouse.up()
+        page.keyboard.down("ArrowLeft")
+        later = until(left, times=4)
+        page.keyboard.up("ArrowLeft")
+        assert [each["vector"] for each in later if "vector" in each] == [[0.05]]
+        assert sum(each["mouse"][0] for each in later if "mouse" in each) == pytest.approx(-0.25, abs=0.01)
         assert page.locator("#alert").inner_text() == ""
     finally:
         page.close()
