@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pytest
+from fsspec.config import conf as fsspec_config
 from gymnasium import spaces
+from hub import DATASET, serve_hub
 from pyarrow import parquet
 
 from worldmodel.config import (
@@ -124,6 +127,34 @@ def test_a_video_file_is_opened_once(dataset: Path, monkeypatch: pytest.MonkeyPa
     for index in range(24):
         source.at(index).episode("rounds", 1, index, 2)
     assert len(calls) == len(set(calls)) == 3
+
+
+def test_a_dataset_on_the_hub_is_read_piece_by_piece(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = shared_video.__globals__
+    shared["_shared"].cache_clear()
+    calls, real = [], shared["SharedVideo"]
+    paths = [path for path in dataset.rglob("*") if path.is_file()]
+    files = {str(path.relative_to(dataset)): path.read_bytes() for path in paths}
+    videos = sorted(name for name in files if name.endswith(".mp4"))
+    with serve_hub(files) as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # CI forbids the real one
+        monkeypatch.setitem(fsspec_config, "hf", {"endpoint": hub.endpoint, "token": False})
+        monkeypatch.setitem(shared, "SharedVideo", lambda path: calls.append(path) or real(path))
+        there, here = opened(Path(f"{DATASET}@v3.0")), opened(dataset)
+        assert (there.size, there.tasks) == (here.size, here.tasks)
+        assert all(name.startswith("meta/") for name, _ in hub.reads), "only the index"
+        for index in range(12):
+            far, near = (source.at(index).episode("rounds", 0, index, 3) for source in (there, here))
+            assert far.actions == near.actions
+            assert len(far.observations) == len(near.observations)
+            assert all(map(np.array_equal, far.observations, near.observations))
+        remote = sorted(path for path in calls if path.startswith("hf://"))
+        assert remote == [f"hf://datasets/{DATASET}@v3.0/{name}" for name in videos]
+        assert sorted(name for name, _ in hub.reads if name in videos) == videos, "each is read once"
+        assert hub.revisions == {"v3.0"}
+        with pytest.raises(ConfigError, match="FileNotFoundError"):
+            opened(Path("owner/other"))
+    shared["_shared"].cache_clear()
 
 
 @pytest.mark.parametrize(("memory", "reads"), [(2**28, 3), (2 * 16 * 36, 12), (0, 12)])

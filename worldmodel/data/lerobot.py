@@ -33,7 +33,7 @@ from worldmodel.media.shared_video import REMOTE
 from worldmodel.types import Action
 
 VERSION = "v3."
-HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w.-]+)?")
 REWARD, ENDS = "next.reward", ("next.terminated", "next.done")
 """Columns of the reward and of the end of an episode; an episode that was cut short has not ended."""
 MAX_BYTES = 2**28
@@ -57,7 +57,7 @@ class LeRobotDataset:
     """The index of a dataset.
 
     Args:
-        path: a folder, or the name of a dataset on the Hub.
+        path: a folder, or the name of a dataset on the Hub: user/name, or user/name@revision.
         key: config key of the source, for messages.
         camera: feature of the video; empty takes the first.
 
