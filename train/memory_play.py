@@ -202,6 +202,7 @@ class _Step:
                 if batch.task == "rounds":
                     self._encode(len(batch.indices))
                 inputs: StageBatch = root.objective.prepare(root.model, batch, rng)
+                inputs = root.objective.teach(root.model, inputs)
             allocations.prepared = True
             content = inputs.content
             waiting = sum(

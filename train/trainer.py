@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -261,8 +260,11 @@ class Trainer:
                 made.append(objective.prepare(model, batch, rng))
             return made
 
-        with self.teacher.in_place() if self.teacher else nullcontext():
-            return self.without_gradients(work)
+        prepared = self.without_gradients(work)
+        if self.teacher is None:
+            return prepared
+        with self.teacher.in_place():
+            return self.without_gradients(lambda: [objective.teach(model, each) for each in prepared])
 
     def preview(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Return true and predicted videos of a microbatch, `[b, t, 3, h, w]`, if there are any."""

@@ -312,7 +312,7 @@ def train_step(
     optimizers, average = optim.build_optimizers(root, stage), optim.EMA(model.named_parameters(), 0.9)
     rng = SampleRng([(0, index) for index in batch.indices], DEVICE)
     with torch.no_grad():
-        inputs = root.objective.prepare(model, batch, rng)
+        inputs = root.objective.teach(model, root.objective.prepare(model, batch, rng))
     losses = root.objective(model, inputs)
     weights = root.objective.weights
     terms = [

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +23,12 @@ from worldmodel.config import (
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import finetune
+from worldmodel.train import distributed, finetune
 from worldmodel.train.checkpoint import checkpointer
+from worldmodel.train.objectives import distillation
 from worldmodel.train.objectives.base import SampleRng
 from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.trainer import Trainer
 from worldmodel.types import Action
 from worldmodel.worlds.shapes.source import ShapesSource
 
@@ -106,6 +109,47 @@ def test_a_resumed_run_learns_from_the_same_teacher(config: TrainConfig, tmp_pat
     assert all(torch.equal(x, runs[1][name]) for name, x in runs[0].items())
 
 
+def test_a_second_round_begins_where_the_first_one_of_the_student_ended(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the teacher as well as for the student, whose weights are others by then."""
+    episodes = [ShapesSource(keys=()).episode("rounds", 0, index, rounds=2) for index in range(2)]
+    contexts: list[Tensor] = []
+    predict = distillation.predict_windows
+
+    def watched(model: WorldModel, context: Tensor, *rest: Any) -> Any:
+        contexts.append(context)
+        return predict(model, context, *rest)
+
+    monkeypatch.setattr(distillation, "predict_windows", watched)
+    mesh = distributed.init(config)
+    try:
+        trainer, _ = Trainer.start(config, "distill", mesh, None)
+        model, seen = trainer.root.model, {}
+        with torch.no_grad():
+            model.generator.project.weight.mul_(-2)  # type: ignore[operator, union-attr]
+        for self_rollout in (False, True):
+            batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, self_rollout=self_rollout)
+            trainer.evaluate([batch])
+            of_teacher, of_student = contexts
+            assert torch.equal(of_teacher, of_student)
+            contexts.clear()
+            # Another objective, by the student's weights alone.
+            joint: Any = OBJECTIVES["joint"](model)
+            rng = SampleRng([(config.seed, index) for index in batch.indices])
+            played, _ = trainer.without_gradients(
+                lambda joint=joint, batch=batch, rng=rng: joint.observed(
+                    model, joint.prepare(model, batch, rng)
+                )
+            )
+            torch.testing.assert_close(of_student, played)
+            seen[self_rollout] = of_student
+    finally:
+        distributed.shutdown()
+    assert torch.equal(seen[False][:, 0], seen[True][:, 0])
+    assert not torch.allclose(seen[False][:, 1], seen[True][:, 1])
+
+
 def test_models_without_steps_or_with_overlapping_chunks_or_guidance_are_refused(
     make_model: Callable[..., WorldModel],
 ) -> None:
@@ -143,7 +187,8 @@ def test_the_teacher_has_the_guidance_of_its_stage(make_model: Callable[..., Wor
         stage = dataclasses.replace(STAGE, teacher_steps=1, teacher_guidance_scale=scale)
         objective = OBJECTIVES["distill"].of(model, stage)
         with torch.no_grad():
-            return objective.prepare(model, batch, SampleRng([(0,), (1,)])).content.target
+            inputs = objective.prepare(model, batch, SampleRng([(0,), (1,)]))
+            return objective.teach(model, inputs).content.target
 
     once, twice, thrice = (taught(scale) for scale in (1.0, 2.0, 3.0))
     assert not torch.allclose(once, twice)

@@ -63,7 +63,7 @@ def test_films_with_the_same_end_continue_differently(make_model: Callable[..., 
 def losses(model: WorldModel, objective: Objective, episodes: list[Episode]) -> tuple[dict, dict]:
     batch = Batch(step=0, task="rounds", indices=(0,), episodes=episodes, self_rollout=False)
     with torch.no_grad():
-        inputs = objective.prepare(model, batch, SampleRng([(0,)] * len(episodes)))
+        inputs = objective.teach(model, objective.prepare(model, batch, SampleRng([(0,)] * len(episodes))))
         return {k: float(v) for k, v in objective(model, inputs).items()}, {
             k: float(v) for k, v in inputs.counts.items()
         }

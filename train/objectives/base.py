@@ -133,7 +133,7 @@ class Objective(nn.Module, ABC):
     tasks: ClassVar[tuple[str, ...]] = TASKS
     """Tasks that it can be trained on."""
     has_teacher: ClassVar[bool] = False
-    """Whether `prepare` needs the weights with which the stage began."""
+    """Whether `teach` needs the weights with which the stage began."""
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__()
@@ -146,6 +146,10 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
         """Run the frozen parts and count the rows of each loss; called without gradients."""
+
+    def teach(self, model: WorldModel, inputs: StageBatch) -> StageBatch:
+        """Complete a microbatch with the weights with which the stage began; called without gradients."""
+        return inputs
 
     @abstractmethod
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:

@@ -30,7 +30,7 @@ class DistillationObjective(JointObjective):
     `teacher_guidance_scale`. What it makes of a noise is certain, so the regression does not average possible
     futures, and paths become straight. The student learns the levels at which its own
     `model.num_inference_steps` steps begin, all of them on every path, since a path costs the teacher more.
-    Self-rollouts are those of the teacher in that many steps.
+    Self-rollouts are those of the student, so both see what the student will see when it is used.
 
     Sources: rectified flow (arXiv:2209.03003), sec. 2.2; InstaFlow (arXiv:2309.06380) for one step.
     """
@@ -82,18 +82,23 @@ class DistillationObjective(JointObjective):
             )
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
-        """Let the teacher denoise; the weights are those of the teacher."""
         inputs = super().prepare(model, batch, rng)
         if not isinstance(inputs.content, Rounds):
             return inputs
-        rounds, guidance = inputs.content, self.teacher_guidance_scale
         context, frames = self.observed(model, inputs)
-        actions = [list(episode.actions) for episode in batch.episodes]
-        conditions = [predict_windows(model, context, actions, frames).condition]
-        past = context.flatten(0, 1)
+        return replace(inputs, content=replace(inputs.content, context=context, frames=frames))
+
+    def teach(self, model: WorldModel, inputs: StageBatch) -> StageBatch:
+        """Let the teacher denoise."""
+        rounds, guidance = inputs.content, self.teacher_guidance_scale
+        if not isinstance(rounds, Rounds):
+            return inputs
+        actions = [list(episode.actions) for episode in inputs.batch.episodes]
+        conditions = [predict_windows(model, rounds.context, actions, rounds.frames).condition]
+        past = rounds.context.flatten(0, 1)
         if guidance != 1.0:
             conditions.append(model.null_condition(past))
-        noise = rng.normal(*rounds.target.shape[1:])
+        noise = inputs.rng.normal(*rounds.target.shape[1:])
         solver = model.generator.solver(self.teacher_steps)
         interval = model.config.guidance_interval
         chunk = Chunk(
@@ -101,11 +106,11 @@ class DistillationObjective(JointObjective):
         )
         (made,) = model.denoise([chunk])
         taught = TaughtRounds(
-            context=context,
+            context=rounds.context,
             target=made.view_as(rounds.target),
             changed=rounds.changed,
             scored=rounds.scored,
-            frames=frames,
+            frames=rounds.frames,
             noise=noise,
         )
         return replace(inputs, content=taught)

@@ -270,7 +270,7 @@ def test_fewer_steps_are_learned_from_more(
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     losses = []
     with torch.no_grad():
-        taught = objective.prepare(model, batch, SampleRng([(0,), (1,)]))
+        taught = objective.teach(model, objective.prepare(model, batch, SampleRng([(0,), (1,)])))
     target, noise, context = (getattr(taught.content, name) for name in ("target", "noise", "context"))
     assert target.shape == noise.shape and not target.isnan().any()
 
