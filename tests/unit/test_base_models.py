@@ -150,6 +150,23 @@ def test_files_that_are_no_models_of_a_known_family(tmp_path: Path, cache: Path)
     assert not cache.exists() or not list(cache.iterdir())
 
 
+@pytest.mark.parametrize("family", ["gpt2", "falcon", "stablelm", "qwen2moe"])
+def test_families_that_are_not_supported_are_not_converted(family: str, tmp_path: Path, cache: Path) -> None:
+    """Transformers would; their settings suffice to refuse them, so the file has no weights."""
+    file = tmp_path / "other.gguf"
+    writer = GGUFWriter(file, family)
+    writer.add_block_count(1)
+    writer.add_embedding_length(WIDTH)
+    writer.add_head_count(4)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match=family.replace("moe", "_moe")):
+        Backbone.from_config(BackboneConfig(pretrained=str(file)))
+    assert not cache.exists()
+
+
 def test_a_file_without_all_weights_is_refused(language_model: LlamaForCausalLM, tmp_path: Path) -> None:
     """It says that it has three layers; transformers would fill the third with random numbers."""
     file = write_gguf(language_model, tmp_path / "cut.gguf", layers=LAYERS - 1)

@@ -137,3 +137,15 @@ def test_text_states_of_another_encoder_are_refused(make: Make, frames: np.ndarr
     states = {text: np.repeat(state, 2, axis=1) for text, state in (encoded.text_states or {}).items()}
     with pytest.raises(ConfigError, match=r"width 64.*precomputed"):
         precomputed.step(config, model, "rounds", [replace(encoded, text_states=states)])
+
+
+def test_text_states_that_are_too_long_are_refused(make: Make, frames: np.ndarray) -> None:
+    config, model = make("wan", "generator")
+    _, encoded = precomputed.pair(model, frames, "rounds", TEXTS)
+    most, width = model.generator.max_text_tokens, model.generator.text_width
+    states = dict.fromkeys(encoded.text_states or {}, np.ones((most, width), np.float32))
+    losses = precomputed.step(config, model, "rounds", [replace(encoded, text_states=states)])
+    assert np.isfinite(losses["loss"])
+    states |= {TEXTS[0]: np.ones((most + 1, width), np.float32)}
+    with pytest.raises(ConfigError, match=rf"{most + 1} tokens.*up to {most} .*precomputed"):
+        precomputed.step(config, model, "rounds", [replace(encoded, text_states=states)])

@@ -1,6 +1,6 @@
 """The backbone: an unmodified causal language model of transformers, fed with embeddings."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,36 +25,10 @@ from worldmodel.config import SMALL_DECODER, BackboneConfig
 from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models.layers import attention
 from worldmodel.models.loading import base_models, pretrained
+from worldmodel.models.loading.base_models import check_model_type
 from worldmodel.models.loading.reference import Reference
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import SequenceGroup
-
-MODEL_TYPES = (
-    "arcee",
-    "cohere",
-    "cohere2",
-    "ernie4_5",
-    "exaone4",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "glm",
-    "glm4",
-    "granite",
-    "hunyuan_v1_dense",
-    "llama",
-    "ministral3",
-    "mistral",
-    "olmo",
-    "olmo2",
-    "olmo3",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "seed_oss",
-    "smollm3",
-)
-"""Decoder families that may be loaded: known code, no remote code, served by vLLM as they are."""
 
 VISION_LANGUAGE = {"qwen2_5_vl": Qwen2ForCausalLM, "qwen3_vl": Qwen3ForCausalLM}
 """Vision-language models, and the class of the language model inside."""
@@ -90,7 +64,7 @@ class Backbone(nn.Module):
         """Load `config.pretrained`, or build `config.architecture` with random weights.
 
         Raises:
-            ConfigError: the architecture is not one of `MODEL_TYPES`, or a tokenizer is missing.
+            ConfigError: the architecture is not of a family that is supported, or a tokenizer is missing.
         """
         if config.pretrained:
             return cls.from_pretrained(config.pretrained, config.revision, config.dtype, config.num_layers)
@@ -284,14 +258,6 @@ class Backbone(nn.Module):
         return rows
 
 
-def _check_model_type(model_type: object, extra: Container[str] = ()) -> str:
-    if not isinstance(model_type, str) or (model_type not in MODEL_TYPES and model_type not in extra):
-        raise ConfigError(
-            f"Backbone type {model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}."
-        )
-    return model_type
-
-
 def _architecture(
     config: BackboneConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
@@ -301,7 +267,7 @@ def _architecture(
             "A backbone with random weights needs a tokenizer; set backbone.pretrained instead."
         )
     chosen = config.architecture or SMALL_DECODER
-    _check_model_type(chosen.get("model_type"))
+    check_model_type(chosen.get("model_type"))
     size = chosen.get("vocab_size", len(tokenizer))
     if size < len(tokenizer):
         raise ConfigError(
@@ -339,7 +305,7 @@ def _first_layers(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig
 
 def _read_config(folder: Path) -> tuple[PreTrainedConfig, str]:
     """Return the config of a language model, or of that in a vision-language model, and the model type."""
-    model_type = _check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
+    model_type = check_model_type(pretrained.read_json(folder).get("model_type"), VISION_LANGUAGE)
     whole = pretrained.read_config(folder)
     if model_type not in VISION_LANGUAGE:
         return whole, model_type
