@@ -15,9 +15,9 @@ from worldmodel.data.argument import read_source
 from worldmodel.data.clips import Files, Track
 from worldmodel.data.columns import KINDS, OUTCOME, inside, track_of
 from worldmodel.data.lerobot import LeRobotDataset
-from worldmodel.data.recording import read_recording
+from worldmodel.data.recording import RATE_TOLERANCE, read_recording
 from worldmodel.data.tables import Table, open_table
-from worldmodel.errors import InputError
+from worldmodel.errors import ConfigError, InputError
 from worldmodel.io import atomic_file
 from worldmodel.types import Action
 
@@ -87,8 +87,8 @@ def _lerobot(path: str) -> DatasetFacts:
         with atomic_file(split) as temporary:
             temporary.write_text(json.dumps({"by": "episode", "seed": 0, "held-out": held}), encoding="utf-8")
     height, width = dataset.info["features"][dataset.camera]["shape"][:2]
-    rate = max((spec.rate for spec in dataset.specs), default=0.0) or dataset.fps
-    fps, chunk = _round(dataset.fps, dataset.fps / rate)
+    rates = {spec.rate for spec in dataset.specs if spec.rate}
+    fps, chunk = _stated_round(path, dataset.fps, rates or {float(dataset.fps)})
     text = len(set(dataset.tasks.values())) > 1
     return DatasetFacts(
         train,
@@ -136,9 +136,11 @@ def _clips(source: SourceConfig, out: Path, force: bool) -> DatasetFacts:
         for settings in found.values():
             action |= settings
         action |= spec_settings(specs)
-        rate = max((spec.rate for spec in specs), default=0.0)
-        length = fps / rate if rate else _round_frames(tracks, fps, info.duration_s)
-        fps, chunk = _round(fps, length) if length else (TEXT_FPS, TEXT_FPS)
+        if rates := {spec.rate for spec in specs if spec.rate}:
+            fps, chunk = _stated_round(source.path, int(fps), rates)
+        else:
+            length = _round_frames(tracks, fps, info.duration_s)
+            fps, chunk = _round(fps, length) if length else (TEXT_FPS, TEXT_FPS)
         train: SourceConfig = replace(source, path=str(path), root=root, columns=columns)
         parts = _divide(table, train, out, force)
     finally:
@@ -199,6 +201,25 @@ def _round(fps: float, frames: float) -> tuple[int, int]:
     length = max(1, round(frames))
     chunk = next(n for n in range(min(length, MAX_CHUNK), 0, -1) if length % n == 0)
     return max(1, round(fps * chunk / length)), chunk
+
+
+def _stated_round(key: str, fps: int, rates: set[float]) -> tuple[int, int]:
+    """Return the same for stated rates of actions, exactly.
+
+    Raises:
+        ConfigError: there is no whole number of frames between two actions, or no such round of few frames.
+    """
+    length = max(1, round(fps / max(rates)))
+    fitting = (n for n in range(min(length, MAX_CHUNK), 0, -1) if length % n == 0 == fps * n % length)
+    chunk = next(fitting, 0)
+    for rate in sorted(rates):
+        if not chunk or abs(rate * length - fps) > RATE_TOLERANCE * fps:
+            raise ConfigError(
+                f"{key!r} has {rate:g} actions per second in {fps} frames per second, and a model needs "
+                f"a whole number of frames for each, the same for all and at most {MAX_CHUNK} at a whole "
+                "frame rate; record it again at another rate."
+            )
+    return fps * chunk // length, chunk
 
 
 def held_out(count: int, seed: int = 0) -> list[int]:

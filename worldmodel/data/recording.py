@@ -8,6 +8,9 @@ from pathlib import Path
 from worldmodel.config import ActionSpec, WorldModelConfig
 from worldmodel.errors import ConfigError
 
+RATE_TOLERANCE = 1e-4
+"""Share by which rates of actions may differ: they are written with a few digits."""
+
 
 def read_recording(folder: str | Path) -> tuple[tuple[ActionSpec, ...], int] | None:
     """Return the action spec and the frame rate that `worldmodel record` stores beside a table, if it did.
@@ -75,7 +78,7 @@ def check_specs(key: str, specs: Sequence[ActionSpec], model: WorldModelConfig) 
                 )
     rates = {spec.rate for spec in taken if spec.rate}
     taken_s = model.fps / model.action_frames
-    if rates and any(abs(rate - taken_s) > 1e-6 * taken_s for rate in rates):
+    if rates and any(abs(rate - taken_s) > RATE_TOLERANCE * taken_s for rate in rates):
         rate = max(rates)
         raise ConfigError(
             f"{key} has {rate:g} actions per second, and the model takes {taken_s:g}, {takes.per_round} per "
