@@ -1,13 +1,18 @@
 """The ablations: every model can be built, and the two of a pair differ in what is compared alone."""
 
+import json
 import runpy
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
 from worldmodel import WorldModel
-from worldmodel.config import TrainConfig
+from worldmodel.config import ActionConfig, TrainConfig
 from worldmodel.config.files import build
 from worldmodel.train.start import build_model
 
@@ -74,3 +79,39 @@ def test_one_generator_of_the_pair_reads_text(tmp_path: Path) -> None:
     queries, written = models_of("states", tmp_path)
     assert (queries.config.condition_adapter.kind, written.config.condition_adapter.kind) == ("grid", "text")
     assert queries.config.generator == written.config.generator
+
+
+def test_every_variant_is_timed_trained_judged_and_drawn(
+    make_model: Callable[..., WorldModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the training, whose steps take a second each for the first stage and two for the second."""
+    model, trained = make_model(image_size=64, world="shapes", action=ActionConfig(max_text_tokens=160)), {}
+
+    def train(settings: dict[str, Any], run: Path, processes: int) -> Path:
+        trained[run.name] = {name: stage["steps"] for name, stage in settings["stages"].items()}
+        run.mkdir(parents=True)
+        records = [
+            {"stage": name, "time": 60.0 * index, "step_s": 1.0 + index, "rounds/changed": 0.5}
+            for index, name in enumerate(settings["stages"])
+        ]
+        (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+        return model.save_pretrained(run / "model", dtype=torch.float32)
+
+    monkeypatch.setitem(BENCHMARK["main"].__globals__, "train", train)
+    words = ["queries", "--minutes", "10", "--num-samples", "3", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["ablations.py", *words])
+    BENCHMARK["main"]()
+    runs = ("a-query-per-cell", "a-query-per-2-x-2-cells")
+    timing = dict.fromkeys(("alignment", "state"), BENCHMARK["CALIBRATION_STEPS"])
+    steps = {"alignment": 60, "state": 270}  # a tenth of ten minutes, and the rest
+    assert trained == {f"{run}-timing": timing for run in runs} | dict.fromkeys(runs, steps)
+    found = json.loads((tmp_path / "queries" / "figures.json").read_text())
+    for label in ABLATIONS["queries"]():
+        strict = found[f"held-out combinations; {label}"]["strict"]
+        assert strict["n"] == 3 and 0 <= strict["low"] <= strict["value"] <= strict["high"] <= 1
+        assert any(name.startswith("paraphrases") and name.endswith(f"; {label}") for name in found)
+    with Image.open(tmp_path / "queries" / "curves.png") as image:
+        width, height = image.size
+    assert width > height > 100
+    BENCHMARK["main"]()  # nothing is trained again
+    assert len(trained) == 4
