@@ -1,6 +1,6 @@
 """Whether a world that took missions for actions carries them out: BabyAI's "go to the yellow key".
 
-    python benchmarks/missions.py runs/babyai/model
+    python benchmarks/missions.py runs/babyai/model --picture babyai.png
 
 Of every board each object is named in turn, so that a world which ignores the words is right in as many cases
 as objects it happens to face. A mission ends with the first frame in which the agent faces an object; what
@@ -10,6 +10,7 @@ object from the start are left out.
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -88,6 +89,18 @@ def carry_out(
     return found
 
 
+def draw(subject: ModelSubject, frame: Frame, names: list[str], rounds: int, seed: int) -> Image.Image:
+    """Draw a board and what follows in every round, a row for each object that is named."""
+    worlds = subject.open(np.stack([frame] * len(names)), [seed] * len(names))
+    actions = [Action(text=f"go to the {name}") for name in names]
+    columns = [np.stack([frame] * len(names))]
+    columns += [worlds.step(actions)[:, -1] for _ in range(rounds)]
+    padded = np.pad(np.stack(columns, axis=1), [(0, 0), (0, 0), (0, 2), (0, 2), (0, 0)], constant_values=255)
+    count, length, height, width, _ = padded.shape
+    drawn = padded.swapaxes(1, 2).reshape(count * height, length * width, 3)
+    return Image.fromarray(drawn).resize((2 * length * width, 2 * count * height), Image.Resampling.NEAREST)
+
+
 def main() -> None:
     """Print the shares of missions that are carried out."""
     parser = argparse.ArgumentParser(
@@ -98,11 +111,14 @@ def main() -> None:
     parser.add_argument("--num-boards", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seed", type=int, default=10**6, help="of the first board; other than in training")
+    parser.add_argument("--picture", type=Path, help="draw the missions of the first board here")
     args = parser.parse_args()
     judge = MiniGridJudge()
     subject = ModelSubject(WorldModel.from_pretrained(args.model))
     found = list(boards(args.env, args.num_boards, args.seed, judge))
     cases = [(frame, name, Action(text=f"go to the {name}")) for frame, names in found for name in names]
+    if args.picture:
+        draw(subject, *found[0], 8, args.seed).save(args.picture, optimize=True)
     rows = {"the mission": cases, "no words": [(frame, name, Action()) for frame, name, _ in cases]}
     print(f"{args.env}: {len(cases)} missions on {len(found)} boards, within {args.rounds} rounds")
     for label, each in rows.items():
