@@ -85,7 +85,7 @@ def _add_environment_options(parser: Parser) -> None:
         "--policy",
         default="random",
         help="random, sticky (repeats actions), module:function of (observation, action space, random "
-        "generator), module:Class of (action space), or sb3:ALGORITHM:FILE, whose file can run code "
+        "generator), module:Class of (environment), or sb3:ALGORITHM:FILE, whose file can run code "
         "(default: %(default)s)",
     )
     environment.add_argument(
