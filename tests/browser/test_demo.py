@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,11 @@ def note(page: Any) -> str:
 
 def children_of(pid: int) -> list[str]:
     """Return the ids of a process's children, whichever thread started them."""
-    return [
-        child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()
-    ]
+    found: list[str] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found += file.read_text().split()
+    return found
 
 
 def covers(page: Any, selector: str, other: str) -> bool:
@@ -436,7 +439,11 @@ def test_command_starts_and_stops_its_own_server(model_folder: Path) -> None:
         finally:
             children = children_of(demo.pid)
             demo.send_signal(signal.SIGTERM)
-        assert demo.wait(90) == 130
+            try:
+                code = demo.wait(90)
+            finally:
+                demo.kill()  # or the test would wait for ever
+        assert code == 130
         assert children
         assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
