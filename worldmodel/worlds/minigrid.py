@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 LEFT, RIGHT, FORWARD, PICK_UP, TOGGLE = 0, 1, 2, 3, 5
@@ -52,7 +51,7 @@ def explore(observation: Mapping[str, Any], space: Any, rng: np.random.Generator
 class Missions:
     """Carries out the missions of BabyAI (Chevalier-Boisvert et al., 2019, arXiv:1810.08272) by its bot."""
 
-    def __init__(self, env: gymnasium.Env) -> None:
+    def __init__(self, env: Any) -> None:
         self.env = env
 
     def reset(self, seed: int) -> None:
