@@ -75,7 +75,7 @@ def run(
             raise ConfigError(f"Port {port} is in use; choose another with --port.") from None
         print(f"Open {address} in a browser; press Ctrl-C to stop.", flush=True)
         try:
-            while True:  # a signal that another thread receives does not end a wait
+            while True:  # a signal delivered to another thread does not interrupt a wait without a timeout
                 time.sleep(1)
         finally:
             blocks.close(verbose=False)

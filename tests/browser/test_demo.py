@@ -438,7 +438,7 @@ def test_command_starts_and_stops_its_own_server(model_folder: Path) -> None:
             demo.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 demo.wait(90)
-            demo.kill()  # or the test would wait for ever
+            demo.kill()  # leaving the block waits without a timeout
         assert demo.returncode == 130
         assert children
         assert not [child for child in children if Path(f"/proc/{child}").exists()]
