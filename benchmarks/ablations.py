@@ -7,11 +7,16 @@ alignment  state alignment before the generator meets the states, against the ge
 states     predicted states at query positions, against text states: the language model writes what happens
            next, and the generator reads it (as in PAN 2)
 queries    a query for every latent cell, against one for 2 x 2 of them (`query_merge`)
+recipe     how a pretrained language model learns to bind words to things: rank and rate of LoRA, training in
+           full, numbers of layers, with and without vision alignment, mixed with text
 
-The time of a step is measured first, so both models of a pair train for `--minutes` on the same machine. They
-are judged on sentences in the grammar (held-out combinations of colour, shape and verb) and in other words.
+The time of a step is measured first, so all models train for `--minutes` on the same machine; with `--steps`
+they take equally many steps instead. They are judged on sentences in the grammar (held-out combinations of
+colour, shape and verb) and in other words. Several commands may train different `--variants` into one folder;
+each writes the table and the curves of all that are there.
 
     python benchmarks/ablations.py backbone --minutes 20 --out runs/ablations
+    python benchmarks/ablations.py recipe --steps 400 --set data.num_workers=4 stages.single.batch_size=48
 """
 
 import argparse
@@ -25,6 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from worldmodel.eval.action_following import action_following
@@ -36,10 +42,13 @@ from worldmodel.models.loading.location import resolve
 from worldmodel.models.world_model import WorldModel
 from worldmodel.types import Action
 from worldmodel.worlds.shapes.evaluation import cases
-from worldmodel.worlds.shapes.evaluation.paraphrases import paraphrase_cases
+from worldmodel.worlds.shapes.evaluation.paraphrases import kinds, paraphrase_cases
 
 Settings = dict[str, Any]
 CALIBRATION_STEPS = 8
+FIGURES = "figures.json"
+LINES = [{"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"} for index in range(20)]
+"""Styles of the curves of a picture."""
 LORA = {"lora_rank": 64, "lora_alpha": 64, "lr": 1.0e-3}
 PRETRAINED = "smollm2-135m-instruct"
 GENERATOR = {"width": 256, "num_layers": 4, "num_heads": 4}
@@ -163,12 +172,45 @@ def queries() -> dict[str, Variant]:
     return {"a query per cell": Variant(settings, shares), "a query per 2 x 2 cells": Variant(merged, shares)}
 
 
+def recipe() -> dict[str, Variant]:
+    """Ways to train the pretrained layers, from the shipped one, which differ in one thing each."""
+    shares = {"alignment": 0.4, "single": 0.6}
+
+    def changed(backbone: Settings | None = None, layers: int = 10, **stage: Any) -> Variant:
+        settings = shipped()
+        settings["model"]["backbone"]["num_layers"] = layers
+        settings["stages"]["single"] |= stage
+        settings["stages"]["single"]["train"]["backbone"] = LORA if backbone is None else backbone
+        return Variant(settings, shares)
+
+    unbound, unaligned = changed(), changed()
+    unbound.settings["stages"]["alignment"]["loss_weights"] = {"word": 0.0}
+    del unaligned.settings["stages"]["alignment"]
+    return {
+        "LoRA of rank 64, lr 1e-3": changed(),
+        "rank 16": changed(LORA | {"lora_rank": 16, "lora_alpha": 16}),
+        "rank 256": changed(LORA | {"lora_rank": 256, "lora_alpha": 256}),
+        "lr 3e-4": changed(LORA | {"lr": 3.0e-4}),
+        "lr 3e-3": changed(LORA | {"lr": 3.0e-3}),
+        "in full, lr 1e-4, Muon 0.002": changed({"lr": 1.0e-4, "muon_lr": 0.002}),
+        "in full, lr 3e-4, Muon 0.006": changed({"lr": 3.0e-4, "muon_lr": 0.006}),
+        "in full, lr 2e-3, Muon 0.02": changed({"lr": 2.0e-3, "muon_lr": 0.02}),
+        "random weights, in full": Variant(backbone()["random, trained whole"].settings, shares),
+        "features are not words": unbound,
+        "no vision alignment": Variant(unaligned.settings, {"single": 1.0}),
+        "5 layers": changed(layers=5),
+        "20 layers": changed(layers=20),
+        "a fifth of text": changed(tasks={"rounds": 0.8, "describe": 0.2}),
+    }
+
+
 ABLATIONS: dict[str, Callable[[], dict[str, Variant]]] = {
     "backbone": backbone,
     "layers": layers,
     "alignment": alignment,
     "states": states,
     "queries": queries,
+    "recipe": recipe,
 }
 
 
@@ -212,7 +254,7 @@ def base_folder() -> Path:
     return found
 
 
-def train(settings: Settings, run: Path, processes: int) -> Path:
+def train(settings: Settings, run: Path, processes: int, overrides: Sequence[str]) -> Path:
     """Run a config in processes of its own; one that was interrupted goes on."""
     run.mkdir(parents=True, exist_ok=True)
     file = run.with_suffix(".yaml")
@@ -220,16 +262,26 @@ def train(settings: Settings, run: Path, processes: int) -> Path:
     settings["mesh"] = {"dp_replicate": processes, "dp_shard": 1}
     file.write_text(yaml.safe_dump(settings, sort_keys=False))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    subprocess.run([*launch, "-m", "worldmodel", "train", str(file)], check=True)
+    subprocess.run([*launch, "-m", "worldmodel", "train", str(file), *overrides], check=True)
     return run / "model"
 
 
-def calibrated(variant: Variant, run: Path, minutes: float, processes: int) -> Settings:
+def stepped(variant: Variant, steps: int) -> Settings:
+    """Return the config with so many steps over all stages."""
+    settings = copy.deepcopy(variant.settings)
+    for name, stage in settings["stages"].items():
+        stage["steps"] = max(1, round(steps * variant.shares[name]))
+    return settings
+
+
+def calibrated(
+    variant: Variant, run: Path, minutes: float, processes: int, overrides: Sequence[str]
+) -> Settings:
     """Return the config with as many steps as fit into the time, by steps that are timed here."""
     probe = copy.deepcopy(variant.settings)
     for stage in probe["stages"].values():
         stage["steps"] = CALIBRATION_STEPS
-    train({**probe, "log_every": CALIBRATION_STEPS // 2}, run, processes)
+    train({**probe, "log_every": CALIBRATION_STEPS // 2}, run, processes, overrides)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     settings = copy.deepcopy(variant.settings)
     for name, stage in settings["stages"].items():
@@ -257,7 +309,7 @@ class WritingSubject(ModelSubject):
 
 def figures(model: Path, writes: bool, num_samples: int, seed: int) -> dict[str, dict[str, Any]]:
     """Judge a model on held-out combinations, and on paraphrases by the words that they use."""
-    world = WorldModel.from_pretrained(model)
+    world = WorldModel.from_pretrained(model).to("cuda" if torch.cuda.is_available() else "cpu")
     subject = (WritingSubject if writes else ModelSubject)(world)
 
     def measured(chosen: Sequence[Case]) -> dict[str, Any]:
@@ -265,18 +317,15 @@ def figures(model: Path, writes: bool, num_samples: int, seed: int) -> dict[str,
         return {name: found[name] for name in ("named", "strict", "copy_named")}
 
     said = paraphrase_cases(seed, 2 * num_samples)
-    by_kind = {
-        kind: [case for case in said if kind in case.kinds]
-        for kind in ("known words", "unseen words", "nothing")
-    }
+    by_kind = {kind: [case for case in said if kind in case.kinds] for kind in kinds()}
     return {
         "held-out combinations": measured(cases.cases_of("held-out", seed, num_samples)),
         **{f"paraphrases: {kind}": measured(chosen) for kind, chosen in by_kind.items() if chosen},
     }
 
 
-def draw(name: str, runs: dict[str, Path], file: Path) -> None:
-    """Draw the losses of all variants over minutes of training."""
+def draw(name: str, runs: dict[str, Path], file: Path, over_steps: bool) -> None:
+    """Draw the losses of all variants over minutes or steps of training."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -292,16 +341,21 @@ def draw(name: str, runs: dict[str, Path], file: Path) -> None:
     figure, axes = pyplot.subplots(
         1, len(shown), figsize=(4 * len(shown), 3.2), layout="constrained", squeeze=False
     )
-    for colour, (label, each) in zip(("C0", "C1"), records.items(), strict=True):
+    for index, (label, each) in enumerate(records.items()):
         for axis, loss in zip(axes[0], shown, strict=True):
             points = [
-                ((record["time"] - each[0]["time"]) / 60, record[loss]) for record in each if loss in record
+                (record["step"] if over_steps else (record["time"] - each[0]["time"]) / 60, record[loss])
+                for record in each
+                if loss in record
             ]
             if points:
-                axis.plot(*zip(*points, strict=True), colour, label=label)
+                axis.plot(*zip(*points, strict=True), **LINES[index], label=label)
     for axis, loss in zip(axes[0], shown, strict=True):
-        axis.set(title=loss.split("/")[1], xlabel="minutes", ylim=(0, None))
-    axes[0][-1].legend(fontsize=8)
+        axis.set(title=loss.split("/")[1], xlabel="steps" if over_steps else "minutes", ylim=(0, None))
+    if len(runs) > 2:
+        figure.legend(*axes[0][-1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    else:
+        axes[0][-1].legend(fontsize=8)
     figure.suptitle(name)
     figure.savefig(file, dpi=120)
 
@@ -312,31 +366,49 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", choices=list(ABLATIONS))
+    parser.add_argument("--variants", nargs="+", default=[], metavar="NAME", help="train these; default: all")
     parser.add_argument("--minutes", type=float, default=20, help="training of each model")
+    parser.add_argument("--steps", type=int, help="steps of each model, instead of minutes")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the trainings")
     parser.add_argument("--out", type=Path, default=Path("runs/ablations"))
     parser.add_argument("--num-processes", type=int, default=2)
     parser.add_argument("--num-samples", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1234)
     args = parser.parse_args()
-    rows, runs = [], {}
-    for label, variant in ABLATIONS[args.name]().items():
-        run = args.out / args.name / label.replace(",", "").replace("'", "").replace(" ", "-")
+    variants = ABLATIONS[args.name]()
+    if unknown := set(args.variants) - variants.keys():
+        parser.error(f"no variant {', '.join(sorted(unknown))}; there are {'; '.join(variants)}")
+    runs = {label: args.out / args.name / folder_name(label) for label in variants}
+    for label, variant in variants.items():
+        run = runs[label]
+        if args.variants and label not in args.variants:
+            continue
         plan = run.with_suffix(".json")
         if not plan.is_file():
-            settings = calibrated(
-                variant, run.with_name(f"{run.name}-timing"), args.minutes, args.num_processes
-            )
+            plan.parent.mkdir(parents=True, exist_ok=True)
+            if args.steps:
+                settings = stepped(variant, args.steps)
+            else:
+                probe = run.with_name(f"{run.name}-timing")
+                settings = calibrated(variant, probe, args.minutes, args.num_processes, args.set)
             plan.write_text(json.dumps(settings, indent=1))
-        runs[label] = run
         model = run / "model"
         if not model.is_dir():
-            model = train(json.loads(plan.read_text()), run, args.num_processes)
-        for what, found in figures(model, variant.writes, args.num_samples, args.seed).items():
-            rows.append((f"{what}; {label}", found))
-            print(text_table(f"{what}; {label}", found), flush=True)
-    (args.out / args.name / "figures.json").write_text(json.dumps(dict(rows), indent=1))
-    draw(args.name, runs, args.out / args.name / "curves.png")
+            model = train(json.loads(plan.read_text()), run, args.num_processes, args.set)
+        found = figures(model, variant.writes, args.num_samples, args.seed)
+        (run / FIGURES).write_text(json.dumps(found, indent=1))
+        for what, each in found.items():
+            print(text_table(f"{what}; {label}", each), flush=True)
+    runs = {label: run for label, run in runs.items() if (run / FIGURES).is_file()}
+    all_figures = {label: json.loads((run / FIGURES).read_text()) for label, run in runs.items()}
+    (args.out / args.name / FIGURES).write_text(json.dumps(all_figures, indent=1))
+    draw(args.name, runs, args.out / args.name / "curves.png", over_steps=bool(args.steps))
     print(f"wrote {args.out / args.name}")
+
+
+def folder_name(label: str) -> str:
+    """Return a variant's name without the characters that do not belong in a path."""
+    return label.replace(",", "").replace("'", "").replace(" ", "-")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,8 @@ def test_every_variant_is_timed_trained_judged_and_drawn(
     """All but the training, whose steps take a second each for the first stage and two for the second."""
     model, trained = make_model(image_size=64, world="shapes", action=ActionConfig(max_text_tokens=160)), {}
 
-    def train(settings: dict[str, Any], run: Path, processes: int) -> Path:
+    def train(settings: dict[str, Any], run: Path, processes: int, overrides: list[str]) -> Path:
+        assert overrides == ["seed=3"]
         trained[run.name] = {name: stage["steps"] for name, stage in settings["stages"].items()}
         run.mkdir(parents=True)
         records = [
@@ -98,7 +99,8 @@ def test_every_variant_is_timed_trained_judged_and_drawn(
         return model.save_pretrained(run / "model", dtype=torch.float32)
 
     monkeypatch.setitem(BENCHMARK["main"].__globals__, "train", train)
-    words = ["queries", "--minutes", "10", "--num-samples", "3", "--out", str(tmp_path)]
+    words = ["queries", "--minutes", "10", "--num-samples", "3", "--set", "seed=3"]
+    words += ["--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["ablations.py", *words])
     BENCHMARK["main"]()
     runs = ("a-query-per-cell", "a-query-per-2-x-2-cells")
@@ -107,11 +109,48 @@ def test_every_variant_is_timed_trained_judged_and_drawn(
     assert trained == {f"{run}-timing": timing for run in runs} | dict.fromkeys(runs, steps)
     found = json.loads((tmp_path / "queries" / "figures.json").read_text())
     for label in ABLATIONS["queries"]():
-        strict = found[f"held-out combinations; {label}"]["strict"]
+        strict = found[label]["held-out combinations"]["strict"]
         assert strict["n"] == 3 and 0 <= strict["low"] <= strict["value"] <= strict["high"] <= 1
-        assert any(name.startswith("paraphrases") and name.endswith(f"; {label}") for name in found)
+        assert sum(name.startswith("paraphrases: ") for name in found[label]) > 1
     with Image.open(tmp_path / "queries" / "curves.png") as image:
         width, height = image.size
     assert width > height > 100
     BENCHMARK["main"]()  # nothing is trained again
     assert len(trained) == 4
+
+
+def test_variants_of_equal_steps_are_trained_one_by_one(
+    make_model: Callable[..., WorldModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, trained = make_model(image_size=64, world="shapes", action=ActionConfig(max_text_tokens=160)), []
+
+    def train(settings: dict[str, Any], run: Path, processes: int, overrides: list[str]) -> Path:
+        trained.append([stage["steps"] for stage in settings["stages"].values()])
+        run.mkdir(parents=True)
+        records = [{"stage": "state", "step": step, "rounds/changed": 1 / step} for step in (10, 20)]
+        (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+        return model.save_pretrained(run / "model", dtype=torch.float32)
+
+    monkeypatch.setitem(BENCHMARK["main"].__globals__, "train", train)
+    words = ["queries", "--steps", "50", "--num-samples", "2", "--out", str(tmp_path), "--variants"]
+    for count, label in enumerate(ABLATIONS["queries"](), 1):
+        monkeypatch.setattr(sys, "argv", ["ablations.py", *words, label])
+        BENCHMARK["main"]()
+        assert len(json.loads((tmp_path / "queries" / "figures.json").read_text())) == count
+    assert trained == [[5, 45], [5, 45]]
+    monkeypatch.setattr(sys, "argv", ["ablations.py", *words, "all of them"])
+    with pytest.raises(SystemExit):
+        BENCHMARK["main"]()
+    assert len(trained) == 2
+
+
+@pytest.mark.usefixtures("smollm2")
+def test_recipes_differ_from_the_shipped_one_in_one_setting() -> None:
+    shipped, *others = settings_of("recipe")
+    for settings in others:
+        model, stages = dict(settings["model"]), settings["stages"]
+        changes = [model["backbone"] != shipped["model"]["backbone"]]
+        if "architecture" not in model["backbone"]:  # random weights have rates of their own
+            changes += [stages.get("alignment") != shipped["stages"]["alignment"]]
+            changes += [stages["single"] != shipped["stages"]["single"]]
+        assert sum(changes) == 1
