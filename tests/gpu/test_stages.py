@@ -55,7 +55,7 @@ def waits(device: torch.device) -> Iterator[list[str]]:
     places += [
         f"{each.filename}:{each.lineno}"
         for each in caught
-        if "synchronizing" in str(each.message) and "/transformers/" not in each.filename
+        if "called a synchronizing" in str(each.message) and "/transformers/" not in each.filename
     ]
 
 

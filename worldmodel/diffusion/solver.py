@@ -69,7 +69,8 @@ class EulerSolver:
         self, step: int, prediction: Float[Tensor, "b t c h w"], latents: Float[Tensor, "b t c h w"]
     ) -> Float[Tensor, "b t c h w"]:
         """Move all frames from this step's sigma to the next one's."""
-        return latents + (self.sigmas[step + 1] - self.sigmas[step]).to(latents) * prediction
+        # A number: copying a tensor to a GPU would make the host wait for it.
+        return latents + float(self.sigmas[step + 1] - self.sigmas[step]) * prediction
 
 
 @dataclass
