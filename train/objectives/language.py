@@ -31,8 +31,10 @@ class LanguageObjective(Objective):
         return StageBatch(batch, rng, {"nll": float(tokens)}, ids, tokens)
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
-        moved = to_device(torch.cat(inputs.content), model.device).split([len(ids) for ids in inputs.content])
-        embeds = [model.backbone.embed(ids[:-1]) for ids in moved]
+        # Together, because each look-up has a gradient as large as the vocabulary.
+        read = [ids[:-1] for ids in inputs.content]
+        words = model.backbone.embed(to_device(torch.cat(read), model.device))
+        embeds = words.split([len(ids) for ids in read])
         return {"nll": text_loss(model, embeds, [ids[1:] for ids in inputs.content])}
 
 

@@ -111,33 +111,39 @@ class ActionAdapter(nn.Module):
         """
         ids = [each for action in actions for each in self.validate(action, backbone)]
         every = [each for action in actions for each in self._in_order(action)]
-        tokens = self._moved(ids, torch.long)
-        keys = self._moved([list(map(self.config.keys.index, each.keys)) for each in every], torch.long)
-        embedded = [self._parts(*each, backbone) for each in zip(every, tokens, keys, strict=True)]
-        rows, count = [], self.config.per_round
+        looked_up = [self._look_up(backbone.embed, ids)]
+        if self.keys is not None:
+            pressed = [list(map(self.config.keys.index, each.keys)) for each in every]
+            looked_up.append(self._look_up(self.keys, pressed))
+        embedded = [
+            [self.marker[None], *parts, *self._numbers(action)]
+            for action, *parts in zip(every, *looked_up, strict=True)
+        ]
+        pieces, lengths, count = [], [], self.config.per_round
         for first in range(0, len(embedded), count):
             parts = embedded[first : first + count]
             if self.places is not None:
                 markers = self.marker + self.places.weight
                 parts = [[marker[None], *each[1:]] for marker, each in zip(markers, parts, strict=True)]
-            said = torch.cat([part.to(self.marker.dtype) for each in parts for part in each])
-            rows.append(torch.cat([self.blank.expand(-len(said) % self.slot, -1), said]))
-        return rows
+            row = [part.to(self.marker.dtype) for each in parts for part in each]
+            tokens = sum(map(len, row))
+            padding = -tokens % self.slot
+            pieces += [self.blank.expand(padding, -1), *row]
+            lengths.append(padding + tokens)
+        return list(torch.cat(pieces).split(lengths)) if lengths else []
 
     def text_states(self, actions: Sequence[Action], backbone: Backbone) -> Float[Tensor, "b n d"]:
         """Return the backbone's hidden states of the texts of actions, which see nothing else, then zeros."""
         ids = [self.validate(action, backbone)[0] for action in actions]
         return backbone.text_states(self._moved(ids, torch.long), self.config.max_text_tokens + 1)
 
-    def _parts(self, action: Action, ids: Tensor, keys: Tensor, backbone: Backbone) -> list[Tensor]:
-        """Return the marker and the parts of one action.
+    def _numbers(self, action: Action) -> list[Tensor]:
+        """Return the tokens of the numbers of one action: a matrix product of several would round otherwise.
 
-        Absent parts are embedded as empty tensors, so that all processes of a training run have gradients
-        for the same weights.
+        Absent ones are embedded as empty tensors, so that all processes of a training run have gradients for
+        the same weights.
         """
-        parts = [self.marker[None], backbone.embed(ids)]
-        if self.keys is not None:
-            parts.append(self.keys(keys))
+        parts = []
         for layer, size, numbers in (
             (self.vector, self.config.vector_size, self._scaled(action.vector or ())),
             (self.mouse, 2, action.mouse or ()),
@@ -159,6 +165,11 @@ class ActionAdapter(nn.Module):
         """Return rows of numbers on the model's device, moved together."""
         values = torch.tensor([value for row in rows for value in row], dtype=dtype)
         return to_device(values, self.marker.device).split([len(row) for row in rows])
+
+    def _look_up(self, table: Callable[[Tensor], Tensor], rows: Sequence[Sequence[int]]) -> Sequence[Tensor]:
+        """Embed rows of ids together: each look-up would have a gradient as large as the table."""
+        ids = torch.tensor([each for row in rows for each in row], dtype=torch.long)
+        return table(to_device(ids, self.marker.device)).split([len(row) for row in rows])
 
 
 def pose_features(pose: Pose) -> list[float]:

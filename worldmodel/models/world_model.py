@@ -185,9 +185,10 @@ class WorldModel(nn.Module, PretrainedMixin):
         pixels = None if frames is None else frames.flatten(0, 1)
         seen = self.encode_observation(Observation(context.flatten(0, 1), pixels))
         taken = self.encode_action(flat)
-        embeds = [torch.cat(parts) for parts in zip(seen.tokens, taken, seen.queries, strict=True)]
-        rows = [torch.cat(embeds[first : first + rounds]) for first in range(0, len(embeds), rounds)]
-        ends = torch.tensor([len(each) for each in embeds]).view(batch, rounds).cumsum(dim=1)
+        parts = list(zip(seen.tokens, taken, seen.queries, strict=True))
+        ends = torch.tensor([sum(map(len, each)) for each in parts]).view(batch, rounds).cumsum(dim=1)
+        # One concatenation: a GPU computes it faster than the host could start one for every round.
+        rows = torch.cat([part for each in parts for part in each]).split(ends[:, -1].tolist())
         states = self.predict_states(nn.utils.rnn.pad_sequence(rows, batch_first=True), ends)
         condition = self.condition(states.flatten(0, 1), context.flatten(0, 1), flat)
         return Prediction(states, context, condition)

@@ -198,8 +198,9 @@ class Backbone(nn.Module):
         """Return the hidden states of texts and of the end after each, then zeros."""
         end = torch.tensor([self.end])
         ids = [torch.cat([text, to_device(end, text.device)]) for text in texts]
-        hidden = self(nn.utils.rnn.pad_sequence([self.embed(each) for each in ids], batch_first=True))
-        lengths = to_device(torch.tensor([len(each) for each in ids]), hidden.device)
+        counts = [len(each) for each in ids]
+        hidden = self(nn.utils.rnn.pad_sequence(self.embed(torch.cat(ids)).split(counts), batch_first=True))
+        lengths = to_device(torch.tensor(counts), hidden.device)
         written = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
         return F.pad(hidden * written[..., None], (0, 0, 0, num_positions - hidden.shape[1]))
 
