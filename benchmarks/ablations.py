@@ -24,6 +24,7 @@ import copy
 import dataclasses
 import importlib.resources
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -408,7 +409,7 @@ def main() -> None:
 
 def folder_name(label: str) -> str:
     """Return a variant's name without the characters that do not belong in a path."""
-    return label.replace(",", "").replace("'", "").replace(" ", "-")
+    return re.sub(r"\W+", "-", label)
 
 
 if __name__ == "__main__":
