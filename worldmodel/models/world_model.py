@@ -188,7 +188,7 @@ class WorldModel(nn.Module, PretrainedMixin):
         parts = list(zip(seen.tokens, taken, seen.queries, strict=True))
         ends = torch.tensor([sum(map(len, each)) for each in parts]).view(batch, rounds).cumsum(dim=1)
         # One concatenation: a GPU computes it faster than the host could start one for every round.
-        rows = torch.cat([part for each in parts for part in each]).split(ends[:, -1].tolist())
+        rows = list(torch.cat([part for each in parts for part in each]).split(ends[:, -1].tolist()))
         states = self.predict_states(nn.utils.rnn.pad_sequence(rows, batch_first=True), ends)
         condition = self.condition(states.flatten(0, 1), context.flatten(0, 1), flat)
         return Prediction(states, context, condition)

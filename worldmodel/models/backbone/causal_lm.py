@@ -199,7 +199,8 @@ class Backbone(nn.Module):
         end = torch.tensor([self.end])
         ids = [torch.cat([text, to_device(end, text.device)]) for text in texts]
         counts = [len(each) for each in ids]
-        hidden = self(nn.utils.rnn.pad_sequence(self.embed(torch.cat(ids)).split(counts), batch_first=True))
+        words = list(self.embed(torch.cat(ids)).split(counts))
+        hidden = self(nn.utils.rnn.pad_sequence(words, batch_first=True))
         lengths = to_device(torch.tensor(counts), hidden.device)
         written = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
         return F.pad(hidden * written[..., None], (0, 0, 0, num_positions - hidden.shape[1]))
