@@ -168,8 +168,8 @@ class ActionAdapter(nn.Module):
 
     def _look_up(self, table: Callable[[Tensor], Tensor], rows: Sequence[Sequence[int]]) -> Sequence[Tensor]:
         """Embed rows of ids together: each look-up would have a gradient as large as the table."""
-        ids = torch.tensor([each for row in rows for each in row], dtype=torch.long)
-        return table(to_device(ids, self.marker.device)).split([len(row) for row in rows])
+        (ids,) = self._moved([[each for row in rows for each in row]], torch.long)
+        return table(ids).split([len(row) for row in rows])
 
 
 def pose_features(pose: Pose) -> list[float]:
