@@ -27,7 +27,7 @@ from worldmodel.train.allocations import Allocations, Moment
 from worldmodel.train.distributed import Root
 from worldmodel.train.episodes import encode_rounds
 from worldmodel.train.objectives.base import SampleRng, StageBatch
-from worldmodel.train.optim import is_layer_matrix
+from worldmodel.train.optim import rates_of
 from worldmodel.train.trainer import build_root
 
 DeviceType = Literal["cpu", "cuda"]
@@ -375,7 +375,7 @@ def _weights(root: Root, stage: StageConfig) -> Weights:
         sizes[part] = sizes.get(part, 0) + parameter.numel()
     trained = sum(each.nbytes for each in parameters if each.requires_grad)
     optimizer = sum(
-        each.nbytes * (1 if stage.muon_lr and is_layer_matrix(name, each) else 2)
+        each.nbytes * (1 if rates_of(name.removeprefix("model."), each, stage)[1] else 2)
         for name, each in root.named_parameters()
         if each.requires_grad
     )

@@ -25,10 +25,19 @@ def lr_factor(step: int, stage: StageConfig) -> float:
     return 1.0 - 0.99 * (step - flat) / max(stage.steps - flat, 1)
 
 
-def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter is a weight matrix of a transformer layer, but not a LoRA factor."""
-    excluded = any(part == "modulation" or part.startswith("lora_") for part in name.split("."))
-    return parameter.dim() == 2 and ".layers." in name and not excluded
+def rates_of(name: str, parameter: nn.Parameter, stage: StageConfig) -> tuple[float, float]:
+    """Return the peak learning rates of a parameter of the model for AdamW and for Muon; one of them is 0.
+
+    Muon trains weight matrices of transformer layers, and factors of LoRA where the component has a `muon_lr`
+    of its own.
+    """
+    settings = settings_of(name, stage.train) or TrainedConfig()
+    lr = stage.lr if settings.lr is None else settings.lr
+    muon_lr = stage.muon_lr if settings.muon_lr is None else settings.muon_lr
+    parts = name.split(".")
+    matrix = parameter.dim() == 2 and "layers" in parts and "modulation" not in parts
+    by_muon = matrix and (settings.muon_lr is not None or not any(part.startswith("lora_") for part in parts))
+    return (0.0, muon_lr) if muon_lr and by_muon else (lr, 0.0)
 
 
 def build_optimizers(
@@ -44,10 +53,8 @@ def build_optimizers(
     for name, parameter in root.named_parameters():
         if not parameter.requires_grad:
             continue
-        settings = settings_of(name.removeprefix("model."), stage.train) or TrainedConfig()
-        lr = stage.lr if settings.lr is None else settings.lr
-        muon_lr = stage.muon_lr if settings.muon_lr is None else settings.muon_lr
-        if muon_lr and is_layer_matrix(name, parameter):
+        lr, muon_lr = rates_of(name.removeprefix("model."), parameter, stage)
+        if muon_lr:
             muon.setdefault(muon_lr, []).append(parameter)
         else:
             decay = stage.weight_decay if parameter.dim() > 1 else 0.0

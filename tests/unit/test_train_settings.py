@@ -14,6 +14,7 @@ from worldmodel import config as configs
 from worldmodel.config import ActionConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
+from worldmodel.models import lora
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import optim, start, summary
@@ -185,8 +186,29 @@ def test_components_have_their_own_learning_rates(make_model: Callable[..., Worl
             assert rates[id(parameter)] == pytest.approx(0.5e-5)
         elif name.startswith("vision"):
             assert rates[id(parameter)] == pytest.approx(0.5e-3)
-        elif name.startswith("generator") and optim.is_layer_matrix(name, parameter):
+        elif name.startswith("generator.layers") and name.endswith("qkv.weight"):
             assert rates[id(parameter)] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(("muon_lr", "optimizer"), [(None, "adamw"), (0.0, "adamw"), (0.01, "muon")])
+def test_muon_trains_lora_where_the_component_has_a_rate_for_it(
+    make_model: Callable[..., WorldModel], muon_lr: float | None, optimizer: str
+) -> None:
+    train = components("generator", backbone=TrainedConfig(lora_rank=4, lr=1e-5, muon_lr=muon_lr))
+    stage = StageConfig(tasks={"rounds": 1.0}, train=train, lr=1e-3, muon_lr=0.02)
+    model = make_model()
+    lora.add(model, stage.train)
+    freeze(model, stage)
+    optimizers = optim.build_optimizers(torch.nn.ModuleDict({"model": model}), stage)
+    peaks = {
+        id(p): (name, group["peak"])
+        for name, each in optimizers.items()
+        for group in each.param_groups
+        for p in group["params"]
+    }
+    factors = [p for name, p in model.named_parameters() if name.startswith("backbone") and p.requires_grad]
+    assert len(factors) > 10
+    assert {peaks[id(factor)] for factor in factors} == {(optimizer, muon_lr or 1e-5)}
 
 
 def test_flops_of_a_step_match_the_count_of_torch(model: WorldModel) -> None:

@@ -29,7 +29,7 @@ class TrainedConfig:
     lr: float | None = None
     """Peak learning rate of AdamW; null takes that of the stage."""
     muon_lr: float | None = None
-    """Peak learning rate of Muon; null takes that of the stage."""
+    """Peak learning rate of Muon; null takes that of the stage, and trains LoRA by AdamW."""
     lora_rank: int = 0
     """Above 0, only low-rank additions (LoRA) of this rank to the component's linear layers are trained."""
     lora_alpha: int = 32
