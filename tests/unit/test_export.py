@@ -120,6 +120,22 @@ def test_averages_replace_weights(run: Path, make_model: MakeModel) -> None:
     assert torch.equal(loaded.blank_latents, trained.blank_latents)
 
 
+def test_a_checkpoint_is_averaged_with_another_model(
+    run: Path, model: WorldModel, model_folder: Path, make_model: MakeModel
+) -> None:
+    trained = make_model(seed=3)
+    checkpoint = save(run, trained, {"vision": asdict(TrainedConfig())})
+    folder = export.export(checkpoint, run / "mean", average_with=str(model_folder))
+    before, after, mean = (
+        dict(each.named_parameters()) for each in (model, trained, WorldModel.from_pretrained(folder))
+    )
+    for name, weight in mean.items():
+        torch.testing.assert_close(weight, (before[name] + after[name]) / 2, atol=0.01, rtol=0.01)
+    assert any(not torch.equal(before[name], after[name]) for name in mean)
+    with pytest.raises(ModelError, match="sizes"):
+        export.export(checkpoint, run / "none", average_with="shapes-tiny")
+
+
 def test_a_checkpoint_of_another_model_is_refused(
     run: Path, model: WorldModel, make_model: MakeModel
 ) -> None:

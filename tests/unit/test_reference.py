@@ -209,6 +209,25 @@ def test_the_factors_of_all_stages_are_reduced_to_a_rank(config: TrainConfig, tm
         export.export(checkpoint, tmp_path / "none", 2)
 
 
+def test_factors_are_averaged_with_those_of_another_model(config: TrainConfig, tmp_path: Path) -> None:
+    finetune.train(config)
+    other = finetune.train(dataclasses.replace(config, run_dir=str(tmp_path / "other"), seed=1))
+    newest = checkpointer.latest(Path(config.run_dir))
+    assert newest is not None
+    first = export.export(newest, tmp_path / "first")
+    mean = export.export(newest, tmp_path / "mean", average_with=str(other))
+    ours, theirs, both = (model_folder.reference.read(each / "backbone") for each in (first, other, mean))
+    assert ours is not None and theirs is not None and both is not None
+    for name, (up, down) in both.factors.items():
+        changes = [(a.float() @ b.float()) for a, b in (ours.factors[name], theirs.factors[name])]
+        assert not torch.equal(*changes)
+        torch.testing.assert_close(up.float() @ down.float(), sum(changes) / 2, atol=2e-4, rtol=0.02)
+    weights_of = [weights(WorldModel.from_pretrained(each)) for each in (first, other, mean)]
+    for name, weight in weights_of[2].items():
+        expected = (weights_of[0][name] + weights_of[1][name]) / 2
+        torch.testing.assert_close(weight, expected, atol=0.01, rtol=0.01)
+
+
 def test_errors_name_the_base_model(config: TrainConfig, base: Path, tmp_path: Path) -> None:
     folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
     away = base.rename(tmp_path / "away")

@@ -30,7 +30,7 @@ from worldmodel.train.components import is_trained, settings_of
 from worldmodel.train.tokenizer import with_stored
 
 
-def export(checkpoint: Path, folder: Path, rank: int | None = None) -> Path:
+def export(checkpoint: Path, folder: Path, rank: int | None = None, average_with: str | None = None) -> Path:
     """Write the model of a checkpoint; returns its folder.
 
     Args:
@@ -38,15 +38,18 @@ def export(checkpoint: Path, folder: Path, rank: int | None = None) -> Path:
         folder: The folder to write.
         rank: Rank to which the LoRA weights of a backbone by reference are reduced; None keeps the sum of
             the ranks of all stages.
+        average_with: A model of the same sizes; the mean of its weights and the checkpoint's is written.
 
     Raises:
         ModelError: the checkpoint is damaged, or is not in its run's folder, or `rank` is given and the
-            backbone has no LoRA weights by reference.
+            backbone has no LoRA weights by reference, or the model to average with has other sizes.
         OutputError: the folder cannot be written.
     """
     verify(checkpoint)
     config = run_config(checkpoint)
     model = load_model(config, checkpoint)
+    if average_with is not None:
+        average(model, WorldModel.from_pretrained(average_with))
     if rank is not None:
         whole = model.backbone.reference
         if whole is None or not whole.factors:
@@ -55,6 +58,30 @@ def export(checkpoint: Path, folder: Path, rank: int | None = None) -> Path:
             )
         model.backbone.reference = whole.reduced(rank)
     return model.save_pretrained(folder, training=configs.to_dict(config))
+
+
+@torch.no_grad()
+def average(model: WorldModel, other: WorldModel) -> None:
+    """Replace the weights of a model by the mean of them and those of another model.
+
+    A fine-tuned model keeps more of what it was able to do before if it is averaged with itself before that.
+    Source: WiSE-FT (Wortsman et al. 2021, arXiv:2109.01903), eq. 1 with alpha 0.5.
+
+    Raises:
+        ModelError: they have other weights or sizes, or other base models.
+    """
+    ours, theirs = dict(model.named_parameters()), dict(other.named_parameters())
+    if {name: weight.shape for name, weight in ours.items()} != {
+        name: weight.shape for name, weight in theirs.items()
+    }:
+        raise ModelError("The model to average with has other weights or sizes; use one of the same config.")
+    first, second = model.backbone.reference, other.backbone.reference
+    if first != second:  # factors are not compared
+        raise ModelError("The model to average with has another base model; use one with the same.")
+    for name, weight in ours.items():
+        weight.lerp_(theirs[name].to(weight), 0.5)
+    if first is not None and second is not None:
+        model.backbone.reference = first.scaled(0.5).extended(second.scaled(0.5).factors)
 
 
 def export_adapters(checkpoint: Path, folder: Path) -> Path:

@@ -25,7 +25,15 @@ def main(argv: list[str]) -> None:
         help="reduce the LoRA weights of a backbone by reference to this rank (default: the sum of the ranks "
         "of all stages)",
     )
+    parser.add_argument(
+        "--average-with",
+        metavar="MODEL",
+        help="write the mean of its weights and the checkpoint's: a model of the same sizes, such as the one "
+        "that the run started from",
+    )
     args = parser.parse_args(argv)
+    if args.adapters and args.average_with:
+        parser.error("--average-with is for whole models; leave out --adapters")
     if args.rank is not None and (args.adapters or args.rank < 1):
         parser.error("--rank is 1 or more, without --adapters")
 
@@ -34,5 +42,5 @@ def main(argv: list[str]) -> None:
     if args.adapters:
         written = export.export_adapters(args.checkpoint, args.folder)
     else:
-        written = export.export(args.checkpoint, args.folder, args.rank)
+        written = export.export(args.checkpoint, args.folder, args.rank, args.average_with)
     print(f"wrote {written}")

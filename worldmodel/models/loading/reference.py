@@ -72,6 +72,11 @@ class Reference:
             )
         return Reference(self.name, self.revision, self.num_layers, self.sha256, both)
 
+    def scaled(self, share: float) -> "Reference":
+        """Return a reference to which that share of the factors was added."""
+        both = {name: (share * up, down) for name, (up, down) in self.factors.items()}
+        return Reference(self.name, self.revision, self.num_layers, self.sha256, both)
+
     def reduced(self, rank: int) -> "Reference":
         """Return the nearest reference of a rank: factors of several stages have that of all together.
 
