@@ -15,6 +15,9 @@ STAGES = {
     "distill": StageConfig(
         "distill", tasks={"rounds": 1.0}, train={"generator": TrainedConfig()}, teacher_steps=2
     ),
+    "imle": StageConfig(
+        "imle", tasks={"rounds": 1.0}, train={"generator": TrainedConfig()}, rounds=1, num_candidates=2
+    ),
     "lora": StageConfig(
         "joint",
         tasks={"rounds": 1.0},

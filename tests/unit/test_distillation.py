@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from worldmodel.batch import take
 from worldmodel.config import (
     ActionConfig,
+    ConditionAdapterConfig,
     DataConfig,
     GeneratorConfig,
     SourceConfig,
@@ -21,6 +23,7 @@ from worldmodel.config import (
     TrainedConfig,
 )
 from worldmodel.data.loader import Batch
+from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed, finetune
@@ -150,18 +153,152 @@ def test_a_second_round_begins_where_the_first_one_of_the_student_ended(
     assert not torch.allclose(seen[False][:, 1], seen[True][:, 1])
 
 
+def test_every_step_learns_from_where_the_sampler_is_then(
+    make_model: Callable[..., WorldModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(
+        num_inference_steps=3,
+        condition_adapter=ConditionAdapterConfig(forecast="none"),
+        image_size=64,
+        action=ActionConfig(max_text_tokens=160),
+    )
+    episodes = [ShapesSource(keys=()).episode("rounds", 0, index) for index in range(2)]
+    batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, self_rollout=False)
+    objective = OBJECTIVES["distill"].of(model, dataclasses.replace(STAGE, teacher_steps=5))
+    seen: list[tuple[Tensor, Tensor]] = []
+    velocity = model.generator.velocity
+
+    def watched(latents: Tensor, sigma: Tensor, *rest: Any, **settings: Any) -> Any:
+        predicted, cache = velocity(latents, sigma, *rest, **settings)
+        if sigma[:, -1].any():  # context frames have no noise
+            count = model.config.latent_shape[0]
+            seen.append((latents[:, -count:], predicted[:, -count:]))
+        return predicted, cache
+
+    monkeypatch.setattr(model.generator, "velocity", watched)
+    with torch.no_grad():
+        inputs = objective.teach(model, objective.prepare(model, batch, SampleRng([(0,), (1,)])))
+        seen.clear()
+        losses = objective.forward(model, inputs)
+        learned = list(seen)
+        seen.clear()
+        rounds = inputs.content
+        actions = [list(episode.actions) for episode in episodes]
+        condition = distillation.predict_windows(model, rounds.context, actions, rounds.frames).condition
+        solver = model.generator.solver(3)
+        context, noise = rounds.context.flatten(0, 1), rounds.noise.flatten(0, 1)
+        model.denoise([Chunk(noise, solver, (condition,), context)])
+    assert len(learned) == len(seen) == 3
+    errors = []
+    for (trained_at, _), (sampled_at, predicted), step in zip(learned, seen, range(3), strict=True):
+        torch.testing.assert_close(trained_at, sampled_at, atol=1e-4, rtol=1e-4)
+        # The velocity that leads from there to what the teacher made.
+        aim = (sampled_at - rounds.target.flatten(0, 1)) / solver.timestep(step)
+        errors.append((predicted - aim).pow(2).mean(dim=2))
+    assert not torch.allclose(seen[1][0], seen[0][0])
+    weight = objective.cell_weights(rounds).flatten(0, 1)
+    expected = torch.stack([(weight * error).sum() for error in errors]).mean()
+    torch.testing.assert_close(losses["flow"].double(), expected.double(), atol=1e-4, rtol=1e-4)
+
+
+def test_the_noise_with_the_nearest_sample_is_trained(make_model: Callable[..., WorldModel]) -> None:
+    """By samples of the public sampler, one per noise."""
+    model = make_model(num_inference_steps=1, image_size=64, action=ActionConfig(max_text_tokens=160))
+    episodes = [ShapesSource(keys=()).episode("rounds", 0, index, rounds=2) for index in range(2)]
+    batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, self_rollout=False)
+    stage = dataclasses.replace(STAGE, objective="imle", num_candidates=5)
+    objective: Any = OBJECTIVES["imle"].of(model, stage)
+    drawn: list[Tensor] = []
+
+    class Watched(SampleRng):
+        def normal(self, *shape: int) -> Tensor:
+            drawn.append(super().normal(*shape))
+            return drawn[-1]
+
+    with torch.no_grad():
+        inputs = objective.prepare(model, batch, SampleRng([(0,), (1,)]))
+        rounds, rng = inputs.content, Watched([(2,), (3,)])
+        context, frames = objective.observed(model, inputs)
+        actions = [list(episode.actions) for episode in episodes]
+        condition = distillation.predict_windows(model, context, actions, frames).condition
+        context, target = context.flatten(0, 1), rounds.target.flatten(0, 1)
+        chosen = objective.nearest(model, rounds, condition, context, rng)
+        noises = torch.stack([noise.flatten(0, 1) for noise in drawn], dim=1)
+        assert noises.shape[:2] == (4, 5)
+        for row in range(len(target)):
+            samples = model.denoise(
+                [
+                    Chunk(
+                        noise[None],
+                        model.generator.solver(1),
+                        (take(condition, torch.tensor([row])),),
+                        context[row, None],
+                    )
+                    for noise in noises[row]
+                ]
+            )
+            distances = torch.stack([(sample[0] - target[row]).pow(2).mean() for sample in samples])
+            assert len(distances.unique()) == 5
+            assert torch.equal(chosen[row], noises[row, distances.argmin()])
+
+
+def test_two_futures_are_learned_by_different_noises(make_model: Callable[..., WorldModel]) -> None:
+    """Where one state has two futures, one candidate makes their mean, several make either."""
+    episode = ShapesSource(keys=()).episode("rounds", 0, 0, rounds=1)
+    batch = Batch(step=0, task="rounds", indices=(0,) * 2, episodes=[episode] * 2, self_rollout=False)
+    distances = {}
+    for candidates in (1, 6):
+        model = make_model(
+            num_inference_steps=1,
+            condition_adapter=ConditionAdapterConfig(forecast="none"),
+            image_size=64,
+            action=ActionConfig(max_text_tokens=160),
+        )
+        model.generator.requires_grad_(True)
+        stage = dataclasses.replace(STAGE, objective="imle", num_candidates=candidates)
+        objective: Any = OBJECTIVES["imle"].of(model, stage)
+        objective.context_noise = 0.0  # one state
+        optimizer = torch.optim.AdamW(model.generator.parameters(), lr=4e-3)
+        shape = model.config.latent_shape
+        futures = torch.stack([torch.full(shape, -1.0), torch.full(shape, 1.0)])
+        for step in range(120):
+            inputs = objective.prepare(model, batch, SampleRng([(step, row) for row in range(2)]))
+            target = futures[:, None]
+            inputs = dataclasses.replace(inputs, content=dataclasses.replace(inputs.content, target=target))
+            optimizer.zero_grad()
+            (objective(model, inputs)["flow"] / inputs.counts["flow"]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            inputs = objective.prepare(model, batch, SampleRng([(1000, row) for row in range(2)]))
+            prediction = objective.predict(model, inputs)
+            rng = SampleRng([(999, row) for row in range(2)])
+            samples = []
+            for _ in range(8):
+                noise, context = rng.normal(*shape), prediction.context.flatten(0, 1)
+                chunk = Chunk(noise, model.generator.solver(1), (prediction.condition,), context)
+                samples += model.denoise([chunk])
+        apart = (torch.cat(samples)[:, None] - futures).abs().flatten(2).mean(dim=2)
+        distances[candidates] = apart
+    assert distances[1].min() > 0.8  # between the two, which are 2 apart
+    assert distances[6].amin(dim=1).median() < 0.4
+    assert set(distances[6].argmin(dim=1).tolist()) == {0, 1}
+
+
 def test_models_without_steps_or_with_overlapping_chunks_or_guidance_are_refused(
     make_model: Callable[..., WorldModel],
 ) -> None:
-    for settings in (
-        {"num_inference_steps": 0},
-        {"sampler": "swin", "num_inference_steps": 2},
-        {"guidance_scale": 1.5},
-    ):
-        with pytest.raises(ConfigError, match=r"num_inference_steps|swin|teacher_guidance_scale"):
-            OBJECTIVES["distill"](make_model(**settings))
+    for name in ("distill", "imle"):
+        for settings in (
+            {"num_inference_steps": 0},
+            {"sampler": "swin", "num_inference_steps": 2},
+            {"guidance_scale": 1.5},
+        ):
+            with pytest.raises(ConfigError, match=r"num_inference_steps|swin|teacher_guidance_scale"):
+                OBJECTIVES[name](make_model(**settings))
     with pytest.raises(ConfigError, match="teacher_steps"):
         StageConfig("distill", tasks={"rounds": 1.0}, teacher_steps=0)
+    with pytest.raises(ConfigError, match="num_candidates"):
+        StageConfig("imle", tasks={"rounds": 1.0}, num_candidates=0)
 
 
 def test_a_teacher_whose_steps_add_noise_is_refused(make_model: Callable[..., WorldModel]) -> None:

@@ -4,7 +4,7 @@ from worldmodel.config.train import ObjectiveName
 from worldmodel.train.objectives.alignment import AlignmentObjective
 from worldmodel.train.objectives.base import Objective
 from worldmodel.train.objectives.codec import CodecObjective
-from worldmodel.train.objectives.distillation import DistillationObjective
+from worldmodel.train.objectives.distillation import DistillationObjective, ImleObjective
 from worldmodel.train.objectives.generator import GeneratorObjective, JointObjective
 from worldmodel.train.objectives.language import LanguageObjective
 from worldmodel.train.objectives.prompt import PromptDivergenceObjective, PromptObjective
@@ -18,6 +18,7 @@ OBJECTIVES: dict[ObjectiveName, type[Objective]] = {
     "generator": GeneratorObjective,
     "joint": JointObjective,
     "distill": DistillationObjective,
+    "imle": ImleObjective,
     "prompt": PromptObjective,
     "prompt_kl": PromptDivergenceObjective,
 }

@@ -11,7 +11,7 @@ from worldmodel.errors import ConfigError
 
 DecoderName = Literal["pyav", "torchcodec", "nvdec"]
 ObjectiveName = Literal[
-    "codec", "language", "alignment", "state", "prompt", "prompt_kl", "generator", "joint", "distill"
+    "codec", "language", "alignment", "state", "prompt", "prompt_kl", "generator", "joint", "distill", "imle"
 ]
 
 RENAMED = {"adapter": "condition_adapter", "condition": "condition_adapter"} | dict.fromkeys(
@@ -57,8 +57,8 @@ class StageConfig:
     """Name of the loss: codec (video autoencoder), language (next token), alignment (vision features and
     words, or latents where there are no labels), state (states regress the next latents), prompt, prompt_kl
     (states imitate the text embeddings of a pretrained generator), generator (flow matching), joint (all
-    parts) or distill (the generator learns to do with model.num_inference_steps steps what it does with
-    teacher_steps)."""
+    parts), distill (the generator learns to do with model.num_inference_steps steps what it does with
+    teacher_steps) or imle (of num_candidates samples in so few steps, the nearest to the truth learns it)."""
     steps: int = 1000
     """Number of optimizer steps."""
     batch_size: int = 48
@@ -88,6 +88,8 @@ class StageConfig:
     """Denoising steps of the teacher (objective distill): the model at the start of the stage."""
     teacher_guidance_scale: float = 1.0
     """Guidance of the teacher (objective distill). The student learns its effect and needs none."""
+    num_candidates: int = 8
+    """Noises of which that with the nearest sample is trained (objective imle)."""
     loss_weights: dict[str, float] = field(default_factory=dict)
     """Weights of single losses, which override those of the objective, by their names in metrics.jsonl
     (changed, unchanged, named, nll, flow, pixel, …); 0 disables one."""
@@ -95,7 +97,8 @@ class StageConfig:
     """Tasks and their sampling weights. A source offers some of: rounds (actions and the clips after them),
     imagine (a text and the clip that it describes), describe, ask (text about an observation), inverse (the
     action between two observations), document (text only). The objective language is trained on document
-    alone, codec on all others, alignment on all but imagine and document, distill on rounds and imagine."""
+    alone, codec on all others, alignment on all but imagine and document, distill and imle on rounds and
+    imagine."""
     sources: dict[str, float] = field(default_factory=dict)
     """Weights of `data.sources` in this stage; empty takes the `weight` of each source."""
     train: dict[str, TrainedConfig] = field(default_factory=dict)
@@ -138,6 +141,8 @@ class StageConfig:
             )
         if self.teacher_steps < 1:
             raise ConfigError(f"A stage has teacher_steps {self.teacher_steps}; use 1 or more.")
+        if self.num_candidates < 1:
+            raise ConfigError(f"A stage has num_candidates {self.num_candidates}; use 1 or more.")
         if not self.tasks:
             raise ConfigError("A stage has no tasks; give stages.NAME.tasks, for example {rounds: 1.0}.")
         if not all(0 <= weight < math.inf for weight in self.loss_weights.values()):
@@ -326,7 +331,7 @@ class TrainConfig:
                     f"A stage is named {name!r}, which cannot be a part of a file's name; use letters, "
                     "digits, - and _."
                 )
-            generates = stage.objective in ("generator", "joint", "distill")
+            generates = stage.objective in ("generator", "joint", "distill", "imle")
             if generates and self.model.generator is None:
                 raise ConfigError(
                     f"stages.{name}.objective is {stage.objective}, and model.generator is null; set it, or "
