@@ -22,6 +22,7 @@ from worldmodel.config import (
     TrainConfig,
     TrainedConfig,
 )
+from worldmodel.config.train import ObjectiveName
 from worldmodel.data.loader import Batch
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import ConfigError
@@ -153,9 +154,11 @@ def test_a_second_round_begins_where_the_first_one_of_the_student_ended(
     assert not torch.allclose(seen[False][:, 1], seen[True][:, 1])
 
 
-def test_every_step_learns_from_where_the_sampler_is_then(
-    make_model: Callable[..., WorldModel], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["distill", "imle"])
+def test_every_step_aims_at_the_target_from_the_level_at_which_it_begins(
+    make_model: Callable[..., WorldModel], monkeypatch: pytest.MonkeyPatch, name: ObjectiveName
 ) -> None:
+    """From the straight path by distillation, from where the sampler is then by IMLE."""
     model = make_model(
         num_inference_steps=3,
         condition_adapter=ConditionAdapterConfig(forecast="none"),
@@ -164,7 +167,7 @@ def test_every_step_learns_from_where_the_sampler_is_then(
     )
     episodes = [ShapesSource(keys=()).episode("rounds", 0, index) for index in range(2)]
     batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, self_rollout=False)
-    objective = OBJECTIVES["distill"].of(model, dataclasses.replace(STAGE, teacher_steps=5))
+    objective: Any = OBJECTIVES[name].of(model, dataclasses.replace(STAGE, objective=name))
     seen: list[tuple[Tensor, Tensor]] = []
     velocity = model.generator.velocity
 
@@ -177,25 +180,24 @@ def test_every_step_learns_from_where_the_sampler_is_then(
 
     monkeypatch.setattr(model.generator, "velocity", watched)
     with torch.no_grad():
-        inputs = objective.teach(model, objective.prepare(model, batch, SampleRng([(0,), (1,)])))
-        seen.clear()
-        losses = objective.forward(model, inputs)
-        learned = list(seen)
-        seen.clear()
-        rounds = inputs.content
-        actions = [list(episode.actions) for episode in episodes]
+        inputs = objective.prepare(model, batch, SampleRng([(0,), (1,)]))
+        rounds, actions = inputs.content, [list(episode.actions) for episode in episodes]
         condition = distillation.predict_windows(model, rounds.context, actions, rounds.frames).condition
-        solver = model.generator.solver(3)
-        context, noise = rounds.context.flatten(0, 1), rounds.noise.flatten(0, 1)
+        context, target = rounds.context.flatten(0, 1), rounds.target.flatten(0, 1)
+        noise = torch.randn(target.shape, generator=torch.Generator().manual_seed(0))
+        losses = objective.step_losses(model, rounds, noise, condition, context, inputs.rng)
+        learned, solver = list(seen), model.generator.solver(3)
+        seen.clear()
         model.denoise([Chunk(noise, solver, (condition,), context)])
     assert len(learned) == len(seen) == 3
     errors = []
-    for (trained_at, _), (sampled_at, predicted), step in zip(learned, seen, range(3), strict=True):
-        torch.testing.assert_close(trained_at, sampled_at, atol=1e-4, rtol=1e-4)
-        # The velocity that leads from there to what the teacher made.
-        aim = (sampled_at - rounds.target.flatten(0, 1)) / solver.timestep(step)
+    for (start, predicted), (sampled, _), step in zip(learned, seen, range(3), strict=True):
+        sigma = solver.timestep(step)
+        straight = (1 - sigma) * target + sigma * noise
+        torch.testing.assert_close(start, straight if name == "distill" else sampled, atol=1e-4, rtol=1e-4)
+        assert step == 0 or not torch.allclose(straight, sampled, atol=1e-2)
+        aim = (start - target) / sigma  # the velocity that leads from there to the target
         errors.append((predicted - aim).pow(2).mean(dim=2))
-    assert not torch.allclose(seen[1][0], seen[0][0])
     weight = objective.cell_weights(rounds).flatten(0, 1)
     expected = torch.stack([(weight * error).sum() for error in errors]).mean()
     torch.testing.assert_close(losses["flow"].double(), expected.double(), atol=1e-4, rtol=1e-4)

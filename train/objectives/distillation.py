@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -26,14 +27,10 @@ class TaughtRounds(Rounds):
 
 
 class FewStepsObjective(JointObjective):
-    """Training of the student's own `model.num_inference_steps` steps, all of them on every path.
+    """Training of the student's own `model.num_inference_steps` steps, all of them on every path."""
 
-    Each step begins where the one before it ended and aims at the target, so that later steps correct what
-    earlier ones got wrong.
-
-    Source: DMD2 (arXiv:2405.14867), sec. 4.5, for steps that begin where those of the student ended.
-    """
-
+    from_own_steps: ClassVar[bool] = False
+    """Whether each step begins where the student's step before it ended, else on the straight path."""
     weights: Mapping[str, float] = {"flow": 1.0, "pixel": 0.3}
     tasks = ("rounds", "imagine")
 
@@ -85,7 +82,7 @@ class FewStepsObjective(JointObjective):
             output = model.generator.training_loss(target, noise, level, condition, context)
             for name, loss in self.generator_losses(model, rounds, output, rng).items():
                 losses[name] = losses.get(name, 0.0) + loss / len(sigmas)
-            if following:
+            if self.from_own_steps and following:
                 # With the target at the next level, this noise mixes to where the student's step ends.
                 noise = noise + (1 / following - 1 / sigma) * (output.clean.detach() - target)
         return losses
@@ -169,12 +166,15 @@ class ImleObjective(FewStepsObjective):
     """Regression of the target from that of `num_candidates` noises whose sample is nearest to it.
 
     Different futures of one state are learned by different noises, so nothing is averaged, and every future
-    that is seen is made by some noise. There is no teacher: samples become as good as the data. It needs a
-    generator whose first step already depends on the noise, as after distillation.
+    that is seen is made by some noise; noises that are never the nearest learn nothing. There is no teacher,
+    whose errors a student would inherit. Later steps correct what earlier ones got wrong.
 
     Sources: implicit maximum likelihood estimation (arXiv:1809.09087), algorithm 1; IMLE Policy
-    (arXiv:2502.12371), which generates actions by it in one step.
+    (arXiv:2502.12371), which generates actions by it in one step; DMD2 (arXiv:2405.14867), sec. 4.5, for
+    steps that begin where those of the student ended.
     """
+
+    from_own_steps = True
 
     def __init__(self, model: WorldModel, num_candidates: int = 8) -> None:
         super().__init__(model)

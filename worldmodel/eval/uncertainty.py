@@ -15,7 +15,7 @@ from worldmodel.eval.runner import Subject
 from worldmodel.media import Frame, Frames
 from worldmodel.types import Action
 
-STEPS = (0, 1, 4, 8, 16)
+STEPS = (0, 1, 2, 4, 8, 16)
 """Numbers of denoising steps to compare; 0 decodes the regressed forecast, an average of the outcomes."""
 SEEDS = 64
 """Samples of one case from which the distribution of its outcomes is estimated."""
