@@ -244,6 +244,7 @@ def test_the_noise_with_the_nearest_sample_is_trained(make_model: Callable[..., 
             assert torch.equal(chosen[row], noises[row, distances.argmin()])
 
 
+@pytest.mark.slow
 def test_two_futures_are_learned_by_different_noises(make_model: Callable[..., WorldModel]) -> None:
     """Where one state has two futures, one candidate makes their mean, several make either."""
     episode = ShapesSource(keys=()).episode("rounds", 0, 0, rounds=1)
