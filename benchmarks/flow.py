@@ -1,4 +1,4 @@
-"""What a data flow saves: training while clips are fetched and encoded, against one stage after the other.
+"""Time that a data flow saves: training while clips arrive, against one stage after the other.
 
 A web server of this machine sends videos of the shapes world, with a latency per request and a bandwidth per
 connection; nothing else waits. The stages fetch, probe, filter and encode run in processes, and the shipped
@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 import yaml
 
-from worldmodel.flow.log import READER
+from worldmodel.flow.log.log import READER
 from worldmodel.flow.storage import Storage
 
 SEGMENT, BATCH, PASSES = 32, 8, 3
@@ -171,7 +171,7 @@ def copied(videos: Path, table: Path, copies: int) -> Path:
 
 
 def memory(work: Path, videos: Path, root: str, args: argparse.Namespace) -> None:
-    """Compare the memory of a short flow with that of a long one whose reader is slow."""
+    """Compare the memory of a short flow and of a long one whose reader is slow."""
     for times in (1, 10):
         table = copied(videos, work / f"clips-{times}.jsonl", times)
         config = flow_config(

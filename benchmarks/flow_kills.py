@@ -1,7 +1,7 @@
 """Exactness of a flow whose parts are killed at random while a model trains on its log.
 
 Clips are fetched from a web server, probed, filtered and described by an endpoint, with the catalog and the
-topics in PostgreSQL (or SQLite), while a training and a reader of batches follow the log. Until the end, a
+claims in PostgreSQL (or SQLite), while a training and a reader of batches follow the log. Until the end, a
 random one of these processes gets SIGKILL: a worker of a stage, the one that feeds and packs, the parent of
 them all, the web server, the endpoint of captions, the database, the training, the reader. What ended is
 started again, by the same command. Then every (clip, stage) must have one result, every file must have been
@@ -35,9 +35,9 @@ import yaml
 from transformers import AutoTokenizer
 
 from worldmodel import config as configs
-from worldmodel.flow.catalog import Catalog
-from worldmodel.flow.chain import Chain
-from worldmodel.flow.schema import clip, outcome
+from worldmodel.flow.catalog.catalog import Catalog
+from worldmodel.flow.catalog.chain import Chain
+from worldmodel.flow.catalog.schema import clip, outcome
 from worldmodel.media.encoding import encode_video
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
@@ -54,7 +54,7 @@ SMALL = configs.WorldModelConfig(
         }
     ),
     vision=configs.VisionConfig(width=32, num_blocks=1),
-    condition_adapter=configs.ConditionAdapterConfig(width=32, num_layers=1, num_heads=2),
+    state=configs.StateConfig(width=32, num_layers=1, num_heads=2),
     generator=configs.GeneratorConfig(width=48, num_layers=2, num_heads=3),
     fps=8,
     chunk_frames=8,
@@ -329,7 +329,7 @@ def victims_of(setting: Setting) -> list[tuple[str, Callable[[], None]]]:
 def read(log: str, batches: str) -> None:
     """Read two epochs' batches of a log and write a line for each; go on after the last whole line."""
     from worldmodel.data import loader
-    from worldmodel.flow.log import Log
+    from worldmodel.flow.log.log import Log
 
     path = Path(batches)
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []

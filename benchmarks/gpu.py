@@ -2,7 +2,7 @@
 
     training    a step of our generator with 0.3 and with 1 billion weights, and of a 7 B language model with
                 Wan's 1.3 B generator by LoRA: FLOP/s against the peak, memory against `info --plan`
-    kernels     attention, forward and backward, against that of cuDNN
+    kernels     attention, forward and backward, against cuDNN's
     inference   frames per second of a session
 
 FLOPs are those of the layers of language model and generator; what is computed twice counts once. Steps take
@@ -28,20 +28,21 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from worldmodel import config as configs
+from worldmodel.actions import Action
 from worldmodel.config import CodecConfig, GeneratorConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.data.loader import Batch
+from worldmodel.episodes import EncodedObservations, Episode
 from worldmodel.eval.speed import machine
-from worldmodel.eval.tables import markdown
+from worldmodel.eval.table import markdown
 from worldmodel.models.layers import attention
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mask_rules import Kind
 from worldmodel.train import distributed
-from worldmodel.train.memory_estimate import StepEstimator
-from worldmodel.train.throughput import GIB, measured_tflops, peak_memory_gib
+from worldmodel.train.diagnostics.throughput import GIB, measured_tflops, peak_memory_gib
+from worldmodel.train.memory.estimate import StepEstimator
 from worldmodel.train.tokenizer import build_tokenizer
 from worldmodel.train.trainer import Trainer
-from worldmodel.types import Action, EncodedObservations, Episode
 
 DENSE_BF16_TFLOPS = {
     "GB200": 2500.0,
@@ -74,7 +75,7 @@ class Figure:
     unit: str
     reference: float | None = None
     against: str = ""
-    """What the reference is."""
+    """Description of the reference."""
 
     def cells(self) -> tuple[str, ...]:
         """Return the row as text."""
@@ -159,7 +160,8 @@ def training_config(
 ) -> TrainConfig:
     """Return a run that trains the adapters in full, backbone and generator in full or by LoRA."""
     large = TrainedConfig(lora_rank=LORA_RANK if method == "lora" else 0)
-    train = {name: TrainedConfig() for name in ("action", "queries", "condition_adapter")}
+    parts = ("action", "queries", "condition_adapter", *(("state",) if model.has_state else ()))
+    train = {name: TrainedConfig() for name in parts}
     train |= {"backbone": large, "generator" if model.generator.is_ours else "generator.network": large}
     stage = StageConfig(
         "joint", batch_size=1, rounds=rounds, tasks={"rounds": 1.0}, train=train, lr=1e-5, muon_lr=0
@@ -280,7 +282,7 @@ HEADS, KEY_HEADS, WIDTH = 16, 8, 128
 
 
 def kernels(setting: Setting) -> Iterator[Figure]:
-    """Measure attention with grouped keys; that of cuDNN has as many keys as queries, and is causal."""
+    """Measure attention with grouped keys; cuDNN's has as many keys as queries, and is causal."""
     names = ["sdpa", "flex" if setting.cuda else "reference"]
     names += ["flash"] * bool(setting.cuda and importlib.util.find_spec("flash_attn"))
     backends = {"flash of torch": SDPBackend.FLASH_ATTENTION}

@@ -6,11 +6,11 @@ import time
 
 import numpy as np
 
-from worldmodel.eval.metrics import psnr
+from worldmodel.eval.metrics.psnr import psnr
 from worldmodel.models.inference import optimize
 from worldmodel.models.quantization import num_bytes
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout import start_images
+from worldmodel.worlds import start_images
 
 ACTIONS = ("the red ball moves left", "the blue box jumps", "wait", "nothing happens")
 

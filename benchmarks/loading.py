@@ -36,8 +36,8 @@ import numpy as np
 from worldmodel import media
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
-from worldmodel.worlds import recorder
-from worldmodel.worlds.shapes.source import KEYS
+from worldmodel.shapes.source import KEYS
+from worldmodel.worlds import get_world
 
 BATCH, SIZE, FPS, FRAMES, NUM_SHARDS, WINDOW = 8, 64, 8, 17, 4, 32
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
@@ -193,7 +193,7 @@ LOADERS: dict[str, tuple[str, Callable[[Path, int, Any], Opened]]] = {
 
 
 def work() -> float:
-    """Run pure Python, about as long as that of a training step; return the seconds."""
+    """Run pure Python for about as long as a training step does; return the seconds."""
     began = time.perf_counter()
     total = 0
     for number in range(300_000):
@@ -291,7 +291,7 @@ def main() -> None:
     print(", ".join(f"{package} {importlib.metadata.version(package)}" for package in sorted(packages)))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        recorder.record_world("shapes", folder, args.num_samples // BATCH * BATCH, 2, args.seed, size=256)
+        get_world("shapes").record(folder, args.num_samples // BATCH * BATCH, 2, args.seed, size=256)
         for name, (package, write) in FORMATS.items():
             if package in packages:
                 began = time.perf_counter()

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from worldmodel.eval.metrics import rate_figure
-from worldmodel.eval.minigrid import DIRECTIONS, MiniGridJudge
+from worldmodel.actions import Action
+from worldmodel.eval.figures import rate_figure
 from worldmodel.eval.runner import ModelSubject
+from worldmodel.games.minigrid_judge import DIRECTIONS, MiniGridJudge
 from worldmodel.media import Frame, crop_and_resize
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action
 
 AHEAD = {"right": (0, 1), "down": (1, 0), "left": (0, -1), "up": (-1, 0)}
 """Rows and columns to the cell before an agent that faces this way."""

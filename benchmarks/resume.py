@@ -43,7 +43,7 @@ SMALL = configs.WorldModelConfig(
     ),
     vision=configs.VisionConfig(width=32, num_blocks=1),
     action=configs.ActionConfig(keys=configs.load("shapes_tiny").model.action.keys),
-    condition_adapter=configs.ConditionAdapterConfig(width=32, num_layers=1, num_heads=2),
+    state=configs.StateConfig(width=32, num_layers=1, num_heads=2),
     generator=configs.GeneratorConfig(width=48, num_layers=2, num_heads=3),
 )
 

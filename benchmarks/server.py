@@ -33,7 +33,7 @@ from tqdm import tqdm
 from websockets.asyncio.client import connect
 
 from worldmodel.eval.speed import machine
-from worldmodel.eval.tables import aligned
+from worldmodel.eval.table import aligned
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
 from worldmodel.serving.client import AsyncClient
@@ -230,7 +230,7 @@ def measure_live(args: argparse.Namespace) -> None:
 
 
 class Record:
-    """What happened in a long run: outcomes of requests, and memory and throughput of its parts."""
+    """Record of a long run: outcomes of requests, and memory and throughput of its parts."""
 
     def __init__(self, server: Server, duration_s: float) -> None:
         self.server, self.duration_s, self.began = server, duration_s, time.perf_counter()
@@ -262,12 +262,15 @@ class Record:
         part_s = self.duration_s / PARTS
         first, last = self.finished[1] / part_s, self.finished[-1] / part_s
         settled, end = self.resident[1], self.resident[-1]
+        half = self.resident[PARTS // 2 :]
+        slope = np.polyfit(np.arange(len(half)) * part_s / 60, half, 1)[0]
         return (
             f"{self.duration_s / 60:.1f} min: {dict(self.outcomes)}\n"
             f"finished a second: {first:.2f} in the second tenth, {last:.2f} in the last "
             f"({last / first:.2f} of it)\n"
             f"resident, MiB, by tenths: {', '.join(f'{each:.0f}' for each in self.resident)} "
-            f"({100 * (end / settled - 1):+.1f} % since the first)"
+            f"({100 * (end / settled - 1):+.1f} % since the first; slope of the second half "
+            f"{slope:+.2f} MiB a minute)"
         )
 
 

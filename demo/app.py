@@ -16,7 +16,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldmodel.errors import ConfigError, ModelError
+from worldmodel import signals
+from worldmodel.errors import ConfigError, ModelError, pip_install
+from worldmodel.processes import end
 from worldmodel.worlds import World, get_world
 
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 40.0
 
 
+def _interrupt(number: int) -> None:
+    raise KeyboardInterrupt
+
+
+# SIGTERM ends the demo as Ctrl-C does, so that its own server does not outlive it.
+@signals.handled(_interrupt, [signal.SIGTERM])
 def run(
     model: str | None = None,
     server: str | None = None,
@@ -44,7 +52,7 @@ def run(
         model: Name or folder of the model to serve; None uses `server`.
         server: URL of a running server.
         port: Port of the page; None takes a free one.
-        world: World whose actions are suggested; None takes that of `model`, and suggests none for `server`,
+        world: World whose actions are suggested; None takes the world of `model`, and none for `server`,
             whose world is unknown.
         flow: Flow whose clips a tab of the page shows.
 
@@ -53,13 +61,11 @@ def run(
         FlowError: the flow was not started yet.
         ModelError: the server for `model` does not start.
     """
-    # SIGTERM ends the demo as Ctrl-C does, so that its own server does not outlive it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     try:
         from worldmodel.demo import page
     except ImportError:
-        raise ConfigError("`worldmodel demo` needs Gradio; run pip install 'worldmodel[demo]'.") from None
+        raise ConfigError(f"`worldmodel demo` needs Gradio; run {pip_install('demo')}.") from None
     world = world or (world_of(model) if model else None)
     reader = None
     if flow is not None:
@@ -186,12 +192,7 @@ class LocalServer:
         self._stopping.set()
         if self._process is None:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, STOP_TIMEOUT_S)
 
     def _await_ready(self, process: "subprocess.Popen[bytes]") -> None:
         from worldmodel.serving.client import Client

@@ -1,15 +1,4 @@
-// Controls of actions: what is held in a round, sliders for a vector, buttons for the camera, a drag for the mouse.
-
-const STEP = 0.1; // of the camera, in the units of the world
-const TURN = (10 * Math.PI) / 180;
-const MOTIONS = [
-  { name: "turn left", sign: "↶", turn: -TURN },
-  { name: "forward", sign: "↑", z: STEP },
-  { name: "turn right", sign: "↷", turn: TURN },
-  { name: "left", sign: "←", x: -STEP },
-  { name: "backward", sign: "↓", z: -STEP },
-  { name: "right", sign: "→", x: STEP },
-];
+// Controls of actions, one for each widget that the server names: what is held in a round, sliders, buttons, a drag.
 
 const control = (tag, fields) => Object.assign(document.createElement(tag), fields);
 const fraction = (number) => Math.min(1, Math.max(-1, number));
@@ -23,6 +12,7 @@ export class ActionSampler {
   waiting = false; // for the first frame after a list
 
   constructor({ action, chunk_frames: frames, fps, pace }, act) {
+    this.merges = Object.entries(action.widgets).map(([kind, { merge }]) => [kind, merge]);
     this.count = action.per_round;
     this.stride = frames / this.count;
     this.interval = (1000 * this.stride) / fps;
@@ -61,7 +51,7 @@ export class ActionSampler {
     const controls = [...this.held];
     if (!this.actions.length) this.since = performance.now();
     const none = this.dense ? this.actions.at(-1) : {};
-    this.actions.push(controls.length ? merged(controls.map(([, { action }]) => action)) : none);
+    this.actions.push(controls.length ? this.merged(controls.map(([, { action }]) => action)) : none);
     for (const [source, entry] of controls) {
       this.names.add(entry.name);
       entry.sampled = true;
@@ -74,22 +64,24 @@ export class ActionSampler {
     this.names.clear();
   }
 
+  /** Return one action of several: of each kind the newest value, the union of lists, or the sum of fractions. */
+  merged(actions) {
+    const action = Object.assign({}, ...actions);
+    for (const [kind, merge] of this.merges) {
+      const values = actions.map((each) => each[kind]).filter((value) => value !== undefined);
+      if (!values.length) continue;
+      if (merge === "union") action[kind] = [...new Set(values.flat())];
+      if (merge === "sum") action[kind] = values[0].map((_, axis) => fraction(values.reduce((sum, value) => sum + value[axis], 0)));
+    }
+    return action;
+  }
+
   clear() {
     this.held.clear();
     this.actions = [];
     this.names.clear();
     this.waiting = false;
   }
-}
-
-/** Return one action with all keys, the sum of mouse motions, and the newest of other parts. */
-function merged(actions) {
-  const action = Object.assign({}, ...actions);
-  if (action.keys) action.keys = [...new Set(actions.flatMap(({ keys = [] }) => keys))];
-  if (action.mouse) {
-    action.mouse = [0, 1].map((axis) => fraction(actions.reduce((sum, { mouse }) => sum + (mouse?.[axis] ?? 0), 0)));
-  }
-  return action;
 }
 
 /** Call `use` for a click; where a round has several actions, with the pointer that holds the button. */
@@ -102,59 +94,71 @@ export function onPress(button, sampler, use) {
   });
 }
 
+/** Return the widgets of a type, as pairs of the kind of action and the widget. */
+export const widgets = (schema, type) => Object.entries(schema.widgets).filter(([, widget]) => widget.type === type);
+
+/** Sliders for lists of numbers, and a button that sends them. */
 export function showSliders(place, schema, sampler) {
-  const { vector_size: size, vector_names: names, vector_low: low, vector_high: high } = schema;
-  place.hidden = !size;
-  const sliders = Array.from({ length: size }, (_, index) => {
-    const [min, max] = [low[index] ?? -1, high[index] ?? 1];
-    const input = control("input", { type: "range", min, max, step: (max - min) / 40 });
-    input.value = Math.min(Math.max(0, min), max);
-    const shown = control("output", { textContent: input.value });
-    input.addEventListener("input", () => {
-      shown.textContent = input.value;
-      if (sampler.count > 1) use(place);
+  const groups = widgets(schema, "sliders").map(([kind, widget]) => {
+    const group = control("div", { className: "sliders" });
+    const sliders = widget.sliders.map(({ name, low: min, high: max }) => {
+      const input = control("input", { type: "range", min, max, step: (max - min) / 40 });
+      input.value = Math.min(Math.max(0, min), max);
+      const shown = control("output", { textContent: input.value });
+      input.addEventListener("input", () => {
+        shown.textContent = input.value;
+        if (sampler.count > 1) use(group);
+      });
+      input.addEventListener("change", () => sampler.release(group));
+      const label = document.createElement("label");
+      label.append(name, input, shown);
+      return label;
     });
-    input.addEventListener("change", () => sampler.release(place));
-    const label = document.createElement("label");
-    label.append(names[index] ?? String(index + 1), input, shown);
-    return label;
+    const go = control("button", { type: "button", textContent: "Send numbers" });
+    const use = (source) => {
+      const numbers = sliders.map((label) => Number(label.control.value));
+      sampler.take({ [kind]: numbers }, numbers.join(", "), source);
+    };
+    onPress(go, sampler, use);
+    group.append(...sliders, go);
+    return group;
   });
-  const go = control("button", { type: "button", textContent: "Send numbers" });
-  const use = (source) => {
-    const vector = sliders.map((label) => Number(label.control.value));
-    sampler.take({ vector }, vector.join(", "), source);
-  };
-  onPress(go, sampler, use);
-  place.replaceChildren(...sliders, go);
+  place.hidden = !groups.length;
+  place.replaceChildren(...groups);
 }
 
-/** Motions during a round, relative to the camera; its axes: x right, y up, z forward. */
-export function showCamera(place, { camera }, sampler) {
-  place.hidden = !camera;
-  const caption = control("span", { className: "quiet", textContent: "Camera" });
-  place.replaceChildren(caption, ...MOTIONS.map(({ name, sign, x = 0, z = 0, turn = 0 }) => {
-    const button = control("button", { type: "button", textContent: sign, title: name });
-    button.setAttribute("aria-label", name);
-    const data = { translation: [x, 0, z], rotation: [0, Math.sin(turn / 2), 0, Math.cos(turn / 2)] };
-    onPress(button, sampler, (source) => sampler.take({ camera: { mode: "velocity", data } }, name, source));
-    return button;
-  }));
+/** Buttons that each send a value, such as a motion of the camera. */
+export function showButtons(place, schema, sampler) {
+  const groups = widgets(schema, "buttons").map(([kind, widget]) => {
+    const group = control("div", { className: "pad", role: "group", ariaLabel: kind });
+    const caption = control("span", { className: "quiet", textContent: kind[0].toUpperCase() + kind.slice(1) });
+    group.append(caption, ...widget.buttons.map(({ name, sign, value }) => {
+      const button = control("button", { type: "button", textContent: sign, title: name });
+      button.setAttribute("aria-label", name);
+      onPress(button, sampler, (source) => sampler.take({ [kind]: value }, name, source));
+      return button;
+    }));
+    return group;
+  });
+  place.hidden = !groups.length;
+  place.replaceChildren(...groups);
 }
 
-/** Dragging moves the mouse by as much of the picture; a long drag is one for the time of every action. */
-export function lookByDragging(picture, { mouse }, sampler) {
-  picture.toggleAttribute("data-look", mouse);
+/** Dragging sends as much motion of the picture; a long drag is one for the time of every action. */
+export function lookByDragging(picture, schema, sampler) {
+  const kind = widgets(schema, "drag")[0]?.[0];
+  picture.toggleAttribute("data-look", Boolean(kind));
   let drag = null;
   const send = (event) => {
     const { width, height } = picture.getBoundingClientRect();
     const way = [(event.clientX - drag.x) / width, (event.clientY - drag.y) / height];
     if (!way.some(Boolean)) return;
     const moved = way.map((each) => Number(fraction(each).toFixed(3)));
-    sampler.take({ mouse: moved }, `mouse ${moved.join(", ")}`);
+    sampler.take({ [kind]: moved }, `${kind} ${moved.join(", ")}`);
     drag = { x: event.clientX, y: event.clientY, at: event.timeStamp };
   };
   picture.onpointerdown = (event) => {
-    if (!mouse || event.button) return;
+    if (!kind || event.button) return;
     picture.setPointerCapture(event.pointerId);
     drag = { x: event.clientX, y: event.clientY, at: event.timeStamp };
   };

@@ -10,10 +10,10 @@ import gradio as gr
 from worldmodel.demo.flow_reader import FlowReader
 from worldmodel.demo.rendering import data_uri
 from worldmodel.errors import WorldModelError
-from worldmodel.flow.clip_table import VERDICTS, ClipEntry, Verdict
-from worldmodel.flow.records import BEGINNING, Place
-from worldmodel.flow.status import FlowStatus
-from worldmodel.flow.status import Verdict as Reasons
+from worldmodel.flow.catalog.clip_table import VERDICTS, ClipEntry, Verdict
+from worldmodel.flow.catalog.records import BEGINNING, Place
+from worldmodel.flow.log.status import FlowStatus
+from worldmodel.flow.log.status import Verdict as Reasons
 
 ANY = "any"
 MAX_REASONS = 6

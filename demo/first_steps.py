@@ -8,7 +8,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldmodel.action_words import say
+from worldmodel.actions.words import say
 from worldmodel.media import contact_sheet, write_image
 from worldmodel.rollout.action_list import read_actions
 

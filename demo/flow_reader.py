@@ -1,4 +1,4 @@
-"""What the tab Data shows of a flow: counts, clips with their verdicts, and a picture of each."""
+"""Content of the Data tab: counts of a flow, its clips with their verdicts, and a picture of each."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -7,10 +7,10 @@ from itertools import groupby
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import WorldModelError
 from worldmodel.flow.buffer import open_buffer
-from worldmodel.flow.chain import PACK
-from worldmodel.flow.clip_table import ClipEntry, ClipTable, Verdict
-from worldmodel.flow.records import Place
-from worldmodel.flow.status import StatusReader
+from worldmodel.flow.catalog.chain import PACK
+from worldmodel.flow.catalog.clip_table import ClipEntry, ClipTable, Verdict
+from worldmodel.flow.catalog.records import Place
+from worldmodel.flow.log.status import StatusReader
 from worldmodel.media import sample_frames
 from worldmodel.media.encoding import encode_jpeg
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from worldmodel.action_words import say
+from worldmodel.actions import Action, AnyAction
+from worldmodel.actions.words import say
+from worldmodel.episodes import Outcome
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
 from worldmodel.serving.client.aio import ModelInfo
 from worldmodel.serving.client.payloads import Observation
 from worldmodel.serving.errors import NotFoundError
-from worldmodel.types import Action, AnyAction, Outcome
 from worldmodel.worlds.base import Target, World
 
 MAX_BRANCHES = 4
@@ -74,7 +75,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a world starts from."""
+    """The origin of a world."""
 
     seed: int
     observation: Observation | None = None
@@ -155,7 +156,7 @@ class RolloutHistory:
 
     @property
     def address(self) -> str:
-        """What the visitor's browser keeps: the key, and the worlds of the branches."""
+        """Values stored in the visitor's browser: the key, and the worlds of the branches."""
         return " ".join((self.key, *(branch.world.id for branch in self.branches)))
 
     def _branch_with_room(self) -> Branch:

@@ -1,4 +1,4 @@
-"""What a visitor has asked for: one job runs, the others wait for their turn and are shown meanwhile."""
+"""Jobs of a visitor: one runs, the others wait in a queue and are shown meanwhile."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ class Job:
     """One thing that was asked for."""
 
     label: str
-    """What it is, in the visitor's words."""
+    """Description, in the visitor's words."""
     number: int = field(default_factory=lambda: next(_NUMBERS))
     began: float | None = None
     """Time at which its turn came; None while it waits."""
@@ -42,7 +42,7 @@ class JobQueue:
 
     jobs: list[Job] = field(default_factory=list)
     note: str = ""
-    """What went wrong last, in a sentence."""
+    """The last error, in a sentence."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def add(self, label: str, call: Callable[[], Awaitable[Any]]) -> Job:

@@ -12,17 +12,18 @@ from weakref import WeakValueDictionary
 
 import gradio as gr
 
+from worldmodel.actions import AnyAction, action_kinds
 from worldmodel.demo import rendering
 from worldmodel.demo.history import Origin, RolloutHistory
 from worldmodel.demo.jobs import Job, JobQueue
 from worldmodel.demo.layout import Layout
 from worldmodel.demo.theme import theme
+from worldmodel.episodes import StartImage
 from worldmodel.errors import InputError, WorldModelError
 from worldmodel.rollout.action_list import parse_action
 from worldmodel.serving.client import AsyncClient
 from worldmodel.serving.client.aio import ModelInfo
 from worldmodel.serving.client.errors import ServerUnreachableError
-from worldmodel.types import AnyAction, StartImage
 from worldmodel.worlds import World
 from worldmodel.worlds.base import Target
 
@@ -48,9 +49,6 @@ REMEMBER = "(worlds) => { sessionStorage.setItem('worldmodel.worlds', worlds); }
 
 MAX_KEYS = 24
 """Most buttons for keys; further ones are typed."""
-FORWARD = '{"camera": {"mode": "velocity", "data": {"translation": [0, 0, 0.1]}}}'
-"""A motion of the camera, as it can be typed."""
-
 Updates = dict[Any, Any]
 """New values of components."""
 Handler = Callable[..., Awaitable[Updates]]
@@ -411,7 +409,8 @@ class Page:
         at, branch = self.at, history.branch
         info = branch.world.info
         before = branch.moments[branch.at - 1] if branch.at else None
-        keys = () if info.action_schema["text"] else info.action_schema["keys"][:MAX_KEYS]
+        widgets = info.action_schema["widgets"]
+        keys = () if _of_type(widgets, "text") else _keys(widgets)[1][:MAX_KEYS]
         waits = self.model.pace == "realtime"
         heading = f"Round {branch.first_round + branch.at}"
         return {
@@ -439,23 +438,37 @@ def _seed(value: float | None) -> int:
 def _hint(history: RolloutHistory) -> str:
     """Return what can be typed as an action."""
     schema = history.branch.world.info.action_schema
-    if schema["text"]:
+    if _of_type(schema["widgets"], "text"):
         return "What happens next?"
-    if schema["keys"]:
-        return f"Keys, such as {' '.join(schema['keys'][:2])}"
-    if size := schema["vector_size"]:
-        return f"Numbers, such as vector:{','.join(map('{:g}'.format, schema['vector_low'] or [0.5] * size))}"
-    return f"Numbers, such as {'mouse:0.5,0.5' if schema['mouse'] else FORWARD}"
+    _, keys = _keys(schema["widgets"])
+    if keys:
+        return f"Keys, such as {' '.join(keys[:2])}"
+    for kind in action_kinds():
+        if kind.name in schema["kinds"]:
+            return f"Numbers, such as {kind.argument(kind.configure(schema['kinds'][kind.name]))}"
+    return ""
 
 
 def _typed(history: RolloutHistory, text: str) -> AnyAction:
     """Return a typed action: words or, for a model that takes none, keys, or numbers as in `rollout`."""
-    schema = history.branch.world.info.action_schema
-    if schema["text"]:
+    widgets = history.branch.world.info.action_schema["widgets"]
+    if _of_type(widgets, "text"):
         return text
-    if schema["keys"] and ":" not in text:
-        return {"keys": text.replace(",", " ").split()}
+    kind, keys = _keys(widgets)
+    if keys and ":" not in text:
+        return {kind: text.replace(",", " ").split()}
     return parse_action(text)
+
+
+def _of_type(widgets: dict[str, Any], type_: str) -> list[str]:
+    """Return the kinds of action that have a type of widget."""
+    return [kind for kind, widget in widgets.items() if widget["type"] == type_]
+
+
+def _keys(widgets: dict[str, Any]) -> tuple[str, Sequence[str]]:
+    """Return the kind of action that has keys, and their names; none if there is no such kind."""
+    kinds = _of_type(widgets, "keys")
+    return (kinds[0], widgets[kinds[0]]["names"]) if kinds else ("", ())
 
 
 def _field(event: gr.EventData, name: str) -> str:

@@ -1,6 +1,6 @@
 // Plays one live world over WS /v1/realtime/video (see /asyncapi.yaml): chunks of JPEG frames in, actions out.
 
-import { ActionSampler, lookByDragging, onPress, showCamera, showSliders } from "./controls.js";
+import { ActionSampler, lookByDragging, onPress, showButtons, showSliders, widgets } from "./controls.js";
 
 const $ = (id) => document.getElementById(id);
 const ARROWS = { ArrowLeft: ["left"], ArrowRight: ["right"], ArrowUp: ["up", "forward"], ArrowDown: ["down", "backward"] };
@@ -15,6 +15,7 @@ const session = {
   socket: null,
   hello: null, // session.created
   sampler: null, // of the actions of the model
+  keys: "keys", // kind of action of the buttons
   live: false,
   pace: "realtime",
   expecting: null, // metadata of the chunk whose binary messages follow
@@ -267,7 +268,7 @@ function press(key, source) {
   const button = document.querySelector(`#act [data-key="${CSS.escape(key)}"]`);
   button?.classList.add("lit");
   setTimeout(() => button?.classList.remove("lit"), 150);
-  session.sampler.take({ keys }, keys.join(" "), source);
+  session.sampler.take({ [session.keys]: keys }, keys.join(" "), source);
 }
 
 /** Ask the model which things are there, if it can say so. */
@@ -306,7 +307,9 @@ function choose(thing) {
 }
 
 function showActions(schema) {
-  const { text, keys, mouse } = schema;
+  const [[kind, { names: keys }]] = [...widgets(schema, "keys"), ["keys", { names: [] }]];
+  const [drags, says] = ["drag", "text"].map((type) => widgets(schema, type).length > 0);
+  session.keys = kind;
   session.sampler = new ActionSampler(session.hello, act);
   const things = keys.filter((key) => CSS.supports("color", key));
   const moves = keys.filter((key) => key in SIGNS);
@@ -342,20 +345,20 @@ function showActions(schema) {
   $("things").hidden = !things.length;
   $("pad").hidden = !moves.length;
   $("verbs").hidden = !verbs.length;
-  $("say").hidden = !text;
+  $("say").hidden = !says;
   showSliders($("numbers"), schema, session.sampler);
-  showCamera($("camera"), schema, session.sampler);
+  showButtons($("buttons"), schema, session.sampler);
   lookByDragging($("screen"), schema, session.sampler);
   if (things.length) choose(things.includes(session.thing) ? session.thing : things[0]);
-  $("hint").textContent = hint(things, moves, mouse, text);
+  $("hint").textContent = hint(things, moves, drags, says);
 }
 
-function hint(things, moves, mouse, text) {
+function hint(things, moves, drags, says) {
   const parts = [];
   if (things.length) parts.push("Choose an object by its colour, then an action.");
   if (moves.length) parts.push("Arrow keys move.");
-  if (mouse) parts.push("Drag on the picture to look around.");
-  if (text) parts.push("Or describe an action in text.");
+  if (drags) parts.push("Drag on the picture to look around.");
+  if (says) parts.push("Or describe an action in text.");
   return parts.join(" ");
 }
 

@@ -10,9 +10,9 @@ from html import escape
 
 from worldmodel.demo.history import Branch, Moment, RolloutHistory
 from worldmodel.demo.jobs import Job
+from worldmodel.episodes import StartImage
 from worldmodel.media import Frame, Frames
 from worldmodel.media.encoding import encode_png, encode_video
-from worldmodel.types import StartImage
 from worldmodel.worlds.base import SuggestedAction, Target, World
 
 STAGE_SIDE = 512

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetch and start a Pulsar broker of one process, to try `topics: pulsar://…` and to run the topics' tests:
-#     deploy/pulsar_standalone.sh start && PULSAR_URL=pulsar://127.0.0.1:6650 pytest tests/unit/flow/test_topics.py
+# Fetch and start a Pulsar broker of one process, to try `topics: pulsar://…` and to run its tests:
+#     deploy/pulsar_standalone.sh start && PULSAR_URL=pulsar://127.0.0.1:6650 pytest tests/unit/flow/test_pulsar.py
 # With Docker it runs the published image, otherwise the release (about 300 MB; needs Java 17 or later).
 set -euo pipefail
 

@@ -1,6 +1,6 @@
 """Learn to play MiniGrid's DoorKey inside a learned world, then play the real game.
 
-    pip install "worldmodel[gym,data,rl]" minigrid
+    pip install "openworldmodel[gym,data,rl]" minigrid
     python imagination.py
 
 PPO takes no step in the real game: its episodes begin with recorded frames, and go on in the shipped model.
@@ -28,13 +28,13 @@ from worldmodel.data.argument import read_source
 from worldmodel.data.sources import open_source
 from worldmodel.env import RecordedStarts, WorldVectorEnv
 from worldmodel.env.sb3 import StableBaselinesEnv
-from worldmodel.eval.minigrid import MiniGridJudge
+from worldmodel.games.minigrid_judge import MiniGridJudge
 from worldmodel.planning import ModelSimulator, PlanSettings, Return, action_set, environment
-from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
-from worldmodel.worlds.recorder.settings import EnvironmentSettings
+from worldmodel.recording.environment import EnvironmentEpisodes
+from worldmodel.recording.settings import EnvironmentSettings
 
 GAME, SIZE, CELL = "minigrid:MiniGrid-DoorKey-6x6-v0", 48, 8
-RECORD = [GAME, "--size", str(SIZE), "--max-steps", "60", "--policy", "worldmodel.worlds.minigrid:explore"]
+RECORD = [GAME, "--size", str(SIZE), "--max-steps", "60", "--policy", "worldmodel.games.minigrid:explore"]
 FIRST_SEED = 10_000
 """Seeds of the episodes that are measured begin here."""
 ROLLOUT = 1024

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from worldmodel.serving.client import Client
+from worldmodel import Client
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,8 +3,7 @@
 import gymnasium
 import numpy as np
 
-import worldmodel.env  # noqa: F401  registers the id
-from worldmodel.types import Action
+from worldmodel import Action
 
 
 def redness(frames: np.ndarray, action: Action) -> float:
@@ -13,7 +12,7 @@ def redness(frames: np.ndarray, action: Action) -> float:
     return float((last[..., 0] - last[..., 1:].max(axis=-1)).clip(min=0).mean())
 
 
-envs = gymnasium.make_vec("worldmodel/ShapesTiny-v0", num_envs=4, reward_fn=redness)
+envs = gymnasium.make_vec("worldmodel.env:worldmodel/ShapesTiny-v0", num_envs=4, reward_fn=redness)
 envs.action_space.seed(0)
 observations, info = envs.reset(seed=0)
 returns = np.zeros(4)

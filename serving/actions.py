@@ -1,14 +1,16 @@
 """JSON schema of actions, and of the actions that a model accepts.
 
-Sizes are limited here; `worldmodel.types.Action` defines and validates the values.
+The fields of an action, and their limits of size, are those of the registered kinds (`ActionKind.schema`);
+`worldmodel.actions.Action` validates the values.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
+from worldmodel.actions import Action, action_kinds
 from worldmodel.config import ActionConfig
-from worldmodel.types import Action
 
 MAX_CHUNK = 256
 
@@ -21,32 +23,64 @@ class StrictModel(BaseModel):
     )
 
 
-class CameraData(StrictModel):
-    """A pose or a motion; x is right, y is up and z is forward."""
-
-    translation: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
-    rotation: Annotated[list[float], Field(min_length=4, max_length=4)] | None = None
-    """Unit quaternion x, y, z, w."""
-
-
-class CameraBody(StrictModel):
-    """Camera motion of one round."""
-
-    mode: Literal["target", "velocity"] = "target"
-    """target: pose at the end of the round, relative to the start of the world; velocity: motion during the
-    round, relative to the start of the round."""
-    data: CameraData
+TYPES: Mapping[str, Any] = {"string": str, "number": float, "integer": int, "boolean": bool}
+LIMITS = {
+    "minItems": "min_length",
+    "maxItems": "max_length",
+    "minLength": "min_length",
+    "maxLength": "max_length",
+    "minimum": "ge",
+    "maximum": "le",
+}
+"""Arguments of `Field` by keyword of JSON schema."""
 
 
-class SingleAction(StrictModel):
-    """Text, keys, mouse, vector and camera, in any combination; without any of them, the empty action."""
+def type_of_schema(schema: Mapping[str, Any], name: str) -> Any:
+    """Return the type that checks a JSON schema, as far as kinds of actions use it (`ActionKind.schema`).
 
-    text: Annotated[str, Field(max_length=4000)] | None = None
-    keys: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=16)] | None = None
-    mouse: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
-    """Motion to the right and down, as fractions of the image's width and height: -1 to 1 each."""
-    vector: Annotated[list[float], Field(max_length=1024)] | None = None
-    camera: CameraBody | None = None
+    Args:
+        schema: the schema.
+        name: name of the class of an object without a title.
+    """
+    if "enum" in schema:
+        return Literal[tuple(schema["enum"])]
+    if schema["type"] == "object":
+        properties: dict[str, Any] = {}
+        for field, own in schema["properties"].items():
+            type_ = type_of_schema(own, f"{name}{field.title()}")
+            properties[field] = _field(own, type_, field in schema.get("required", ()))
+        return create_model(
+            schema.get("title", name), __base__=StrictModel, __doc__=schema.get("description"), **properties
+        )
+    kind: Any = TYPES.get(schema["type"])
+    if schema["type"] == "array":
+        kind = list[type_of_schema(schema["items"], f"{name}Item")]  # type: ignore[misc]
+    limits = {argument: schema[key] for key, argument in LIMITS.items() if key in schema}
+    return Annotated[kind, Field(**limits)] if limits else kind
+
+
+def _field(schema: Mapping[str, Any], type_: Any, required: bool) -> Any:
+    """Return the type and the default of a field, or its type and `...`."""
+    description = schema.get("description")
+    if required:
+        return type_, ...
+    if "default" in schema:
+        return type_, Field(schema["default"], description=description)
+    is_object = schema.get("type") == "object"
+    return type_ | None, Field(None, description=None if is_object else description)
+
+
+KIND_TYPES: Mapping[str, Any] = {
+    kind.name: type_of_schema(kind.schema, f"{kind.name.title()}Body") for kind in action_kinds()
+}
+"""Types of the fields of an action."""
+NAMES = ", ".join(KIND_TYPES)
+SingleAction: Any = create_model(
+    "SingleAction",
+    __base__=StrictModel,
+    __doc__=f"Any of {NAMES} together; without any of them, the empty action.",
+    **{kind.name: _field(kind.schema, KIND_TYPES[kind.name], False) for kind in action_kinds()},
+)
 
 
 class ActionBody(SingleAction):
@@ -72,28 +106,23 @@ class ActionSchema(StrictModel):
 
     per_round: int
     """Actions in a round: 1, or how many a `chunk` has."""
-
-    text: bool
-    max_text_tokens: int
-    keys: list[str]
-    mouse: bool
-    vector_size: int
-    """Length of a vector action; 0 if the model accepts none."""
-    vector_names: list[str]
-    """Name of each element; may be empty."""
-    vector_low: list[float]
-    """Minimum of each element; empty for no minimum."""
-    vector_high: list[float]
-    """Maximum of each element; empty for no maximum."""
-    camera: bool
+    kinds: dict[str, JsonValue]
+    """Settings of the kinds that the model takes, by the name of their field, as in the model's config:
+    `"keys": ["left", "right"]`, `"vector": {"size": 2}`, `"text": true`."""
+    widgets: dict[str, dict[str, JsonValue]]
+    """For pages: the control for each kind (`type`: text, keys, sliders, drag, buttons or none), what that
+    needs, and how values that are held at once are combined (`merge`: newest, union or sum)."""
 
     @classmethod
     def of(cls, config: ActionConfig) -> "ActionSchema":
         """Return the schema for a model's config."""
-        fields = {name: getattr(config, name) for name in cls.model_fields}
-        return cls.model_validate(
-            {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
-        )
+        kinds, widgets = {}, {}
+        for kind in action_kinds():
+            if kind.name in config.kinds:
+                settings = config.kinds[kind.name]
+                kinds[kind.name] = kind.setting_of(settings)
+                widgets[kind.name] = {**kind.widget(settings), "merge": kind.merge}
+        return cls(per_round=config.per_round, kinds=kinds, widgets=widgets)
 
 
 def plain(action: ActionBody | str | None) -> str | dict[str, Any] | None:

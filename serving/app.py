@@ -38,9 +38,10 @@ from worldmodel.serving.protocol import (
     WorldRequest,
 )
 from worldmodel.serving.rate_limits import RequestLimiter
+from worldmodel.serving.realtime.dropped import DroppedWorlds
 from worldmodel.serving.realtime.events import SessionLimits
-from worldmodel.serving.replicas.database import Database
-from worldmodel.serving.replicas.lease import Lease
+from worldmodel.serving.replicas.database import Database, FolderLock
+from worldmodel.serving.replicas.replica import Replica
 from worldmodel.serving.routes import (
     chat,
     derived_videos,
@@ -49,12 +50,14 @@ from worldmodel.serving.routes import (
     models,
     parsing,
     realtime,
+    sessions,
     videos,
     worlds,
 )
 from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, HttpOptions, ServerConfig
 from worldmodel.serving.videos.jobs import VideoJobs
 from worldmodel.serving.videos.storage import Storage
+from worldmodel.serving.watchdog import Watchdog
 from worldmodel.serving.worlds.registry import WorldRegistry
 from worldmodel.serving.worlds.service import MAX_STEPS, WorldService
 from worldmodel.serving.worlds.store import WorldStore
@@ -63,7 +66,10 @@ LOG = logging.getLogger(__name__)
 
 CODES = {404: "not_found", 416: "invalid_range", 408: "timeout", 405: "method_not_allowed", 413: "too_large"}
 ROUTERS = (
-    *(module.router for module in (worlds, videos, derived_videos, chat, images, health, realtime, models)),
+    *(
+        module.router
+        for module in (worlds, videos, derived_videos, chat, images, health, realtime, models, sessions)
+    ),
     health.metrics_router,
 )
 INTERNAL_ERROR = "Internal server error; try again, and report it if it persists."
@@ -76,7 +82,8 @@ def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
     """Create the app. The server is registered at once; background tasks start with the lifespan.
 
     Raises:
-        OutputError: the data folder cannot be used, or servers of another model use the database.
+        OutputError: the data folder cannot be used, or servers of another model use the database, or another
+            server uses the folder without sharing a database.
         ConfigError, DatabaseError: the database cannot be used.
     """
     app = FastAPI(
@@ -125,17 +132,23 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
     """
     model = service.model.config
     service.max_rounds = config.max_rounds
+    keys = config.keys or Keys()
     metrics = Metrics(chunk_deadline_s=model.chunk_frames / model.fps)
     storage = Storage(config.data_dir)
     own = URL.create("sqlite", database=str((config.data_dir / "server.db").absolute()))
-    database = Database(config.database or own)
-    lease = Lease(database, service.identity.model, storage.identity())
-    registry = WorldRegistry(service, config, metrics, WorldStore(lease) if config.database else None)
+    lock = FolderLock(config.data_dir, shared=config.database is not None)
+    database = Database(config.database or own, lock)
+    replica = Replica(database, service.identity.model, storage.identity()) if config.database else None
+    registry = WorldRegistry(service, config, metrics, WorldStore(replica) if replica else None)
     metrics.observe(service.stats, num_worlds=lambda: len(registry))
     limiter = RequestLimiter(
         max_concurrent=config.max_requests_per_key,
         requests_per_s=config.requests_per_minute / 60,
         burst=max(1, math.ceil(config.requests_per_minute / 6)),
+        of_key=lambda caller: (
+            config.of_key("max_requests_per_key", caller),
+            config.of_key("requests_per_minute", caller) / 60,
+        ),
     )
     session_limits = SessionLimits(
         start_timeout_s=120.0,
@@ -150,24 +163,32 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
         max_snapshots=service.max_snapshots,
         max_inference_steps=MAX_STEPS if model.generator else 0,
     )
+    service.compute.weight_of = lambda caller: keys.options(caller).weight
+    service.compute.used = lambda caller, *used: metrics.used(keys.options(caller).name or caller, *used)
+    watchdog = Watchdog(service, config.step_deadline_s)
     return ServerContext(
         service=service,
         config=config,
-        keys=config.keys or Keys(),
+        keys=keys,
         limiter=limiter,
         metrics=metrics,
         worlds=registry,
-        jobs=VideoJobs(service, config, metrics, storage, lease),
-        lease=lease,
+        jobs=VideoJobs(service, config, metrics, storage, database, watchdog, replica),
+        database=database,
+        replica=replica,
+        watchdog=watchdog,
         session_limits=session_limits,
+        dropped=DroppedWorlds(registry),
     )
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServerContext = app.state.context
-    context.lease.start()
+    if context.replica is not None:
+        context.replica.start()
     context.jobs.start()
+    context.watchdog.start(context.abandon)
     sweeper = asyncio.create_task(_sweep(context))
     try:
         yield
@@ -175,10 +196,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         sweeper.cancel()
         with suppress(asyncio.CancelledError):
             await sweeper
+        await context.watchdog.close()
+        context.dropped.close()
         await context.jobs.close()
         await context.worlds.stop(SAVE_TIMEOUT_S)
-        await context.lease.close()
-        context.lease.database.close()
+        if context.replica is not None:
+            await context.replica.close()
+        context.database.close()
         await context.service.close()
         await asyncio.to_thread(decoding.close_decoder)
         if app.state.traces is not None:
@@ -229,7 +253,10 @@ HANDLERS: dict[Any, Any] = {
     RequestValidationError: lambda _, error: _response(400, "invalid_request", _describe(error)),
     HTTPException: _http_error,
     # Details of internal errors are hidden; uvicorn logs them.
-    Exception: lambda _, __: _response(500, "internal_error", INTERNAL_ERROR, "server_error"),
+    # uvicorn closes the connection of an exception, so a client must not send its next request there.
+    Exception: lambda _, __: _response(
+        500, "internal_error", INTERNAL_ERROR, "server_error", {"connection": "close"}
+    ),
 }
 
 
@@ -237,7 +264,7 @@ def _describe(error: RequestValidationError) -> str:
     """Name the invalid field and the problem without repeating the input."""
     first = max(error.errors(), key=lambda each: len(each["loc"]))  # of a union, the member that fits best
     path = [str(part)[:64] for part in first["loc"][1:]]
-    # Pydantic adds the names of models and types, and the tags of unions, which are no fields.
+    # Pydantic adds the names of models and types, and the tags of unions, which are not fields.
     named = [part for part, below in itertools.pairwise([*path, ""]) if _is_field(part, below)]
     field = ".".join(named) or str(first["loc"][0])
     if first["type"] == "extra_forbidden":

@@ -10,11 +10,14 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import WebSocket
@@ -33,12 +36,61 @@ KEY_SUBPROTOCOL = "worldmodel.key."
 ANONYMOUS = "anyone"
 """Caller id on a server without keys; stored in the records of videos."""
 
+OVERRIDES = (
+    *("max_worlds_per_key", "max_jobs_per_key", "max_videos_per_key"),
+    *("requests_per_minute", "max_requests_per_key", "max_sockets_per_key"),
+)
+"""Settings of the server that a line of the key file may set for its key."""
+
 _KEY = re.compile(r"[A-Za-z0-9_.~-]{16,256}")
 _ADVICE = "a key is 16 to 256 letters, digits or . _ ~ -, as `openssl rand -hex 32` makes"
 
 
+@dataclass(frozen=True)
+class KeyOptions:
+    """What the line of a key says beside the key: `KEY name=alice weight=2 max_worlds_per_key=4 admin`."""
+
+    name: str | None = None
+    """Its name in the metrics."""
+    weight: float = 1.0
+    """Time of the model that it gets beside a key of weight 1."""
+    admin: bool = False
+    """Whether it may read the metrics, and list and end the sessions of all keys."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Its own values of `OVERRIDES`."""
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> "KeyOptions":
+        """Read the words after a key.
+
+        Raises:
+            ConfigError: there is no such option, or it has a wrong value.
+        """
+        values: dict[str, Any] = {"limits": {}}
+        for word in words:
+            name, _, value = word.partition("=")
+            name = name.replace("-", "_")
+            try:
+                if word == "admin":
+                    values["admin"] = True
+                elif name == "name" and re.fullmatch(r"[\w.@-]{1,64}", value):
+                    values["name"] = value
+                elif name == "weight" and 0 < (weight := float(value)) < math.inf:
+                    values["weight"] = weight
+                elif name in OVERRIDES and (limit := int(value)) >= 0:
+                    values["limits"][name] = limit
+                else:
+                    raise ValueError
+            except ValueError:
+                raise ConfigError(
+                    f"A key has the option {word[:80]!r}; use admin, name=NAME, weight=X, or one of "
+                    f"{', '.join(OVERRIDES)} with a number."
+                ) from None
+        return cls(**values)
+
+
 class Keys:
-    """The API keys of a server, stored as hashes.
+    """The API keys of a server, stored as hashes, and their options.
 
     Those of a file follow the file: a request after it has changed is compared with the new keys. A file that
     cannot be used changes nothing, and is logged once.
@@ -54,13 +106,15 @@ class Keys:
         for number, key in enumerate(keys, start=1):
             if not _KEY.fullmatch(key):
                 raise ConfigError(f"API key number {number} is invalid; {_ADVICE}.")
-        self._hashes = [_hash(key) for key in keys]
+        self._set({_hash(key): KeyOptions() for key in keys})
         self._file: Path | None = None
         self._version: tuple[int, ...] | None = ()
 
     @classmethod
     def load(cls, path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> "Keys":
         """Read keys from a file (one per line, `#` starts a comment) or from the environment.
+
+        A line may have `KeyOptions` after its key.
 
         Raises:
             ConfigError: the file cannot be read, has no keys, or is accessible to other users; or a key is
@@ -82,14 +136,18 @@ class Keys:
         if self._file is None or (version := _version(self._file)) == self._version:
             return
         self._version = version
-        lines = (line.split("#")[0].strip() for line in _read_private(self._file).splitlines())
-        keys = [line for line in lines if line]
-        if not keys:
+        lines = (line.split("#")[0].split() for line in _read_private(self._file).splitlines())
+        read = {words[0]: KeyOptions.parse(words[1:]) for words in lines if words}
+        if not read:
             raise ConfigError(f"The key file {str(self._file)!r} contains no key; write one per line.")
-        self._hashes = Keys(keys)._hashes
+        self._set(dict(zip(Keys(read)._options, read.values(), strict=True)))
+
+    def _set(self, options: dict[bytes, KeyOptions]) -> None:
+        self._options = options
+        self._by_caller = {_caller_id(known): each for known, each in options.items()}
 
     def __len__(self) -> int:
-        return len(self._hashes)
+        return len(self._options)
 
     def __repr__(self) -> str:
         return f"Keys({len(self)})"
@@ -105,10 +163,18 @@ class Keys:
             LOG.error("The keys stay as they were: %s", error)
         found = None
         sent = _hash(key)
-        for known in self._hashes:
+        for known in self._options:
             if hmac.compare_digest(sent, known):
                 found = known
-        return found.hex()[:16] if found is not None else None
+        return _caller_id(found) if found is not None else None
+
+    def options(self, caller: str) -> KeyOptions:
+        """Return the options of a caller; the defaults for one without a key."""
+        return self._by_caller.get(caller, KeyOptions())
+
+    def is_admin(self, caller: str) -> bool:
+        """Return whether a caller may see what is everyone's: an admin or, where no key is one, any."""
+        return self.options(caller).admin or not any(each.admin for each in self._options.values())
 
 
 def _version(path: Path) -> tuple[int, ...] | None:
@@ -118,6 +184,10 @@ def _version(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _caller_id(known: bytes) -> str:
+    return known.hex()[:16]
 
 
 def _hash(key: str) -> bytes:

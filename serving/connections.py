@@ -1,7 +1,14 @@
 """Idle connections of the server, which are closed so that they cannot keep others out."""
 
+import socket
 import time
 from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.websockets.auto import AutoWebSocketsProtocol
+
+from worldmodel.errors import ConfigError
 
 HEAD_TIMEOUT_S = 10.0
 """Longest time that a connection may take to send the head of a request, its first one or a begun one."""
@@ -14,11 +21,14 @@ not the server: a request that is sent while the server closes its connection is
 MAX_IDLE = 256
 """Connections that may be without a request in progress; above it, the oldest are closed."""
 
+SEND_BUFFER_BYTES = 32 * 2**10
+"""Bytes of a WebSocket in the kernel, which Linux doubles; larger frames are sent in parts."""
+
 _State = tuple[Any, bool]
 
 
 class IdleConnections:
-    """Finds connections without a request in progress among those of a uvicorn server.
+    """Finds connections of a uvicorn server without a request in progress.
 
     uvicorn itself closes a connection that is silent after a response (`KEEP_ALIVE_S`), but waits forever for
     the first request and for the rest of an incomplete one. WebSockets have limits of their own
@@ -28,7 +38,7 @@ class IdleConnections:
     def __init__(self, timeout_s: float = HEAD_TIMEOUT_S, max_idle: int = MAX_IDLE) -> None:
         self.timeout_s, self.max_idle = timeout_s, max_idle
         self._idle: dict[Any, tuple[_State, float]] = {}
-        """What each idle connection waits for, and since when."""
+        """State of each idle connection, and since when it is idle."""
 
     def close_expired(self, protocols: set[Any]) -> int:
         """Close connections that were idle too long, or are too many; returns how many.
@@ -55,6 +65,33 @@ class IdleConnections:
             del self._idle[protocol]
             protocol.transport.close()
         return len(expired)
+
+
+class SmallBuffers(AutoWebSocketsProtocol):  # type: ignore[valid-type,misc]
+    """WebSockets that hold few bytes which the client has not read.
+
+    By default the kernel takes megabytes, which are half a minute of small frames: rounds would be played for
+    a client that has stopped reading, and one that comes back would see what is long past.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        """Limit the buffer of the kernel."""
+        if (connected := transport.get_extra_info("socket")) is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        super().connection_made(transport)
+
+
+def check_protocol(protocol: type[Any] = AutoHTTPProtocol) -> None:
+    """Check that uvicorn's connections have the fields that are read here.
+
+    Raises:
+        ConfigError: they have not, so that idle connections could keep others out.
+    """
+    if not {"cycle", "timeout_keep_alive_task"} <= set(protocol.__init__.__code__.co_names):
+        raise ConfigError(
+            f"uvicorn {uvicorn.__version__} does not say which connections are idle; install a version that "
+            "this package was tested with, such as 0.54."
+        )
 
 
 def _is_idle(protocol: Any) -> bool:

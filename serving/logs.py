@@ -19,7 +19,7 @@ REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 """Id of the request that the current task serves."""
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _REFUSED = "ASGI callable returned without completing handshake."
-"""What uvicorn logs as an error when a WebSocket is refused; the access log has the status."""
+"""Messages that uvicorn logs as errors when a WebSocket is refused; the access log has the status."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -42,7 +42,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Context(logging.Filter):
-    """Adds the request id, and drops what is no error."""
+    """Adds the request id, and drops messages that are not errors."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.request_id, record.trace_id = REQUEST_ID.get(), tracing.current_trace()

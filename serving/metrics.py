@@ -34,6 +34,11 @@ class Metrics:
         )
         self.chunks = counter("chunks", "Chunks by whether they were in time.", ["in_time"])
         self.requests = counter("requests", "Requests by outcome.", ["route", "outcome"])
+        self.model_seconds = counter(
+            "model_seconds",
+            "Time of the model by the key and the purpose that it was spent on.",
+            ["key", "purpose"],
+        )
         self.jobs = counter("jobs", "Videos by outcome.", ["outcome"])
         self.rejects = counter("rejects", "Rejected requests by reason.", ["reason"])
         self._met = self._missed = 0
@@ -57,6 +62,10 @@ class Metrics:
     def reject(self, reason: str) -> None:
         """Count a rejected request; `reason` is the error code."""
         self.rejects.labels(reason=reason).inc()
+
+    def used(self, key: str, purpose: str, seconds: float) -> None:
+        """Count time of the model; `key` is empty for the server's own calls."""
+        self.model_seconds.labels(key=key, purpose=purpose).inc(seconds)
 
     def observe(self, stats: Callable[[], Mapping[str, float]], num_worlds: Callable[[], int]) -> None:
         """Read statistics of the service and the number of live worlds at every scrape."""

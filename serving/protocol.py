@@ -5,10 +5,12 @@ part of the request. Videos, chat and images follow the OpenAI API.
 """
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from worldmodel.episodes import PredictedState
 from worldmodel.serving.actions import ActionBody, ActionSchema
 from worldmodel.serving.worlds.service import MAX_STEPS
 
@@ -17,7 +19,22 @@ MAX_MEDIA_CHARACTERS = 96 * 2**20
 
 Prompt = Annotated[str, Field(min_length=1, max_length=4000)]
 Name = Annotated[str, Field(max_length=128, pattern=r"^[^\x00]+$")]
-Size = Annotated[str, Field(pattern=r"^[1-9]\d{0,4}x[1-9]\d{0,4}$")]
+
+
+def _form(pattern: str, words: str) -> tuple[Any, ...]:
+    """Return the annotations of a text of a form, whose error says in words what it is."""
+
+    def check(value: Any) -> Any:
+        text = f"{value:g}" if type(value) in (int, float) else value
+        if not isinstance(text, str) or re.fullmatch(pattern, text := text.lower()) is None:
+            raise ValueError(f"write {words}")
+        return text
+
+    return BeforeValidator(check), Field(json_schema_extra={"pattern": f"^{pattern}$"})
+
+
+_SIZE = r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}"
+Size = Annotated[str, *_form(rf"auto|{_SIZE}", "WIDTHxHEIGHT, such as 64x64, or auto")]
 
 
 class RequestBody(BaseModel):
@@ -49,6 +66,10 @@ class Generation(RequestBody):
     guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
     negative_prompt: Prompt | None = None
     """Text that guidance leads away from, for models whose generator reads text."""
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Of the choice between possible futures, for models whose states have a code; 0: the most likely."""
+    top_k: Annotated[int, Field(ge=0, le=2**20)] = 0
+    """Only so many of the most likely values of each variable of that code are drawn; 0 is all."""
 
 
 class WorldRequest(Generation):
@@ -71,6 +92,17 @@ class StepRequest(RequestBody):
     step_id: Annotated[int, Field(ge=1, le=2**31, strict=True)]
     """The world's round + 1; repeating the last step returns the same frames."""
     action: Action = None
+    code: Annotated[list[Annotated[int, Field(ge=0, lt=2**20)]], Field(max_length=4096)] | None = None
+    """Code of the future that happens, as `futures` lists them; by default one is drawn."""
+
+
+class FuturesRequest(RequestBody):
+    """Asks for the distinct futures after an action."""
+
+    action: Action = None
+    num_draws: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Number of codes that are drawn; probabilities are shares of them."""
+    max_futures: Annotated[int, Field(ge=1, le=16)] = 16
 
 
 class RestoreRequest(RequestBody):
@@ -91,6 +123,41 @@ class OutcomeObject(ResponseBody):
     reward: float
     ended: bool
     """Whether the episode ends with the round."""
+
+
+class StateObject(ResponseBody):
+    """What a predicted state says of which future it is."""
+
+    code: list[int]
+    """A value per variable; empty for models whose states have no code."""
+    log_probability: float
+    """Log-probability of the code before it was drawn, in nats."""
+
+    @classmethod
+    def of(cls, state: PredictedState | None) -> "StateObject | None":
+        """Return a state as JSON; None if there is none."""
+        return None if state is None else cls(code=list(state.code), log_probability=state.log_probability)
+
+
+class FutureObject(ResponseBody):
+    """A distinct future of a world."""
+
+    probability: float
+    state: StateObject
+    """Its code, with which a step makes it happen."""
+    outcome: OutcomeObject | None
+    b64_json: str
+    """Its frames as a file of `content_type`, in base64."""
+
+
+class FuturesObject(ResponseBody):
+    """The distinct futures of a world after an action, the most probable first."""
+
+    object: Literal["list"] = "list"
+    round: int
+    """The round that they would be."""
+    content_type: str
+    data: list[FutureObject]
 
 
 class WorldObject(ResponseBody):
@@ -117,6 +184,8 @@ class WorldObject(ResponseBody):
     snapshots: list[str]
     outcome: OutcomeObject | None
     """Of the newest round; null before it, and for models that predict none."""
+    state: StateObject | None
+    """Of the newest round; null before it, and for models without predicted states."""
     idle_timeout_s: float
     """Time without use after which the world is closed."""
 
@@ -166,8 +235,14 @@ def _from_text(value: Any) -> Any:
 
 
 Actions = Annotated[Annotated[list[Action], Field(max_length=MAX_ACTIONS)], BeforeValidator(_from_text)]
-Seconds = Annotated[str, Field(pattern=r"^\d{1,4}(\.\d{1,3})?$")]
+Seconds = Annotated[str, *_form(r"[0-9]{1,4}(\.[0-9]{1,3})?", "a number of seconds, such as 4 or 2.5")]
 NumFrames = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class InputReference(RequestBody):
+    """An image or a video as `data:` URL, beside the form that uploads it."""
+
+    image_url: Annotated[str, Field(max_length=MAX_MEDIA_CHARACTERS, pattern=r"^data:")]
 
 
 class VideoRequest(Generation):
@@ -178,6 +253,7 @@ class VideoRequest(Generation):
     """
 
     prompt: Prompt
+    input_reference: InputReference | None = None
     actions: Actions = []
     size: Size | None = None
     """`WIDTHxHEIGHT`; must be the frame size of the model."""
@@ -285,7 +361,7 @@ class DataUrl(RequestBody):
     """Media as `data:` URL; other URLs are not fetched."""
 
     url: Annotated[str, Field(max_length=MAX_MEDIA_CHARACTERS, pattern=r"^data:")]
-    detail: Literal["auto"] = "auto"
+    detail: Literal["auto", "low", "high"] = "auto"
     """Models see all media in one size."""
 
 
@@ -331,6 +407,15 @@ class StreamOptions(RequestBody):
     """Whether the last chunk has the usage, and no choice."""
 
 
+class TextFormat(RequestBody):
+    """The only format of an answer."""
+
+    type: Literal["text"]
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=64)]
+
+
 class ChatRequest(RequestBody):
     """A question about an observation; without text, a request for a description.
 
@@ -353,6 +438,18 @@ class ChatRequest(RequestBody):
     """0 takes the most likely token."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the sampling, by default a random one."""
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    """Texts before the first of which an answer ends."""
+    user: Annotated[str, Field(max_length=512)] | None = None
+    """Not read."""
+    # What clients send without being asked, with the value that changes nothing.
+    top_p: Literal[1] | None = None
+    frequency_penalty: Literal[0] | None = None
+    presence_penalty: Literal[0] | None = None
+    logprobs: Literal[False] | None = None
+    store: Literal[False] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    response_format: TextFormat | None = None
 
 
 class ChatMessage(ResponseBody):
@@ -373,7 +470,7 @@ class Choice(ResponseBody):
 
 
 class Usage(ResponseBody):
-    """Tokens of a request: those of the image or video and the question, and those of the answer."""
+    """Tokens of a request: of the image or video and the question, and of the answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -423,7 +520,7 @@ class ImageRequest(Generation):
 
     prompt: Prompt
     n: Annotated[int, Field(ge=1, le=8)] = 1
-    size: Size | Literal["auto"] | None = None
+    size: Size | None = None
     response_format: Literal["b64_json"] = "b64_json"
     output_format: Literal["png"] = "png"
 
@@ -483,7 +580,7 @@ class StartImageList(ResponseBody):
 class Health(ResponseBody):
     """State of the server."""
 
-    status: Literal["ok", "starting", "stopping", "full", "failed"]
+    status: Literal["ok", "stopping", "full", "failed", "failing", "stuck"]
 
 
 class ErrorBody(ResponseBody):

@@ -35,6 +35,7 @@ class RequestLimiter:
         requests_per_s: Steady rate of a key.
         burst: Requests that may arrive at once after a pause.
         clock: Source of the time.
+        of_key: The first two for one key.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class RequestLimiter:
         requests_per_s: float = 20.0,
         burst: int = 40,
         clock: Callable[[], float] = time.monotonic,
+        of_key: Callable[[str], tuple[int, float]] | None = None,
     ) -> None:
-        self.max_concurrent = max_concurrent
+        self._burst, self._clock = burst, clock
+        self._of_key = of_key or (lambda caller: (max_concurrent, requests_per_s))
         self._num_concurrent: dict[str, int] = defaultdict(int)
-        self._buckets = defaultdict(lambda: TokenBucket(requests_per_s, burst, clock))
+        self._buckets: dict[str, TokenBucket] = {}
 
     @contextmanager
     def request(self, caller: str) -> Iterator[None]:
@@ -55,11 +58,15 @@ class RequestLimiter:
         Raises:
             RateLimitError: the key has too many requests in flight, or sends them too fast.
         """
-        if self._num_concurrent[caller] >= self.max_concurrent:
+        max_concurrent, requests_per_s = self._of_key(caller)
+        if self._num_concurrent[caller] >= max_concurrent:
             raise RateLimitError(
                 f"This key has {self._num_concurrent[caller]} requests in flight; wait for one to finish.", 1
             )
-        if wait_s := self._buckets[caller].take():
+        bucket = self._buckets.get(caller)
+        if bucket is None or bucket.rate_per_s != requests_per_s:
+            bucket = self._buckets[caller] = TokenBucket(requests_per_s, self._burst, self._clock)
+        if wait_s := bucket.take():
             raise RateLimitError(f"This key sends requests too fast; wait {wait_s:.1f} s.", wait_s)
         self._num_concurrent[caller] += 1
         try:

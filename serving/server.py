@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import logging
 import math
+import os
 import socket
 import ssl
 import sys
@@ -27,9 +28,10 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import logs
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys, check_bind
-from worldmodel.serving.connections import KEEP_ALIVE_S, IdleConnections
+from worldmodel.serving.connections import KEEP_ALIVE_S, IdleConnections, SmallBuffers, check_protocol
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.engine import limits as engine_limits
+from worldmodel.serving.engine import threads
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.generator_processes import (
     OPTIONS,
@@ -39,7 +41,9 @@ from worldmodel.serving.engine.generator_processes import (
 )
 from worldmodel.serving.engine.limits import EngineLimits
 from worldmodel.serving.engine.local import Engine, InProcessEngine
+from worldmodel.serving.media import system_calls
 from worldmodel.serving.settings import EngineOptions, HttpOptions, ServerConfig
+from worldmodel.serving.watchdog import end_process_in, keep_process
 from worldmodel.serving.worlds.identity import identify
 from worldmodel.serving.worlds.service import WorldService
 
@@ -48,6 +52,9 @@ LOG = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1024
 SHUTDOWN_TIMEOUT_S = 2
 """Time for responses that are being sent when all other work has finished."""
+CLOSE_S = 20.0
+"""Time after `drain_timeout_s` within which the process ends in any case."""
+TICKS_PER_CHECK = 10
 
 
 async def serve(
@@ -79,7 +86,8 @@ async def serve(
         OutputError: the address or the data folder cannot be used, or servers of another model use the
             database.
         DatabaseError: the database cannot be used.
-        SystemExit: the engine has failed; the exit code is 1, so that a supervisor starts the server again.
+        SystemExit: the model computes no more; the exit code is 1, so that a supervisor starts the server
+            again.
     """
     keys = config.keys or Keys()
     check_bind(host, keys)
@@ -98,10 +106,21 @@ async def serve(
             f"engine: {limits}\n"
             f"play: {address}/play   schema: {address}/openapi.json   stop: Ctrl-C"
         )
-        await server.serve(sockets=[listener])
-        if server.engine_failed:
-            part = "A process of the generator" if runner.alive else f"The {runner.name} engine"
-            sys.exit(f"{part} has failed; see the log above, and start the server again.")
+        server.ends_process = True
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            keep_process()
+        fault = app.state.context.watchdog.fault
+        if fault is not None:
+            part = "engine" if not runner.alive else "model" if service.alive else "generator"
+            print(f"The {part} is {fault}; see the log above, and start the server again.", file=sys.stderr)
+        if service.compute.running_s:  # a call that does not return would keep the interpreter from exiting
+            logging.shutdown()
+            sys.stderr.flush()
+            os._exit(1)
+        if fault is not None:
+            sys.exit(1)
 
 
 async def load_app(
@@ -114,9 +133,10 @@ async def load_app(
 ) -> tuple[FastAPI, EngineLimits]:
     """Load a model, start its engine, and create the app; returns also what the engine can hold.
 
-    Arguments and errors are those of `serve`.
+    Arguments and errors as for `serve`.
     """
     check_http(config.http, config.keys or Keys())
+    check_protocol()
     logs.configure(config.http)
     allocator.limit_arenas()
     folder, options, adapters = model_folder.resolve(name_or_path), options or EngineOptions(), adapters or {}
@@ -129,6 +149,8 @@ async def load_app(
     compute, where = Compute(), model_folder.available_device(device or best)
 
     def load() -> tuple[WorldModel, Adapters, EngineLimits, str | None, GeneratorProcesses | None]:
+        if where.type == "cpu":
+            LOG.info("PyTorch uses %d threads", threads.choose(options.threads))
         model = _load_model(name_or_path, where, options)
         attached = _attach(model, adapters, options, engine)
         digest = _divide(model, options, where)
@@ -168,6 +190,11 @@ def check_http(options: HttpOptions, keys: Keys) -> None:
         raise ConfigError(
             f"cors_origins is {', '.join(options.cors_origins)}, but there is no API key, and without one "
             "no other origin is answered; configure a key."
+        )
+    if os.geteuid() == 0 and not (options.allow_root or system_calls.supported()):
+        raise ConfigError(
+            "This kernel cannot filter the system calls of decoders, so one that an upload has taken over "
+            "would be root; serve as another user, or pass --allow-root."
         )
     if options.root_path and not options.root_path.startswith("/"):
         raise ConfigError(f"root_path is {options.root_path!r}; start it with a slash.")
@@ -324,6 +351,7 @@ class Server(uvicorn.Server):
             ssl_keyfile=settings.http.tls_key,
             server_header=False,
             proxy_headers=False,
+            ws=SmallBuffers,
             ws_per_message_deflate=False,  # images and videos are already compressed
             limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -336,9 +364,9 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._drain_deadline = math.inf
         self._idle = IdleConnections()
-        self._service = self._context.service
-        self.engine_failed = False
-        """Whether the server stopped because its engine, or a process of the generator, had failed."""
+        self._step_deadline_s = settings.step_deadline_s
+        self.ends_process = False
+        """Whether the process may be ended if the event loop hangs, or the server does not stop in time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening and print the address."""
@@ -352,13 +380,15 @@ class Server(uvicorn.Server):
         self._stop_requested = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Close idle connections, and exit after a request to stop or without an engine.
+        """Close idle connections, and exit after a request to stop or if the model computes no more.
 
         It is called ten times per second.
         """
         self._idle.close_expired(self.server_state.connections)
-        if not self._service.alive and not self._stop_requested:
-            self._stop_requested = self.engine_failed = True
+        if self._context.watchdog.fault is not None:
+            self._stop_requested = True
+        if self.ends_process and self._draining is None and counter % TICKS_PER_CHECK == 0:
+            end_process_in(self._step_deadline_s + self._drain_timeout_s)
         if self._stop_requested and self._draining is None:
             print(
                 "stopping: waiting for unfinished work; a second signal stops immediately",
@@ -366,6 +396,8 @@ class Server(uvicorn.Server):
                 flush=True,
             )
             self._drain_deadline = time.monotonic() + self._drain_timeout_s
+            if self.ends_process:
+                end_process_in(self._drain_timeout_s + CLOSE_S)
             self._draining = asyncio.create_task(self._context.stop(self._drain_timeout_s))
         if self._draining is not None and self._draining.done():
             remaining = self._drain_deadline - time.monotonic()

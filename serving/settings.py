@@ -1,5 +1,6 @@
 """Settings of a server: limits, timeouts and paths."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -32,6 +33,8 @@ class HttpOptions:
     """Whether log lines are plain text or JSON objects."""
     access_log: bool = False
     """Whether every request is logged, with its id, status and duration."""
+    allow_root: bool = False
+    """Whether root may serve where the kernel cannot filter the system calls of decoders."""
     traces: bool = False
     """Whether requests and the phases of rounds are sent to a collector as OpenTelemetry spans."""
 
@@ -71,7 +74,8 @@ class ServerConfig:
     job_deadline_s: float = 600.0
     """Time limit for generating one video."""
     step_deadline_s: float = 120.0
-    """Time limit for one step, description or image."""
+    """Time limit for one step, description or image; a single call to the model that takes longer ends the
+    server."""
     idle_timeout_s: float = 900.0
     """Time without use after which a world is closed."""
     video_lifetime_s: float = 86_400.0
@@ -89,25 +93,44 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     """Time for unfinished work when the server is stopped."""
 
+    def of_key(self, name: str, caller: str) -> int:
+        """Return a limit of one key: its own, if the key file has one."""
+        own = self.keys.options(caller).limits.get(name) if self.keys is not None else None
+        return getattr(self, name) if own is None else own
+
+    def has_room(self, caller: str, used: Mapping[str, int], limit: int) -> bool:
+        """Return whether a key may take one more of `limit` places, of which `used` are taken by key.
+
+        Half of the places are divided among the keys, and one that has not taken its own finds them free.
+        """
+        others = max(len(self.keys or ()), len(used.keys() | {caller})) - 1
+        share = limit // (2 * (others + 1))
+        kept = share * others - sum(min(share, count) for key, count in used.items() if key != caller)
+        return sum(used.values()) + kept < limit
+
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Settings of backbone and generator; `engine.limits` derives those of the backbone that are None."""
+    """Settings of backbone and generator; `engine.limits` derives the backbone's where they are None."""
 
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Data type of the backbone's weights, keys and values; by default that of the model."""
+    """Data type of the backbone's weights, keys and values; by default the model's."""
     max_model_len: int | None = None
     """Longest history of a session, in positions; by default the longest that the model can have."""
     kv_cache_memory: int | None = None
     """Memory for keys and values, as 8GiB or 512MiB; by default what `max_sessions` histories need."""
+    threads: int | None = None
+    """Threads of the model on a CPU; by default as many as make it faster, of those that it may use."""
     max_sessions: int | None = None
     """Sessions whose keys and values are kept, and the largest batch; by default 16, or as many as fit."""
     tensor_parallel_size: int = 1
     """GPUs among which vLLM divides the backbone."""
     sequence_parallel_size: int = 1
-    """Processes, on CUDA with a GPU each, among which the tokens of the generator are divided."""
+    """Processes, on CUDA with a GPU each, among which the tokens of the generator are divided; experimental,
+    as no GPUs have run it."""
     generator_tensor_parallel_size: int = 1
-    """Processes, on CUDA with a GPU each, among which the weights of the generator are divided."""
+    """Processes, on CUDA with a GPU each, among which the weights of the generator are divided; experimental,
+    as no GPUs have run it."""
     quantization: str | None = None
     """Weights of backbone and generator in 8 bits: int8 or fp8; with vLLM, a method of its own (backbone)."""
     cache_threshold: float | None = None

@@ -8,7 +8,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, pip_install
 
 SERVICE = "worldmodel"
 UNTRACED = "health,ready,metrics"
@@ -34,7 +34,7 @@ def configure(enabled: bool) -> Any:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise ConfigError("--traces needs extra packages; run pip install 'worldmodel[otel]'.") from None
+        raise ConfigError(f"--traces needs extra packages; run {pip_install('otel')}.") from None
     name = os.environ.get("OTEL_SERVICE_NAME", SERVICE)
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

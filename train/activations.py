@@ -63,15 +63,16 @@ class Offload:
         """Call the `forward` of a layer, and offload what it saves."""
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
+        # Hidden states are the first tensor; masks and rotary tables after it are the same in all layers.
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         stay = {_place(tensor) for tensor in (*inputs[1:], *layer.parameters())}
         saved = _SavedLayer(self.stream, stay - {_place(tensor) for tensor in inputs[:1]}, self.newest)
-        self.newest = weakref.ref(saved)
+        self.newest = weakref.ref(saved)  # weak: the autograd graph alone decides how long it lives
         try:
             with saved_tensors_hooks(saved.pack, saved.unpack):
                 return forward(*args, **kwargs)
         finally:
-            saved.copied.clear()
+            saved.copied.clear()  # the sources may be freed now, since `record_stream` waits for the copies
 
 
 @dataclass
@@ -102,11 +103,13 @@ class _SavedLayer:
 
     def pack(self, tensor: Tensor) -> Any:
         """Copy a tensor to CPU memory, once."""
+        # FSDP frees gathered weights and gathers them again, so a copy of one would be memory for nothing.
         base = tensor if tensor._base is None else tensor._base
         if not tensor.numel() or isinstance(base, nn.Parameter) or _place(tensor) in self.stay:
             return tensor
         if self.stream is not None and tensor.is_cpu:  # such as the seeds of fused attention
             return tensor
+        # Several operators save one tensor; `_version` tells it from what is written into it later.
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
         if key not in self.copied:
             saved = _Saved(self, tensor.device, self._to_host(tensor.detach()))
@@ -115,7 +118,7 @@ class _SavedLayer:
         return self.copied[key][1]
 
     def unpack(self, saved: Any) -> Tensor:
-        """Return a tensor on its device, and begin to load those of the layer before."""
+        """Return a tensor on its device, and begin to load the tensors of the layer before."""
         if isinstance(saved, Tensor):
             return saved
         self.load()
@@ -124,13 +127,14 @@ class _SavedLayer:
             current = torch.cuda.current_stream()
             current.wait_event(self.event)
             saved.loaded.record_stream(current)
-        if previous := self.previous():
+        if previous := self.previous():  # of the layer before: its copies run while this one computes
             previous.load()
         return saved.loaded
 
     def load(self) -> None:
         """Begin to copy all tensors that are still needed to the device; they are copied once."""
-        tensors, self.tensors = [each for ref in self.tensors if (each := ref()) is not None], []
+        tensors = [each for ref in self.tensors if (each := ref()) is not None]
+        self.tensors = []
         if self.stream is None:
             for saved in tensors:
                 saved.loaded = saved.host
@@ -144,7 +148,7 @@ class _SavedLayer:
         if self.stream is None:
             return tensor.clone()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        self.stream.wait_stream(torch.cuda.current_stream())
+        self.stream.wait_stream(torch.cuda.current_stream())  # until the tensor has been computed
         with torch.cuda.stream(self.stream):
             host.copy_(tensor, non_blocking=True)
         tensor.record_stream(self.stream)

@@ -6,8 +6,7 @@ from typing import TypeVar
 from torch import nn
 
 from worldmodel.config import TrainedConfig
-from worldmodel.config.literals import did_you_mean
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, did_you_mean
 from worldmodel.models import lora
 
 T = TypeVar("T")
@@ -34,7 +33,8 @@ def is_trained(name: str, train: Mapping[str, TrainedConfig]) -> bool:
     The text and image encoders of a pretrained generator are never trained.
     """
     settings = settings_of(name, train)
-    trained = settings is not None and (not settings.lora_rank or ".lora_" in name)
+    adapted = settings is not None and settings.lora_rank and not lora.is_new(name)
+    trained = settings is not None and (not adapted or ".lora_" in name)
     return trained and not any(part in name for part in lora.FIXED)
 
 

@@ -32,8 +32,8 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.agreement import Agreement
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.activations import Offload, apply_policy
-from worldmodel.train.objectives.base import Objective
-from worldmodel.train.watchdog import rendezvous_store
+from worldmodel.train.diagnostics.watchdog import rendezvous_store
+from worldmodel.train.objectives.base import Losses, Objective, StageBatch
 
 T = TypeVar("T")
 
@@ -54,6 +54,7 @@ def init(config: TrainConfig) -> Mesh:
     else:
         allocator.keep_freed_memory()
     timeout = timedelta(seconds=config.hang_timeout_s)
+    # One process uses the same code as many, on a group of its own: there is no second path to test.
     local_store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     launched = "RANK" in os.environ
     try:
@@ -64,6 +65,7 @@ def init(config: TrainConfig) -> Mesh:
             f"({first_line(error)}); start torchrun with the same --nnodes and --rdzv-endpoint on every "
             "machine, or raise hang_timeout_s."
         ) from None
+    # gloo as well on GPUs: counts, errors and checkpoints are exchanged without waiting for the device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
@@ -83,7 +85,10 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class Root(nn.Module):
     """The root module for FSDP: the model and the heads of its objective.
 
-    FSDP gathers weights when a module is called, so all computation runs inside a call of this module.
+    FSDP gathers weights where a module's `forward` is called, and an objective calls the parts of a model in
+    many places. So the root is called once, and everything that needs weights runs inside that call: a
+    microbatch of training is `root(inputs)`, and anything else `root.gathered(function)`, which FSDP treats
+    as a forward pass, too (`register_fsdp_forward_method`).
     """
 
     def __init__(self, model: WorldModel, objective: Objective) -> None:
@@ -91,9 +96,13 @@ class Root(nn.Module):
         self.model = model
         self.objective = objective
 
-    def forward(self, work: Callable[[], T]) -> T:
-        """Call a function with the weights gathered."""
-        return work()
+    def forward(self, inputs: StageBatch) -> Losses:
+        """Return the summed losses of a microbatch."""
+        return self.objective(self.model, inputs)
+
+    def gathered(self, function: Callable[[], T]) -> T:
+        """Call a function while the weights are gathered."""
+        return function()
 
 
 def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
@@ -105,7 +114,11 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
     Raises:
         ConfigError: weights that are trained in full are in bf16.
     """
+    # The order matters: sequences first, since compiled code must see them; then compilation and activation
+    # policies, which replace `forward`; then FSDP from the inside out, whose hooks must run around both; and
+    # memory last, when each process knows its shard.
     for name, parameter in root.named_parameters():
+        # 8 bits of mantissa lose updates below 1/256 of a weight, which are most of them.
         if parameter.requires_grad and parameter.dtype == torch.bfloat16:
             raise ConfigError(
                 f"{name.removeprefix('model.')} is in bf16, which is too coarse for full training; set its "
@@ -114,14 +127,17 @@ def parallelize(root: Root, config: TrainConfig, mesh: Mesh) -> None:
     for part in (root.model.backbone, root.model.vision, root.model.generator):
         part.sequence = mesh.sequence
     root.model.agreement = root.model.generator.agreement = Agreement(mesh.world_size)
-    stacks, offload = layer_stacks(root.model), Offload(mesh.device)
-    for layer, *_ in (group for stack in stacks for group in stack):
-        if config.compile:  # `forward` alone: FSDP's hooks and checkpointing cannot be traced
-            layer.forward = torch.compile(layer.forward)
-        apply_policy(layer, config.activations, offload)
+    stacks = layer_stacks(root.model)
+    offload = Offload(mesh.device)
+    for stack in stacks:
+        for layer, *_ in stack:
+            if config.compile:  # `forward` alone: FSDP's hooks and checkpointing cannot be traced
+                layer.forward = torch.compile(layer.forward)
+            apply_policy(layer, config.activations, offload)
     shard_layers(stacks, mesh, config.precision)
     shard_parts(root.model, mesh, config.precision)
     fully_shard(root, mesh=mesh.fsdp, reshard_after_forward=False)
+    register_fsdp_forward_method(root, "gathered")
     deferred.materialize(root, mesh.device)
 
 
@@ -140,6 +156,7 @@ def shard_layers(stacks: Sequence[Sequence[list[nn.Module]]], mesh: Mesh, precis
         if precision == "bf16":
             for layer, *_ in stack:
                 layer.register_forward_pre_hook(cast_hidden_states, with_kwargs=True)
+        # One layer ahead in both directions, so that gathering overlaps the computation of this layer.
         for before, after in pairwise(sharded):
             before.set_modules_to_forward_prefetch([after])
             after.set_modules_to_backward_prefetch([before])
@@ -162,17 +179,30 @@ def shard_parts(model: WorldModel, mesh: Mesh, precision: str) -> None:
     the objective) is gathered with the root. The codec and the root compute in the precision of their
     weights.
     """
+    # A part that is resharded after each call would be gathered once per call, and processes that call it a
+    # different number of times would wait for each other forever.
     shard = functools.partial(fully_shard, mesh=mesh.fsdp, reshard_after_forward=False)
     for tied in embeddings(model):
         shard(tied, mp_policy=weight_policy(precision))
-    for part in (model.action, model.vision, model.condition_adapter, *model.generator.networks):
+    for part in (*adapters(model), *model.generator.networks):
         shard(part, mp_policy=weight_policy(precision))
+    # Methods other than `forward` that use weights must gather them, too.
     register_fsdp_forward_method(model.condition_adapter, "null")
+    if model.state is not None:
+        register_fsdp_forward_method(model.state, "posterior")
+        register_fsdp_forward_method(model.state, "history")
     if isinstance(model.generator, DiT):
         register_fsdp_forward_method(model.generator, "velocity")
+    # The halves of a codec are used in different phases; together they would stay gathered in both.
     codec: Any = getattr(model.codec, "vae", model.codec)
     for half in (codec.encoder, codec.decoder):
         shard(half)
+
+
+def adapters(model: WorldModel) -> list[nn.Module]:
+    """Return the parts between backbone, codec and generator that have weights."""
+    parts = (model.action, model.vision, model.state, model.condition_adapter)
+    return [part for part in parts if part is not None and any(True for _ in part.parameters())]
 
 
 def weight_policy(precision: str) -> MixedPrecisionPolicy:
@@ -196,13 +226,19 @@ def compute_precision(precision: str, device: torch.device) -> torch.autocast:
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of all transformer stacks: our own and those of transformers and diffusers.
+    """Return the layers of all transformer stacks: our own, and those from transformers and diffusers.
 
     Of stacks inside a layer, only the layer around them counts.
     """
-    stacks = [getattr(module, name, None) for module in model.modules() for name in STACKS]
-    found = [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
-    inner = {id(each) for layer in found for each in layer.modules() if each is not layer}
+    found: list[nn.Module] = []
+    for module in model.modules():
+        for name in STACKS:
+            stack = getattr(module, name, None)
+            if isinstance(stack, nn.ModuleList):
+                found += stack
+    inner: set[int] = set()
+    for layer in found:
+        inner |= {id(each) for each in layer.modules() if each is not layer}
     return [layer for layer in dict.fromkeys(found) if id(layer) not in inner]
 
 
@@ -211,6 +247,7 @@ def layer_stacks(model: nn.Module) -> list[list[list[nn.Module]]]:
 
     A layer comes with the branch that a state stream runs inside it (`generator.diffusers`).
     """
+    # A block and its branch exchange hidden states in the middle, so they must be gathered together.
     beside: dict[int, nn.Module] = {}
     for network in model.modules():
         branches = getattr(getattr(network, "stream", None), "branches", ())
@@ -230,13 +267,14 @@ def layer_stacks(model: nn.Module) -> list[list[list[nn.Module]]]:
 
 
 def embeddings(model: WorldModel) -> list[list[nn.Module]]:
-    """Return the word embeddings and output layers of language models, those of tied weights together."""
+    """Return the word embeddings and output layers of language models; tied ones together."""
     found: dict[int, list[nn.Module]] = {}
     for encoder in (model.backbone.model, getattr(model.generator, "text_encoder", None)):
         if not isinstance(encoder, PreTrainedModel) or encoder not in set(model.modules()):
-            continue  # a text encoder that is loaded on demand is no part of the model
+            continue  # a text encoder that is loaded on demand is not a part of the model
         ends = encoder.get_input_embeddings(), encoder.get_output_embeddings()
         weights = {id(end.weight) for end in ends if end is not None}
+        # By identity of the weight: tied modules must be in one group, or each would reduce half a gradient.
         for module in encoder.modules():
             if id(weight := getattr(module, "weight", None)) in weights:
                 found.setdefault(id(weight), []).append(module)
@@ -245,6 +283,8 @@ def embeddings(model: WorldModel) -> list[list[nn.Module]]:
 
 def free_gathered(root: nn.Module) -> None:
     """Free the weights that a pass without gradients gathered, and forget the order of its layers."""
+    # It is offered for recovery after an exception, and does what is needed here: it reshards every group and
+    # clears the records of a pass whose backward pass never comes. There are no unreduced gradients to lose.
     assert isinstance(root, FSDPModule)
     root.reset_iter_state()
 

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from worldmodel.batch import from_array, to_device
 from worldmodel.data.loader import Batch
+from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_pixels, to_tensor
 from worldmodel.models.rounds import RoundEncoder
+from worldmodel.models.state import CHANGED
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import Rounds
-from worldmodel.types import Episode
 
 REMEDY = "run the stage encode with this model, or set precomputed: false for the source"
 
@@ -24,7 +25,7 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
     """Encode the observations of a batch whose episodes have actions, or take their latents.
 
     Raises:
-        ConfigError: the latents are not those of this model.
+        ConfigError: the latents were made by another model.
     """
     clips = list(pixels_of(model, batch))
     blank = model.blank_observation(len(batch.episodes)).latents
@@ -35,7 +36,7 @@ def encode_rounds(model: WorldModel, batch: Batch) -> Rounds:
         context, target = stored_rounds(model, batch.episodes, blank)
     pixels = [model.vision.select_frames(before) for before in clips[:-1]]
     changed = (
-        (target - context[:, :, -1:]).pow(2).mean(dim=3) > 0.1
+        (target - context[:, :, -1:]).pow(2).mean(dim=3) > CHANGED
         if context.shape[2]
         else (torch.ones_like(target[:, :, :, 0], dtype=torch.bool))
     )
@@ -61,10 +62,12 @@ def stored_rounds(
     """Return the latents that episodes were encoded to before training.
 
     Raises:
-        ConfigError: they are not those of this model.
+        ConfigError: they were made by another model.
     """
-    config, given = model.config, [episode.encoded for episode in episodes]
-    rounds, context = len(episodes[0].actions), blank[:, None]
+    config = model.config
+    given = [episode.encoded for episode in episodes]
+    rounds = len(episodes[0].actions)
+    context = blank[:, None]
     if given[0] is not None and given[0].context is not None:
         shape = (rounds, config.context_latents, *config.latent_shape[1:])
         context = stored(model, episodes, [each and each.context for each in given], shape)
@@ -98,7 +101,7 @@ def encode_observations(model: WorldModel, batch: Batch) -> list[Observation]:
     """Encode the concatenated clips of each episode, or take their latents, as batches of one.
 
     Raises:
-        ConfigError: the latents are not those of this model.
+        ConfigError: the latents were made by another model.
     """
     episodes = batch.episodes
     if episodes[0].encoded is None:
@@ -123,7 +126,7 @@ def encode_first_frames(model: WorldModel, batch: Batch) -> Float[Tensor, "b 1 c
     """Encode the first observation of every episode, one frame, or take its latents.
 
     Raises:
-        ConfigError: the latents are not those of this model.
+        ConfigError: the latents were made by another model.
     """
     if batch.episodes[0].encoded is not None:
         blank = model.blank_observation(len(batch.episodes)).latents
@@ -133,7 +136,7 @@ def encode_first_frames(model: WorldModel, batch: Batch) -> Float[Tensor, "b 1 c
 
 
 def encode_clips(model: WorldModel, clips: Sequence[np.ndarray]) -> list[Float[Tensor, "_ c h w"]]:
-    """Encode clips of different lengths, batching those of equal length."""
+    """Encode clips of different lengths, batching clips of equal length."""
     rows: dict[int, Tensor] = {}
     for length in sorted({len(clip) for clip in clips}):
         chosen = [index for index, clip in enumerate(clips) if len(clip) == length]

@@ -1,42 +1,75 @@
-"""Train a world model: `torchrun --nproc-per-node 2 -m worldmodel train CONFIG key=value …`.
+"""Train a world model: `torchrun --nproc-per-node 2 -m worldmodel.train.finetune CONFIG key=value …`.
 
-Every stage builds its model, optimizers and data stream and runs its steps. A run that is started again
-resumes from its newest checkpoint, on any number of processes.
+This file reads from top to bottom: `main` reads the command line, `train` goes through the stages of a run,
+and `run_stage` has the loop over the steps of one. What a step computes is in `trainer.py`, and the losses
+are in `objectives/`. A run that is started again resumes from its newest checkpoint, on any number of
+processes.
 """
 
-import dataclasses
+import argparse
 import gc
-import json
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
 from worldmodel import config as configs
-from worldmodel.config import TrainConfig, WorldModelConfig
-from worldmodel.config.literals import did_you_mean
-from worldmodel.data import loader
+from worldmodel import signals
+from worldmodel.config import TrainConfig
+from worldmodel.data.examiner import glance
 from worldmodel.data.lerobot import with_action_spec
-from worldmodel.errors import ConfigError
+from worldmodel.data.loader import Batch
+from worldmodel.errors import exit_code
 from worldmodel.models.layers import attention
-from worldmodel.models.loading import model_folder
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import distributed, run_folder
+from worldmodel.train import distributed
 from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
-from worldmodel.train.objectives.registry import OBJECTIVES
-from worldmodel.train.stage import run_stage
-from worldmodel.train.timing import record_collectives
+from worldmodel.train.diagnostics.collective_check import collective_check
+from worldmodel.train.diagnostics.throughput import Meter, peak_memory_gib
+from worldmodel.train.diagnostics.timing import computing, record_collectives
+from worldmodel.train.diagnostics.watchdog import StragglerDetector, Watchdog
+from worldmodel.train.memory.out_of_memory import explain_out_of_memory
+from worldmodel.train.run import folder as run_folder
+from worldmodel.train.run import settings, summary
+from worldmodel.train.run.callbacks import build_callbacks
+from worldmodel.train.run.log import RunLog
+from worldmodel.train.stage import Saver, open_stream, peak_tflops, profiler, report_codec, write_preview
 from worldmodel.train.tokenizer import with_tokenizer
-from worldmodel.train.trainer import Progress
-from worldmodel.train.validation import check_validation, start_images
+from worldmodel.train.trainer import Progress, Trainer
+from worldmodel.train.validation import start_images
+
+
+def main(argv: list[str]) -> None:
+    """Train the stages of a config, or continue a run from its newest checkpoint.
+
+    Args:
+        argv: A YAML file or the name of a shipped config, and settings that override it as key=value.
+    """
+    parser = argparse.ArgumentParser(
+        "worldmodel.train.finetune", description=main.__doc__, allow_abbrev=False
+    )
+    parser.add_argument("config")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    args = parser.parse_args(argv)
+    config = settings.load(args.config, args.overrides)
+    if int(os.environ.get("RANK", 0)) == 0 and not Path(config.run_dir, "checkpoints").exists():
+        for line in glance(config.data):
+            print(line, flush=True)
+    with signals.recorded() as received:  # a run that is to stop writes a checkpoint first
+        command = command_line(args.config, *args.overrides)
+        result = train(config, command, stop=lambda: bool(received))
+    if int(os.environ.get("RANK", 0)) == 0:
+        if result == Path(config.run_dir):
+            print(f"stopped; run the same command to resume from {result}/checkpoints")
+        else:
+            print(f"model: {result}")
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # started by torchrun
+        distributed.leave()
 
 
 def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bool] = lambda: False) -> Path:
@@ -56,19 +89,20 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
         OutputError: the run's folder cannot be written, or another run uses it.
     """
     config = with_action_spec(config)
-    check_stages(config)
-    record_collectives()
-    mesh, run = distributed.init(config), Path(config.run_dir)
+    settings.check_stages(config)
+    record_collectives()  # before the first process group, which would not be recorded
+    mesh = distributed.init(config)
+    run = Path(config.run_dir)
     deterministic = torch.are_deterministic_algorithms_enabled()
     with ExitStack() as lock:
         try:
-            check_batch_sizes(config, mesh)
+            settings.check_batch_sizes(config, mesh)
             use_deterministic(config.deterministic or deterministic)
             attention.use(config.attention)
+            # Processes on one machine share its cores; several threads in each would wait for each other.
             torch.set_num_threads(1 if mesh.world_size > 1 else torch.get_num_threads())
             lock.enter_context(run_folder.locked(run, mesh, config.hang_timeout_s))
-            origin = {"command": command, "num_processes": mesh.world_size}
-            newest = run_stages(config, mesh, origin, stop)
+            newest = run_stages(config, mesh, command, stop)
             if newest is None:
                 return run
             mesh.barrier()  # the last one: processes then end without waiting for the first
@@ -82,18 +116,16 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
     return run / "model"
 
 
-def run_stages(
-    config: TrainConfig, mesh: Mesh, origin: dict[str, Any], stop: Callable[[], bool]
-) -> Path | None:
-    """Run the stages that are left of a run; returns the last checkpoint, or None if it was stopped.
-
-    The config is stored when a stage has begun, so that one which is refused does not replace that of the
-    checkpoints.
-    """
-    run, names = Path(config.run_dir), list(config.stages)
+def run_stages(config: TrainConfig, mesh: Mesh, command: str | None, stop: Callable[[], bool]) -> Path | None:
+    """Run the stages that are left of a run; returns the last checkpoint, or None if it was stopped."""
+    run = Path(config.run_dir)
+    names = list(config.stages)
 
     def begun() -> None:
+        # Only when a stage has begun, so that a config which is refused does not replace that of the
+        # checkpoints.
         if mesh.first:
+            origin = {"command": command, "num_processes": mesh.world_size}
             run_folder.write_config(config, run, origin)
 
     with Checkpoints(run, config.keep_checkpoints) as checkpoints:
@@ -113,61 +145,86 @@ def run_stages(
     return newest
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a config with the model settings of `init_from`, if it has none of its own; overrides come last.
+def run_stage(
+    config: TrainConfig,
+    name: str,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    newest: Path | None,
+    stop: Callable[[], bool],
+    begun: Callable[[], None],
+) -> bool:
+    """Train one stage, from its start or from `newest` if that is of this stage; False if stopped.
 
-    Raises:
-        ConfigError: the file, a key or a value is wrong.
-        ModelError: there is no model of that name.
+    Every process calls `begun` when its model is built and before the first step.
     """
-    own = [each for each in overrides if each.startswith(("model.", "model="))]
-    if not own:
-        return resolve_model(configs.load(path, list(overrides)))
-    try:
-        plain = configs.load(path, [each for each in overrides if each not in own])
-    except ConfigError:  # it may need what the overrides say of the model
-        return configs.load(path, list(overrides))
-    named = resolve_model(plain)
-    if named is plain:
-        return configs.load(path, list(overrides))
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "config.yaml"
-        file.write_text(json.dumps(configs.to_dict(named)), encoding="utf-8")
-        return configs.load(file, list(overrides))
+    # The model, its optimizers, and how far the stage has come.
+    stage = config.stages[name]
+    run = Path(config.run_dir)
+    with explain_out_of_memory(name):
+        trainer, progress = Trainer.start(config, name, mesh, newest)
+    begun()
+    config = trainer.config  # with the precision that `auto` stands for
+    callbacks = build_callbacks(config)
 
+    # What a reader sees of the run.
+    tracker = config.diagnostics.tracker
+    log = RunLog(run, name, stage.steps, progress.step, mesh.first, config.log_every, tracker)
+    for line in summary.describe(trainer.root, stage, mesh):
+        log.print(line)
+    meter = Meter(mesh.device, mesh.world_size, peak_tflops(config, mesh, log), trainer.phases)
+    stragglers = StragglerDetector(mesh)
 
-def resolve_model(config: TrainConfig) -> TrainConfig:
-    """Return the config with the model settings of `init_from`, if it has no `model` of its own."""
-    if isinstance(config.init_from, str) and config.model == WorldModelConfig():
-        return dataclasses.replace(
-            config, model=model_folder.read_config(model_folder.resolve(config.init_from))
-        )
-    return config
+    # The loop: each element of the stream is the microbatches that this process has in one step.
+    done = progress.step
+    stalled = 0.0
+    batches: list[Batch] = []
+    with (
+        open_stream(config, name, mesh, progress) as stream,
+        Watchdog(config.hang_timeout_s) as watchdog,
+        profiler(config, name, mesh) as profiling,
+        collective_check(config),
+    ):
+        saver = Saver(trainer, checkpoints, stream, log, meter, watchdog)
+        report_codec(trainer, log, watchdog, done)
+        for callback in callbacks:
+            callback.on_stage_begin(trainer, done)
+        trainer.phases.begin("data")
+        for batches in stream:
+            watchdog.beat(f"step {done}")
+            explained = explain_out_of_memory(name, trainer.root, trainer.phases)
+            with computing(mesh.device) as computed, explained:
+                result = trainer.step(batches, stop())
+            for rank, slowdown in stragglers.step(computed).items():
+                log.print(f"  process {rank} is {slowdown:.1f}x slower than the others; check that machine")
+            done += 1
 
-
-def check_stages(config: TrainConfig) -> None:
-    """Check the settings of all stages before the first one runs.
-
-    Raises:
-        ConfigError: there are no stages, one trains nothing, has a task that its objective cannot be trained
-            on, names a source that does not exist, or is trained on the source of the validation.
-    """
-    if not config.stages:
-        raise ConfigError("The config has no stages; give at least one under `stages`.")
-    for name, stage in config.stages.items():
-        loader.stage_weights(config.data, stage)
-        if not stage.train:
-            raise ConfigError(
-                f"stages.{name}.train names no component, so the stage would train nothing; give some, for "
-                "example {backbone: {}, adapters: {}}."
-            )
-        suited = OBJECTIVES[stage.objective].tasks
-        for task in (task for task, weight in stage.tasks.items() if weight and task not in suited):
-            raise ConfigError(
-                f"stages.{name}.tasks has {task}{did_you_mean(task, suited)}, on which the objective "
-                f"{stage.objective} cannot be trained; use {', '.join(suited)}."
-            )
-    check_validation(config)
+            meter.step(result.flops)
+            figures = meter.take() if done % config.log_every == 0 else {}
+            waited = stream.stall_s - stalled
+            log.step(done - 1, batches[0].task, result.losses, result.processed, waited, figures)
+            stalled = stream.stall_s
+            if config.sample_every and done % config.sample_every == 0:
+                with watchdog.during(trainer.root.model, f"sample images of step {done}"):
+                    write_preview(trainer, batches, log, done)
+            for callback in callbacks:
+                callback.on_step_end(trainer, done - 1, result)
+            saver.after_step(done, result.stop)
+            if profiling:
+                profiling.step()
+            if result.stop and done < stage.steps:
+                log.close()
+                return False
+            trainer.phases.begin("data")
+        trainer.finish(batches)
+        report_codec(trainer, log, watchdog, done, ended=True)
+        for callback in callbacks:
+            callback.on_stage_end(trainer)
+        saver.at_end()
+    log.print(f"  peak memory: {peak_memory_gib(mesh.device):.2f} GiB of {mesh.device.type}")
+    log.close()
+    (stopped,) = trainer.root.model.agreement.most(int(stop()))  # a signal may have reached only some
+    return not stopped
 
 
 def use_deterministic(enabled: bool) -> None:
@@ -175,20 +232,6 @@ def use_deterministic(enabled: bool) -> None:
     if enabled:  # read when cuBLAS makes its first handle
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(enabled)
-
-
-def check_batch_sizes(config: TrainConfig, mesh: Mesh) -> None:
-    """Check that every process has an episode in every step.
-
-    Raises:
-        ConfigError: a batch is smaller than the number of its parts.
-    """
-    for name, stage in config.stages.items():
-        if stage.batch_size < mesh.dp_size:
-            raise ConfigError(
-                f"stages.{name}.batch_size is {stage.batch_size}, but mesh.dp_replicate x mesh.dp_shard is "
-                f"{mesh.dp_size}; use a batch_size of at least that."
-            )
 
 
 def command_line(*arguments: str) -> str:
@@ -201,23 +244,5 @@ def command_line(*arguments: str) -> str:
     return shlex.join([*launcher, *arguments])
 
 
-@contextmanager
-def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Record SIGTERM and Ctrl-C inside the block, so that a run can save a checkpoint and exit.
-
-    Yields a function that returns whether one was received.
-    """
-    received: list[int] = []
-    signals = (signal.SIGTERM, signal.SIGINT)
-    previous = {each: signal.signal(each, lambda number, _: received.append(number)) for each in signals}
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 if __name__ == "__main__":
-    from worldmodel.cli import main
-
-    sys.exit(main(["train", *sys.argv[1:]]))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

@@ -12,9 +12,9 @@ from worldmodel.config import (
     ActionConfig,
     BackboneConfig,
     CodecConfig,
-    ConditionAdapterConfig,
     DataConfig,
     StageConfig,
+    StateConfig,
     TrainConfig,
     TrainedConfig,
     ValidationConfig,
@@ -29,10 +29,10 @@ from worldmodel.models.codec.autoencoder import Codec
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import start
+from worldmodel.train.diagnostics.throughput import GIB, faster_precision, measured_tflops, step_flops
 from worldmodel.train.distributed import PRECISIONS
-from worldmodel.train.memory_estimate import StepEstimator
-from worldmodel.train.memory_play import DeviceType
-from worldmodel.train.throughput import GIB, faster_precision, measured_tflops, step_flops
+from worldmodel.train.memory.estimate import StepEstimator
+from worldmodel.train.memory.play import DeviceType
 
 EFFICIENCY = 0.25
 """Share of the speed of a large matrix product that a training step of a small model reaches."""
@@ -60,7 +60,7 @@ MEMORY_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run is planned for."""
+    """Facts for which a run is planned."""
 
     device: str
     tflops: float
@@ -136,7 +136,8 @@ def plan(facts: DatasetFacts, budget_s: float, machine: Machine, run_dir: str, m
     )
     last = list(stages)[-1]
     estimator = StepEstimator(replace(config, precision=machine.precision), last, machine.device_type)
-    estimate, batch = estimator.estimate(1), stages[last].batch_size
+    estimate = estimator.estimate(1)
+    batch = stages[last].batch_size
     per_sample = estimate.activations / batch
     most = max(1, int(MEMORY_SHARE * machine.memory / max(per_sample, 1)))
     stages = {
@@ -186,7 +187,8 @@ def stage_flops(config: WorldModelConfig, stage: StageConfig) -> float:
     backbone, _ = step_flops(model, stage)
     matrices = sum(
         parameter.numel()
-        for part in (model.condition_adapter, model.vision)
+        for part in (model.state, model.vision)
+        if part is not None
         for parameter in part.parameters()
         if parameter.dim() > 1
     )
@@ -231,7 +233,7 @@ def _model(facts: DatasetFacts, width: int, layers: int, max_side: int) -> World
         query_merge=queries,
         backbone=BackboneConfig(architecture=decoder, vocab_size=512 if takes_text else 258),
         action=build(ActionConfig, dict(facts.action)),
-        condition_adapter=ConditionAdapterConfig(width=width, num_heads=width // 64),
+        state=StateConfig(width=width, num_heads=width // 64),
         generator=None,
         fps=facts.fps,
         chunk_frames=facts.chunk_frames,
@@ -242,11 +244,12 @@ def _model(facts: DatasetFacts, width: int, layers: int, max_side: int) -> World
 
 
 def _frame_size(facts: DatasetFacts, max_side: int) -> tuple[int, int]:
-    """Return the size of frames in pixels: that of the data, or the nearest whose cells can be merged.
+    """Return the size of frames in pixels: the data's, or the nearest whose cells can be merged.
 
     Tiles of a game that are latent cells of the data's frames are none of frames of another size.
     """
-    height, width = facts.height, facts.width
+    height = facts.height
+    width = facts.width
     if max(height, width) <= max_side and not (height % CELL or width % CELL):
         queries, vision = _merges((height // CELL, width // CELL))
         if min(height, width) >= 2 * CELL and max(queries, vision) <= 4:
@@ -259,7 +262,8 @@ def _frame_size(facts: DatasetFacts, max_side: int) -> tuple[int, int]:
 
 def _merges(grid: tuple[int, int]) -> tuple[int, int]:
     """Return how many latent cells along each side share a query, and how many a vision token."""
-    common, cells = math.gcd(*grid), math.prod(grid)
+    common = math.gcd(*grid)
+    cells = math.prod(grid)
     divisors = [each for each in range(1, common + 1) if common % each == 0]
     queries = next((each for each in divisors if cells <= MAX_QUERIES * each**2), divisors[-1])
     return queries, next((each for each in divisors if each >= max(queries, 2)), 1)
@@ -274,7 +278,8 @@ def _stages(facts: DatasetFacts, model: WorldModelConfig) -> dict[str, StageConf
     learned = {"backbone": TrainedConfig(), "adapters": TrainedConfig()}
     tasks = {"rounds": 1.0}
     batch = 48 if facts.num_episodes >= 48 else 16
-    lr = 2e-3 * math.sqrt(256 / model.condition_adapter.width)
+    width = StateConfig.width if model.state is None else model.state.width
+    lr = 2e-3 * math.sqrt(256 / width)
     return {
         "codec": StageConfig(
             "codec", batch_size=32, lr=2e-3, muon_lr=0, weight_decay=0, rounds=1, tasks=tasks,

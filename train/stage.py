@@ -1,9 +1,8 @@
-"""One stage of a run: its steps, and the checkpoints, validations and images between them."""
+"""What surrounds the steps of a stage: its data, checkpoints, validations, profile and images."""
 
 import math
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,85 +16,17 @@ from worldmodel.data.sequence_loader import SequenceLoader
 from worldmodel.data.staging import FrameStager
 from worldmodel.media.tensors import to_frames
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import codec_ceiling, summary, validation
+from worldmodel.train import validation
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
-from worldmodel.train.collective_check import collective_check
+from worldmodel.train.diagnostics import codec_ceiling
+from worldmodel.train.diagnostics.throughput import Meter, measured_tflops
+from worldmodel.train.diagnostics.watchdog import Watchdog
 from worldmodel.train.distributed import PRECISIONS
-from worldmodel.train.out_of_memory import explain_out_of_memory
-from worldmodel.train.run_log import RunLog
-from worldmodel.train.throughput import Meter, measured_tflops, peak_memory_gib
-from worldmodel.train.timing import computing
+from worldmodel.train.run.log import RunLog
 from worldmodel.train.trainer import Progress, Trainer
-from worldmodel.train.watchdog import StragglerDetector, Watchdog
 
 SHUTDOWN_TIMEOUT_S = 30.0
 """Seconds that torchrun leaves its processes after SIGTERM, unless --shutdown-timeout says otherwise."""
-
-
-def run_stage(
-    config: TrainConfig,
-    name: str,
-    mesh: Mesh,
-    checkpoints: Checkpoints,
-    newest: Path | None,
-    stop: Callable[[], bool],
-    begun: Callable[[], None],
-) -> bool:
-    """Train one stage, from its start or from `newest` if that is of this stage; False if stopped.
-
-    Every process calls `begun` when its model is built and before the first step.
-    """
-    stage, run = config.stages[name], Path(config.run_dir)
-    with explain_out_of_memory(name):
-        trainer, progress = Trainer.start(config, name, mesh, newest)
-    begun()
-    config = trainer.config  # with the precision that `auto` stands for
-    log = RunLog(run, name, stage.steps, progress.step, mesh.first, config.log_every, config.tracker)
-    for line in summary.describe(trainer.root, stage, mesh):
-        log.print(line)
-    meter = Meter(mesh.device, mesh.world_size, peak_tflops(config, mesh, log), trainer.phases)
-    stragglers, done, stalled = StragglerDetector(mesh), progress.step, 0.0
-    batches: list[loader.Batch] = []
-    with (
-        open_stream(config, name, mesh, progress) as stream,
-        Watchdog(config.hang_timeout_s) as watchdog,
-        profiler(config, name, mesh) as profiling,
-        collective_check(config),
-    ):
-        saver = Saver(trainer, checkpoints, stream, log, meter, watchdog)
-        report_codec(trainer, log, watchdog, done)
-        trainer.phases.begin("data")
-        for batches in stream:
-            watchdog.beat(f"step {done}")
-            explained = explain_out_of_memory(name, trainer.root, trainer.phases)
-            with computing(mesh.device) as computed, explained:
-                result = trainer.step(batches, stop())
-            for rank, slowdown in stragglers.step(computed).items():
-                log.print(f"  process {rank} is {slowdown:.1f}x slower than the others; check that machine")
-            done += 1
-            meter.step(result.flops)
-            figures = meter.take() if done % config.log_every == 0 else {}
-            log.step(
-                done - 1, batches[0].task, result.losses, result.processed, stream.stall_s - stalled, figures
-            )
-            stalled = stream.stall_s
-            if config.sample_every and done % config.sample_every == 0:
-                with watchdog.during(trainer.root.model, f"sample images of step {done}"):
-                    write_preview(trainer, batches, log, done)
-            saver.after_step(done, result.stop)
-            if profiling:
-                profiling.step()
-            if result.stop and done < stage.steps:
-                log.close()
-                return False
-            trainer.phases.begin("data")
-        trainer.finish(batches)
-        report_codec(trainer, log, watchdog, done, ended=True)
-        saver.at_end()
-    log.print(f"  peak memory: {peak_memory_gib(mesh.device):.2f} GiB of {mesh.device.type}")
-    log.close()
-    (stopped,) = trainer.root.model.agreement.most(int(stop()))  # a signal may have reached only some
-    return not stopped
 
 
 class Saver:
@@ -114,8 +45,12 @@ class Saver:
         meter: Meter,
         watchdog: Watchdog,
     ) -> None:
-        self.trainer, self.checkpoints, self.stream = trainer, checkpoints, stream
-        self.log, self.meter, self.watchdog = log, meter, watchdog
+        self.trainer = trainer
+        self.checkpoints = checkpoints
+        self.stream = stream
+        self.log = log
+        self.meter = meter
+        self.watchdog = watchdog
         self.settings = trainer.config.validation
         self.best = validation.best_loss(checkpoints.root, trainer.name)
         self.validates = bool(self.settings.source)
@@ -125,11 +60,13 @@ class Saver:
 
     def after_step(self, done: int, stop: bool) -> None:
         """Validate and save, if it is time for that; the end of the stage is left to `at_end`."""
-        config, steps = self.trainer.config, self.trainer.stage.steps
+        config = self.trainer.config
+        steps = self.trainer.stage.steps
         if done == steps:
             return
         loss = self._validate(done) if done % self.settings.every == 0 else None
-        if stop or done % config.checkpoint_every == 0 or (loss is not None and loss < self.best):
+        is_best = loss is not None and loss < self.best
+        if stop or done % config.checkpoint_every == 0 or is_best:
             self._save(done, False, loss)
         self._warn()
 
@@ -150,7 +87,7 @@ class Saver:
             return None
         trainer = self.trainer
         averaged = trainer.ema is not None and not ended  # at the end the average is in place
-        if averaged:
+        if averaged:  # a checkpoint may still be copying the weights, which the average replaces
             trainer.before_update()
         try:
             with (
@@ -166,7 +103,8 @@ class Saver:
         return losses[validation.NAME]
 
     def _save(self, done: int, ended: bool, loss: float | None) -> Future[Path]:
-        began, saves = time.perf_counter(), self.saves  # not self: the future would keep the model alive
+        began = time.perf_counter()
+        saves = self.saves  # not self: the future would keep the model alive
         saved = self.trainer.save(self.checkpoints, done, self.stream, ended, loss)
         saved.add_done_callback(lambda _: saves.append(time.perf_counter() - began))
         if loss is not None and loss < self.best:
@@ -226,8 +164,8 @@ def open_stream(config: TrainConfig, name: str, mesh: Mesh, progress: Progress) 
 
 def peak_tflops(config: TrainConfig, mesh: Mesh, log: RunLog) -> float:
     """Return the peak of a device, given by the config or measured by all processes at once."""
-    if config.peak_tflops:
-        return config.peak_tflops
+    if config.diagnostics.peak_tflops:
+        return config.diagnostics.peak_tflops
     mesh.barrier()
     peak = measured_tflops(mesh.device, PRECISIONS[config.precision])
     log.print(f"  peak       {peak:.3g} TFLOP/s in {config.precision}, measured; mfu is relative to it")
@@ -236,7 +174,7 @@ def peak_tflops(config: TrainConfig, mesh: Mesh, log: RunLog) -> float:
 
 def profiler(config: TrainConfig, name: str, mesh: Mesh) -> AbstractContextManager[profile | None]:
     """Profile `profile_steps` steps after the first two, each process into a trace of its own."""
-    if not config.profile_steps:
+    if not config.diagnostics.profile_steps:
         return nullcontext()
     folder = Path(config.run_dir) / "profile"
 
@@ -247,7 +185,7 @@ def profiler(config: TrainConfig, name: str, mesh: Mesh) -> AbstractContextManag
     cuda = [ProfilerActivity.CUDA] * (mesh.device.type == "cuda")
     return profile(
         activities=[ProfilerActivity.CPU, *cuda],
-        schedule=schedule(wait=1, warmup=1, active=config.profile_steps, repeat=1),
+        schedule=schedule(wait=1, warmup=1, active=config.diagnostics.profile_steps, repeat=1),
         on_trace_ready=write,
     )
 

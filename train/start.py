@@ -57,14 +57,13 @@ class Files:
     @classmethod
     def of(cls, model: WorldModel, config: TrainConfig) -> "Files":
         """Find the files of a model of `build_model`, before its weights are loaded."""
-        names, paths = deferred.names(model), deferred.files(model)
+        names = deferred.names(model)
+        paths = deferred.files(model)
         sources = config.init_sources
         for key, source in sources.items():
             if source:
-                label, folder = (
-                    f"init_from.{key}" if len(sources) > 1 else "init_from",
-                    model_folder.resolve(source),
-                )
+                label = f"init_from.{key}" if len(sources) > 1 else "init_from"
+                folder = model_folder.resolve(source)
                 found = sorted(folder.rglob("*.safetensors"))
                 paths |= {f"{label}/{path.relative_to(folder)}": path for path in found}
         new = {f"action.{name}" for name in model.action.new_weights}

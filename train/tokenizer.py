@@ -44,7 +44,8 @@ def with_tokenizer(config: TrainConfig, mesh: Mesh, resumed: bool) -> TrainConfi
     """
     if config.tokenizer or config.model.backbone.pretrained or settings_of("backbone", config.init_sources):
         return config
-    run, error = Path(config.run_dir), None
+    run = Path(config.run_dir)
+    error = None
     if mesh.first and not (resumed and (run / FOLDER).is_dir()):
         try:
             tokenizer = build_tokenizer(config)
@@ -71,7 +72,7 @@ def build_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase | None:
     `backbone.vocab_size`; where it has none, the 256 bytes alone. None where the backbone brings a tokenizer.
 
     Raises:
-        ConfigError: `tokenizer` is no folder of one, or a source cannot be read.
+        ConfigError: `tokenizer` is not a tokenizer's folder, or a source cannot be read.
     """
     if name := settings_of("backbone", config.init_sources):
         return _read(model_folder.backbone_folder(model_folder.resolve(name)))

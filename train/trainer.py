@@ -19,7 +19,7 @@ from worldmodel.models import lora
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import distributed, optim, start
+from worldmodel.train import distributed, start
 from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import (
     Checkpoints,
@@ -31,13 +31,16 @@ from worldmodel.train.checkpoint.checkpointer import (
 from worldmodel.train.checkpoint.manifest import Manifest, Origin, digest_of
 from worldmodel.train.checkpoint.storage import State
 from worldmodel.train.components import check_components, is_trained
+from worldmodel.train.diagnostics.throughput import Work, faster_precision
+from worldmodel.train.diagnostics.timing import Phases
+from worldmodel.train.diagnostics.watchdog import check_finite
 from worldmodel.train.distributed import Root
 from worldmodel.train.episodes import text_states
 from worldmodel.train.objectives.base import Losses, SampleRng, StageBatch
-from worldmodel.train.objectives.registry import OBJECTIVES
-from worldmodel.train.throughput import Work, faster_precision
-from worldmodel.train.timing import Phases
-from worldmodel.train.watchdog import check_finite
+from worldmodel.train.objectives.registry import objective_class
+from worldmodel.train.optim.average import EMA, WeightCopy
+from worldmodel.train.optim.optimizers import Optimizers, build_optimizers
+from worldmodel.train.optim.schedule import set_learning_rates
 
 T = TypeVar("T")
 
@@ -53,14 +56,14 @@ class Progress:
     train: dict[str, Any]
     """The stage's `train`, from which LoRA modules are built again."""
     seed: int
+    precision: Literal["bf16", "fp32"]
+    """Precision of the run."""
     bad: dict[str, int] = field(default_factory=dict)
     """Unreadable clips of the stage so far, by source."""
     bookmarks: Bookmarks = field(default_factory=dict)
     """Positions in the streams of sources, from which a resumed run reads on."""
     validation_loss: float | None = None
     """Loss on held-out episodes with these weights, if it was computed."""
-    precision: Literal["bf16", "fp32"] | None = None
-    """Precision of the run; None in checkpoints of former versions."""
 
     @classmethod
     def of(cls, checkpoint: Path | None) -> "Progress | None":
@@ -89,13 +92,13 @@ class Trainer:
     name: str
     mesh: Mesh
     root: Root
-    optimizers: optim.Optimizers
-    ema: optim.EMA | None
+    optimizers: Optimizers
+    ema: EMA | None
     origin: Origin = Origin()  # noqa: RUF009 -- it never changes
     """Location of the weights that checkpoints of the stage do not hold."""
     random: frozenset[str] = frozenset()
     """Names of the frozen weights that checkpoints hold, because nothing else does."""
-    teacher: optim.WeightCopy | None = None
+    teacher: WeightCopy | None = None
     """The weights with which the stage began, if its objective learns from them."""
     before_update: Callable[[], None] = lambda: None
     """Waits until the newest checkpoint has copied the weights."""
@@ -104,7 +107,8 @@ class Trainer:
     """Times of the phases of `step`: prepare, forward, backward, optimizer, and other after that."""
 
     def __post_init__(self) -> None:
-        self.work, self.phases = Work(self.root.model, self.stage), Phases(self.mesh.device)
+        self.work = Work(self.root.model, self.stage)
+        self.phases = Phases(self.mesh.device)
 
     @property
     def stage(self) -> StageConfig:
@@ -116,17 +120,24 @@ class Trainer:
         cls, config: TrainConfig, name: str, mesh: Mesh, newest: Path | None
     ) -> tuple["Trainer", Progress]:
         """Begin a stage, or resume it from its newest checkpoint; returns the progress in it, too."""
-        progress, stage = Progress.of(newest), config.stages[name]
+        progress = Progress.of(newest)
+        stage = config.stages[name]
         resumed = progress is not None and progress.stage == name
         if config.precision == "auto":
-            chosen = (progress and progress.precision) or mesh.all_gather(faster_precision(mesh.device))[0]
+            # A resumed run keeps its precision, and all processes take what the first one measured: they
+            # could differ, and then compute different steps.
+            chosen = progress.precision if progress else mesh.all_gather(faster_precision(mesh.device))[0]
             config = replace(config, precision=chosen)
+
+        # Weights in files are not read yet: parameters are on the meta device until each process knows its
+        # shard, so that no process ever holds the whole model.
         root = build_root(config, name)
         model = root.model
         files = start.Files.of(model, config)
         origin = Origin(files=files.digests(mesh))
         if newest:
             start.check_files(newest, origin.files)
+            # Within a stage the base is that of the stage; a new stage builds on the end of the one before.
             base = Manifest.read(newest).origin.base if resumed else {newest.name: digest_of(newest)}
             origin = replace(origin, base=base)
         distributed.parallelize(root, config, mesh)
@@ -134,13 +145,17 @@ class Trainer:
         for folder in origin.base:
             assert newest
             export.load_weights(model, newest.parent / folder, files.names)
+
+        # Random weights are in no file, so checkpoints must hold them even where they are frozen.
         random = frozenset() if origin.base else model.state_dict().keys() - files.names
-        ema = optim.EMA(model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
-        optimizers = optim.build_optimizers(root, stage, distributed.PRECISIONS[config.precision])
-        teacher = optim.WeightCopy(model.named_parameters()) if root.objective.has_teacher else None
+        # Copies and optimizers come last: they refer to the sharded parameters.
+        ema = EMA(model.named_parameters(), stage.ema_decay) if stage.ema_decay else None
+        optimizers = build_optimizers(root, stage, distributed.PRECISIONS[config.precision])
+        teacher = WeightCopy(model.named_parameters()) if root.objective.has_teacher else None
         trainer = cls(config, name, mesh, root, optimizers, ema, origin, frozenset(random), teacher)
         if not resumed:
-            return trainer, Progress(name, 0, False, {}, config.seed)
+            assert config.precision != "auto"
+            return trainer, Progress(name, 0, False, {}, config.seed, config.precision)
         assert newest and progress
         if progress.step >= stage.steps:
             raise ConfigError(
@@ -172,10 +187,10 @@ class Trainer:
             ended,
             train,
             self.config.seed,
+            self.config.precision,
             dict(stream.bad),
             bookmarks,
             validation_loss,
-            self.config.precision,
         )
         state = self._held() if ended else self._weights() | optimizer_state(self.optimizers, self.root)
         saved = checkpoints.save(f"{self.name}-{step}", state, vars(progress), ended, self.origin)
@@ -206,9 +221,11 @@ class Trainer:
         Raises:
             ConfigError: the gradient is not finite; no weight has changed then, on any process.
         """
+        # All processes run the same collectives in the same order, whatever samples they have: the numbers of
+        # microbatches are agreed on, and losses and counts travel as one vector whose order is sorted.
         step = batches[0].step
         self.phases.begin("prepare")
-        optim.set_learning_rates(self.optimizers, self.stage, step)
+        set_learning_rates(self.optimizers, self.stage, step)
         prepared = self.prepare(batches)
         most, stopped = self.root.model.agreement.most(len(prepared), int(stop))
         counts = self._counts(prepared)
@@ -219,11 +236,13 @@ class Trainer:
             inputs = prepared[min(index, len(prepared) - 1)]
             self.phases.begin("forward")
             with self._precision():
-                losses = self.root(lambda inputs=inputs: self.root.objective(self.root.model, inputs))
+                losses = self.root(inputs)
             total = self._total_loss(losses, counts)
             self._check_trains(total, batches[0].task)
             totals.append(total.detach())
             self.phases.begin("backward")
+            # FSDP averages gradients over processes, but losses are already divided by counts over all of
+            # them: times their number, the average is the sum that one process would compute.
             (total * (0.0 if spare else self.mesh.dp_size)).backward()
             for name in {} if spare else losses:
                 sums[name] = sums.get(name, 0.0) + losses[name].detach()
@@ -234,7 +253,7 @@ class Trainer:
         report = self._report(prepared, sums, counts, norm)
         norm = torch.tensor(report[0]["gradient_norm"])
         check_finite(norm, self.name, step, [each.batch for each in prepared], self.mesh, totals)
-        self.before_update()
+        self.before_update()  # a checkpoint may still be copying the weights
         for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -245,17 +264,20 @@ class Trainer:
 
     def prepare(self, batches: Sequence[Batch]) -> list[StageBatch]:
         """Run the frozen parts over microbatches."""
-        seed, device = self.config.seed, self.mesh.device
-        objective, model = self.root.objective, self.root.model
+        seed = self.config.seed
+        device = self.mesh.device
+        objective = self.root.objective
+        model = self.root.model
         model.generator.text_states = text_states(batches)
 
         def work() -> list[StageBatch]:
+            # Seeds depend on the global indices of samples alone, so that any process draws the same numbers.
             keys = [[(seed, index) for index in batch.indices] for batch in batches]
             rngs = [SampleRng(each, device, model.dtype) for each in keys]
             made = []
             for index, (batch, rng) in enumerate(zip(batches, rngs, strict=True)):
                 for frames in (each.frames for each in batches[index : index + 2]):
-                    if frames is not None:  # those of the next microbatch are copied meanwhile
+                    if frames is not None:  # the next microbatch's are copied meanwhile
                         frames.start()
                 made.append(objective.prepare(model, batch, rng))
             return made
@@ -303,13 +325,15 @@ class Trainer:
         """Return the counts of all processes, on the device."""
         names = sorted(prepared[0].counts)
         vector = self._vector([sum(each.counts[name] for each in prepared) for name in names])
-        if self.mesh.sequence.rank:  # processes that share a sequence hold the same counts
+        # Processes that share a sequence hold the same counts, which must be added up once.
+        if self.mesh.sequence.rank:
             vector.zero_()
         dist.all_reduce(vector)
         return dict(zip(names, vector.unbind(), strict=True))
 
     def _vector(self, values: Sequence[float | Tensor]) -> Tensor:
         """Return numbers, and tensors on the device, as a vector in fp64 on the device."""
+        # The host's numbers are copied to the device together, and tensors there are never read by the host.
         known = [0.0 if isinstance(value, Tensor) else value for value in values]
         numbers = to_device(torch.tensor(known, dtype=torch.float64), self.mesh.device)
         return torch.stack(
@@ -347,10 +371,14 @@ class Trainer:
         """Return mean losses over all processes, how many samples and tokens they processed, and FLOPs."""
         names = sorted(sums)
         samples = sum(len(each.batch.episodes) for each in prepared)
-        tokens, flops = sum(each.tokens for each in prepared), sum(map(self.work.of, prepared))
+        tokens = sum(each.tokens for each in prepared)
+        flops = sum(map(self.work.of, prepared))
         summed = self.mesh.sum(self._vector([*(sums[name] for name in names), samples, tokens, flops]))
+        # One copy to the host for everything, since each of them waits for the device.
         values = torch.cat([summed, self._vector([*(counts[name] for name in names), norm])]).tolist()
-        totals, amounts, divisors = values[: len(names)], values[len(names) :][:3], values[len(names) + 3 :]
+        totals = values[: len(names)]
+        amounts = values[len(names) : len(names) + 3]
+        divisors = values[len(names) + 3 :]
         losses = self.mean_losses(
             dict(zip(names, totals, strict=True)), dict(zip(names, divisors, strict=False))
         )
@@ -367,7 +395,7 @@ class Trainer:
     def without_gradients(self, work: Callable[[], T]) -> T:
         """Call a function with gathered weights, in the precision of the run; every process must do so."""
         with torch.no_grad(), self._precision():
-            result = self.root(work)
+            result = self.root.gathered(work)
         distributed.free_gathered(self.root)
         return result
 
@@ -381,12 +409,14 @@ def build_root(config: TrainConfig, name: str) -> Root:
     Raises:
         ConfigError: the stage does not fit the model.
     """
-    stage, model = config.stages[name], start.build_model(config)
+    stage = config.stages[name]
+    model = start.build_model(config)
     check_components(model, stage.train)
     lora.add(model, stage.train)
+    # Again, so that the heads do not depend on how many random weights the model has.
     torch.manual_seed(config.seed)
     with deferred.loading():
-        objective = OBJECTIVES[stage.objective].of(model, stage)
+        objective = objective_class(stage)(model, **stage.objective_args)
         if unknown := stage.loss_weights.keys() - objective.weights.keys():
             raise ConfigError(
                 f"stages.{name}.loss_weights: the objective {stage.objective} has no loss {min(unknown)!r}; "

@@ -12,13 +12,13 @@ from worldmodel.config import StageConfig, TrainConfig, ValidationConfig
 from worldmodel.data import loader
 from worldmodel.data.sequence_loader import SequenceLoader
 from worldmodel.data.sources import open_source, open_sources
+from worldmodel.episodes import StartImage
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.io import atomic_folder
 from worldmodel.train.checkpoint.checkpointer import load
 from worldmodel.train.checkpoint.manifest import NAME as MANIFEST
 from worldmodel.train.checkpoint.manifest import Manifest
 from worldmodel.train.trainer import Trainer
-from worldmodel.types import StartImage
 
 BEST = "best"
 """Name of the folder of the best checkpoint, beside the others."""
@@ -63,7 +63,9 @@ def validate(trainer: Trainer) -> dict[str, float]:
         NothingToValidateError: the source offers none of the stage's tasks.
         ConfigError: it cannot be read.
     """
-    config, mesh, name = trainer.config, trainer.mesh, trainer.config.validation.source
+    config = trainer.config
+    mesh = trainer.mesh
+    name = trainer.config.validation.source
     source = dataclasses.replace(config.data.sources[name], weight=1.0)
     data = dataclasses.replace(config.data, sources={name: source})
 
@@ -84,7 +86,7 @@ def validate(trainer: Trainer) -> dict[str, float]:
 
 
 def validation_stage(settings: ValidationConfig, stage: StageConfig, offered: Collection[str]) -> StageConfig:
-    """Return a stage of the validation's batches, with those of its tasks that the source offers.
+    """Return a stage of the validation's batches, with the tasks that the source offers.
 
     Raises:
         NothingToValidateError: there is none.

@@ -5,23 +5,26 @@ committed transaction survives the death of any process, and of the machine. A d
 waited for.
 """
 
-import random
+import functools
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, func, make_url, select
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, exc, func, make_url, select
+from sqlalchemy.dialects import postgresql, sqlite
 
-from worldmodel.errors import ConfigError, DatabaseError
+from worldmodel.errors import ConfigError, DatabaseError, pip_install
+from worldmodel.retry import Backoff
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 RETRY_S = 60.0
-"""How long a transaction is tried again while the database does not answer."""
+"""Time for which a transaction is tried again while the database does not answer."""
 BUSY_S = 30.0
-"""How long a transaction of SQLite waits for that of another process."""
+"""Time for which a transaction of SQLite waits for another process's."""
 SQLITE_TEMPORARY = {"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL"}
 POSTGRESQL_TEMPORARY = {"40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "57P05"}
 """Conflicts and deadlocks, too many connections, and a server that stops, crashed or starts."""
@@ -99,7 +102,7 @@ def _connect_postgresql(url: URL) -> Engine:
     try:
         return create_engine(url, connect_args=options)
     except ModuleNotFoundError:
-        raise ConfigError("PostgreSQL needs its driver: pip install 'worldmodel[pg]'.") from None
+        raise ConfigError(f"PostgreSQL needs its driver: {pip_install('pg')}.") from None
 
 
 def transaction(
@@ -113,8 +116,7 @@ def transaction(
     Raises:
         DatabaseError: it did not answer for `retry_s` seconds, or refuses: no access, a full disk.
     """
-    deadline = time.monotonic() + retry_s
-    pause_s = 0.05
+    backoff = Backoff(first_s=0.05, longest_s=2.0, timeout_s=retry_s)
     while True:
         try:
             with engine.connect().execution_options(read_only=read_only) as connection, connection.begin():
@@ -126,13 +128,47 @@ def transaction(
                         f"The database {shown(engine)} cannot be used: {_reason(error)}."
                     ) from error
                 raise
-            if time.monotonic() > deadline:
+            pause_s = backoff.pause_s()
+            if pause_s is None:
                 raise DatabaseError(
                     f"The database {shown(engine)} has not answered for {retry_s:g} s ({_reason(error)}); "
                     "try again when it does."
                 ) from error
-        time.sleep(pause_s * random.uniform(0.5, 1.0))
-        pause_s = min(2 * pause_s, 2.0)
+        time.sleep(pause_s)
+
+
+class HasEngine(Protocol):
+    """An object with a database."""
+
+    engine: Engine
+
+
+S = TypeVar("S", bound=HasEngine)
+
+
+def writes(method: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Run a method that gets a connection in a transaction, again if the database restarts."""
+
+    @functools.wraps(method)
+    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        return transaction(self.engine, lambda db: method(self, db, *args, **kwargs))
+
+    return call
+
+
+def reads(method: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Do the same for a method that only reads, which waits for no writer."""
+
+    @functools.wraps(method)
+    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        return transaction(self.engine, lambda db: method(self, db, *args, **kwargs), read_only=True)
+
+    return call
+
+
+def insert(db: Connection, table: Table) -> Any:
+    """Return an insert statement that can say what to do about rows that exist."""
+    return (postgresql if db.dialect.name == "postgresql" else sqlite).insert(table)
 
 
 def lock_schema(db: Connection) -> None:

@@ -8,7 +8,7 @@ are safe to repeat are retried when the connection breaks or the server is busy.
 retried step is played only once.
 """
 
-from worldmodel.serving.client.aio import AsyncClient, AsyncRemoteWorld, Video, WorldInfo
+from worldmodel.serving.client.aio import AsyncClient, AsyncRemoteWorld, RemoteFuture, Video, WorldInfo
 from worldmodel.serving.client.client import Client, RemoteWorld
 from worldmodel.serving.client.errors import (
     BadRequestError,
@@ -22,6 +22,7 @@ __all__ = [
     "AsyncRemoteWorld",
     "BadRequestError",
     "Client",
+    "RemoteFuture",
     "RemoteWorld",
     "ServerError",
     "ServerUnreachableError",

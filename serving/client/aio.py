@@ -5,7 +5,7 @@ import io
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,6 +15,8 @@ import httpx
 import numpy as np
 from PIL import Image
 
+from worldmodel.actions import Action, AnyAction
+from worldmodel.episodes import Outcome, StartImage, StepResult
 from worldmodel.errors import InputError
 from worldmodel.io import atomic_file
 from worldmodel.media import Frames
@@ -28,7 +30,6 @@ from worldmodel.serving.client.payloads import (
 )
 from worldmodel.serving.client.transport import AsyncTransport, HttpApi, ReceivedFrames, parse, parse_base_url
 from worldmodel.serving.errors import ApiError, NotFoundError
-from worldmodel.types import Action, AnyAction, Outcome, StartImage, StepResult
 
 BASE_URL = "http://127.0.0.1:8000"
 CLIP_FPS = 8.0
@@ -58,12 +59,26 @@ class WorldInfo:
 
 
 @dataclass(frozen=True)
+class RemoteFuture:
+    """A distinct future of a world."""
+
+    probability: float
+    frames: Frames
+    """uint8 `[t, h, w, 3]`."""
+    outcome: Outcome | None
+    code: tuple[int, ...]
+    """Names this future: `step(action, code=...)` goes on with it."""
+    log_probability: float
+    """Log-probability of the code, in nats."""
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """Description of a model of a server."""
 
     id: str
     tasks: tuple[str, ...] = ()
-    """What it was trained on: rounds, imagine, describe, ask, inverse."""
+    """Tasks that it was trained on: rounds, imagine, describe, ask, inverse."""
     pace: Literal["realtime", "on_action"] = "realtime"
     """Whether its worlds run on without actions, or wait for them."""
     confidence_threshold: float | None = None
@@ -128,14 +143,40 @@ class AsyncRemoteWorld:
         """Return the newest observation, uint8 `[t, h, w, 3]`."""
         return self._newest(await self._api.frames("GET", f"{self._path}/frames"))
 
-    async def step(self, action: AnyAction = None, *, confidence: bool = False) -> StepResult:
+    async def futures(
+        self, action: AnyAction = None, num_draws: int = 256, max_futures: int = 16
+    ) -> list[RemoteFuture]:
+        """Return the distinct futures after an action, the most probable first; the world does not change.
+
+        `step(action, code=future.code)` goes on with one; see `worldmodel.Session.futures`.
+        """
+        body = {"action": as_json(action), "num_draws": num_draws, "max_futures": max_futures}
+        params = {"format": "npy"}
+        answer = await self._api.json("POST", f"{self._path}/futures", params=params, json=body)
+        return [
+            RemoteFuture(
+                probability=float(each["probability"]),
+                frames=self._api.read_npy(base64.b64decode(each["b64_json"])),
+                outcome=each["outcome"] and Outcome(**each["outcome"]),
+                code=tuple(each["state"]["code"]),
+                log_probability=float(each["state"]["log_probability"]),
+            )
+            for each in answer["data"]
+        ]
+
+    async def step(
+        self, action: AnyAction = None, *, confidence: bool = False, code: Sequence[int] | None = None
+    ) -> StepResult:
         """Play one round and return its frames and outcome; None is the empty action.
+
+        With the `code` of one of `futures`, that future happens.
 
         If the response is lost, repeating the call returns the same result: the round is played once. With
         `confidence`, the attribute says how well the round fits an action in words, for one more pass of the
         backbone.
         """
         body = {"step_id": self.round + 1, "action": as_json(action)}
+        body |= {} if code is None else {"code": list(code)}
         params = {"confidence": "true"} if confidence else {}
         received = await self._api.frames("POST", f"{self._path}/step", params, json=body)
         self.round += 1
@@ -225,6 +266,8 @@ class AsyncWorlds:
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         negative_prompt: str | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
         model: str | None = None,
         fps: float = CLIP_FPS,
     ) -> AsyncRemoteWorld:
@@ -235,6 +278,8 @@ class AsyncWorlds:
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
             negative_prompt=negative_prompt,
+            temperature=temperature,
+            top_k=top_k,
             model=model,
         )
         if (observation is None) == (text is None):
@@ -421,12 +466,12 @@ class AsyncClient:
         return [str(item["id"]) for item in (await self._api.json("GET", "/v1/models"))["data"]]
 
     async def model(self, name: str | None = None) -> ModelInfo:
-        """Return the description of a model; None asks for that of the server's model."""
+        """Return the description of a model; None asks for the server's model."""
         name = name or (await self.models())[0]
         return parse(ModelInfo, await self._api.json("GET", f"/v1/models/{quote(name, safe='')}"))
 
     async def start_images(self, model: str | None = None) -> list[StartImage]:
-        """Return images from which worlds of a model can start; None asks for those of the server's model."""
+        """Return images from which worlds of a model can start; None asks for the server's model."""
         name = model or (await self.models())[0]
         path = f"/v1/models/{quote(name, safe='')}/start_images"
         found = (await self._api.json("GET", path))["data"]

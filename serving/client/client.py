@@ -6,6 +6,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
+from worldmodel.episodes import Outcome
 from worldmodel.serving.client.aio import (
     BASE_URL,
     AsyncClient,
@@ -15,7 +16,6 @@ from worldmodel.serving.client.aio import (
     WorldInfo,
 )
 from worldmodel.serving.client.transport import BlockingTransport, HttpApi, parse_base_url
-from worldmodel.types import Outcome
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,6 +88,7 @@ class RemoteWorld:
         return self._async.info
 
     frames = _blocking(AsyncRemoteWorld.frames)
+    futures = _blocking(AsyncRemoteWorld.futures)
     step = _blocking(AsyncRemoteWorld.step)
     reset = _blocking(AsyncRemoteWorld.reset)
     fork = _blocking_world(AsyncRemoteWorld.fork)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import httpx
 
 from worldmodel.errors import InputError
+from worldmodel.retry import retry_after
 from worldmodel.serving.errors import BY_STATUS, ApiError, RateLimitError
 
 
@@ -49,7 +50,7 @@ def error_from_response(response: httpx.Response) -> ApiError:
     error = BY_STATUS.get(status, ServerError if status >= 500 else BadRequestError)(message)
     error.status, error.code, error.type = status, code, type_name
     if isinstance(error, RateLimitError):
-        error.retry_after = retry_after(response, 1.0)
+        error.retry_after = retry_after(response.headers.get("retry-after", ""), default=1.0)
     return error
 
 
@@ -58,9 +59,3 @@ def video_error(details: Mapping[str, str] | None) -> VideoFailedError:
     error = VideoFailedError((details or {}).get("message") or "The video failed; request it again.")
     error.code = (details or {}).get("code") or error.code
     return error
-
-
-def retry_after(response: httpx.Response, default: float) -> float:
-    """Return the seconds that the `Retry-After` header asks to wait."""
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdecimal() else default

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from worldmodel.actions import Action, AnyAction
 from worldmodel.errors import InputError
 from worldmodel.media import sniff
 from worldmodel.media.encoding import encode_png, encode_video
-from worldmodel.types import Action, AnyAction
 
 Observation = str | Path | bytes | Image.Image | np.ndarray
 """A file, its bytes, an image, or uint8 frames `[h, w, 3]` or `[t, h, w, 3]`."""

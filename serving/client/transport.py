@@ -3,7 +3,6 @@
 import asyncio
 import io
 import ipaddress
-import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import fields
@@ -13,20 +12,20 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import httpx
 import numpy as np
 
+from worldmodel.episodes import Outcome
 from worldmodel.errors import ConfigError
 from worldmodel.media import Frames
+from worldmodel.retry import Backoff, retry_after
 from worldmodel.serving.client.errors import (
     ServerError,
     ServerUnreachableError,
     error_from_response,
-    retry_after,
 )
 from worldmodel.serving.errors import RateLimitError, UnavailableError
-from worldmodel.types import Outcome
 
 T = TypeVar("T")
 
-MAX_BACKOFF_S = 15.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -109,7 +108,8 @@ class HttpApi:
             ApiError: the server refused the request, or could not be reached.
         """
         retries = self.retries if retries is None else retries
-        for attempt in itertools.count():
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, retries)
+        while True:
             request = httpx.Request(
                 method,
                 self.base_url + path,
@@ -122,17 +122,19 @@ class HttpApi:
             except httpx.TransportError as error:
                 # Nothing was sent on a connection that was never made: a retry is always safe.
                 unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-                if attempt >= retries or not (idempotent or unsent):
+                pause_s = backoff.pause_s() if idempotent or unsent else None
+                if pause_s is None:
                     raise ServerUnreachableError(self._describe(error)) from None
-                await self.transport.sleep(min(MAX_BACKOFF_S, 0.25 * 2**attempt))
-                continue
-            if response.is_success:
-                return response
-            failure = error_from_response(response)
-            if attempt >= retries or not isinstance(failure, RateLimitError | UnavailableError):
-                raise failure
-            await self.transport.sleep(min(MAX_BACKOFF_S, retry_after(response, 0.5 * 2**attempt)))
-        raise AssertionError("unreachable")
+            else:
+                if response.is_success:
+                    return response
+                failure = error_from_response(response)
+                temporary = isinstance(failure, RateLimitError | UnavailableError)
+                asked_s = retry_after(response.headers.get("retry-after", ""))
+                pause_s = backoff.pause_s(asked_s) if temporary else None
+                if pause_s is None:
+                    raise failure
+            await self.transport.sleep(pause_s)
 
     async def json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         """Send a request and return the JSON object of the response."""
@@ -150,17 +152,22 @@ class HttpApi:
     ) -> ReceivedFrames:
         """Send a request and return the frames of the response."""
         response = await self.request(method, path, params={"format": "npy", **params}, **options)
-        try:
-            frames = np.lib.format.read_array(io.BytesIO(response.content), allow_pickle=False)
-        except (ValueError, EOFError):
-            frames = np.empty(0)
-        if frames.dtype != np.uint8 or frames.ndim != 4:
-            raise ServerError(f"{self.base_url} did not return frames; is it a worldmodel server?")
+        frames = self.read_npy(response.content)
         reward = response.headers.get("x-reward")
         ended = response.headers.get("x-ended") == "true"
         outcome = None if reward is None else Outcome(float(reward), ended)
         confidence = response.headers.get("x-confidence")
         return ReceivedFrames(frames, outcome, None if confidence is None else float(confidence))
+
+    def read_npy(self, data: bytes) -> np.ndarray:
+        """Return the frames of a .npy file, uint8 `[t, h, w, 3]`."""
+        try:
+            frames = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        except (ValueError, EOFError):
+            frames = np.empty(0)
+        if frames.dtype != np.uint8 or frames.ndim != 4:
+            raise ServerError(f"{self.base_url} did not return frames; is it a worldmodel server?")
+        return frames
 
     def _describe(self, error: httpx.TransportError) -> str:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from worldmodel.models.text import MAX_TOKENS
@@ -10,11 +11,13 @@ from worldmodel.models.text import MAX_TOKENS
 
 @dataclass(frozen=True)
 class TextParams:
-    """How text is decoded."""
+    """Settings of text decoding."""
 
     max_tokens: int = MAX_TOKENS
     temperature: float = 0.0
     """0 takes the most likely token; logits are divided by other values before a token is sampled."""
+    stop: tuple[str, ...] = ()
+    """Texts before the first of which the text ends; see `until`."""
     seed: int = 0
     """Seed of the sampling; equal seeds give equal texts on one engine."""
 
@@ -49,6 +52,22 @@ async def merge(
         await asyncio.gather(*waiting, return_exceptions=True)
         for text in texts:
             await text.aclose()
+
+
+async def until(
+    completions: AsyncGenerator[Completion, None], stops: Sequence[str]
+) -> AsyncGenerator[Completion, None]:
+    """End a text before the first of `stops`; what may be the begin of one is held back until it is not."""
+    async with aclosing(completions):
+        async for completion in completions:
+            found = [at for stop in stops if (at := completion.text.find(stop)) >= 0]
+            if found:
+                yield replace(completion, text=completion.text[: min(found)], finish_reason="stop")
+                return
+            text = completion.text
+            begun = (size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size]))
+            held = 0 if completion.finish_reason else max(begun, default=0)
+            yield replace(completion, text=text[: len(text) - held])
 
 
 async def last(completions: AsyncIterator[Completion]) -> Completion:

@@ -1,36 +1,22 @@
 """The denoising loop of a server: chunks of all worlds join and leave between steps."""
 
 import asyncio
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.models.adapters import Adapters
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import VideoGenerator
-from worldmodel.serving.engine.batching import DENOISE, Compute
+from worldmodel.serving.engine.batching import DENOISE, Again, Batcher, Compute
 from worldmodel.serving.engine.generator_processes import GeneratorProcesses
 
 Progress = Callable[[int, int], None]
 """Called with (finished steps, all steps) after every step."""
-
-
-@dataclass(eq=False)
-class Job:
-    """A chunk in the loop, and the future that its caller awaits."""
-
-    chunk: Chunk[Condition]
-    done: asyncio.Future[None]
-    on_progress: Progress | None = None
-    adapter: str | None = None
-
-    @property
-    def batch(self) -> tuple[Any, ...]:
-        """Jobs for which this is equal can share a pass of the generator."""
-        return self.adapter, self.chunk.shape
+Steps: TypeAlias = tuple[Chunk[Condition], str | None, Progress | None]
+"""A chunk in the loop, its adapter, and what its progress is told."""
 
 
 @dataclass
@@ -61,11 +47,12 @@ class DenoisingLoop:
     ) -> None:
         self._denoiser: Denoiser[Condition] = Denoiser(generator)
         self._adapters = adapters or Adapters(generator)
-        self._compute, self._processes, self.max_batch = compute, processes, max_batch
+        self._processes = processes
         self.occupancy = Occupancy()
-        self._jobs: list[Job] = []  # shared with the thread
-        self._lock = threading.Lock()
-        self._loop: asyncio.Task[None] | None = None
+        self._chunks: tuple[Chunk[Condition], ...] = ()  # replaced as a whole, since the thread reads it
+        self._steps: Batcher[Steps, int] = Batcher(
+            compute, self._step, DENOISE, max_batch, lambda item: (item[1], item[0].shape), _report
+        )
 
     @property
     def alive(self) -> bool:
@@ -83,56 +70,30 @@ class DenoisingLoop:
         """Denoise a chunk to its end, in place."""
         if chunk.finished:
             return
-        job = Job(chunk, asyncio.get_running_loop().create_future(), on_progress, adapter)
-        with self._lock:
-            self._jobs.append(job)
-        if self._loop is None or self._loop.done():
-            self._loop = asyncio.create_task(self._run())
-        await job.done
+        steps: Steps = chunk, adapter, on_progress
+        self._chunks = (*self._chunks, chunk)
+        try:
+            _report(steps, await self._steps(steps))
+        except asyncio.CancelledError:
+            self.occupancy.cancelled += 1
+            raise
+        finally:
+            self._chunks = tuple(each for each in self._chunks if each is not chunk)
 
-    async def _run(self) -> None:
-        while self._jobs:
-            jobs: list[Job] = []
-            try:
-                await self._compute.run(self._step, jobs, stage=DENOISE)
-            except Exception as error:  # raised for the callers of these chunks
-                failed = jobs or self._jobs  # without a batch, the thread is closed
-                self._jobs = [job for job in self._jobs if job not in failed]
-                for job in failed:
-                    if not job.done.done():
-                        job.done.set_exception(error)
-                continue
-            for job in jobs:
-                if job.done.done():
-                    continue
-                if job.on_progress is not None:
-                    job.on_progress(job.chunk.step, job.chunk.solver.num_steps)
-                if job.chunk.finished:
-                    job.done.set_result(None)
+    def _step(self, batch: Sequence[Steps]) -> list[int | Again]:
+        """Denoise chunks that can share a pass by one step, in the thread."""
+        chunks, adapter, shared = [chunk for chunk, *_ in batch], batch[0][1], nullcontext()
+        if self._processes is not None:
+            shared = self._processes.step(chunks, adapter, self._chunks)
+        with self._adapters.using(adapter), shared:
+            self._denoiser.step(chunks)
+        self.occupancy.steps += 1
+        self.occupancy.rows += len(chunks)
+        self.occupancy.last_rows = len(chunks)
+        return [chunk.step if chunk.finished else Again(chunk.step) for chunk in chunks]
 
-    def _step(self, jobs: list[Job]) -> None:
-        """Choose a batch and denoise it by one step, in the thread; its jobs are added to `jobs`."""
-        with self._lock:
-            self.occupancy.cancelled += sum(job.done.cancelled() for job in self._jobs)
-            self._jobs = [job for job in self._jobs if not (job.done.done() or job.chunk.finished)]
-            jobs += self._next_batch()
-        if jobs:
-            chunks, adapter, shared = [job.chunk for job in jobs], jobs[0].adapter, nullcontext()
-            if self._processes is not None:
-                shared = self._processes.step(chunks, adapter, [job.chunk for job in self._jobs])
-            with self._adapters.using(adapter), shared:
-                self._denoiser.step(chunks)
-            self.occupancy.steps += 1
-            self.occupancy.rows += len(jobs)
-            self.occupancy.last_rows = len(jobs)
 
-    def _next_batch(self) -> list[Job]:
-        """Take jobs that can share a pass with the oldest, and move them to the end of the queue."""
-        if not self._jobs:
-            return []
-        batch = self._jobs[0].batch
-        jobs = [job for job in self._jobs if job.batch == batch][: self.max_batch]
-        if len(jobs) < len(self._jobs):
-            chosen = {job.chunk.serial for job in jobs}
-            self._jobs = [job for job in self._jobs if job.chunk.serial not in chosen] + jobs
-        return jobs
+def _report(steps: Steps, done: int) -> None:
+    chunk, _, on_progress = steps
+    if on_progress is not None:
+        on_progress(done, chunk.solver.num_steps)

@@ -9,16 +9,12 @@ keeps their latents and caches, whose heads differ by process.
 """
 
 import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -26,24 +22,27 @@ import torch.distributed as dist
 from worldmodel.batch import map_tensors
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import ConfigError, ModelError, WorldModelError
-from worldmodel.messages import receive, send
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import SequenceGroup
 from worldmodel.parallel.tensor_parallel import Part
+from worldmodel.processes import Child, ChildError
 from worldmodel.serving.errors import UnavailableError
 
 Parallelism = Literal["sequence", "tensor"]
-"""What is divided: the tokens, or the weights."""
+"""The divided dimension: tokens or weights."""
 OPTIONS = {"sequence": "--sequence-parallel-size", "tensor": "--generator-tensor-parallel-size"}
 FAILED = "A process of the generator has failed; start the server again."
+LOADED = "loaded"
+"""Message of a worker that has loaded the weights."""
+WORK = "worldmodel.serving.engine.generator_worker:work"
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs to load the generator and to join the others."""
+    """Arguments with which a worker loads the generator and joins the others."""
 
     folder: Path
     adapters: Mapping[str, Path]
@@ -51,7 +50,7 @@ class Setup:
     compile: bool
     device: str
     threads: int
-    """Threads of PyTorch; also those of the server, so that all processes round alike."""
+    """Threads of PyTorch; the server has as many, so that all processes round alike."""
     store: str
     """File in which the processes meet."""
     rank: int
@@ -85,7 +84,7 @@ class GeneratorProcesses:
 
     def __init__(
         self,
-        workers: Sequence[tuple["subprocess.Popen[bytes]", socket.socket]],
+        workers: Sequence[Child],
         generator: VideoGenerator,
         sequence: SequenceGroup,
         folder: "tempfile.TemporaryDirectory[str]",
@@ -124,19 +123,27 @@ class GeneratorProcesses:
         # Everything stays on this machine; read when a process group is made.
         os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
         threads = max(1, torch.get_num_threads() // size) if model.device.type == "cpu" else 1
-        workers: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+        workers: list[Child] = []
         # It can be read by this user alone, and NCCL reads the store later, too.
         private = tempfile.TemporaryDirectory(prefix="worldmodel-")
         setup = Setup(
-            *(folder.resolve(), dict(adapters or {}), quantization, compile, str(model.device), threads),
-            *(str(Path(private.name) / "store"), 0, size, parallelism),
+            folder=folder.resolve(),
+            adapters=dict(adapters or {}),
+            quantization=quantization,
+            compile=compile,
+            device=str(model.device),
+            threads=threads,
+            store=str(Path(private.name) / "store"),
+            rank=0,
+            size=size,
+            parallelism=parallelism,
         )
         try:
             for rank in range(1, size):
-                workers.append(_launch())
-                send(workers[-1][1], replace(setup, rank=rank, device=_device(model.device, rank)))
-            for process, connection in workers:
-                _await_loaded(process, connection, OPTIONS[parallelism])
+                own = replace(setup, rank=rank, device=_device(model.device, rank))
+                workers.append(Child(WORK, own, environment=QUIET))
+            for worker in workers:
+                _await_loaded(worker, OPTIONS[parallelism])
             if model.device.type == "cpu":
                 torch.set_num_threads(threads)
             connect(model.device, setup.store, 0, size)
@@ -149,7 +156,7 @@ class GeneratorProcesses:
     @property
     def alive(self) -> bool:
         """Whether all workers run, and none has missed a step."""
-        return not self._failed and all(process.poll() is None for process, _ in self._workers)
+        return not self._failed and all(worker.alive for worker in self._workers)
 
     @contextmanager
     def step(
@@ -174,8 +181,8 @@ class GeneratorProcesses:
         step = Step(adapter, tuple(each.serial for each in chunks), joined, tuple(left))
         self._serials = (self._serials - left) | {each.serial for each in joined}
         try:
-            for _, connection in self._workers:
-                send(connection, step)
+            for worker in self._workers:
+                worker.send(step)
             self._generator.sequence = self._sequence
             yield
         except WorldModelError:  # all processes refuse the same inputs, before they exchange anything
@@ -249,40 +256,20 @@ def join(rank: int, size: int) -> SequenceGroup:
     return SequenceGroup(sp=size, sp_rank=rank, cp_group=world, sp_group=world, group=world)
 
 
-def _launch() -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Start a worker, and return it with this side of the socket pair."""
-    here, there = socket.socketpair()
-    with there:
-        code = f"from worldmodel.serving.engine.generator_worker import main; main({there.fileno()})"
-        process = subprocess.Popen(  # noqa: S603 -- this interpreter, and fixed code
-            [sys.executable, "-P", "-c", code],
-            pass_fds=[there.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-    return process, here
-
-
 def _device(first: torch.device, rank: int) -> str:
     return f"cuda:{(first.index or 0) + rank}" if first.type == "cuda" else str(first)
 
 
-def _await_loaded(process: "subprocess.Popen[bytes]", connection: socket.socket, option: str) -> None:
+def _await_loaded(worker: Child, option: str) -> None:
     try:
-        error: Any = receive(connection)
-    except (EOFError, OSError):
-        code = process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        worker.receive()
+    except ChildError as error:
         raise ModelError(
-            f"A process of the generator {how} while it loaded the weights; if memory ran out, change "
+            f"A process of the generator {error} while it loaded the weights; if memory ran out, change "
             f"{option}."
         ) from None
-    if error is not None:
-        raise error
 
 
-def _close(workers: Sequence[tuple["subprocess.Popen[bytes]", socket.socket]]) -> None:
-    for process, connection in workers:
-        connection.close()
-        process.kill()
-        process.wait()
+def _close(workers: Sequence[Child]) -> None:
+    for worker in workers:
+        worker.close()

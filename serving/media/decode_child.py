@@ -26,6 +26,7 @@ from PIL import Image
 
 from worldmodel.errors import InputError
 from worldmodel.media import MediaLimits, read_observation
+from worldmodel.serving.media import system_calls
 from worldmodel.serving.media.limits import UploadLimits
 
 MAX_TEXT_BYTES = 300
@@ -79,6 +80,7 @@ def main() -> None:
             return
         running = {pid for pid in running if os.waitpid(pid, os.WNOHANG) == (0, 0)}
         if len(running) >= num_children:
+            # Uploads wait in the control socket meanwhile, and the server refuses more when that is full.
             running.discard(os.wait()[0])
         pid = os.fork()
         if pid == 0:
@@ -97,10 +99,13 @@ def _load_decoders() -> None:
 def _run_child(descriptor: int) -> None:
     """Decode one upload and exit, also after any error."""
     try:
+        # In place of the control socket, by which a decoder that is taken over could get other uploads.
         os.dup2(descriptor, 0)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        signal.setitimer(signal.ITIMER_REAL, REQUEST_TIMEOUT_S)
+        signal.setitimer(signal.ITIMER_REAL, REQUEST_TIMEOUT_S)  # nothing handles its signal: it kills
         server = socket.socket(fileno=0)
+        # The server did not fork this process and cannot wait for it, so the number of a child that has
+        # exited may be another process's by the time it is killed; a descriptor always means this one.
         pidfd = os.pidfd_open(os.getpid())
         socket.send_fds(server, [b"\0"], [pidfd])
         os.close(pidfd)
@@ -111,6 +116,8 @@ def _run_child(descriptor: int) -> None:
         for part in _decode(request, upload):
             server.sendall(part)
     finally:
+        # Not an exception that goes on: this is a copy of the fork server, whose loop it would enter, and
+        # its message could carry a decoder's. The server takes a connection that ends early for a refusal.
         os._exit(0)
 
 
@@ -128,6 +135,7 @@ def _receive(server: socket.socket, num_bytes: int) -> bytes:
 def restrict(limits: UploadLimits) -> None:
     """Permanently drop all privileges that decoding does not need; the kernel enforces the time limits."""
     signal.setitimer(signal.ITIMER_REAL, limits.timeout_s + 1)  # in case the server has died
+    # The limit counts all address space, and the libraries that are loaded already take most of it.
     with open("/proc/self/statm", encoding="ascii") as file:
         in_use = int(file.read().split()[0]) * resource.getpagesize()
     for limit, value in (
@@ -138,7 +146,9 @@ def restrict(limits: UploadLimits) -> None:
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_NOFILE, 0),  # no file, socket or pipe can be opened from here on
     ):
-        resource.setrlimit(limit, (value, value))
+        resource.setrlimit(limit, (value, value))  # the second is the hard limit, which cannot be raised
+    # As the limits do not bind root: neither other processes and their memory nor any file can be reached.
+    system_calls.allow_only_listed()
 
 
 def _decode(request: DecodeRequest, upload: bytes) -> tuple[bytes, bytes | memoryview]:

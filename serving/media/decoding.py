@@ -23,6 +23,7 @@ import numpy as np
 from worldmodel.config import ImageSize, WorldModelConfig, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import Frames, MediaLimits, sniff
+from worldmodel.processes import end
 from worldmodel.rollout.state import film_frames
 from worldmodel.serving.errors import RateLimitError, TooLargeError, UnavailableError, UnsupportedFormatError
 from worldmodel.serving.media import decode_child
@@ -79,6 +80,7 @@ async def decode_upload(
         except (TimeoutError, EOFError, ConnectionError):
             raise InputError(EXHAUSTED) from None
         finally:
+            # Always: also a child that has answered might go on, if its upload has taken it over.
             with suppress(ProcessLookupError):  # it has already exited
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.close(pidfd)
@@ -132,6 +134,7 @@ def _check_upload(data: bytes, limits: MediaLimits) -> None:
 
 async def _receive_pidfd(child: socket.socket) -> int:
     """Wait for the child's first message: a descriptor of its own process."""
+    # asyncio cannot receive descriptors, so it only waits until there is something to read.
     loop = asyncio.get_running_loop()
     arrived = loop.create_future()
     loop.add_reader(child, lambda: arrived.done() or arrived.set_result(None))
@@ -160,6 +163,7 @@ async def _exchange(child: socket.socket, request: decode_child.DecodeRequest, d
     if status == decode_child.REJECTED and num_bytes <= decode_child.MAX_TEXT_BYTES:
         text = (await _receive(child, num_bytes)).decode("ascii", "replace")
         raise InputError(text if text.isprintable() else DAMAGED)
+    # The header may be an attacker's: nothing is allocated by it that the request does not allow.
     shape = (num_frames, height, width, 3)
     expected = 1 <= num_frames <= request.max_frames and (height, width) == (request.height, request.width)
     if status != decode_child.FRAMES or not expected or num_bytes != math.prod(shape):
@@ -191,6 +195,8 @@ class _ForkServer:
 
     def open_child(self) -> socket.socket:
         """Request a child and return the server's end of its socket."""
+        # From a process that was forked for it: a new interpreter would take a second per upload, and a fork
+        # of the server itself would have its keys, its sockets and the locks that its threads hold.
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs, self._lock:
@@ -210,7 +216,7 @@ class _ForkServer:
     def _start(self) -> None:
         self._stop()
         self._control, theirs = socket.socketpair()
-        self._control.setblocking(False)
+        self._control.setblocking(False)  # its buffer is the queue: when it is full, uploads are refused
         # The environment of the server, which can hold keys, is not passed to a process that decodes uploads.
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ}
         with theirs:
@@ -228,11 +234,7 @@ class _ForkServer:
         if self._control is not None:
             self._control.close()  # the fork server exits at the end of the file
         if self._process is not None:
-            try:
-                self._process.wait(timeout=2)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            end(self._process, timeout_s=2.0)
         self._control = self._process = None
 
     def close(self) -> None:

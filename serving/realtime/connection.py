@@ -15,10 +15,11 @@ from typing import Any, get_args
 
 from fastapi import WebSocket, WebSocketDisconnect
 
+from worldmodel.actions import Action
 from worldmodel.config import height_width
 from worldmodel.errors import InputError, WorldModelError
 from worldmodel.serving.actions import ActionSchema
-from worldmodel.serving.context import ServerContext
+from worldmodel.serving.context import OpenSession, ServerContext
 from worldmodel.serving.errors import (
     ApiError,
     DeadlineExceededError,
@@ -29,16 +30,18 @@ from worldmodel.serving.errors import (
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.rate_limits import TokenBucket
 from worldmodel.serving.realtime import events
+from worldmodel.serving.realtime.dropped import new_name
 from worldmodel.serving.realtime.events import Reason, SessionStart, error_event
 from worldmodel.serving.realtime.pacing import ChunkEncoder, WorldPlayer
 from worldmodel.serving.realtime.sender import EventSender, SlowClientError
 from worldmodel.serving.routes.parsing import adapter_name, decode_data_url
 from worldmodel.serving.worlds.service import World
-from worldmodel.types import Action
 
 LOG = logging.getLogger(__name__)
 
 ROUTE = "/v1/realtime/video"
+RESUMED = {"type", "event_id", "resume_id", "resumable", "format", "pace", "num_frames"}
+"""Fields of a start that goes on with a world."""
 MAX_REJECTED_EVENTS = 32
 """Rejected events after which a session is closed."""
 MESSAGE_BURST_S = 4.0
@@ -97,6 +100,8 @@ class Connection:
         self._player: WorldPlayer | None = None
         self._describing: asyncio.Task[None] | None = None
         self._num_rejected = 0
+        self._dropped = False
+        """Whether the connection broke, and was not closed."""
 
     async def run(self) -> None:
         """Serve the client until the session ends, and report the reason."""
@@ -143,13 +148,13 @@ class Connection:
                     task.exception()
 
     async def _server_stops(self) -> Reason:
-        stop = asyncio.Event()
-        self._context.sessions.add(stop)
+        session = OpenSession(self._caller)
+        self._context.sessions[session.id] = session
         try:
-            await stop.wait()
-            return "server_stopping"
+            await session.stop.wait()
+            return "stopped" if session.ended_by_admin else "server_stopping"
         finally:
-            self._context.sessions.discard(stop)
+            del self._context.sessions[session.id]
 
     def _session_created(self) -> events.SessionCreated:
         config = self._context.model_config
@@ -187,34 +192,49 @@ class Connection:
 
     async def _play_world(self, event: SessionStart, upload: bytes | None) -> Reason:
         started_at = time.monotonic()
-        with self._context.worlds.temporary(self._caller):
-            world = await self._start_world(event, upload)
+        worlds, resume_id = self._context.worlds, None
+        if event.resume_id is not None:
+            world, slot = self._context.dropped.take(self._caller, event.resume_id)
+        else:
+            slot = worlds.reserve(self._caller)
             try:
-                config = self._context.model_config
-                encoder = await asyncio.to_thread(
-                    ChunkEncoder, event.format, config.codec.image_size, config.fps
-                )
-                player = WorldPlayer(
-                    self._service,
-                    world,
-                    encoder,
-                    event.pace or config.pace,
-                    self._send,
-                    metrics=self._context.metrics,
-                    max_queued=self._limits.max_queued_interactions,
-                    step_deadline_s=self._context.config.step_deadline_s,
-                    started_at=started_at,
-                    num_frames=event.num_frames,
-                )
-                await self._send(self._video_start(event, world, encoder), *encoder.init)
-                if event.prompt is not None and (upload or event.image_reference):
-                    first = events.InteractionEvent(prompt=event.prompt)
-                    await player.interact(events.Interaction(event=first), replace=False)
-                self._player = player
-                self._expires_at = time.monotonic() + self._limits.idle_timeout_s
-                return await player.play()
-            finally:
+                world = await self._start_world(event, upload)
+            except BaseException:
+                worlds.release(slot)
+                raise
+        if event.resumable or event.resume_id is not None:
+            resume_id = new_name()
+        try:
+            config = self._context.model_config
+            encoder = await asyncio.to_thread(ChunkEncoder, event.format, config.codec.image_size, config.fps)
+            player = WorldPlayer(
+                self._service,
+                world,
+                encoder,
+                event.pace or config.pace,
+                self._send,
+                metrics=self._context.metrics,
+                max_queued=self._limits.max_queued_interactions,
+                step_deadline_s=self._context.config.step_deadline_s,
+                started_at=started_at,
+                num_frames=event.num_frames,
+            )
+            await self._send(self._video_start(event, world, encoder, resume_id), *encoder.init)
+            if event.prompt is not None and (upload or event.image_reference):
+                first = events.InteractionEvent(prompt=event.prompt)
+                await player.interact(events.Interaction(event=first), replace=False)
+            self._player = player
+            self._expires_at = time.monotonic() + self._limits.idle_timeout_s
+            return await player.play()
+        except (WebSocketDisconnect, SlowClientError):
+            self._dropped = True
+            raise
+        finally:
+            if self._dropped and resume_id is not None and not self._context.jobs.draining:
+                self._context.dropped.keep(resume_id, world, slot)
+            else:
                 world.close()
+                worlds.release(slot)
 
     async def _start_world(self, event: SessionStart, upload: bytes | None) -> World:
         if event.image_reference is not None:
@@ -229,12 +249,16 @@ class Connection:
                     num_inference_steps=event.num_inference_steps,
                     guidance_scale=event.guidance_scale,
                     negative_prompt=event.negative_prompt,
+                    temperature=event.temperature,
+                    top_k=event.top_k,
                     adapter=event.adapter or adapter_name(self._context, event.model),
                 )
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
 
-    def _video_start(self, event: SessionStart, world: World, encoder: ChunkEncoder) -> events.VideoStart:
+    def _video_start(
+        self, event: SessionStart, world: World, encoder: ChunkEncoder, resume_id: str | None
+    ) -> events.VideoStart:
         config = self._context.model_config
         height, width = height_width(config.codec.image_size)
         return events.VideoStart(
@@ -250,6 +274,7 @@ class Connection:
             seed=world.settings.seed,
             num_inference_steps=world.settings.num_inference_steps,
             guidance_scale=world.settings.guidance_scale,
+            resume_id=resume_id,
         )
 
     # ---- client messages -----------------------------------------------------------------------------
@@ -263,13 +288,17 @@ class Connection:
             except TimeoutError:
                 if not self._started.done():
                     return "start_timeout"
-                if self._player is not None and time.monotonic() >= self._expires_at:
+                # One who only watches is not idle either.
+                watched_until = self._sender.media_sent_at + self._limits.idle_timeout_s
+                if self._player is not None and time.monotonic() >= max(self._expires_at, watched_until):
                     return "idle"
                 # A client that waits for its world to start is not idle.
                 self._expires_at = max(self._expires_at, time.monotonic() + 0.1)
                 continue
             if message["type"] == "websocket.disconnect":
-                raise WebSocketDisconnect(message.get("code", 1006))
+                code = message.get("code", 1006)
+                self._dropped = code != CLOSE_NORMAL  # uvicorn says 1005 of a connection that broke
+                raise WebSocketDisconnect(code)
             if self._messages.take():
                 raise TooManyMessagesError(
                     f"Too many messages; send at most {self._messages.rate_per_s:g} per second."
@@ -331,6 +360,12 @@ class Connection:
         """Refuse a start that has no origin or several, or that does not fit the model."""
         image = event.upload or event.image_reference is not None
         origins = event.text is not None, event.upload, event.image_reference is not None
+        if event.resume_id is not None:
+            if event.model_fields_set - RESUMED:
+                raise events.InvalidEventError(
+                    f"A world that goes on keeps its settings; send resume_id with {', '.join(RESUMED)} only."
+                )
+            return
         if sum(origins) > 1 or not (any(origins) or event.prompt) or (event.text and event.prompt):
             raise events.InvalidEventError("A world starts from text or from an upload; send one of them.")
         adapter_name(self._context, event.model)

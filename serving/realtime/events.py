@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from worldmodel.errors import WorldModelError
-from worldmodel.serving.actions import ActionBody, ActionSchema, CameraBody, StrictModel, plain
+from worldmodel.serving.actions import KIND_TYPES, ActionBody, ActionSchema, StrictModel, plain
 from worldmodel.serving.errors import ApiError
-from worldmodel.serving.protocol import OutcomeObject
+from worldmodel.serving.protocol import OutcomeObject, StateObject
 
 PROTOCOL = 1
 """Protocol version; incremented by changes that break existing clients."""
@@ -88,16 +88,25 @@ class SessionStart(ClientEvent):
     guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
     negative_prompt: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
     """Text that guidance leads away from, for models whose generator reads text."""
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Of the choice between possible futures, for models whose states have a code; 0: the most likely."""
+    top_k: Annotated[int, Field(ge=0, le=2**20)] = 0
+    """Only so many of the most likely values of each variable of that code are drawn; 0 is all."""
     adapter: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     format: Format = "jpeg"
     pace: Pace | None = None
     """By default the model's, which `session.created` names."""
+    resumable: bool = False
+    """Whether the world is kept for a minute if the connection breaks: `video.start` has a `resume_id`."""
+    resume_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Goes on with the world of a connection that broke; its settings stay, so none but `format`, `pace` and
+    `num_frames` is sent with it."""
 
 
 class MultiModalData(Event):
     """What an interaction has beside words."""
 
-    camera: CameraBody
+    camera: KIND_TYPES["camera"]  # type: ignore[valid-type]
 
 
 class InteractionEvent(Event):
@@ -281,6 +290,8 @@ class VideoStart(Event):
     seed: int
     num_inference_steps: int
     guidance_scale: float
+    resume_id: str | None = None
+    """With it a later `session.start` goes on with this world, if the connection breaks."""
 
 
 class ChunkMetadata(Event):
@@ -303,6 +314,8 @@ class ChunkMetadata(Event):
     """Interactions that took effect with the first frame of this chunk."""
     outcome: OutcomeObject | None
     """Reward and end of the round, if the model predicts them."""
+    state: StateObject | None
+    """Which future it is, if the model predicts states."""
     generation_s: float
 
 

@@ -10,18 +10,19 @@ from typing import Literal
 
 import numpy as np
 
+from worldmodel.actions import Action
 from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.media.encoding import encode_jpeg
 from worldmodel.serving.actions import action_body
+from worldmodel.serving.engine.shares import round_in_progress
 from worldmodel.serving.errors import ApiError, DeadlineExceededError
 from worldmodel.serving.media.fragmented_mp4 import FragmentedMp4
 from worldmodel.serving.metrics import Metrics
-from worldmodel.serving.protocol import OutcomeObject
+from worldmodel.serving.protocol import OutcomeObject, StateObject
 from worldmodel.serving.realtime import events
 from worldmodel.serving.worlds.service import World, WorldService
-from worldmodel.types import Action
 
 JPEG_QUALITY = 92
 """Lower values show colour bleeding, because pages enlarge the small frames."""
@@ -196,7 +197,10 @@ class WorldPlayer:
             self._started_at = start
         try:
             async with asyncio.timeout(self._step_deadline_s):
-                frames = await (self._step_until_action() if interaction is None else self.world.step(action))
+                with round_in_progress():
+                    frames = await (
+                        self._step_until_action() if interaction is None else self.world.step(action)
+                    )
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
         if frames is None:
@@ -250,6 +254,7 @@ class WorldPlayer:
             action=action_body(action),
             event_ids=[interaction.event_id] if interaction is not None else [],
             outcome=self.world.outcome and OutcomeObject(**asdict(self.world.outcome)),
+            state=StateObject.of(self.world.predicted),
             generation_s=round(duration, 6),
         )
         self.chunks, self.frames = self.chunks + 1, self.frames + len(frames)

@@ -1,6 +1,7 @@
 """Back-pressure for one WebSocket: sending waits until the client reads."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 from fastapi import WebSocket, WebSocketDisconnect
@@ -26,6 +27,8 @@ class EventSender:
         self._websocket, self._timeout_s = websocket, timeout_s
         self._lock = asyncio.Lock()
         self._timed_out = False
+        self.media_sent_at = 0.0
+        """When the client took the last binary message."""
 
     async def send(self, event: Event, *messages: bytes) -> None:
         """Send an event and its binary messages.
@@ -47,6 +50,8 @@ class EventSender:
                 await self._websocket.send_text(text)
                 for message in messages:
                     await self._websocket.send_bytes(message)
+                if messages:
+                    self.media_sent_at = time.monotonic()
         except TimeoutError:
             self._timed_out = True
             raise SlowClientError from None

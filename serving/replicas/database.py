@@ -1,37 +1,41 @@
 """The database of a server, which replicas share: SQLite on one machine, PostgreSQL for many."""
 
 import asyncio
+import fcntl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from worldmodel.database import connect, lock_schema, transaction
-from worldmodel.errors import DatabaseError
+from worldmodel.errors import DatabaseError, OutputError
+from worldmodel.leases import lease_columns
 from worldmodel.serving.errors import UnavailableError
 
 T = TypeVar("T")
 
 RETRY_S = 2.0
-"""How long a request waits for a database that does not answer."""
+"""Time for which a request waits for a database that does not answer."""
 START_RETRY_S = 60.0
-"""How long a server waits for it when it starts."""
+"""Time for which a server waits for it at the start."""
 NUM_CONNECTIONS = 4
+LOCK_S = 2.0
+"""How long a server waits for the one before it to leave its data folder."""
 
 METADATA = sa.MetaData()
 replicas = sa.Table(
     "server_replicas",
     METADATA,
-    sa.Column("id", sa.String, primary_key=True),
+    *lease_columns(),
     sa.Column("model", sa.String, nullable=False),
     sa.Column("folder", sa.String, nullable=False),
-    sa.Column("expires_at", sa.Double, nullable=False),
 )
-"""Servers, each until its lease expires, in seconds since 1970 of the database's clock."""
+"""The leases of servers that share a database; a lone server has none."""
 worlds = sa.Table(
     "server_worlds",
     METADATA,
@@ -64,14 +68,14 @@ videos = sa.Table(
 class Database:
     """Runs transactions in threads of its own; uploads and encoders cannot keep a heartbeat waiting."""
 
-    def __init__(self, url: str | URL) -> None:
-        """Connect, and create the tables if there are none.
+    def __init__(self, url: str | URL, lock: "FolderLock | None" = None) -> None:
+        """Connect, and create the tables if there are none; `lock` is released when it is closed.
 
         Raises:
             ConfigError: the URL is wrong, or the database's driver is not installed.
             DatabaseError: the database does not answer, or refuses.
         """
-        self._engine = connect(url)
+        self._engine, self._lock = connect(url), lock
         self._threads = ThreadPoolExecutor(NUM_CONNECTIONS, "database")
         self.run_now(_create)
 
@@ -103,19 +107,40 @@ class Database:
         """Close the connections."""
         self._threads.shutdown()
         self._engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
 
 
-def now(db: Connection) -> Any:
-    """Return the time by one clock for all replicas: PostgreSQL's, or that of SQLite's machine."""
-    if db.dialect.name == "postgresql":
-        return sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp()), sa.Double)
-    return sa.literal(time.time())
+class FolderLock:
+    """The lock of a data folder: one lone server has it, or any number of replicas.
 
+    The kernel releases it when the process ends, however it does, so the next server never waits for a lease.
+    """
 
-def free(db: Connection, holder: "sa.Column[str]") -> "sa.ColumnElement[bool]":
-    """Return the condition that no live replica holds a row."""
-    live = sa.select(replicas.c.id).where(replicas.c.expires_at > now(db))
-    return sa.or_(holder.is_(None), holder.not_in(live))
+    def __init__(self, folder: Path, shared: bool) -> None:
+        """Lock a folder.
+
+        Raises:
+            OutputError: another server uses it, and they do not share a database.
+        """
+        self._file = (folder / ".lock").open("w")
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    self._file.close()
+                    raise OutputError(
+                        f"Another server uses the data folder {str(folder)!r}; choose another --data-dir, or "
+                        "start both with the same --database."
+                    ) from None
+            time.sleep(0.05)
+
+    def release(self) -> None:
+        """Release the lock."""
+        self._file.close()
 
 
 def _create(db: Connection) -> None:

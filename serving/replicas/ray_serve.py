@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 MAX_REQUESTS = 1024
 """Requests and sockets of a replica at the same time. Its app has lower limits, and answers with 429."""
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-"""Sends requests of one session to one replica; those of none to any."""
+"""Sends requests of one session to one replica; other requests to any."""
 SESSION = b"x-session-id"
 """Header with the session of a request."""
 WORLD = re.compile(r"/v1/worlds/([\w-]+)")
@@ -42,7 +42,7 @@ def middlewares() -> list[Middleware]:
 
 
 class ReplicaApp:
-    """An ASGI app that is made in its replica, by its first call, which is that of the lifespan."""
+    """An ASGI app that is made in its replica by its first call, the lifespan's."""
 
     def __init__(self, load: Callable[[], Awaitable[FastAPI]]) -> None:
         self._load = load
@@ -55,8 +55,8 @@ class ReplicaApp:
 
     @property
     def alive(self) -> bool:
-        """Whether its engine can still compute."""
-        return self._app is None or self._app.state.context.service.alive
+        """Whether its model still computes."""
+        return self._app is None or self._app.state.context.watchdog.fault is None
 
 
 def application(
@@ -81,8 +81,8 @@ def application(
     @serve.ingress(build)
     class Replica:
         async def check_health(self) -> None:
-            """Fail if the engine has failed; Ray then replaces the replica."""
+            """Fail if the model computes no more; Ray then replaces the replica."""
             if not self.app.alive:  # type: ignore[attr-defined] -- of serve.ingress
-                raise RuntimeError("The engine has failed.")
+                raise RuntimeError("The model computes no more.")
 
     return Replica.bind()  # type: ignore[attr-defined]

@@ -17,14 +17,14 @@ from worldmodel.serving.engine.completion import Completion, TextParams
 from worldmodel.serving.errors import ApiError
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.routes.parsing import adapter_name, decode_data_url
-from worldmodel.serving.routes.route_class import BODY, ERRORS, MediaInJsonRoute, errors, while_connected
+from worldmodel.serving.routes.route_class import BODY, ERRORS, ChatRoute, errors, while_connected
 
-router = APIRouter(tags=["text"], route_class=MediaInJsonRoute, responses=ERRORS)
+router = APIRouter(tags=["text"], route_class=ChatRoute, responses=ERRORS)
 STREAM = "text/event-stream"
 Grown: TypeAlias = tuple[int, Completion]
 """One of several texts as it grows: its index, and the text so far."""
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What the bytes of a character decode to before its last token."""
+"""Replacement character, to which the bytes of an incomplete character decode."""
 
 
 @router.post(
@@ -40,7 +40,10 @@ async def complete(
     settings = context.service.settings(adapter=adapter_name(context, body.model))
     max_tokens = body.max_completion_tokens or body.max_tokens or MAX_TOKENS
     seed = secrets.randbelow(2**63) if body.seed is None else body.seed
-    params = [TextParams(max_tokens, body.temperature, (seed + index) % 2**63) for index in range(body.n)]
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    params = [
+        TextParams(max_tokens, body.temperature, stop, (seed + index) % 2**63) for index in range(body.n)
+    ]
     frames = await decode_observation(await decode_data_url(url), context.model_config)
     completions = context.worlds.complete_frames(caller, frames, settings, question, params)
     name, created = body.model or context.config.model_name, int(time.time())
@@ -147,7 +150,7 @@ def _event(
 
 
 def _usage(texts: Collection[Completion]) -> protocol.Usage:
-    """Count the tokens of the question once, and those of all answers."""
+    """Count the tokens of the question once, and the tokens of all answers."""
     asked = max(text.prompt_tokens for text in texts)
     answered = sum(text.completion_tokens for text in texts)
     return protocol.Usage(prompt_tokens=asked, completion_tokens=answered, total_tokens=asked + answered)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from worldmodel.actions import Action
 from worldmodel.errors import InputError
 from worldmodel.serving import protocol
 from worldmodel.serving.actions import plain
@@ -32,7 +33,6 @@ from worldmodel.serving.videos.record import (
     hash_request,
     new_record,
 )
-from worldmodel.types import Action
 
 router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=AuthenticatedRoute, responses=ERRORS)
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import Query, Response
 
+from worldmodel.episodes import Outcome
 from worldmodel.media import Frames
 from worldmodel.media.encoding import encode_png, encode_video
-from worldmodel.types import Outcome
 
 FrameFormat = Literal["mp4", "zip", "npy"]
 Format = Annotated[
@@ -66,12 +66,7 @@ async def frames_response(
     confidence: float | None = None,
 ) -> Response:
     """Encode frames in a thread; return them with headers that describe them."""
-    encoders: dict[FrameFormat, Callable[[np.ndarray], bytes]] = {
-        "mp4": partial(encode_video, fps=fps),
-        "zip": encode_png_frames,
-        "npy": encode_npy,
-    }
-    data = await asyncio.to_thread(encoders[format], frames)
+    data = await encode_frames(format, frames, fps)
     headers = {
         "x-round": str(round_number),
         "x-step-id": str(round_number),
@@ -84,6 +79,16 @@ async def frames_response(
     if confidence is not None:
         headers |= {"x-confidence": f"{confidence:.4f}"}
     return Response(data, media_type=MEDIA_TYPES[format], headers=headers)
+
+
+async def encode_frames(format: FrameFormat, frames: np.ndarray, fps: float) -> bytes:
+    """Encode frames in a thread, as a file of `MEDIA_TYPES[format]`."""
+    encoders: dict[FrameFormat, Callable[[np.ndarray], bytes]] = {
+        "mp4": partial(encode_video, fps=fps),
+        "zip": encode_png_frames,
+        "npy": encode_npy,
+    }
+    return await asyncio.to_thread(encoders[format], frames)
 
 
 def encode_png_frames(frames: Frames) -> bytes:

@@ -1,6 +1,6 @@
 """Liveness, readiness and metrics."""
 
-import asyncio
+from contextlib import suppress
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,28 +13,36 @@ from worldmodel.serving.routes.route_class import ERRORS, AuthenticatedRoute
 router = APIRouter(tags=["health"])
 metrics_router = APIRouter(tags=["health"], route_class=AuthenticatedRoute, responses=ERRORS)
 
-MODEL_TIMEOUT_S = 5.0
-"""A model thread that accepts no new work for this long counts as not ready."""
-
 
 @router.get(
     "/health",
-    responses={503: {"description": "The server has too many connections.", "content": {"text/plain": {}}}},
+    responses={
+        503: {
+            "model": Health,
+            "description": "The server needs a restart, or has too many connections.",
+            "content": {"text/plain": {}},
+        }
+    },
 )
-async def health() -> Health:
-    """Report that the process is alive; needs no key."""
-    return Health(status="ok")
+async def health(context: Context, response: Response) -> Health:
+    """Report whether the process should go on: not when the model computes no more; needs no key."""
+    if context.watchdog.fault is None:
+        return Health(status="ok")
+    response.status_code = 503
+    return Health(status=context.watchdog.fault)
 
 
 @router.get("/ready", responses={503: {"model": Health, "description": "Accepts no work."}})
 async def ready(context: Context, response: Response) -> Health:
-    """Report whether the server accepts work: engine, model and database respond, the queue has room."""
-    if context.jobs.draining:
+    """Report whether the server accepts work: the model computes, the database responds, the queue has room.
+
+    `failing`: calls to the model fail. `stuck`: one does not return. `failed`: a process of the model or the
+    database is gone.
+    """
+    if context.watchdog.fault is not None:
+        status = context.watchdog.fault
+    elif context.jobs.draining or context.service.compute.closed:
         status = "stopping"
-    elif not context.service.alive:
-        status = "failed"
-    elif not await _model_responds(context):
-        status = "starting"
     else:
         try:
             status = "full" if await context.jobs.full() else "ok"
@@ -46,19 +54,14 @@ async def ready(context: Context, response: Response) -> Health:
     return Health(status=status)
 
 
-async def _model_responds(context: Context) -> bool:
-    try:
-        async with asyncio.timeout(MODEL_TIMEOUT_S):
-            return await context.service.compute.run(lambda: True)
-    except (TimeoutError, RuntimeError):  # RuntimeError: the thread is closed
-        return False
-
-
 @metrics_router.get(
     "/metrics",
     response_class=Response,
     responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
 )
 async def metrics(context: Context, caller: Caller) -> Response:
-    """Return the server's metrics for Prometheus."""
+    """Return the server's metrics for Prometheus: to keys of the option admin, if the key file has some."""
+    context.require_admin(caller)
+    with suppress(UnavailableError):  # the length of the queue stays as it was last known
+        await context.jobs.count_queued()
     return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)

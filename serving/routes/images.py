@@ -14,9 +14,9 @@ from worldmodel.serving.context import Caller, Context, ServerContext
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.protocol import ImageList, ImageObject, ImageRequest
 from worldmodel.serving.routes.parsing import body_schema, check_size, generation_settings, read_body
-from worldmodel.serving.routes.route_class import BODY, ERRORS, AuthenticatedRoute, errors, while_connected
+from worldmodel.serving.routes.route_class import BODY, ERRORS, ImageRoute, errors, while_connected
 
-router = APIRouter(tags=["images"], route_class=AuthenticatedRoute, responses=ERRORS)
+router = APIRouter(tags=["images"], route_class=ImageRoute, responses=ERRORS)
 UPLOAD = "image"
 
 
@@ -48,7 +48,7 @@ async def _generate(
     body: ImageRequest,
     frames: np.ndarray | None = None,
 ) -> ImageList:
-    check_size(context, None if body.size == "auto" else body.size)
+    check_size(context, body.size)
     settings = generation_settings(context, body)
     seeds = [replace(settings, seed=(body.seed + index) % 2**63) for index in range(body.n)]
     images = await while_connected(

@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from worldmodel.media.encoding import encode_png
-from worldmodel.rollout import start_images
 from worldmodel.serving import protocol
 from worldmodel.serving.context import Caller, Context, ServerContext
 from worldmodel.serving.routes.parsing import adapter_name
 from worldmodel.serving.routes.route_class import ERRORS, OBJECT, AuthenticatedRoute, errors
+from worldmodel.worlds import start_images
 
 router = APIRouter(tags=["models"], route_class=AuthenticatedRoute, responses=ERRORS)
 

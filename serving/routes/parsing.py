@@ -6,7 +6,7 @@ import binascii
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -133,7 +133,10 @@ def body_schema(
         description = "A file of GET /v1/worlds/{world_id}/snapshot, sent without other fields"
         form["properties"][snapshot] = {"type": "string", "format": "binary", "description": description}
     if upload in schema["properties"]:  # the field is a reference to an object, or the upload itself
-        form["properties"][f"{upload}[id]"] = {"type": "string"}
+        reference = next(
+            each for each in get_args(model.model_fields[upload].annotation) if each is not type(None)
+        )
+        form["properties"] |= {f"{upload}[{name}]": {"type": "string"} for name in reference.model_fields}
     content = {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}
     return {"requestBody": {"required": required, "content": content}}
 
@@ -194,6 +197,8 @@ def generation_settings(context: ServerContext, body: Generation) -> WorldSettin
         body.guidance_scale,
         adapter_name(context, body.model),
         body.negative_prompt,
+        body.temperature,
+        body.top_k,
     )
 
 
@@ -204,6 +209,6 @@ def check_size(context: ServerContext, size: str | None) -> str:
         InputError: another size is requested.
     """
     model_size = context.service.frame_size
-    if size not in (None, model_size):
+    if size not in (None, "auto", model_size):
         raise InputError(f"size is {size}; this model generates {model_size}: pass that, or omit size.")
     return model_size

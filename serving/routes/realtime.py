@@ -1,6 +1,7 @@
 """WebSocket sessions, the AsyncAPI document, and the play page."""
 
 import importlib.resources
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 
 from worldmodel.serving.auth import accepted_subprotocol, authenticate
 from worldmodel.serving.context import Context, ServerContext
+from worldmodel.serving.engine.shares import ask_as
 from worldmodel.serving.errors import ApiError, NotFoundError, RateLimitError
 from worldmodel.serving.realtime import asyncapi
 from worldmodel.serving.realtime.connection import CLOSE_POLICY, ROUTE, Connection
@@ -36,6 +38,7 @@ async def realtime_video(websocket: WebSocket, context: Context) -> None:
     try:
         caller = authenticate(websocket, context.keys)
         with _count_socket(context, caller):
+            ask_as(caller, "live")
             await websocket.accept(accepted_subprotocol(websocket))
             await Connection(websocket, caller, context).run()
     except ApiError as error:
@@ -51,15 +54,17 @@ def _count_socket(context: ServerContext, caller: str) -> Iterator[None]:
     with context.limiter.request(caller):
         pass  # the handshake counts as a request, the session does not
     sockets = context.num_sockets
-    if sockets[caller] >= context.config.max_sockets_per_key:
+    if sockets[caller] >= context.config.of_key("max_sockets_per_key", caller):
         raise RateLimitError(f"This key has {sockets[caller]} open sockets; close one first.", 5)
-    if sockets.total() >= MAX_SOCKETS:
-        raise RateLimitError(f"The server has {MAX_SOCKETS} open sockets, its maximum; try again later.", 5)
+    if not context.config.has_room(caller, sockets, MAX_SOCKETS):
+        most = sockets.total()
+        raise RateLimitError(f"The server has {most} open sockets, the most for this key; try later.", 5)
     sockets[caller] += 1
     try:
         yield
     finally:
         sockets[caller] -= 1
+        sockets += Counter()  # drops keys without sockets
 
 
 async def _deny(websocket: WebSocket, error: ApiError) -> None:

@@ -2,27 +2,32 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from worldmodel.errors import InputError
 from worldmodel.serving.context import get_context, require_key
+from worldmodel.serving.engine.shares import Purpose, ask_as
 from worldmodel.serving.errors import ApiError, UnavailableError, UnsupportedFormatError
 from worldmodel.serving.protocol import ErrorObject
 from worldmodel.serving.settings import MIB, ServerConfig
 
 Result = TypeVar("Result")
+Place: TypeAlias = Callable[[], Awaitable[None]]
+"""Waits for a place for a large body, which the request holds from then on."""
 
-BODY_TIMEOUT_S = 60.0
-"""Longest time in which the body of a request must arrive."""
+BODY_TIMEOUT_S, MIN_BYTES_PER_S = 10.0, 64 * 2**10
+"""Time in which the body of a request must arrive, and its least rate from then on."""
 CLIENT_CLOSED_REQUEST = 499
 """Status for the log when the client has disconnected, as in nginx."""
 
@@ -38,6 +43,8 @@ class AuthenticatedRoute(APIRoute):
     """
 
     max_json_bytes = MIB
+    purpose: Purpose = "step"
+    """What its calls to the model are for."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -46,17 +53,21 @@ class AuthenticatedRoute(APIRoute):
             context, outcome = get_context(request), "failed"
             try:
                 caller = await require_key(request)
+                ask_as(caller, self.purpose)
                 if request.method == "POST":
                     context.require_running()
+                if request.headers.get("content-encoding", "identity") != "identity":
+                    raise UnsupportedFormatError("Send the body without compression.")
                 if self.body_field is not None and not _is_json(request):
                     raise UnsupportedFormatError("Send the body as application/json.")
                 with context.limiter.request(caller):
-                    limited = _limit_body(request, self._max_body_bytes(request, context.config))
-                    async with context.large_bodies if _is_large(request) else nullcontext():
-                        response = await handler(limited)
+                    async with AsyncExitStack() as held:
+                        place = partial(held.enter_async_context, context.large_bodies.one(caller))
+                        limit = self._max_body_bytes(request, context.config)
+                        response = await handler(_limit_body(request, limit, place))
                 outcome = "ok"
                 return response
-            except ClientDisconnectedError:
+            except (ClientDisconnectedError, ClientDisconnect):
                 outcome = "cancelled"
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             except asyncio.CancelledError:
@@ -79,11 +90,23 @@ class AuthenticatedRoute(APIRoute):
         return config.max_upload_bytes + MIB if is_form else self.max_json_bytes
 
 
-class MediaInJsonRoute(AuthenticatedRoute):
-    """Route whose JSON contains media in base64, which adds a third to their size."""
+class VideoRoute(AuthenticatedRoute):
+    """Route whose JSON may contain media in base64, which adds a third to their size."""
 
     def _max_body_bytes(self, request: Request, config: ServerConfig) -> int:
         return MIB + config.max_upload_bytes * 4 // 3
+
+
+class ChatRoute(VideoRoute):
+    """Route that answers questions about media in its JSON."""
+
+    purpose = "chat"
+
+
+class ImageRoute(AuthenticatedRoute):
+    """Route that generates images."""
+
+    purpose = "image"
 
 
 def _is_json(request: Request) -> bool:
@@ -92,48 +115,52 @@ def _is_json(request: Request) -> bool:
     return content_type == "application/json"
 
 
-def _is_large(request: Request) -> bool:
-    """Return whether a body has more than a MiB, or a length that is not known."""
-    length = request.headers.get("content-length", "" if "transfer-encoding" in request.headers else "0")
-    return not length.isdecimal() or len(length) > 18 or int(length) > MIB
-
-
-def _limit_body(request: Request, limit: int) -> Request:
+def _limit_body(request: Request, limit: int, place: Place) -> Request:
     """Reject a body above the limit, by its content length or as soon as more bytes have arrived."""
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > limit:
         raise _body_too_large(limit)
-    return LimitedRequest(request.scope, _limited(request.receive, limit))
+    return LimitedRequest(request.scope, _limited(request.receive, limit, place))
 
 
 class LimitedRequest(Request):
-    """A request whose body is parsed several times as fast as by `json`."""
+    """A request whose body is parsed several times as fast as by `json`, and a large one in a thread."""
 
     async def json(self) -> Any:
+        body = await self.body()
+        parse = partial(from_json, body, allow_inf_nan=False)
         try:
-            return from_json(await self.body(), allow_inf_nan=False)
+            return await asyncio.to_thread(parse) if len(body) > MIB else parse()
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from None
 
 
-def _limited(receive: Receive, limit: int) -> Receive:
-    """Receive a body of at most `limit` bytes, which must arrive in time once it is asked for."""
-    num_bytes, complete = 0, False
-    deadline: float | None = None
+def _limited(receive: Receive, limit: int, place: Place) -> Receive:
+    """Receive a body of at most `limit` bytes, which must arrive at a least rate once it is asked for.
+
+    A place for it is taken when a MiB has arrived: bytes that are only announced take none from others.
+    """
+    num_bytes, complete, large = 0, False, False
+    waited_s = 0.0
 
     async def limited() -> Message:
-        nonlocal num_bytes, complete, deadline
+        nonlocal num_bytes, complete, large, waited_s
         if complete:
             return await receive()
-        deadline = deadline or asyncio.get_running_loop().time() + BODY_TIMEOUT_S
+        began = asyncio.get_running_loop().time()
+        patience_s = BODY_TIMEOUT_S + num_bytes / MIN_BYTES_PER_S - waited_s
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(patience_s):
                 message = await receive()
         except TimeoutError:
-            raise HTTPException(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.") from None
+            raise HTTPException(408, "The body arrives too slowly; send it again.") from None
+        waited_s += asyncio.get_running_loop().time() - began
         num_bytes, complete = num_bytes + len(message.get("body", b"")), not message.get("more_body", False)
         if num_bytes > limit:
             raise _body_too_large(limit)
+        if num_bytes > MIB and not large:
+            large = True
+            await place()
         return message
 
     return limited

@@ -1,23 +1,31 @@
 """Videos as background jobs, in the shape of the Videos API."""
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
+from worldmodel.actions import Action
 from worldmodel.errors import InputError
 from worldmodel.serving import protocol
 from worldmodel.serving.actions import plain
 from worldmodel.serving.context import Caller, Context, ServerContext
-from worldmodel.serving.errors import ConflictError, NotFoundError
+from worldmodel.serving.errors import ConflictError, NotFoundError, RateLimitError, UnavailableError
 from worldmodel.serving.media.decoding import decode_observation
-from worldmodel.serving.routes.parsing import body_schema, check_size, generation_settings, read_body
-from worldmodel.serving.routes.route_class import BODY, ERRORS, OBJECT, AuthenticatedRoute, errors
+from worldmodel.serving.routes.parsing import (
+    body_schema,
+    check_size,
+    decode_data_url,
+    generation_settings,
+    read_body,
+)
+from worldmodel.serving.routes.route_class import BODY, ERRORS, OBJECT, VideoRoute, errors
 from worldmodel.serving.videos.jobs import VideoJob
 from worldmodel.serving.videos.record import (
     VideoPlan,
@@ -26,11 +34,11 @@ from worldmodel.serving.videos.record import (
     hash_request,
     new_record,
 )
-from worldmodel.types import Action
 
-router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=AuthenticatedRoute, responses=ERRORS)
+router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=VideoRoute, responses=ERRORS)
 
 UPLOAD = "input_reference"
+EVENT_S = 0.5
 POLL_MS, MAX_POLL_MS = 500, 5000
 SHARED_FIELDS = protocol.VideoObject.model_fields.keys() & VideoRecord.__annotations__
 MEDIA_TYPES = {"video": "video/mp4", "thumbnail": "image/jpeg", "spritesheet": "image/jpeg"}
@@ -78,6 +86,8 @@ async def create(
     """Request a video; repeating a request with the same Idempotency-Key returns the first video."""
     body, uploads = await read_body(request, protocol.VideoRequest, UPLOAD)
     upload = uploads.get(UPLOAD)
+    if body.input_reference is not None:
+        upload = await decode_data_url(body.input_reference.image_url)
     fps = context.model_config.fps
     key, fingerprint = hash_idempotency_key(caller, idempotency_key), hash_request(body.model_dump(), upload)
     settings = generation_settings(context, body)
@@ -165,6 +175,44 @@ async def content(context: Context, job: OwnedJob, variant: protocol.Variant = "
     )
 
 
+@router.get(
+    "/{video_id}/events",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Server-sent events: the video whenever it has changed, until it has finished.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    }
+    | errors(*OBJECT),
+)
+async def events(context: Context, job: OwnedJob) -> StreamingResponse:
+    """Follow a video: the same object as of GET, at once and after every change."""
+    owner = job.record.owner
+    if context.num_sockets[owner] >= context.config.of_key("max_sockets_per_key", owner):
+        raise RateLimitError("This key has its maximum of open sockets and streams; close one first.", 5)
+    return StreamingResponse(_changes(context, job), media_type="text/event-stream")
+
+
+async def _changes(context: ServerContext, job: VideoJob) -> AsyncIterator[str]:
+    sent, owner = None, job.record.owner
+    context.num_sockets[owner] += 1
+    try:
+        while True:
+            text = video_object(job).model_dump_json()
+            # A comment in between, without which a proxy would end a connection that says nothing.
+            yield f"data: {text}\n\n" if text != sent else ":\n\n"
+            sent = text
+            if job.record.finished or context.jobs.draining:
+                return
+            await asyncio.sleep(EVENT_S)
+            job = await context.jobs.get(owner, job.record.id)
+    except (NotFoundError, UnavailableError):  # it was deleted, or the database does not answer
+        return
+    finally:
+        context.num_sockets[owner] -= 1
+
+
 @router.delete("/{video_id}", responses=errors(*OBJECT))
 async def delete(context: Context, job: OwnedJob) -> protocol.Deleted:
     """Delete a video; an unfinished one is cancelled within one denoising step."""
@@ -193,7 +241,7 @@ def _actions_of_rounds(
 def requested_frames(
     context: ServerContext, body: protocol.VideoRequest | protocol.ExtendRequest, rounds: int
 ) -> int:
-    """Return the number of frames that a request names, by default those of `rounds`.
+    """Return the number of frames that a request names, by default as many as `rounds` have.
 
     Raises:
         InputError: it names the length twice.

@@ -1,19 +1,27 @@
 """Live worlds: start, step, snapshot, restore, fork, describe."""
 
 import asyncio
+import base64
 from dataclasses import asdict
 from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from worldmodel.action_words import say
+from worldmodel.actions import Action
+from worldmodel.actions.words import say
 from worldmodel.errors import InputError
 from worldmodel.media.encoding import encode_png
 from worldmodel.serving import protocol
 from worldmodel.serving.actions import ActionSchema, InferredAction, action_body, plain
 from worldmodel.serving.context import Caller, Context
 from worldmodel.serving.media.decoding import decode_observation
-from worldmodel.serving.routes.frames import FRAME_RESPONSES, Format, frames_response
+from worldmodel.serving.routes.frames import (
+    FRAME_RESPONSES,
+    MEDIA_TYPES,
+    Format,
+    encode_frames,
+    frames_response,
+)
 from worldmodel.serving.routes.parsing import (
     body_schema,
     generation_settings,
@@ -29,7 +37,6 @@ from worldmodel.serving.routes.route_class import (
 )
 from worldmodel.serving.worlds.owned import OwnedWorld
 from worldmodel.serving.worlds.saved import Origin
-from worldmodel.types import Action
 
 WORLD = (*OBJECT, 409)
 """Statuses of routes of one world, which another replica may play."""
@@ -109,11 +116,40 @@ async def step(
     action, fps = Action.of(plain(body.action)), context.model_config.fps
     if confidence:
         context.service.check_confidence()
-    frames = await while_connected(request, context.worlds.step(world, body.step_id, plain(body.action)))
+    frames = await while_connected(
+        request, context.worlds.step(world, body.step_id, plain(body.action), body.code)
+    )
     outcome, fit = world.world.outcome, None
     if confidence and action.text is not None:
         fit = await while_connected(request, context.worlds.confidence(world, body.step_id, action.text))
     return await frames_response(format, frames, fps, body.step_id, outcome, fit)
+
+
+@router.post("/{world_id}/futures", responses=errors(*BODY, 404, 409, 504))
+async def futures(
+    request: Request,
+    context: Context,
+    world: World,
+    body: protocol.FuturesRequest,
+    format: Format = "mp4",
+) -> protocol.FuturesObject:
+    """List the distinct futures after an action with their probabilities; the world does not change."""
+    asked = context.worlds.futures(world, plain(body.action), body.num_draws, body.max_futures)
+    made, round_number = await while_connected(request, asked)
+    data = []
+    for each in made:
+        encoded = await encode_frames(format, each.frames, context.model_config.fps)
+        data.append(
+            protocol.FutureObject(
+                probability=each.probability,
+                state=protocol.StateObject(
+                    code=list(each.state.code), log_probability=each.state.log_probability
+                ),
+                outcome=each.outcome and protocol.OutcomeObject(**asdict(each.outcome)),
+                b64_json=base64.b64encode(encoded).decode("ascii"),
+            )
+        )
+    return protocol.FuturesObject(round=round_number, content_type=MEDIA_TYPES[format], data=data)
 
 
 @router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES | errors(*WORLD))
@@ -228,6 +264,7 @@ def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:
         progress=None if entry.progress is None else round(100 * entry.progress),
         snapshots=list(world.snapshots),
         outcome=world.outcome and protocol.OutcomeObject(**asdict(world.outcome)),
+        state=protocol.StateObject.of(world.predicted),
         idle_timeout_s=context.config.idle_timeout_s,
     )
 

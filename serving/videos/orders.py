@@ -1,6 +1,7 @@
 """Orders of videos in the database: one queue for all replicas, from which each order is claimed by one."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from worldmodel.errors import InputError
+from worldmodel.leases import Holder, now
 from worldmodel.serving.errors import ConflictError, RateLimitError
-from worldmodel.serving.replicas.database import free, now, videos
-from worldmodel.serving.replicas.lease import Lease
+from worldmodel.serving.replicas.database import Database, videos
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.record import VideoRecord
 
@@ -36,10 +37,16 @@ class Order:
 
 
 class Orders:
-    """The stored orders, as one replica reads and writes them; all methods raise `UnavailableError`."""
+    """The stored orders, as one server reads and writes them; all methods raise `UnavailableError`.
 
-    def __init__(self, lease: Lease, config: ServerConfig) -> None:
-        self._run, self._me, self._config = lease.database.run, lease.id, config
+    Args:
+        database: where they are.
+        holder: this server among those of the database.
+        config: the limits.
+    """
+
+    def __init__(self, database: Database, holder: Holder, config: ServerConfig) -> None:
+        self._run, self._holder, self._config = database.run, holder, config
 
     # ---- requests --------------------------------------------------------------------------------------
 
@@ -85,13 +92,16 @@ class Orders:
 
     def _admit(self, db: Connection, owner: str, wait_s: float) -> None:
         config, owned = self._config, videos.c.owner == owner
-        if (queued := _count(db, videos.c.status == "queued")) >= config.max_queued_jobs:
-            raise RateLimitError(f"{queued} videos are queued, the maximum; try again later.", wait_s)
-        if _count(db, owned, videos.c.status.in_(UNFINISHED)) >= config.max_jobs_per_key:
+        counts = sa.select(videos.c.owner, sa.func.count()).where(videos.c.status == "queued")
+        queued = {each: count for each, count in db.execute(counts.group_by(videos.c.owner))}
+        if not config.has_room(owner, queued, config.max_queued_jobs):
             raise RateLimitError(
-                f"This key has {config.max_jobs_per_key} unfinished videos; wait for one to finish.", wait_s
+                f"{sum(queued.values())} videos are queued, the most for this key; try again later.", wait_s
             )
-        if (stored := _count(db, owned)) >= config.max_videos_per_key:
+        most = config.of_key("max_jobs_per_key", owner)
+        if _count(db, owned, videos.c.status.in_(UNFINISHED)) >= most:
+            raise RateLimitError(f"This key has {most} unfinished videos; wait for one to finish.", wait_s)
+        if (stored := _count(db, owned)) >= config.of_key("max_videos_per_key", owner):
             raise RateLimitError(f"This key has {stored} videos, its maximum; delete some first.", 60.0)
 
     async def get(self, video_id: str) -> Order | None:
@@ -104,11 +114,15 @@ class Orders:
         return await self._select(videos.c.owner == owner)
 
     async def _select(self, condition: "sa.ColumnElement[bool]") -> list[Order]:
-        queued = sa.select(videos.c.id).where(videos.c.status == "queued").order_by(videos.c.created_ns)
+        queued = sa.select(videos.c.id, videos.c.owner).where(videos.c.status == "queued")
         chosen = sa.select(videos).where(condition).order_by(videos.c.created_ns)
 
         def work(db: Connection) -> list[Order]:
-            positions = {name: index for index, name in enumerate(db.scalars(queued), start=1)}
+            turns, ahead = list[tuple[int, int, str]](), Counter(self._running(db))
+            for index, row in enumerate(db.execute(queued.order_by(videos.c.created_ns))):
+                turns.append((ahead[row.owner], index, row.id))
+                ahead[row.owner] += 1
+            positions = {name: position for position, (_, _, name) in enumerate(sorted(turns), start=1)}
             orders = [(_read(row), row) for row in db.execute(chosen)]
             return [
                 Order(record, row.steps_done, positions.get(row.id))
@@ -119,48 +133,58 @@ class Orders:
         return await self._run(work)
 
     async def remove(self, video_id: str) -> None:
-        """Delete an order; a replica that generates the video stops at its next heartbeat."""
+        """Delete an order; another replica that generates the video stops at its next heartbeat."""
         await self._run(lambda db: db.execute(sa.delete(videos).where(videos.c.id == video_id)))
 
     # ---- the queue -------------------------------------------------------------------------------------
 
     async def claim(self) -> VideoRecord | None:
-        """Take the oldest order that is queued, or whose replica died; it counts as an attempt."""
+        """Take an order that is queued, or whose server died; it counts as an attempt.
+
+        It is the oldest one of the key that has the fewest in progress.
+        """
+        unfinished = videos.c.status.in_(UNFINISHED)
 
         def work(db: Connection) -> VideoRecord | None:
-            waiting = sa.and_(videos.c.status.in_(UNFINISHED), free(db, videos.c.holder))
-            oldest = sa.select(videos).where(waiting).order_by(videos.c.created_ns).limit(1)
-            while (row := db.execute(oldest.with_for_update(skip_locked=True)).first()) is not None:
-                this, record = videos.c.id == row.id, _read(row)
+            running = self._running(db)
+            turn = sa.case(running, value=videos.c.owner, else_=0) if running else sa.literal(0)
+            while taken := self._holder.claim(db, videos, unfinished, [turn, videos.c.created_ns]):
+                this, record = videos.c.id == taken[0].id, _read(taken[0])
                 if record is None:
-                    db.execute(sa.update(videos).where(this).values(status=DAMAGED))
+                    db.execute(sa.update(videos).where(this).values(status=DAMAGED, holder=None))
                     continue
                 record.status, record.attempts = "in_progress", record.attempts + 1
-                db.execute(sa.update(videos).where(this).values(holder=self._me, **_columns(record)))
+                db.execute(sa.update(videos).where(this).values(_columns(record)))
                 return record
             return None
 
         return await self._run(work)
+
+    def _running(self, db: Connection) -> dict[str, int]:
+        """Return how many orders of each key are in progress."""
+        held = sa.not_(self._holder.is_free(db, videos.c.holder))
+        counts = sa.select(videos.c.owner, sa.func.count()).where(videos.c.status == "in_progress", held)
+        return {owner: count for owner, count in db.execute(counts.group_by(videos.c.owner))}
 
     async def write(self, record: VideoRecord, release: bool = False) -> bool:
         """Store the state of a claimed order; return whether this replica still had it.
 
         `release` leaves it to others.
         """
-        values = {"holder": None if release else self._me, **_columns(record)}
+        values = {"holder": None if release else self._holder.id, **_columns(record)}
         change = sa.update(videos).where(self._holds(record.id)).values(values)
         return await self._run(lambda db: db.execute(change).rowcount) > 0
 
-    async def report(self, steps_done: Mapping[str, int]) -> tuple[set[str], int]:
-        """Store how far videos are; return which this replica still has, and the length of the queue."""
+    async def report(self, steps_done: Mapping[str, int]) -> set[str]:
+        """Store how far videos are, for other replicas to tell; return which this one still has."""
 
-        def work(db: Connection) -> tuple[set[str], int]:
+        def work(db: Connection) -> set[str]:
             kept = set()
             for video_id, steps in steps_done.items():
                 change = sa.update(videos).where(self._holds(video_id)).values(steps_done=steps)
                 if db.execute(change).rowcount:
                     kept.add(video_id)
-            return kept, _count(db, videos.c.status == "queued")
+            return kept
 
         return await self._run(work)
 
@@ -178,12 +202,12 @@ class Orders:
         return await self._run(work)
 
     def _holds(self, video_id: str) -> "sa.ColumnElement[bool]":
-        return sa.and_(videos.c.id == video_id, videos.c.holder == self._me)
+        return sa.and_(videos.c.id == video_id, self._holder.holds(videos))
 
 
-def clean(db: Connection) -> tuple[set[str], set[str]]:
+def clean(db: Connection, holder: Holder) -> tuple[set[str], set[str]]:
     """Delete expired orders that no server works on; return the ids of all others, and of completed ones."""
-    db.execute(sa.delete(videos).where(videos.c.expires_at <= now(db), free(db, videos.c.holder)))
+    db.execute(sa.delete(videos).where(videos.c.expires_at <= now(db), holder.is_free(db, videos.c.holder)))
     rows = db.execute(sa.select(videos.c.id, videos.c.status)).all()
     return {row.id for row in rows}, {row.id for row in rows if row.status == "completed"}
 

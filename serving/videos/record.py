@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from worldmodel.actions import Action
 from worldmodel.serving.protocol import Status
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.storage import new_id
 from worldmodel.serving.worlds.service import WorldSettings
-from worldmodel.types import Action
 
 SERVER_ERRORS = ("server_restarted", "model_changed", "files_lost", "internal_error")
 """Codes of failures that are not the request's: the same request may be sent again."""
@@ -18,14 +18,14 @@ SERVER_ERRORS = ("server_restarted", "model_changed", "files_lost", "internal_er
 
 @dataclass(frozen=True)
 class VideoPlan:
-    """What to generate: the settings of the world, its start and the action of every round."""
+    """Instructions for a video: the settings of the world, its start and the action of every round."""
 
     settings: WorldSettings
     actions: tuple[Action, ...]
     text: str | None = None
     """Description of the first frame; None starts from the stored frames."""
     start_frames: int = 0
-    """How many of the stored frames, the last ones, the video begins with."""
+    """Number of stored frames, the last ones, with which the video begins."""
 
     @property
     def num_steps(self) -> int:
@@ -70,10 +70,10 @@ class VideoRecord:
     created_ns: int = field(default_factory=time.time_ns)
     """Time of the order in nanoseconds, which puts orders of one second in sequence."""
     weights: str | None = None
-    """Digest of the model and the adapter that the video was ordered from; None in former orders."""
+    """Digest of the model and the adapter that the video was ordered from; set when the order is accepted."""
     status: Status = "queued"
     attempts: int = 0
-    """How often generation was begun and not stopped by the server itself."""
+    """Number of attempts at generation that the server did not stop itself."""
     completed_at: int | None = None
     inference_time_s: float | None = None
     error: dict[str, str] | None = None

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from worldmodel.actions import Action
 from worldmodel.serving.errors import ApiError, ConflictError
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import World
-from worldmodel.types import Action
 
 
 class StepAlreadyCommittedError(ConflictError):
@@ -32,6 +32,7 @@ class CommittedStep:
     step_id: int
     action: Action
     frames: np.ndarray
+    code: tuple[int, ...] | None = None
 
 
 @dataclass(eq=False, frozen=True)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
@@ -10,7 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from worldmodel.serving.engine.completion import Completion, TextParams, merge
+from worldmodel.actions import Action
+from worldmodel.rollout import Future
+from worldmodel.serving.engine.completion import Completion, TextParams, merge, until
+from worldmodel.serving.engine.shares import asking_for, round_in_progress
 from worldmodel.serving.errors import (
     ApiError,
     DeadlineExceededError,
@@ -30,7 +34,6 @@ from worldmodel.serving.worlds.owned import (
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import WorldService, WorldSettings
 from worldmodel.serving.worlds.store import POLL_S, WAIT_S, WorldHeldError, WorldMovedError, WorldStore
-from worldmodel.types import Action
 
 Result = TypeVar("Result")
 
@@ -53,8 +56,9 @@ class WorldRegistry:
         self._slots: set[Slot] = set()
         self._resuming: dict[tuple[str, str], asyncio.Task[OwnedWorld | None]] = {}
         self._stopping = False
+        self._reason: UnavailableError | None = None
         if store is not None:
-            store.lease.after_heartbeats(self.hand_over)
+            store.replica.after_heartbeats(self.hand_over)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -67,12 +71,12 @@ class WorldRegistry:
         Raises:
             RateLimitError: the owner or the server has the maximum number of live worlds.
         """
-        if len(self._slots) >= self.config.max_worlds:
+        used = Counter(slot.owner for slot in self._slots)
+        if not self.config.has_room(owner, used, self.config.max_worlds):
             raise RateLimitError(
-                f"The server has {self.config.max_worlds} live worlds, its maximum; try again later.", 10
+                f"The server has {len(self._slots)} live worlds, the most for this key; try again later.", 10
             )
-        num_owned = sum(slot.owner == owner for slot in self._slots)
-        if num_owned >= self.config.max_worlds_per_key:
+        if (num_owned := used[owner]) >= self.config.of_key("max_worlds_per_key", owner):
             raise RateLimitError(f"This key has {num_owned} live worlds, its maximum; delete one first.", 5)
         slot = Slot(owner)
         self._slots.add(slot)
@@ -108,6 +112,7 @@ class WorldRegistry:
             if key not in self._resuming:
                 self._resuming[key] = asyncio.create_task(self._resume(self.store, owner, world_id))
                 self._resuming[key].add_done_callback(lambda _: self._resuming.pop(key))
+            # All callers wait for one resumption, and one that hangs up must not cancel it for the others.
             entry = await asyncio.shield(self._resuming[key])
         if entry is None or entry.owner != owner:
             raise NotFoundError(
@@ -116,6 +121,10 @@ class WorldRegistry:
             )
         entry.used_at = time.monotonic()
         return entry
+
+    def all(self) -> list[OwnedWorld]:
+        """Return the worlds of all owners on this server, oldest first."""
+        return list(self._worlds.values())
 
     def owned_by(self, owner: str) -> list[OwnedWorld]:
         """Return an owner's worlds on this server, oldest first."""
@@ -188,6 +197,7 @@ class WorldRegistry:
     async def sweep(self, idle_timeout_s: float | None = None) -> None:
         """Delete the worlds that have been idle for longer than the timeout."""
         timeout_s = self.config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
+        # A copy, since closing removes from it while this coroutine is suspended.
         for entry in list(self._worlds.values()):
             if entry.idle_s > timeout_s:
                 await self.close(entry)
@@ -226,6 +236,8 @@ class WorldRegistry:
         A world whose call is in progress stays until a later heartbeat.
         """
         assert self.store is not None
+        # Listed before the database is asked: a world that is added while that answers would be missing there
+        # and be forgotten by mistake.
         here = list(self._worlds.values())
         held = await self.store.held()
         for entry in here:
@@ -249,6 +261,16 @@ class WorldRegistry:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(self._give_up(store, entry) for entry in self._worlds.values()))
 
+    async def abandon(self, timeout_s: float, reason: UnavailableError) -> None:
+        """Let other replicas have all worlds now: after the time limit, those in use as they were stored.
+
+        Requests that wait for one of them are answered with the reason.
+        """
+        self._reason = reason
+        await self.stop(timeout_s)
+        for entry in list(self._worlds.values()):
+            self._forget(entry, reason)
+
     async def _give_up(self, store: WorldStore, entry: OwnedWorld) -> None:
         with suppress(NotFoundError, WorldMovedError):  # it ended in the meantime
             async with self._locked(entry):
@@ -258,7 +280,10 @@ class WorldRegistry:
                 except UnavailableError:
                     LOG.warning("The world %s cannot be stored.", entry.world.id)
                     return
-                self._forget(entry, WorldMovedError())
+                except Exception:  # of a device that has failed; the others can still be stored
+                    LOG.exception("The world %s cannot be stored.", entry.world.id)
+                    return
+                self._forget(entry, self._reason or WorldMovedError())
 
     async def _resume(self, store: WorldStore, owner: str, world_id: str) -> OwnedWorld | None:
         """Resume a stored world, once no live replica holds it; None if there is none."""
@@ -308,7 +333,7 @@ class WorldRegistry:
         if self.store is None or not entry.unsaved:
             return
         if entry.unsaved < self.config.rounds_per_save and not always:
-            self.store.lease.require()
+            self.store.replica.require()
             return
         try:
             await self.store.put(entry.world.id, entry.world.round, await self._bytes_of(entry))
@@ -328,9 +353,15 @@ class WorldRegistry:
     # ---- calls on one world ----------------------------------------------------------------------------
 
     async def step(
-        self, entry: OwnedWorld, step_id: int, action: str | Mapping[str, Any] | None
+        self,
+        entry: OwnedWorld,
+        step_id: int,
+        action: str | Mapping[str, Any] | None,
+        code: Sequence[int] | None = None,
     ) -> np.ndarray:
         """Play round `step_id`, or return its frames again if it is the last one played.
+
+        With a `code`, the future that it names happens.
 
         Raises:
             StepAlreadyCommittedError: it was played with another action.
@@ -341,13 +372,14 @@ class WorldRegistry:
             WorldMovedError: another replica plays the world.
             UnavailableError: the database does not answer; the same step may be sent again.
         """
-        act = Action.of(action)
+        act, chosen = Action.of(action), None if code is None else tuple(code)
         async with self._locked(entry):
             last, next_id = entry.last_step, entry.world.round + 1
             if last is not None and last.step_id == step_id:
-                if last.action != act:
+                if (last.action, last.code) != (act, chosen):
                     raise StepAlreadyCommittedError(
-                        f"Step {step_id} was played with another action; the next step_id is {next_id}."
+                        f"Step {step_id} was played with another action or code; the next step_id is "
+                        f"{next_id}."
                     )
                 await self._save(entry)  # where that failed
                 return last.frames
@@ -356,13 +388,27 @@ class WorldRegistry:
             began = time.monotonic()
             entry.progress = 0.0
             try:
-                frames = await self._run(entry, entry.world.step(act, entry.report))
+                frames = await self._run(entry, entry.world.step(act, entry.report, chosen))
             finally:
                 entry.progress = None
             self.metrics.chunk(time.monotonic() - began)
-            entry.last_step = CommittedStep(step_id, act, frames)
+            entry.last_step = CommittedStep(step_id, act, frames, chosen)
             await self._changed(entry)
             return frames
+
+    async def futures(
+        self, entry: OwnedWorld, action: str | Mapping[str, Any] | None, num_draws: int, max_futures: int
+    ) -> tuple[list[Future], int]:
+        """Return the distinct futures after an action, and the round that they would be.
+
+        Raises:
+            InputError: the model's states have no code, or it does not accept the action.
+            DeadlineExceededError: it took longer than the step deadline.
+        """
+        async with self._locked(entry):
+            act = Action.of(action)
+            made = await self._run(entry, entry.world.futures(act, num_draws, max_futures))
+            return made, entry.world.round + 1
 
     async def confidence(self, entry: OwnedWorld, step_id: int, words: str) -> float:
         """Return how well round `step_id`, the newest one, fits an action in words.
@@ -409,12 +455,14 @@ class WorldRegistry:
     async def describe(self, entry: OwnedWorld, question: str | None) -> tuple[str, int]:
         """Describe the newest observation or answer a question; return the text and the round."""
         async with self._locked(entry):
-            return await self._run(entry, entry.world.describe(question)), entry.world.round
+            with asking_for("chat"):
+                return await self._run(entry, entry.world.describe(question)), entry.world.round
 
     async def infer_action(self, entry: OwnedWorld) -> tuple[Action, int]:
         """Return the action that led to the newest observation, and the round."""
         async with self._locked(entry):
-            return await self._run(entry, entry.world.infer_action()), entry.world.round
+            with asking_for("chat"):
+                return await self._run(entry, entry.world.infer_action()), entry.world.round
 
     # ---- temporary worlds ------------------------------------------------------------------------------
 
@@ -435,7 +483,7 @@ class WorldRegistry:
             world = await self._within_deadline(self.service.start(frames, **asdict(settings)), end)
             try:
                 async with aclosing(
-                    merge([world.fork().complete(question, each) for each in params])
+                    merge([until(world.fork().complete(question, each), each.stop) for each in params])
                 ) as texts:
                     while (grown := await self._within_deadline(anext(texts, None), end)) is not None:
                         yield grown
@@ -478,7 +526,8 @@ class WorldRegistry:
         """Await a call that closing the world cancels."""
         entry.running = asyncio.ensure_future(self._within_deadline(call))
         try:
-            return await entry.running
+            with round_in_progress():
+                return await entry.running
         except asyncio.CancelledError:
             if entry.ended is not None:
                 raise entry.ended from None

@@ -17,15 +17,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from worldmodel.actions import Action, Pose
 from worldmodel.config import height_width
 from worldmodel.diffusion.swin import ChunkTrace
+from worldmodel.episodes import Outcome
 from worldmodel.errors import InputError
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.state import WorldState, film_frames, observed_frames, observed_latents
 from worldmodel.serving.worlds.identity import Identity
 from worldmodel.serving.worlds.service import WorldSettings
-from worldmodel.types import Action, Outcome, Pose
 
 FORMAT = "worldmodel.world.1"
 MAX_HEADER_BYTES = 2**20
@@ -53,7 +54,7 @@ class SavedWorld:
     """The action of the last round, which a client may send again; None if there is none to repeat."""
 
     def to_bytes(self, identity: Identity) -> bytes:
-        """Return the world as a file; `identity` is that of the server that played it."""
+        """Return the world as a file; `identity` belongs to the server that played it."""
         state = self.state
         packed = torch.contiguous_format
         tensors = {name: each.detach().cpu().clone(memory_format=packed) for name, each in self._tensors()}
@@ -76,6 +77,8 @@ class SavedWorld:
         yield from (("context", state.context), ("latents", state.latents))
         for index, part in enumerate(state.histories[0]):
             yield f"history.{index}", part
+        if state.code is not None:
+            yield "code", state.code
         if state.previous_latents is not None:
             yield "previous_latents", state.previous_latents
         for name, array in (
@@ -125,6 +128,7 @@ class SavedWorld:
             KeyError,
             TypeError,
             AttributeError,
+            IndexError,
             RecursionError,
             OverflowError,
         ):
@@ -134,7 +138,7 @@ class SavedWorld:
 class _Reader:
     """Reads the state of a world from tensors that may come from anyone.
 
-    States of many worlds are batched: one whose shapes were not those of the model would fail the rounds of
+    States of many worlds are batched: one whose shapes do not fit the model would fail the rounds of
     others.
     """
 
@@ -157,6 +161,8 @@ class _Reader:
         later = "previous_latents" in self._tensors
         if "origin" in self._tensors:
             self._frames("origin", film_frames(self._model.config))
+        _check(type(settings["temperature"]) in (int, float) and type(settings["top_k"]) is int)
+        _check(0 <= settings["temperature"] < math.inf and settings["top_k"] >= 0)
         return WorldState(
             seeds=(settings["seed"],),
             context=self._latents("context", self._model.config.context_latents),
@@ -170,10 +176,24 @@ class _Reader:
             outcomes=()
             if outcome is None
             else (Outcome(float(outcome["reward"]), outcome["ended"] is True),),
+            code=self._code(),
             trace=None
             if world["timesteps"] is None
             else self._trace(world["timesteps"], settings["negative_prompt"]),
         )
+
+    def _code(self) -> Tensor | None:
+        """Return the code of the newest round, one-hot `[1, v, k]`; None if the world has none."""
+        head = self._model.state
+        if head is None or head.code is None:
+            _check("code" not in self._tensors)
+            return None
+        if "code" not in self._tensors:  # before the first round
+            return None
+        code = self._tensors["code"]
+        _check(tuple(code.shape) == (1, head.code.length, head.code.classes) and code.dtype == self._dtype)
+        _check(bool(((code == 0) | (code == 1)).all()) and bool((code.sum(dim=2) == 1).all()))
+        return self._finite(code)
 
     def _latents(self, name: str, count: int | None) -> Tensor:
         """Return latent frames `[1, t, c, h, w]`; any number that the model makes if `count` is None."""
@@ -185,10 +205,9 @@ class _Reader:
 
     def _frames(self, name: str, most: int) -> np.ndarray:
         tensor = self._tensors[name]
-        clip = tensor[0] if name != "origin" else tensor
-        _check(tensor.dtype == torch.uint8 and tensor.ndim == clip.ndim + (name != "origin"))
-        _check(clip.ndim == 4 and tuple(clip.shape[1:]) == self._pixels and len(clip) >= 1)
-        _check(len(clip) <= most and (name == "origin" or len(tensor) == 1))
+        *worlds, count = tensor.shape[:-3]  # an origin has no axis of worlds
+        _check(tensor.dtype == torch.uint8 and tuple(tensor.shape[-3:]) == self._pixels)
+        _check(worlds == ([] if name == "origin" else [1]) and 1 <= count <= most)
         return tensor.numpy()
 
     def _history(self) -> tuple[Tensor, ...]:
@@ -211,7 +230,9 @@ class _Reader:
         states = torch.zeros(1, config.num_queries, self._model.backbone.width, device=model.device)
         with torch.no_grad():
             own = (
-                model.condition(states.to(context), context, (Action(),)),
+                model.condition(
+                    model.read_state(states.to(context), context, (Action(),)), context, (Action(),)
+                ),
                 model.null_condition(context, negative_prompt),
             )
         conditions: list[Condition] = []
@@ -232,7 +253,7 @@ class _Reader:
 
 
 def _fitting(condition: Condition, own: Condition) -> Condition:
-    """Check that a condition can be batched with those of the model."""
+    """Check that a condition can be batched with the model's conditions."""
     for field in fields(Condition):
         tensor, expected = getattr(condition, field.name), getattr(own, field.name)
         _check((tensor is None) == (expected is None))

@@ -1,6 +1,6 @@
 """Live worlds of a server, whose rounds are batched in the engine, the denoising loop and the codec.
 
-The steps of a round are those of `worldmodel.rollout.round`.
+The steps of a round are imported from `worldmodel.rollout.round`.
 """
 
 import asyncio
@@ -17,17 +17,29 @@ import torch
 from torch import Tensor
 
 from worldmodel import batch
-from worldmodel.action_words import understand
+from worldmodel.actions import Action, AnyAction
+from worldmodel.actions.words import understand
 from worldmodel.config import height_width
 from worldmodel.diffusion.sampler import Chunk
+from worldmodel.episodes import WHAT_HAPPENED, Outcome, PredictedState
 from worldmodel.errors import InputError
 from worldmodel.models import text
 from worldmodel.models.adapters import Adapters
 from worldmodel.models.conditioning import Condition
+from worldmodel.models.state import State
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout.round import RoundInputs, SamplingParams, finish, prepare, start_chunks, start_worlds
-from worldmodel.rollout.session import confidence_rows, read_question, transition
+from worldmodel.rollout.futures import Future, check_futures, foresee, one_hot_code
+from worldmodel.rollout.round import (
+    RoundInputs,
+    SamplingParams,
+    finish,
+    prepare,
+    read_state,
+    start_chunks,
+    start_worlds,
+)
+from worldmodel.rollout.session import check_task, confidence_rows, read_question, transition
 from worldmodel.rollout.state import WorldState, newest_observation
 from worldmodel.serving.engine.batching import CONDITION, DENOISE, PREPARE, Batcher, Compute
 from worldmodel.serving.engine.completion import Completion, TextParams, last
@@ -36,7 +48,6 @@ from worldmodel.serving.engine.generator_processes import GeneratorProcesses
 from worldmodel.serving.engine.local import Engine, InProcessEngine, known
 from worldmodel.serving.tracing import span
 from worldmodel.serving.worlds.identity import Identity, identify
-from worldmodel.types import WHAT_HAPPENED, Action, AnyAction, Outcome
 
 MAX_STEPS = 64
 """Maximum number of denoising steps that a client can request."""
@@ -54,11 +65,15 @@ class WorldSettings:
     guidance_scale: float
     adapter: str | None
     negative_prompt: str = ""
+    temperature: float = 1.0
+    top_k: int = 0
 
     @property
     def params(self) -> SamplingParams:
         """Settings of the sampler."""
-        return SamplingParams(self.num_inference_steps, self.guidance_scale, self.negative_prompt)
+        return SamplingParams(
+            self.num_inference_steps, self.guidance_scale, self.negative_prompt, self.temperature, self.top_k
+        )
 
 
 class WorldService:
@@ -77,7 +92,7 @@ class WorldService:
         max_rounds: int = 10_000,
         max_snapshots: int = 16,
     ) -> None:
-        """Serve a model, which is divided if `digest` is that of its whole weights (`identify`)."""
+        """Serve a model, which is divided if `digest` (of its whole weights, from `identify`) is given."""
         self.model = model.eval()
         self._digest = digest
         self.compute = compute or Compute()
@@ -114,8 +129,9 @@ class WorldService:
         """Check that `World.confidence` can be computed.
 
         Raises:
-            InputError: the engine computes no likelihoods.
+            InputError: the model was not trained to read actions back, or the engine computes no likelihoods.
         """
+        check_task(self.model, "inverse")
         if not self.engine.likelihoods:
             raise InputError(
                 f"The engine of this server, {self.engine.name}, gives no confidence; leave it out, or "
@@ -138,13 +154,17 @@ class WorldService:
         guidance_scale: float | None = None,
         negative_prompt: str | None = None,
         adapter: str | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
     ) -> "World":
         """Start a world from frames (uint8 `[t, h, w, 3]`, the model's size) or from a description.
 
         Raises:
             InputError: neither or both are given, or a setting is out of range.
         """
-        settings = self.settings(seed, num_inference_steps, guidance_scale, adapter, negative_prompt)
+        settings = self.settings(
+            seed, num_inference_steps, guidance_scale, adapter, negative_prompt, temperature, top_k
+        )
         return World(self, settings, await self.first(settings, frames, text))
 
     async def resume(
@@ -160,6 +180,8 @@ class WorldService:
         """
         settings = self.settings(**asdict(settings))
         (history,), config = state.histories, self.model.config
+        # The cache of a history that never forgot a round grew from its first round; after forgetting, the
+        # newest rounds were computed in one pass and the following ones singly.
         first = 1 if state.round <= config.context_rounds else config.history_rounds + 1
         for end in range(first, len(history) + 1):
             await self.engine.predict_states(history[:end], config.num_queries, settings.adapter)
@@ -172,6 +194,8 @@ class WorldService:
         guidance_scale: float | None = None,
         adapter: str | None = None,
         negative_prompt: str | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
     ) -> WorldSettings:
         """Complete settings that are None from the model's config.
 
@@ -182,12 +206,13 @@ class WorldService:
         steps = config.num_inference_steps if num_inference_steps is None else num_inference_steps
         guidance = config.guidance_scale if guidance_scale is None else guidance_scale
         error = config.steps_error(steps, MAX_STEPS)
-        if error := error or config.sampling_error(steps, guidance, negative_prompt):
+        error = error or config.sampling_error(steps, guidance, negative_prompt)
+        if error := error or config.code_error(temperature, top_k):
             raise InputError(error)
         if not 0 <= seed < 2**63:
             raise InputError(f"seed is {seed}; use 0 to 2^63 - 1.")
         adapter = known(adapter, self.engine.adapters)
-        return WorldSettings(seed, steps, guidance, adapter, negative_prompt or "")
+        return WorldSettings(seed, steps, guidance, adapter, negative_prompt or "", temperature, top_k)
 
     def stats(self) -> dict[str, float]:
         """Return statistics of the denoising loop and the engine."""
@@ -209,24 +234,61 @@ class WorldService:
     # ---- one round, in the steps of `worldmodel.rollout.round` -----------------------------------------
 
     async def play(
-        self, settings: WorldSettings, state: WorldState, action: Action, on_progress: Progress | None = None
+        self,
+        settings: WorldSettings,
+        state: WorldState,
+        action: Action,
+        on_progress: Progress | None = None,
+        code: Sequence[int] | None = None,
     ) -> WorldState:
-        """Play one round of a world; every step is batched with those of other worlds.
+        """Play one round of a world; every step is batched with steps of other worlds.
+
+        With a `code` the future that it names happens, and none is drawn.
 
         Raises:
-            InputError: the model does not take such an action.
+            InputError: the model does not take such an action, or its states have no such code.
         """
+        one_hot = None if code is None else one_hot_code(self.model, code)
+        inputs, hidden = await self._predict(settings, state, action)
+        with span("denoise"):
+            row = (settings.adapter, inputs, hidden, settings.params, one_hot)
+            predicted, chunk = await self._start(row)
+            await self.denoising.run(chunk, on_progress, settings.adapter)
+        with span("decode"):
+            return await self._finish((settings.adapter, inputs, predicted, chunk))
+
+    async def _predict(
+        self, settings: WorldSettings, state: WorldState, action: Action
+    ) -> tuple[RoundInputs, Tensor]:
+        """Return the inputs of a world's round, and the hidden states at its queries."""
         with span("prepare"):
             inputs = await self._prepare((settings.adapter, state, action))
         with span("predict states"):
             num_queries = self.model.config.num_queries
-            states = await self.engine.predict_states(inputs.histories[0], num_queries, settings.adapter)
-            states = states[None].to(state.context)
-        with span("denoise"):
-            chunk = await self._start((settings.adapter, inputs, states, settings.params))
-            await self.denoising.run(chunk, on_progress, settings.adapter)
-        with span("decode"):
-            return await self._finish((settings.adapter, inputs, states, chunk))
+            hidden = await self.engine.predict_states(inputs.histories[0], num_queries, settings.adapter)
+            return inputs, hidden[None].to(state.context)
+
+    async def futures(
+        self, settings: WorldSettings, state: WorldState, action: Action, num_draws: int, max_futures: int
+    ) -> list[Future]:
+        """Return the distinct futures of a world after an action; see `Session.futures`.
+
+        Raises:
+            InputError: the model's states have no code, or it does not take such an action.
+        """
+        check_futures(self.model)
+        inputs, hidden = await self._predict(settings, state, action)
+        foreseen, chunks = await self._run(
+            settings.adapter, foresee, self.model, inputs, hidden, settings.params, num_draws, max_futures
+        )
+        async with asyncio.TaskGroup() as group:
+            for chunk in chunks:
+                group.create_task(self.denoising.run(chunk, None, settings.adapter))
+        latents = [chunk.latents for chunk in chunks]
+        made = await self._run(
+            settings.adapter, finish, self.model, foreseen.inputs, foreseen.state, chunks, latents
+        )
+        return foreseen.futures(made)
 
     async def read(
         self, observation: Observation, prompt: str, adapter: str | None, params: TextParams = GREEDY
@@ -252,6 +314,8 @@ class WorldService:
         if (frames is None) == (description is None):
             raise InputError("Pass either an image or video, or a text.")
         seeds = (settings.seed,)
+        if frames is None:
+            check_task(self.model, "imagine")
         if frames is not None:
             return await self._run(settings.adapter, start_worlds, self.model, frames[None], seeds)
         blank = await self._run(settings.adapter, WorldState.blank, self.model, seeds)
@@ -271,6 +335,7 @@ class WorldService:
     ) -> list[Any]:
         """Call a function once per adapter, with its rows; the adapter comes first in every row."""
         results: dict[int, Any] = {}
+        # Rows of several adapters arrive in one batch, but the weights of one are active at a time.
         for adapter in dict.fromkeys(row[0] for row in rows):
             chosen = [index for index, row in enumerate(rows) if row[0] == adapter]
             with self.adapters.using(adapter):
@@ -284,27 +349,42 @@ class WorldService:
         except InputError as error:
             if len(rows) == 1:
                 return [error]
+            # A batch belongs to many clients: the error of one must not fail the rounds of the others.
             return [result for row in rows for result in self._prepared([row])]  # the others are valid
 
-    def _started(self, rows: Sequence[tuple[RoundInputs, Tensor, SamplingParams]]) -> list[Chunk[Condition]]:
-        inputs = RoundInputs.join([row for row, _, _ in rows])
-        states = torch.cat([states for _, states, _ in rows])
-        conditions = batch.split(self.model.condition(states, inputs.context, inputs.actions), inputs.sizes)
-        return [
-            start_chunks(self.model, row, condition, params)[0]
-            for (row, _, params), condition in zip(rows, conditions, strict=True)
-        ]
+    def _started(
+        self, rows: Sequence[tuple[RoundInputs, Tensor, SamplingParams, Tensor | None]]
+    ) -> list[tuple[State, Chunk[Condition]]]:
+        """Read states and start chunks, as batches of worlds whose codes are drawn alike."""
+        started: dict[int, tuple[State, Chunk[Condition]]] = {}
+        samplings = [(params.temperature, params.top_k, code is None) for _, _, params, code in rows]
+        for sampling in dict.fromkeys(samplings):
+            chosen = [row for row, each in enumerate(samplings) if each == sampling]
+            inputs = RoundInputs.join([rows[row][0] for row in chosen])
+            hidden = torch.cat([rows[row][1] for row in chosen])
+            codes = [code for row in chosen if (code := rows[row][3]) is not None]
+            given = torch.cat(codes).to(hidden) if codes else None
+            state = read_state(self.model, inputs, hidden, rows[chosen[0]][2], given)
+            condition = self.model.condition(state, inputs.context, inputs.actions)
+            parts = zip(
+                chosen, batch.split(state, inputs.sizes), batch.split(condition, inputs.sizes), strict=True
+            )
+            for row, own, condition in parts:
+                (chunk,) = start_chunks(self.model, rows[row][0], condition, rows[row][2])
+                started[row] = own, chunk
+        return [started[row] for row in range(len(rows))]
 
-    def _finished(self, rows: Sequence[tuple[RoundInputs, Tensor, Chunk[Condition]]]) -> list[WorldState]:
+    def _finished(self, rows: Sequence[tuple[RoundInputs, State, Chunk[Condition]]]) -> list[WorldState]:
         """Finish rounds as batches: one of worlds that start from a description, one of all others."""
         after: dict[int, WorldState] = {}
+        # A blank world has no context to decode after, so these rounds cannot share a batch with the others.
         for blank in (False, True):
             chosen = [row for row, (inputs, *_) in enumerate(rows) if inputs.worlds[0].is_blank == blank]
             if chosen:
                 inputs = RoundInputs.join([rows[row][0] for row in chosen])
-                states = torch.cat([rows[row][1] for row in chosen])
+                state = batch.stack([rows[row][1] for row in chosen])
                 chunks = [rows[row][2] for row in chosen]
-                made = finish(self.model, inputs, states, chunks, [chunk.latents for chunk in chunks])
+                made = finish(self.model, inputs, state, chunks, [chunk.latents for chunk in chunks])
                 after |= dict(zip(chosen, made, strict=True))
         return [after[row] for row in range(len(rows))]
 
@@ -333,20 +413,30 @@ class World:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What the model predicts for the last round; None before it, and for models without outcomes."""
+        """Predicted reward and end of the last round; None before it, and for models without outcomes."""
         return self._state.outcomes[0] if self._state.outcomes else None
+
+    @property
+    def predicted(self) -> PredictedState | None:
+        """Predicted state of the last round; None before it, and for models without one."""
+        return self._state.states[0] if self._state.states else None
 
     @property
     def snapshots(self) -> tuple[str, ...]:
         """Names of the snapshots, oldest first."""
         return tuple(self._snapshots)
 
-    async def step(self, action: AnyAction = None, on_progress: Progress | None = None) -> np.ndarray:
+    async def step(
+        self,
+        action: AnyAction = None,
+        on_progress: Progress | None = None,
+        code: Sequence[int] | None = None,
+    ) -> np.ndarray:
         """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the null action.
 
         Raises:
-            InputError: the model does not take such an action, or the world has reached its maximum of
-                rounds.
+            InputError: the model does not take such an action or code, or the world has reached its maximum
+                of rounds.
         """
         taken = Action.of(action)
         async with self._lock:
@@ -354,8 +444,18 @@ class World:
                 raise InputError(
                     f"This world has played {self.round} rounds, its maximum; reset it or start another."
                 )
-            self._state = await self._service.play(self.settings, self._state, taken, on_progress)
+            self._state = await self._service.play(self.settings, self._state, taken, on_progress, code)
             return self.last_frames
+
+    async def futures(self, action: AnyAction, num_draws: int, max_futures: int) -> list[Future]:
+        """Return the distinct futures after an action; see `Session.futures`.
+
+        Raises:
+            InputError: the model's states have no code, or it does not take such an action.
+        """
+        taken = Action.of(action)
+        async with self._lock:
+            return await self._service.futures(self.settings, self._state, taken, num_draws, max_futures)
 
     async def reset(self, frames: np.ndarray | None = None, *, text: str | None = None) -> np.ndarray:
         """Restart the world, delete its snapshots, and return the first observation.
@@ -379,6 +479,7 @@ class World:
         prompt = read_question(question)
         async with self._lock:
             service = self._service
+            check_task(service.model, "describe" if question is None else "ask")
             observation = newest_observation(service.model, self._state)
             async with aclosing(service.read(observation, prompt, self.settings.adapter, params)) as texts:
                 async for completion in texts:
@@ -392,6 +493,7 @@ class World:
         """
         async with self._lock:
             service = self._service
+            check_task(service.model, "inverse")
             observation = transition(service.model, self._state)
             said = await last(service.read(observation, WHAT_HAPPENED, self.settings.adapter))
             return understand(said.text, service.model.config.action)

@@ -3,9 +3,10 @@
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from worldmodel.leases import now
 from worldmodel.serving.errors import ConflictError
-from worldmodel.serving.replicas.database import free, now, worlds
-from worldmodel.serving.replicas.lease import LEASE_S, Lease
+from worldmodel.serving.replicas.database import worlds
+from worldmodel.serving.replicas.replica import LEASE_S, Replica
 
 WAIT_S = LEASE_S + 1.0
 """How long a request waits for a world that another replica holds: until that has died, or hands it over."""
@@ -31,8 +32,8 @@ class WorldMovedError(ConflictError):
 class WorldStore:
     """The stored worlds, as one replica reads and writes them."""
 
-    def __init__(self, lease: Lease) -> None:
-        self.lease, self._run, self._me = lease, lease.database.run, lease.id
+    def __init__(self, replica: Replica) -> None:
+        self.replica, self.lease, self._run = replica, replica.lease, replica.database.run
 
     async def add(self, world_id: str, owner: str, played: int, data: bytes) -> None:
         """Store a new world, which this replica holds.
@@ -40,7 +41,7 @@ class WorldStore:
         Raises:
             UnavailableError: the database does not answer.
         """
-        row = {"id": world_id, "owner": owner, "holder": self._me, "round": played, "data": data}
+        row = {"id": world_id, "owner": owner, "holder": self.lease.id, "round": played, "data": data}
         await self._run(lambda db: db.execute(sa.insert(worlds).values(**row, updated_at=now(db))))
 
     async def put(self, world_id: str, played: int, data: bytes) -> None:
@@ -68,11 +69,11 @@ class WorldStore:
         owned = sa.and_(worlds.c.id == world_id, worlds.c.owner == owner)
 
         def work(db: Connection) -> tuple[bool, bytes | None]:
-            takeable = sa.or_(worlds.c.holder == self._me, free(db, worlds.c.holder))
-            taking = sa.update(worlds).where(owned, takeable).values(holder=self._me, wanted_by=None)
-            if (data := db.scalar(taking.returning(worlds.c.data))) is not None:
-                return False, data
-            return db.execute(sa.update(worlds).where(owned).values(wanted_by=self._me)).rowcount > 0, None
+            # One that was handed over is held by this replica already.
+            if taken := self.lease.claim(db, worlds, owned, again=True, wanted_by=None):
+                return False, taken[0].data
+            asked = sa.update(worlds).where(owned).values(wanted_by=self.lease.id)
+            return db.execute(asked).rowcount > 0, None
 
         held, data = await self._run(work)
         if held:
@@ -87,7 +88,7 @@ class WorldStore:
         Raises:
             UnavailableError: the database does not answer.
         """
-        mine = sa.select(worlds.c.id, worlds.c.wanted_by).where(worlds.c.holder == self._me)
+        mine = sa.select(worlds.c.id, worlds.c.wanted_by).where(self.lease.holds(worlds))
         return await self._run(lambda db: {row.id: row.wanted_by is not None for row in db.execute(mine)})
 
     async def release(self, world_id: str) -> None:
@@ -112,9 +113,9 @@ class WorldStore:
 
         def work(db: Connection) -> None:
             idle = worlds.c.updated_at < now(db) - idle_timeout_s
-            db.execute(sa.delete(worlds).where(free(db, worlds.c.holder), idle))
+            db.execute(sa.delete(worlds).where(self.lease.is_free(db, worlds.c.holder), idle))
 
         await self._run(work)
 
     def _holds(self, world_id: str) -> "sa.ColumnElement[bool]":
-        return sa.and_(worlds.c.id == world_id, worlds.c.holder == self._me)
+        return sa.and_(worlds.c.id == world_id, self.lease.holds(worlds))

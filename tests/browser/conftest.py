@@ -38,7 +38,7 @@ def server(make_model: Callable[..., WorldModel], serve: Callable[..., str]) -> 
 @pytest.fixture(scope="module")
 def demo(server: str) -> Iterator[str]:
     """The address of the demo's page."""
-    pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
+    pytest.importorskip("gradio", reason="gradio is not installed: openworldmodel[demo]")
     from worldmodel.demo import app, page
 
     blocks = app.build(server, world="shapes")

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import worldmodel.demo
+from worldmodel.actions import Action, Pose
 from worldmodel.config import ActionConfig
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action, Pose
 
 pytestmark = pytest.mark.slow
 PATIENCE_MS = 60_000
@@ -218,7 +218,7 @@ def test_live_tab(page: Any) -> None:
 def test_the_play_page_offers_the_things_that_are_there(
     browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str]
 ) -> None:
-    action = ActionConfig(text=True, keys=("red", "blue", "left", "jump"), max_text_tokens=64)
+    action = ActionConfig(keys=("red", "blue", "left", "jump"), text={"max_tokens": 64})
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_MS)
 
@@ -269,9 +269,7 @@ def record_actions(page: Any) -> list[Any]:
 def test_the_play_page_takes_mouse_camera_and_vectors(
     browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str]
 ) -> None:
-    action = ActionConfig(
-        text=False, mouse=True, camera=True, vector_size=2, vector_low=(0, -1), vector_high=(4, 1)
-    )
+    action = ActionConfig(text=False, mouse=True, camera=True, vector={"low": (0, -1), "high": (4, 1)})
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_MS)
     sent = record_actions(page)
@@ -310,7 +308,7 @@ def test_the_play_page_samples_the_actions_of_a_round(
     browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str], pace: Any
 ) -> None:
     """In a round of four frames, each half a second long; the world is paused, then runs."""
-    action = ActionConfig(text=False, keys=("left", "jump"), mouse=True, vector_size=1, per_round=4)
+    action = ActionConfig(text=False, keys=("left", "jump"), mouse=True, vector=1, per_round=4)
     left, jump = {"keys": ["left"]}, {"keys": ["jump"]}
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_MS)
@@ -412,7 +410,7 @@ def test_start_from_text_and_from_an_upload(page: Any) -> None:
 
 
 def test_command_starts_and_stops_its_own_server(model_folder: Path) -> None:
-    pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
+    pytest.importorskip("gradio", reason="gradio is not installed: openworldmodel[demo]")
     command = [sys.executable, "-P", "-m", "worldmodel", "demo", str(model_folder)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200"}
@@ -445,7 +443,7 @@ def test_command_starts_and_stops_its_own_server(model_folder: Path) -> None:
 
 
 def test_command_errors(tmp_path: Path) -> None:
-    pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
+    pytest.importorskip("gradio", reason="gradio is not installed: openworldmodel[demo]")
     for given, named in (
         ([str(tmp_path)], "error: "),
         (["tiny", "--server", "http://127.0.0.1:9"], "--server"),
@@ -469,7 +467,7 @@ def test_the_tab_of_a_flow_shows_its_clips(browser: Any, tmp_path: Path, size: s
     from worldmodel.demo import app
     from worldmodel.demo import page as pages
     from worldmodel.demo.flow_reader import FlowReader
-    from worldmodel.flow.run import run_flow
+    from worldmodel.flow.work.run import run_flow
 
     (tmp_path / "files").mkdir()
     stages = {"read": {}, "measure": {"settings": {"least": 106}}}

@@ -28,7 +28,7 @@ from worldmodel.parallel import collectives, context, ulysses
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mask_rules import Kind
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train.collective_check import CollectiveCheck
+from worldmodel.train.diagnostics.collective_check import CollectiveCheck
 
 pytestmark = pytest.mark.slow
 WIDTH = 8

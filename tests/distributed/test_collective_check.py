@@ -12,7 +12,7 @@ from processes import torchrun
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from worldmodel.train.collective_check import CollectiveCheck, CollectiveError
+from worldmodel.train.diagnostics.collective_check import CollectiveCheck, CollectiveError
 
 pytestmark = pytest.mark.slow
 

@@ -19,30 +19,33 @@ from runs import WHOLE
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from worldmodel.actions import Action
 from worldmodel.config import (
     ActionConfig,
     BackboneConfig,
     CodecConfig,
     ConditionAdapterConfig,
+    DiagnosticsConfig,
     GeneratorConfig,
     MeshConfig,
     StageConfig,
+    StateConfig,
     TrainConfig,
     TrainedConfig,
     VisionConfig,
     WorldModelConfig,
 )
 from worldmodel.data.loader import Batch
+from worldmodel.episodes import Episode
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import distributed
-from worldmodel.train.collective_check import collective_check
+from worldmodel.train.diagnostics.collective_check import collective_check
 from worldmodel.train.distributed import Root, full_tensor
 from worldmodel.train.objectives.base import SampleRng
-from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.objectives.registry import objective_class
 from worldmodel.train.trainer import Trainer, freeze
-from worldmodel.types import Action, Episode
 
 pytestmark = pytest.mark.slow
 SEED = 5
@@ -51,8 +54,8 @@ SMALL = WorldModelConfig(
     codec=CodecConfig(image_size=32, latent_channels=4, widths=(8, 16), num_blocks=2),
     backbone=BackboneConfig(architecture=DECODER),
     vision=VisionConfig(width=32, num_blocks=1),
-    action=ActionConfig(max_text_tokens=64),
-    condition_adapter=ConditionAdapterConfig(width=32, num_layers=1, num_heads=2),
+    action=ActionConfig(text={"max_tokens": 64}),
+    state=StateConfig(width=32, num_layers=1, num_heads=2),
     generator=GeneratorConfig(width=48, num_layers=2, num_heads=3),
     chunk_frames=CHUNK,
 )
@@ -129,7 +132,7 @@ def build(case: str, stage: StageConfig) -> Root:
         assert isinstance(model.generator, WanGenerator)
         model.generator.set_second(WanTransformer3DModel(**second), boundary_ratio=0.7)
     fill_zeros(model)
-    root = Root(model, OBJECTIVES[stage.objective](model))
+    root = Root(model, objective_class(stage)(model, **stage.objective_args))
     freeze(model, stage)
     in_fp64(root)
     return root
@@ -169,7 +172,7 @@ def compare(case: str) -> None:
         precision="fp32",
         stages={case: stage},
         seed=SEED,
-        check_collectives=True,
+        diagnostics=DiagnosticsConfig(check_collectives=True),
         hang_timeout_s=60,
     )
     wanted = gradients_alone(build(case, stage), [*batches_of(case, 0), *batches_of(case, 1)])

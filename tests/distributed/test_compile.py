@@ -13,6 +13,7 @@ import torch
 from processes import torchrun
 from torch._dynamo.utils import counters
 
+from worldmodel import config as configs
 from worldmodel.config import StageConfig, TrainConfig, TrainedConfig, WorldModelConfig, build
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed, tokenizer
@@ -38,7 +39,7 @@ def backward(model_config: WorldModelConfig, **settings: Any) -> tuple[torch.Ten
         freeze(model, STAGE)
         distributed.parallelize(root, config, mesh)
         embeds = torch.randn(2, 16, model.backbone.width).to(mesh.device)
-        root(lambda: model.backbone(embeds).square().sum()).backward()
+        root.gathered(lambda: model.backbone(embeds).square().sum()).backward()
         layers = model.backbone.model.base_model.layers
         gradients = [full_tensor(p.grad).flatten() for p in layers.parameters() if p.grad is not None]
         return torch.cat(gradients), counters["stats"]["unique_graphs"]
@@ -72,7 +73,7 @@ def compiled(
 ) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("compile")
     config_file = folder / "model.json"
-    config_file.write_text(json.dumps(dataclasses.asdict(make_model(image_size=64).config)))
+    config_file.write_text(json.dumps(configs.to_dict(make_model(image_size=64).config)))
     torchrun(__file__, 1, folder, config_file)
     return json.loads((folder / "compiled.json").read_text())
 

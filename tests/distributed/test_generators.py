@@ -120,7 +120,10 @@ def generator_of(kind: str, streamed: bool) -> VideoGenerator:
     if kind == "dit":
         made: VideoGenerator = DiT(GeneratorConfig(width=16 * HEADS, num_layers=2, num_heads=HEADS), 4, GRID)
     else:
-        made = tiny().generator(kind, 1, CHUNK, streamed, codec=DiffusersCodec(tiny().vae(kind)))
+        codec = DiffusersCodec(tiny().vae(kind))
+        made = tiny().generator(
+            kind, 1, CHUNK, streamed, codec=codec, state_channels=codec.latent_channels + 2
+        )
     fill_zeros(made, std=0.3)
     return made.double().train().requires_grad_(True)
 
@@ -140,7 +143,8 @@ def drawn(generator: Any, kind: str) -> dict[str, Any]:
         made = {"pooled": draw(53, generator.width), "cells": draw(54, math.prod(GRID), generator.width)}
         condition = replace(condition, forecast=latents(55), **made)
     else:
-        condition = replace(condition, text=draw(51, 6, tiny().TEXT))
+        cells = draw(54, math.prod(GRID), CHUNK * 2).requires_grad_(True)
+        condition = replace(condition, text=draw(51, 6, tiny().TEXT), cells=cells, forecast=latents(55))
     return {
         "clean": latents(1),
         "noise": latents(2),
@@ -300,7 +304,7 @@ def work(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """The measurements of every process."""
-    pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+    pytest.importorskip("diffusers", reason="diffusers is not installed: openworldmodel[diffusers]")
     folder = tmp_path_factory.mktemp("world")
     return results_of(__file__, 4, folder)
 

@@ -20,7 +20,7 @@ import pytest
 from worldmodel import config as configs
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train.run_log import METRICS
+from worldmodel.train.run.log import METRICS
 
 pytestmark = [
     pytest.mark.slow,
@@ -122,7 +122,7 @@ def wait(condition: Callable[[], bool], agent: subprocess.Popen[bytes], log: Pat
 def test_a_run_goes_on_when_a_host_is_lost(
     hosts: tuple[Host, Host], make_model: Callable[..., WorldModel], tmp_path: Path
 ) -> None:
-    action = ActionConfig(max_text_tokens=128)
+    action = ActionConfig(text={"max_tokens": 128})
     start = make_model(image_size=64, action=action).save_pretrained(tmp_path / "start")
     train = {"vision": TrainedConfig()}
     stage = StageConfig("state", steps=STEPS, batch_size=2, rounds=1, tasks={"rounds": 1.0}, train=train)

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
-from worldmodel.train import muon
 from worldmodel.train.distributed import full_tensor, leave, shutdown
+from worldmodel.train.optim import muon
 
 SHAPES = ((6, 9), (9, 6), (7, 5), (32, 80), (1, 5), (12, 4), (3, 8), (9, 6), (32, 80), (9, 6))
 MESHES = {"replicas": (4, 1), "shards": (1, 4), "replicated shards": (2, 2)}

@@ -16,6 +16,7 @@ from runs import BY_LORA, WHOLE
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from worldmodel import config as configs
 from worldmodel.config import (
     DataConfig,
     MeshConfig,
@@ -29,9 +30,10 @@ from worldmodel.data import loader
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel import collectives, ulysses
-from worldmodel.train import distributed, optim, tokenizer
+from worldmodel.train import distributed, tokenizer
 from worldmodel.train.distributed import Root, full_tensor
-from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.objectives.registry import objective_class
+from worldmodel.train.optim.average import EMA
 from worldmodel.train.trainer import Trainer, freeze
 
 pytestmark = pytest.mark.slow
@@ -69,7 +71,7 @@ def step(config: TrainConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
     model = WorldModel.from_config(config.model, tokenizer.build_tokenizer(config))
     lora.add(model, stage.train)
     fill_zeros(model)
-    root = Root(model, OBJECTIVES[stage.objective](model))
+    root = Root(model, objective_class(stage)(model, **stage.objective_args))
     freeze(model, stage)
     distributed.parallelize(root, config, mesh)
     observed: dict[str, Any] = {}
@@ -79,7 +81,7 @@ def step(config: TrainConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     model.backbone.model.base_model.layers[1].register_forward_pre_hook(look("layer"))
     model.codec.encoder.register_forward_pre_hook(look("codec"))
-    ema = optim.EMA(model.named_parameters(), 0.9)
+    ema = EMA(model.named_parameters(), 0.9)
     trainer = Trainer(config, "only", mesh, root, {}, ema)
     with (
         loader.batches(config.data, config.model, stage, 5, 0, mesh.dp_rank, mesh.dp_size) as stream,
@@ -130,7 +132,7 @@ def work(folder: Path, config_file: Path) -> None:
 def results(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., WorldModel]) -> Path:
     folder = tmp_path_factory.mktemp("precision")
     config_file = folder / "model.json"
-    config_file.write_text(json.dumps(dataclasses.asdict(make_model(image_size=64).config)))
+    config_file.write_text(json.dumps(configs.to_dict(make_model(image_size=64).config)))
     for processes in CASES:
         torchrun(__file__, processes, folder, config_file)
     return folder

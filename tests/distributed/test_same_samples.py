@@ -26,8 +26,8 @@ from worldmodel.data.loader import Batch
 from worldmodel.data.sequence_loader import SequenceLoader
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.worlds import recorder
-from worldmodel.worlds.shapes.source import KEYS
+from worldmodel.shapes.source import KEYS
+from worldmodel.worlds import get_world
 
 pytestmark = pytest.mark.slow
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))
@@ -38,7 +38,7 @@ STAGE = StageConfig(steps=3, batch_size=12, microbatch_size=4, rounds=1, tasks={
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips with a table, in a tar file and as a dataset of Hugging Face."""
     folder = tmp_path_factory.mktemp("samples")
-    table = recorder.record_world("shapes", folder / "clips", 6, rounds=2)
+    table = get_world("shapes").record(folder / "clips", 6, rounds=2)
     (folder / "hub").mkdir()
     rows = []
     with tarfile.open(folder / "shard.tar", "w") as tar:
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_process_reads_for_those_that_share_sequences(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("datasets", reason="datasets is not installed: worldmodel[data]")
+    pytest.importorskip("datasets", reason="datasets is not installed: openworldmodel[data]")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
     torchrun(__file__, 2, folder)

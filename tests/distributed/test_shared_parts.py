@@ -214,7 +214,7 @@ def test_every_process_computes_its_part(world: list[dict], name: str, total: in
 
 
 def test_rounds_are_divided_for_a_causal_codec(world: list[dict]) -> None:
-    pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+    pytest.importorskip("diffusers", reason="diffusers is not installed: openworldmodel[diffusers]")
     for rank in world:
         for name, measured in rank["codec"].items():
             assert measured["error"] <= 1e-12
@@ -223,7 +223,7 @@ def test_rounds_are_divided_for_a_causal_codec(world: list[dict]) -> None:
 
 
 def test_texts_are_divided_for_a_text_encoder(world: list[dict]) -> None:
-    pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+    pytest.importorskip("diffusers", reason="diffusers is not installed: openworldmodel[diffusers]")
     for mesh in MESHES:
         name, size = f"cp {mesh.cp} sp {mesh.sp}", mesh.cp * mesh.sp
         found = [rank["texts"][name] for rank in world]

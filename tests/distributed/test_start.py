@@ -176,7 +176,7 @@ def started(
 ) -> Path:
     """Reports of 1 and 2 processes after their start."""
     folder = tmp_path_factory.mktemp("started")
-    (folder / "model.json").write_text(json.dumps(dataclasses.asdict(model.config)))
+    (folder / "model.json").write_text(json.dumps(configs.to_dict(model.config)))
     for family, (dtype, _) in RUNS.items():
         torch.manual_seed(1)
         own = {"head_dim": 16} if family == "qwen3" else {}
@@ -207,7 +207,7 @@ def save_checkpoint(folder: Path) -> None:
         if "lora_B" in name or name == "queries"
     }
     train = {name: vars(ADDED) for name in ("backbone", "generator")}
-    progress = {"stage": "before", "step": 1, "ended": True, "train": train, "seed": 5}
+    progress = {"stage": "before", "step": 1, "ended": True, "train": train, "seed": 5, "precision": "fp32"}
     with Checkpoints(folder) as checkpoints:
         checkpoints.save("before-1", module_state(trained) | averages, progress)
 

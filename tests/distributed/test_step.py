@@ -18,6 +18,7 @@ from processes import torchrun
 from runs import BY_LORA, WHOLE
 from safetensors.torch import load_file, save_file
 
+from worldmodel import config as configs
 from worldmodel.config import (
     DataConfig,
     MeshConfig,
@@ -33,7 +34,7 @@ from worldmodel.models.layers import attention
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed, tokenizer
 from worldmodel.train.distributed import Root, full_tensor
-from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.objectives.registry import objective_class
 from worldmodel.train.trainer import Trainer, freeze
 
 pytestmark = pytest.mark.slow
@@ -85,7 +86,7 @@ def gradients(config: TrainConfig, name: str) -> dict[str, torch.Tensor]:
     model = WorldModel.from_config(config.model, tokenizer.build_tokenizer(config))
     lora.add(model, stage.train)
     fill_zeros(model)
-    root = Root(model, OBJECTIVES[stage.objective](model))
+    root = Root(model, objective_class(stage)(model, **stage.objective_args))
     freeze(model, stage)
     in_fp64(root)
     distributed.parallelize(root, config, mesh)
@@ -129,7 +130,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., 
     folder = tmp_path_factory.mktemp("gradients")
     config_file = folder / "model.json"
     config = make_model(image_size=64).config
-    config_file.write_text(json.dumps(dataclasses.asdict(config)))
+    config_file.write_text(json.dumps(configs.to_dict(config)))
     for processes in MESHES:
         torchrun(__file__, processes, folder, config_file)
     return folder

@@ -23,7 +23,7 @@ from worldmodel.config import (
 )
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import codec_ceiling
+from worldmodel.train.diagnostics import codec_ceiling
 from worldmodel.train.trainer import Trainer
 from worldmodel.train.validation import validate
 

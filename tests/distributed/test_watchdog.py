@@ -15,8 +15,8 @@ from worldmodel.config import MeshConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train.timing import computing
-from worldmodel.train.watchdog import StragglerDetector, check_finite, rendezvous_store
+from worldmodel.train.diagnostics.timing import computing
+from worldmodel.train.diagnostics.watchdog import StragglerDetector, check_finite, rendezvous_store
 
 pytestmark = pytest.mark.slow
 NUM_PROCESSES = 4

@@ -26,8 +26,8 @@ def test_script_runs(script: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook_runs(notebook: Path, tmp_path: Path) -> None:
-    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: worldmodel[docs]")
-    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: worldmodel[docs]")
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: openworldmodel[docs]")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: openworldmodel[docs]")
     book = nbformat.read(notebook, as_version=4)
     os.environ.setdefault("MPLBACKEND", "agg")
     shutil.copytree(ROOT / "demo", tmp_path / "demo")  # not in the clone, which hides the installed package

@@ -54,7 +54,7 @@ def test_commands_of_the_tutorial(
         verbs.append(words[0])
     assert verbs == ["record", "data", "data", "new", "train", "eval", "plan"]
     model = WorldModel.from_pretrained(tmp_path / "runs" / "doorkey" / "model")
-    assert model.outcome is not None
+    assert model.state is not None and model.state.outcome is not None
     assert (model.config.pace, model.config.chunk_frames) == ("on_action", 1)
     assert model.start_images
     assert "random actions" in capsys.readouterr().out

@@ -1,98 +1,47 @@
-"""The code of the README and of the tutorial runs as written."""
+"""The Python code of the README and of the documentation runs as written, and links point at files."""
 
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from doc_pages import PAGES, ROOT, blocks, like_the_clone
 
-from worldmodel.cli import main
+from worldmodel.actions import registry
 from worldmodel.media import open_video
 
-ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
-PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 
-
-def blocks(language: str, page: Path) -> list[str]:
-    text = page.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-
-
-def commands() -> list[str]:
-    """Every distinct command, those that record and read own clips last."""
-    lines = [
-        line.split("#")[0].strip()
-        for page in PAGES
-        for block in blocks("bash", page)
-        for line in block.splitlines()
-    ]
-    found = dict.fromkeys(line for line in lines if line.startswith(("worldmodel ", "python -m ")))
-    return sorted(found, key=lambda line: line in blocks_of_own_clips() or " clips" in line)
-
-
-def blocks_of_own_clips() -> list[str]:
-    (block,) = [block for block in blocks("bash", README) if " record " in block]
-    return block.strip().splitlines()
-
-
-@pytest.fixture
-def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that looks like the clone to the README's paths."""
-    shutil.copytree(ROOT / "demo", tmp_path / "demo")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+@pytest.fixture(autouse=True)
+def kinds_of_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that registers a kind of action does so for itself alone."""
+    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
 
 
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks("python", page)], ids=lambda page: page.stem
 )
-def test_python_blocks_run_one_after_the_other(page: Path, clone: Path) -> None:
+def test_python_blocks_run_one_after_the_other(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a page shows in quotes beside a `print` is what it prints."""
+    monkeypatch.chdir(like_the_clone(tmp_path))
     names: dict[str, object] = {}
     for code in blocks("python", page):
         exec(compile(code, page.name, "exec"), names)
-
-
-OWN = next(index for index, command in enumerate(commands()) if " record " in command)
-"""Start of the commands that need the output of the one before."""
-
-
-def run(command: str) -> None:
-    # Few samples and steps: the command is tested, not its figures.
-    words = shlex.split(re.sub(r"--num-samples \d+", "--num-samples 4", command))
-    words = [re.sub(r"(steps|batch_size)=\d+", r"\1=2", word) for word in words]
-    words = [
-        "2" if before in ("--rounds", "--episodes") else word
-        for before, word in zip(["", *words], words, strict=False)
-    ]
-    if words[0] == "python":
-        subprocess.run([sys.executable, "-P", *words[1:]], check=True)
-    else:
-        assert main(words[1:]) == 0
+    printed = iter(capsys.readouterr().out.splitlines())
+    shown = re.findall(r'^ *print\(.*\)  # "(.+)"$', "".join(blocks("python", page)), flags=re.MULTILINE)
+    for line in shown:
+        assert line in printed, f"{line!r} is not printed, or not in this order"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", commands()[:OWN])
-def test_commands_run(command: str, clone: Path) -> None:
-    run(command)
-
-
-@pytest.mark.slow
-def test_training_on_own_clips(clone: Path) -> None:
-    for command in commands()[OWN:]:
-        run(command)
-    assert list((clone / "outputs" / "own").iterdir())
-
-
-@pytest.mark.slow
-def test_the_clients_of_a_running_server(clone: Path) -> None:
+def test_the_clients_of_a_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi")
     from worldmodel.demo.app import served
     from worldmodel.serving.client import Client
 
+    monkeypatch.chdir(like_the_clone(tmp_path))
     page = ROOT / "docs" / "tutorial" / "serve.md"
     (code,), (script,) = blocks("py", page), blocks("sh", page)
     with served("shapes-tiny") as url:
@@ -108,7 +57,6 @@ def test_the_clients_of_a_running_server(clone: Path) -> None:
 
 def test_pages_have_code_blocks() -> None:
     assert sum(len(blocks("python", page)) for page in PAGES) >= 4
-    assert len(commands()) >= 8
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel.actions import Action
 from worldmodel.data.staging import FrameStager
-from worldmodel.types import Action, Episode
+from worldmodel.episodes import Episode
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CUDA = torch.device("cuda", 0)

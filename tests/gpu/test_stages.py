@@ -15,6 +15,7 @@ from runs import SHAPES
 from stages import STAGES
 from transformers import PreTrainedTokenizerBase
 
+from worldmodel.actions import Action
 from worldmodel.config import (
     ActionConfig,
     BackboneConfig,
@@ -29,10 +30,10 @@ from worldmodel.config import (
 )
 from worldmodel.data import loader
 from worldmodel.data.loader import Batch
+from worldmodel.episodes import Episode
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed, start
 from worldmodel.train.trainer import Trainer
-from worldmodel.types import Action, Episode
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 TEXT_ENCODER = {"model_type": "umt5", "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
@@ -101,13 +102,13 @@ def test_objectives_of_our_own_model(
 def test_objectives_with_a_generator_of_diffusers(
     tokenizer: PreTrainedTokenizerBase, objective: Any, condition: Any
 ) -> None:
-    pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+    pytest.importorskip("diffusers", reason="diffusers is not installed: openworldmodel[diffusers]")
     encoder = TEXT_ENCODER | {"d_model": TEXT, "vocab_size": len(tokenizer)}
     model = WorldModelConfig(
         codec=CodecConfig(image_size=32, temporal_factor=4, latent_channels=16, architecture=WAN_VAE),
         backbone=BackboneConfig(architecture=DECODER),
         vision=VisionConfig(architecture=SIGLIP, max_frames=2),
-        action=ActionConfig(max_text_tokens=64),
+        action=ActionConfig(text={"max_tokens": 64}),
         condition_adapter=ConditionAdapterConfig(
             kind=condition, width=32, num_layers=1, num_heads=2, num_tokens=6, text=condition == "stream"
         ),

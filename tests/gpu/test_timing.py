@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from worldmodel.train.timing import Phases, computing
+from worldmodel.train.diagnostics.timing import Phases, computing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CUDA = torch.device("cuda", 0)

@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from worldmodel.serving.app import INTERNAL_ERROR, create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.routes import route_class
 from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds.registry import WorldRegistry
 from worldmodel.serving.worlds.service import WorldService
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
@@ -293,6 +294,54 @@ def test_body_that_does_not_arrive_is_given_up(port: int, kind: str, monkeypatch
     )
     answer, _ = conversation(port, head, iter([b"--x\r\n"]))
     assert answer.startswith("HTTP/1.1 408")
+
+
+def test_uploads_that_stop_keep_no_other_key_waiting(serve: Callable[..., str]) -> None:
+    """Half of them announce 60 MB and send nothing, the others stop in the middle."""
+    port = int(serve(keys=Keys(KEYS)).rpartition(":")[2])
+    with ExitStack() as sockets:
+        for number in range(8):
+            idle = sockets.enter_context(socket.create_connection(("127.0.0.1", port)))
+            head = (
+                f"POST /v1/worlds HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[0]}\r\n"
+                "Content-Type: application/json\r\nContent-Length: 60000000\r\n\r\n"
+            )
+            idle.sendall(head.encode() + bytes(3 * 2**19 * (number % 2)))
+        time.sleep(0.2)
+        headers = {"authorization": f"Bearer {KEYS[1]}"}
+        began = time.monotonic()
+        big = httpx.post(
+            f"http://127.0.0.1:{port}/v1/worlds",
+            headers=headers,
+            files={"snapshot": ("x", bytes(2**21))},
+            timeout=30,
+        )
+        assert big.status_code == 400  # zeros are not a snapshot
+        assert time.monotonic() - began < 5
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_error(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = f"POST /v1/worlds HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[0]}\r\n"
+    for kind in ("application/json", "multipart/form-data; boundary=x"):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(f"{head}Content-Type: {kind}\r\nContent-Length: 900\r\n\r\n--x\r\n".encode())
+            time.sleep(0.2)
+    time.sleep(0.2)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_an_internal_error_says_that_the_connection_ends(
+    serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvicorn closes it, and a client that sent its next request there would get no answer."""
+    address = serve()
+    monkeypatch.setattr(WorldRegistry, "owned_by", lambda *_: 1 / 0)
+    with httpx.Client(base_url=address) as client:
+        for _ in range(3):
+            answer = client.get("/v1/worlds")
+            assert (answer.status_code, answer.headers["connection"]) == (500, "close")
 
 
 @pytest.mark.parametrize("charset", ["punycode", "utf-16", "undefined", "idna", '"utf-7"'])

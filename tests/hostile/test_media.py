@@ -5,6 +5,7 @@ The attacks are those on other model servers, with their CVE numbers.
 
 import asyncio
 import contextlib
+import errno
 import io
 import os
 import re
@@ -30,7 +31,7 @@ from PIL import Image
 
 from worldmodel.errors import InputError
 from worldmodel.serving.errors import ApiError, RateLimitError, TooLargeError, UnsupportedFormatError
-from worldmodel.serving.media import decoding
+from worldmodel.serving.media import decoding, system_calls
 from worldmodel.serving.media.decode_child import RESPONSE, DecodeRequest
 from worldmodel.serving.media.decoding import close_decoder, decode_upload
 from worldmodel.serving.media.limits import UploadLimits
@@ -439,7 +440,35 @@ print(tried(lambda: open("/etc/hostname")), tried(socket.socket), tried(os.pipe)
 print(tried(lambda: bytearray(2**30)))
 """
     out = subprocess.check_output([sys.executable, "-P", "-c", code], text=True, timeout=60)
-    assert out.split() == ["OSError", "OSError", "OSError", "OSError", "MemoryError"]
+    *calls, memory = out.split()
+    assert set(calls) <= {"OSError", "PermissionError"}
+    assert memory == "MemoryError"
+
+
+@pytest.mark.skipif(not system_calls.supported(), reason="the kernel cannot filter system calls")
+def test_the_child_reaches_no_other_process_even_as_root() -> None:
+    """Limits on files and processes do not bind root, which could read and write the server's memory."""
+    code = """
+import ctypes, os
+from worldmodel.serving.media.decode_child import restrict
+from worldmodel.serving.media.limits import UploadLimits
+libc, parent = ctypes.CDLL(None, use_errno=True), os.getppid()
+def readv(): return libc.process_vm_readv(parent, None, 0, None, 0, 0)
+def writev(): return libc.process_vm_writev(parent, None, 0, None, 0, 0)
+def ptrace(): return libc.ptrace(16, parent, 0, 0)
+restrict(UploadLimits())
+for call in (readv, writev, ptrace):
+    ctypes.set_errno(0)
+    print(call(), ctypes.get_errno())
+chmod, unlink = lambda: os.chmod("/tmp", 0o1777), lambda: os.unlink("/tmp/x")
+for call in (os.fork, lambda: os.kill(parent, 0), chmod, unlink):
+    try:
+        print("done", call())
+    except OSError as error:
+        print(-1, error.errno)
+"""
+    out = subprocess.check_output([sys.executable, "-P", "-c", code], text=True, timeout=60)
+    assert out.splitlines() == [f"-1 {errno.EPERM}"] * 7
 
 
 def test_the_decoder_knows_no_secret_and_loads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ class Server:
     def close(self) -> None:
         self.server.should_exit = True
         self.thread.join()
-        self.context.lease.database.close()
+        self.context.database.close()
         self.data_dir.cleanup()
         asyncio.run(self.service.close())
 

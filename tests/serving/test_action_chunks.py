@@ -8,12 +8,12 @@ import pytest
 from gymnasium import spaces
 from realtime_sessions import Server, serve
 
+from worldmodel.actions import Action
 from worldmodel.config import ActionConfig
 from worldmodel.env import WorldEnv
 from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.client import Client
-from worldmodel.types import Action
 
 CHUNK: list[Any] = [{"keys": ["left"]}, {"keys": ["right"]}]
 

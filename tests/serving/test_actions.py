@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from local_client import LocalClient
 from steering import ALL, FORWARD
 
+from worldmodel.actions import Action
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.actions import ActionBody, ActionSchema, action_body, plain
 from worldmodel.serving.app import create_app
@@ -21,7 +22,6 @@ from worldmodel.serving.client.payloads import as_json
 from worldmodel.serving.realtime.connection import ROUTE
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
-from worldmodel.types import Action
 
 THERE = {"mode": "target", "data": {"translation": [0, 1, 1], "rotation": [0, 0.6, 0, 0.8]}}
 ACTIONS: tuple[dict[str, Any] | None, ...] = (

@@ -79,6 +79,7 @@ def serve(model: WorldModel, folders: dict[str, Path], body: Any) -> Any:
     return asyncio.run(whole())
 
 
+@pytest.mark.slow
 def test_worlds_of_several_adapters_match_merged_models(
     folders: dict[str, Path],
     expected: dict[str | None, SimpleNamespace],

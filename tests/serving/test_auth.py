@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,12 @@ from local_client import LocalClient
 from starlette.testclient import WebSocketDenialResponse
 
 from worldmodel.errors import ConfigError
+from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import (
     ANONYMOUS,
     VARIABLE,
+    KeyOptions,
     Keys,
     accepted_subprotocol,
     authenticate,
@@ -24,6 +28,11 @@ from worldmodel.serving.auth import (
 from worldmodel.serving.context import Caller, require_key
 from worldmodel.serving.errors import ApiError, RateLimitError
 from worldmodel.serving.rate_limits import RequestLimiter
+from worldmodel.serving.realtime.connection import ROUTE
+from worldmodel.serving.settings import ServerConfig
+from worldmodel.serving.worlds.service import WorldService
+
+KEY, OTHER = "some-key-0123456789", "other-key-0123456789"
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
@@ -150,6 +159,75 @@ def test_keys_follow_their_file(tmp_path: Path, caplog: pytest.LogCaptureFixture
     path.chmod(0o600)
     assert keys.caller(ALICE) is None
     assert keys.caller(BOB)
+
+
+def test_a_line_of_the_key_file_has_limits_of_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY} name=alice weight=2.5 max_worlds_per_key=3 admin # ours\n{OTHER}\n", "ascii")
+    path.chmod(0o600)
+    keys = Keys.load(path)
+    alice, other = keys.caller(KEY), keys.caller(OTHER)
+    assert alice is not None
+    assert other is not None
+    assert keys.options(alice) == KeyOptions("alice", 2.5, True, {"max_worlds_per_key": 3})
+    assert keys.options(other) == keys.options("nobody") == KeyOptions()
+    assert (keys.is_admin(alice), keys.is_admin(other)) == (True, False)
+    config = ServerConfig("tiny", tmp_path, keys, max_worlds_per_key=7)
+    assert [config.of_key("max_worlds_per_key", each) for each in (alice, other)] == [3, 7]
+    for option in ("weight=0", "weight=nan", "colour=red", "max_worlds_per_key=-1", "name=a/b"):
+        path.write_text(f"{KEY} {option}\n", "ascii")
+        with pytest.raises(ConfigError, match=re.escape(option)):
+            Keys.load(path)
+
+
+def test_metrics_are_an_administrators_where_there_is_one(model: WorldModel, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY} admin\n{OTHER} name=bob\n", "ascii")
+    path.chmod(0o600)
+    config = ServerConfig("tiny", tmp_path / "data", Keys.load(path))
+    with LocalClient(create_app(WorldService(model), config)) as api:
+        mine, theirs = ({"authorization": f"Bearer {key}"} for key in (KEY, OTHER))
+        assert api.post("/v1/worlds", json={"text": "a ball"}, headers=theirs).status_code == 200
+        assert api.get("/metrics", headers=theirs).status_code == 403
+        text = api.get("/metrics", headers=mine).text
+    (spent,) = re.findall(r'worldmodel_model_seconds_total\{key="bob",purpose="step"\} (\S+)', text)
+    assert float(spent) > 0
+
+
+def test_an_administrator_lists_and_ends_the_sessions_of_all_keys(model: WorldModel, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY} admin\n{OTHER} name=bob\n", "ascii")
+    path.chmod(0o600)
+    config = ServerConfig("tiny", tmp_path / "data", Keys.load(path))
+    mine, theirs = ({"authorization": f"Bearer {key}"} for key in (KEY, OTHER))
+    with LocalClient(create_app(WorldService(model), config)) as api:
+        world = api.post("/v1/worlds", json={"text": "a ball"}, headers=theirs).json()["id"]
+        with api.websocket_connect(ROUTE, headers=theirs) as socket:
+            assert socket.receive_json()["type"] == "session.created"
+            assert api.get("/v1/sessions", headers=theirs).status_code == 403
+            listed = api.get("/v1/sessions", headers=mine).json()["data"]
+            assert [(each["kind"], each["key"]) for each in listed] == [
+                ("world", "bob"),
+                ("websocket", "bob"),
+            ]
+            assert listed[0]["id"] == world
+            for each in listed:
+                assert api.delete(f"/v1/sessions/{each['id']}", headers=theirs).status_code == 403
+                assert api.delete(f"/v1/sessions/{each['id']}", headers=mine).json()["deleted"] is True
+            assert socket.receive_json()["reason"] == "stopped"
+        assert api.get(f"/v1/worlds/{world}", headers=theirs).status_code == 404
+        assert api.get("/v1/sessions", headers=mine).json()["data"] == []
+        assert api.delete("/v1/sessions/none", headers=mine).status_code == 404
+
+
+def test_each_key_finds_its_share_of_places_free(tmp_path: Path) -> None:
+    config = ServerConfig("tiny", tmp_path, Keys([KEY, OTHER]))
+    assert config.has_room("a", {"a": 5}, 8)
+    assert not config.has_room("a", {"a": 6}, 8)  # two places are kept for the other key
+    assert config.has_room("b", {"a": 6}, 8)
+    assert config.has_room("b", {"a": 6, "b": 1}, 8)
+    assert not config.has_room("b", {"a": 6, "b": 2}, 8)
+    assert ServerConfig("tiny", tmp_path).has_room("anyone", {"anyone": 7}, 8)
 
 
 def test_keys_are_read_from_the_environment() -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from worldmodel.actions import Action
+from worldmodel.episodes import StartImage
 from worldmodel.errors import ConfigError, InputError, WorldModelError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.auth import Keys
@@ -30,7 +32,6 @@ from worldmodel.serving.errors import (
     RateLimitError,
     UnsupportedFormatError,
 )
-from worldmodel.types import Action, StartImage
 
 ACTIONS = ("the red ball moves left", {"keys": ["left"]}, None, Action(text="wait", vector=(0.0, 1.0, 0.5)))
 KEY = "correct-horse-battery-staple"

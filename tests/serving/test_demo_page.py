@@ -15,7 +15,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.client import AsyncClient
 from worldmodel.worlds import World
 
-gr = pytest.importorskip("gradio", reason="gradio is not installed: worldmodel[demo]")
+gr = pytest.importorskip("gradio", reason="gradio is not installed: openworldmodel[demo]")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def visit(
     "action",
     [
         ActionConfig(text=False, keys=("left", "right")),
-        ActionConfig(text=False, vector_size=2, vector_low=(1.0, 2.0), vector_high=(3.0, 4.0)),
+        ActionConfig(text=False, vector={"low": (1.0, 2.0), "high": (3.0, 4.0)}),
         ActionConfig(text=False, mouse=True),
         ActionConfig(text=False, camera=True),
     ],

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from local_client import LocalClient
 from safetensors.torch import load, save
 
+from worldmodel.actions import Action
 from worldmodel.config import GeneratorConfig
 from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
@@ -26,7 +27,6 @@ from worldmodel.serving.worlds import saved as files
 from worldmodel.serving.worlds.identity import Identity, identify
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import World, WorldService
-from worldmodel.types import Action
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
 MADE_BY = Identity("m")
@@ -124,11 +124,11 @@ def test_a_chunk_that_would_fail_the_batches_of_others_is_refused(
 
 def test_the_longest_actions_can_be_moved(model: WorldModel, image: np.ndarray) -> None:
     longest = {
-        "text": "!" * (model.config.action.max_text_tokens - 1),
+        "text": "!" * (model.config.action.text.max_tokens - 1),
         "keys": ["left", "right"],
         "vector": [1, 2, 3],
     }
-    assert len(model.backbone.token_ids(longest["text"])) == model.config.action.max_text_tokens
+    assert len(model.backbone.token_ids(longest["text"])) == model.config.action.text.max_tokens
     (embedded,) = model.encode_action([Action.of(longest)])
     assert len(embedded) == model.action.max_tokens
 
@@ -205,6 +205,10 @@ def tampered(
         {"tensors": {"latents": torch.zeros(1, 10_000, 4, 4, 4)}},
         {"tensors": {"frames": torch.zeros(1, 8, 64, 64, 3, dtype=torch.uint8)}},
         {"tensors": {"frames": torch.zeros(1, 8, 32, 32, 3)}},
+        {"tensors": {"frames": torch.zeros((), dtype=torch.uint8)}},
+        {"tensors": {"frames": torch.zeros(0, 8, 32, 32, 3, dtype=torch.uint8)}},
+        {"tensors": {"frames": torch.zeros(1, 0, 32, 32, 3, dtype=torch.uint8)}},
+        {"tensors": {"origin": torch.zeros((), dtype=torch.uint8)}},
         {"tensors": {"origin": torch.zeros(1, 8, 32, 32, 3, dtype=torch.uint8)}},
         {"world": {"timesteps": [0.5]}},
         {"world": {"round": -1}},

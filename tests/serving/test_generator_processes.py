@@ -29,13 +29,14 @@ from worldmodel.config import (
     CodecConfig,
     ConditionAdapterConfig,
     GeneratorConfig,
+    StateConfig,
     TrainedConfig,
     VisionConfig,
     WorldModelConfig,
 )
 from worldmodel.diffusion.sampler import Chunk
-from worldmodel.diffusion.step_cache import StepCache
 from worldmodel.errors import ConfigError
+from worldmodel.experiments.step_cache import StepCache
 from worldmodel.models import lora
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.quantization import num_bytes
@@ -93,7 +94,7 @@ def save(
         codec=CodecConfig(image_size=32, latent_channels=4, widths=(8, 16), num_blocks=1),
         backbone=BackboneConfig(architecture=DECODER, vocab_size=320),
         vision=VisionConfig(width=32, num_blocks=1),
-        condition_adapter=ConditionAdapterConfig(width=32, num_layers=1, num_heads=2),
+        state=StateConfig(width=32, num_layers=1, num_heads=2),
         generator=OURS[parallelism],
         num_inference_steps=STEPS,
         sampler="swin" if kind == "swin" else "chunk",
@@ -125,7 +126,7 @@ def start(model: WorldModel, seed: int, steps: int, previous: Any = None) -> Chu
     shape = model.config.latent_shape
     states = torch.randn(1, model.config.num_queries, model.backbone.width)
     context = torch.randn(1, model.config.context_latents, *shape[1:])
-    conditions = (model.condition(states, context), model.null_condition(context))
+    conditions = (model.condition(model.read_state(states, context), context), model.null_condition(context))
     solver, overlapping = model.generator.solver(steps), model.config.sampler == "swin"
     return Chunk(torch.randn(1, *shape), solver, conditions, context, GUIDANCE, overlapping, previous)
 
@@ -159,7 +160,7 @@ def test_chunks_are_those_of_one_process(
     parallelism: Parallelism, kind: str, adapter: Adapter, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     if kind != "swin":
-        pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+        pytest.importorskip("diffusers", reason="diffusers is not installed: openworldmodel[diffusers]")
     folder, model = save(parallelism, kind, adapter, tokenizer, tmp_path)
     with torch.no_grad():
         alone = asyncio.run(play(model, None))

@@ -2,11 +2,12 @@
 
 import asyncio
 import base64
+import gzip
 import io
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,6 +22,7 @@ from PIL import Image
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
+from worldmodel.serving.engine.completion import Completion, until
 from worldmodel.serving.engine.local import InProcessEngine
 from worldmodel.serving.server import Server
 from worldmodel.serving.settings import ServerConfig
@@ -84,7 +86,7 @@ def test_chat_describes_a_video(api: LocalClient, model: WorldModel, image: np.n
     [
         ({"n": 9}, "'n'"),
         ({"temperature": 3}, "temperature"),
-        ({"tools": []}, "no field 'tools'"),
+        ({"tools": [{"type": "function"}]}, "'tools'"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stream_options": {"include_everything": True}}, "include_everything"),
     ],
@@ -267,7 +269,34 @@ def test_server_without_an_engine_is_not_ready_and_exits(model: WorldModel, tmp_
             False  # as after a crash of vLLM's processes: tests/serving/test_vllm_engine.py
         )
         assert (api.get("/ready").status_code, api.get("/ready").json()) == (503, {"status": "failed"})
-        assert api.get("/health").status_code == 200
-        server = Server(app, config)
-        assert not asyncio.run(server.on_tick(1))
-        assert server.engine_failed
+        assert (api.get("/health").status_code, api.get("/health").json()) == (503, {"status": "failed"})
+        assert asyncio.run(stops(Server(app, config)))
+
+
+def test_text_ends_before_a_stop_and_holds_back_what_may_be_one() -> None:
+    async def grow(*texts: str) -> AsyncGenerator[Completion, None]:
+        for number, text in enumerate(texts, start=1):
+            yield Completion(text, 3, number, "length" if number == len(texts) else None)
+
+    async def read(*texts: str) -> list[tuple[str, str | None]]:
+        return [(each.text, each.finish_reason) async for each in until(grow(*texts), ["END", "##"])]
+
+    ended = asyncio.run(read("a", "a E", "a EN", "a END b", "a END b c"))
+    assert ended == [("a", None), ("a ", None), ("a ", None), ("a ", "stop")]
+    assert asyncio.run(read("#", "#a", "#a E")) == [("", None), ("#a", None), ("#a E", "length")]
+
+
+def test_a_compressed_body_is_refused_by_name(api: LocalClient) -> None:
+    packed = gzip.compress(b'{"text": "a ball"}')
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    for path in ("/v1/worlds", "/v1/chat/completions"):
+        assert api.post(path, content=packed, headers=headers).status_code == 415
+
+
+async def stops(server: Server) -> bool:
+    """Return whether a server, looked at ten times per second, decides to stop."""
+    for tick in range(50):
+        if await server.on_tick(tick):
+            return True
+        await asyncio.sleep(0.05)
+    return False

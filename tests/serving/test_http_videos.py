@@ -19,7 +19,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.videos.jobs import VideoJob, VideoJobs
+from worldmodel.serving.videos.jobs import COUNT_S, VideoJob, VideoJobs
 from worldmodel.serving.worlds.service import WorldService
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
@@ -208,6 +208,20 @@ def test_deleting_stops_generation_within_a_step(api: LocalClient, monkeypatch: 
     assert list(app.state.context.jobs.storage.folder.glob(f"*{running['id']}*")) == []
 
 
+def test_progress_is_sent_as_events_until_the_video_has_finished(api: LocalClient) -> None:
+    video = ask(api, {"prompt": "a red ball", "num_frames": 64, "num_inference_steps": 64})
+    with api.stream("GET", f"/v1/videos/{video['id']}/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        sent = [
+            json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line.startswith("data")
+        ]
+    assert {each["id"] for each in sent} == {video["id"]}
+    assert [each["progress"] for each in sent] == sorted({each["progress"] for each in sent})
+    assert (sent[-1]["status"], sent[-1]["progress"]) == ("completed", 100)
+    assert len(sent) >= 2
+    assert error_of(api.get("/v1/videos/video_none/events"), 404)
+
+
 def test_full_queue_is_answered_with_retry_after(api: LocalClient) -> None:
     videos = [ask(api, FOREVER) for _ in range(3)]  # one runs, two wait
     refused = api.post("/v1/videos", json=FOREVER)
@@ -217,6 +231,7 @@ def test_full_queue_is_answered_with_retry_after(api: LocalClient) -> None:
     assert api.get("/ready").json() == {"status": "full"}
     for video in videos:
         api.delete(f"/v1/videos/{video['id']}")
+    time.sleep(COUNT_S)
     assert api.get("/ready").json() == {"status": "ok"}
 
 

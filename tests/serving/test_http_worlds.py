@@ -15,7 +15,8 @@ import pytest
 from local_client import LocalClient
 from PIL import Image
 
-from worldmodel.action_words import say
+from worldmodel.actions import Action
+from worldmodel.actions.words import say
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
@@ -23,7 +24,6 @@ from worldmodel.serving.auth import Keys
 from worldmodel.serving.engine.local import InProcessEngine
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.service import WorldService
-from worldmodel.types import Action
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
 NPY = {"format": "npy"}
@@ -78,15 +78,16 @@ def test_world_matches_session(api: LocalClient, model: WorldModel, image: np.nd
     assert (world["seed"], world["num_inference_steps"], world["engine"]) == (3, 2, "in-process")
     assert world["action_schema"] == {
         "per_round": 1,
-        "text": True,
-        "max_text_tokens": 64,
-        "keys": ["left", "right"],
-        "mouse": False,
-        "vector_size": 3,
-        "vector_names": [],
-        "vector_low": [],
-        "vector_high": [],
-        "camera": False,
+        "kinds": {"text": {"max_tokens": 64}, "keys": ["left", "right"], "vector": {"size": 3}},
+        "widgets": {
+            "text": {"type": "text", "merge": "newest"},
+            "keys": {"type": "keys", "names": ["left", "right"], "merge": "union"},
+            "vector": {
+                "type": "sliders",
+                "sliders": [{"name": name, "low": -1.0, "high": 1.0} for name in "123"],
+                "merge": "newest",
+            },
+        },
     }
     session = model.session(seed=3, num_inference_steps=2)
     session.reset(image)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from worldmodel.episodes import DESCRIBE
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.auth import Keys
-from worldmodel.types import DESCRIBE
 
 openai = pytest.importorskip("openai")
 # The service whose shape this is has closed.

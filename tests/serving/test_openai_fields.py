@@ -58,6 +58,12 @@ IMAGES = [{"model": "tiny"}, {"n": 2}, {"size": "32x32"}, {"size": "auto"}]
 IMAGES += [{"response_format": "b64_json"}, {"output_format": "png"}]
 IMAGES += [{"extra_body": {name: value}} for name, value in GENERATION.items()]
 VIDEOS = [{"input_reference": PNG}, {"model": "tiny"}, {"seconds": "2"}, {"size": "32x32"}]
+VIDEOS += [
+    {"seconds": 1},
+    {"size": "32X32"},
+    {"size": "auto"},
+    {"extra_body": {"input_reference": {"image_url": URL}}},
+]
 VIDEOS += [{"extra_body": {name: value}} for name, value in GENERATION.items()]
 VIDEOS += [{"extra_body": {"actions": ["the red ball jumps"]}}, {"extra_body": {"num_frames": 8, "fps": 8}}]
 WORKING: dict[str, list[dict[str, Any]]] = {
@@ -71,6 +77,9 @@ WORKING: dict[str, list[dict[str, Any]]] = {
     "chat.completions.create": [
         {"max_tokens": 2, "max_completion_tokens": openai.omit},
         {"n": 2, "temperature": 1.0, "seed": 3},
+        {"stop": ["x", "y"], "user": "me"},
+        {"top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "logprobs": False, "store": False},
+        {"tools": [], "response_format": {"type": "text"}},
         {"stream": True, "stream_options": {"include_usage": True}},
     ],
 }
@@ -90,8 +99,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "prediction": {"type": "content", "content": "x"}, "presence_penalty": 1.0, "prompt_cache_key": "x",
         "prompt_cache_options": {}, "prompt_cache_retention": "24h", "reasoning_effort": "low",
         "response_format": {"type": "json_object"}, "safety_identifier": "me", "service_tier": "auto",
-        "stop": "x", "store": True, "tool_choice": "auto", "tools": [TOOL], "top_logprobs": 2, "top_p": 0.5,
-        "user": "me", "verbosity": "low", "web_search_options": {},
+        "store": True, "tool_choice": "auto", "tools": [TOOL], "top_logprobs": 2, "top_p": 0.5,
+        "verbosity": "low", "web_search_options": {},
         "n": 9, "temperature": 3.0, "max_tokens": 1025,
     },
     "videos.create": {"size": "720x1280", "negative_prompt": "a blue box", "n": 2},  # the model reads no text

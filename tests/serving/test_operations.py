@@ -6,17 +6,20 @@ import io
 import ipaddress
 import json
 import logging
+import os
 import shutil
 import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from local_client import LocalClient
 from starlette.testclient import TestClient
 
@@ -25,9 +28,13 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving import logs
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
+from worldmodel.serving.connections import SmallBuffers, check_protocol
+from worldmodel.serving.engine import threads
+from worldmodel.serving.media import system_calls
 from worldmodel.serving.realtime.connection import ROUTE
 from worldmodel.serving.server import Server, check_http, serve
 from worldmodel.serving.settings import HttpOptions, ServerConfig
+from worldmodel.serving.videos.orders import Orders
 from worldmodel.serving.worlds.service import WorldService
 
 KEY = "a-key-for-these-tests"
@@ -49,7 +56,7 @@ def make_app(model: WorldModel, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     yield make
     for context in contexts:
         context.service.compute.close()
-        context.lease.database.close()
+        context.database.close()
 
 
 @pytest.fixture
@@ -179,6 +186,83 @@ def test_https_is_served_with_the_certificate(model: WorldModel, tmp_path: Path)
         finally:
             server.handle_exit(signal.SIGTERM, None)
             thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({}, None),
+    ],
+)
+def test_threads_are_those_that_the_container_may_use(
+    files: dict[str, str], most: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n", "ascii")
+    assert threads.available(tmp_path) == (most or len(os.sched_getaffinity(0)))
+
+
+def test_root_is_refused_where_decoders_cannot_be_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(system_calls, "supported", lambda: False)
+    with pytest.raises(ConfigError, match="--allow-root"):
+        check_http(HttpOptions(), Keys())
+    check_http(HttpOptions(allow_root=True), Keys())
+    monkeypatch.setattr(system_calls, "supported", lambda: True)
+    check_http(HttpOptions(), Keys())
+
+
+def test_a_uvicorn_that_hides_its_connections_is_refused() -> None:
+    check_protocol()
+
+    class Renamed:
+        def __init__(self) -> None:
+            self.request = self.keep_alive = None
+
+    with pytest.raises(ConfigError, match="uvicorn"):
+        check_protocol(Renamed)
+
+
+def test_probes_ask_the_database_once_a_second(make_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, asked = LocalClient(make_app()), []
+    count = Orders.num_queued
+    monkeypatch.setattr(Orders, "num_queued", lambda self: (asked.append(0), count(self))[1])
+    assert {client.get("/ready").status_code for _ in range(20)} == {200}
+    assert len(asked) <= 2
+
+
+def test_a_socket_that_is_not_read_holds_few_frames() -> None:
+    """Otherwise rounds are played for half a minute for a client that is gone."""
+    num_sent, frame = 0, bytes(16 * 2**10)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal num_sent
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.accept"})
+            while True:
+                await send({"type": "websocket.send", "bytes": frame})
+                num_sent += 1
+
+    server = uvicorn.Server(uvicorn.Config(app, ws=SmallBuffers, lifespan="off", log_level="error"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        with socket.create_connection(listener.getsockname()) as deaf:
+            deaf.sendall(
+                b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+            )
+            assert b" 101 " in deaf.recv(64)
+            while (before := num_sent) == 0 or (time.sleep(0.3), num_sent != before)[1]:
+                continue
+        server.should_exit = server.force_exit = True
+        thread.join(10)
+    assert 0 < num_sent * len(frame) < 2**20
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

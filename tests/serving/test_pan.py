@@ -22,7 +22,7 @@ from worldmodel.serving.settings import EngineOptions
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import WorldService
 
-pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+pytest.importorskip("diffusers", reason="diffusers is not installed: openworldmodel[diffusers]")
 
 NUM_ROUNDS, ROUND_TOKENS = 30, 1312
 """PAN has 1,308 positions a round at its own resolution."""

@@ -20,7 +20,7 @@ import pytest
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
 
-pytest.importorskip("ray.serve", reason="Ray Serve is not installed: worldmodel[ray]")
+pytest.importorskip("ray.serve", reason="Ray Serve is not installed: openworldmodel[ray]")
 
 import ray
 import yaml

@@ -48,9 +48,9 @@ def test_session_created_comes_first(model: WorldModel) -> None:
             hello = await client.event()
             assert hello["type"] == "session.created"
             assert (hello["model"], hello["engine"], hello["protocol"]) == ("tiny", "in-process", 1)
-            takes = hello["action"]
-            assert (takes["text"], takes["max_text_tokens"], takes["keys"]) == (True, 64, ["left", "right"])
-            assert (takes["mouse"], takes["vector_size"], takes["camera"]) == (False, 3, False)
+            takes = {"text": {"max_tokens": 64}, "keys": ["left", "right"], "vector": {"size": 3}}
+            assert hello["action"]["kinds"] == takes
+            assert hello["action"]["widgets"].keys() == takes.keys()
             assert (hello["fps"], hello["chunk_frames"], hello["image_size"]) == (8, 8, 32)
             assert hello["formats"] == ["jpeg", "fmp4", "m4s"]
             assert hello["limits"] == server.context.session_limits.model_dump()
@@ -416,6 +416,65 @@ def test_timeouts_end_the_session(
             assert await client.closed() == 1000
 
     serve(model, body, limits=limits)
+
+
+def test_a_client_that_only_watches_is_not_idle(make_model: Callable[..., WorldModel]) -> None:
+    fast = make_model()
+    fast.config = replace(fast.config, fps=4 * fast.config.fps)
+
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.start(pace="realtime")
+            for _ in range(6):  # a quarter of a second each
+                await client.until("video.chunk_metadata")
+            await client.send("session.update", pace="on_action")
+            assert (await client.until("session.done"))["reason"] == "idle"
+
+    serve(fast, body, limits={"idle_timeout_s": 0.7})
+
+
+def test_a_dropped_socket_can_come_back_to_its_world(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            resume_id = (await client.start(resumable=True))["resume_id"]
+            assert resume_id
+            await client.act("e", None)
+            before = await client.until("video.chunk_metadata")
+            while before["round"] < 1:
+                before = await client.until("video.chunk_metadata")
+            client.socket.transport.abort()  # as if the network were gone
+        await asyncio.sleep(0.1)
+        assert len(server.context.worlds) == 1
+        async with server.client() as other:
+            await other.send("session.start", resume_id=resume_id, text="a ball")
+            assert (await other.refused())["code"] == "invalid_event"
+            await other.send("session.start", resume_id=resume_id, pace="on_action")
+            assert (await other.until("video.start"))["resume_id"] != resume_id
+            again = await other.until("video.chunk_metadata")
+            assert (again["round"], again["media"]) == (1, before["media"])
+            await other.act("f", None)
+            assert (await other.until("video.chunk_metadata"))["round"] == 2
+            await other.send("session.stop")
+            await other.until("session.done")
+        assert await server.freed()  # as it was closed, and not dropped
+        async with server.client() as late:
+            await late.send("session.start", resume_id=resume_id)
+            assert (await late.refused())["code"] == "not_found"
+
+    serve(model, body)
+
+
+def test_a_dropped_world_ends_after_its_time(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        server.context.dropped.keep_s = 0.3
+        async with server.client() as client:
+            await client.start(resumable=True)
+            client.socket.transport.abort()
+        await asyncio.sleep(0.1)
+        assert len(server.context.worlds) == 1
+        assert await server.freed()
+
+    serve(model, body)
 
 
 def test_round_limit_ends_the_session(model: WorldModel) -> None:

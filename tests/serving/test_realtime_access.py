@@ -42,7 +42,7 @@ def make_client(model: WorldModel, tmp_path: Path) -> Iterator[Callable[..., Loc
     yield make
     for context in contexts:
         context.service.compute.close()
-        context.lease.database.close()
+        context.database.close()
 
 
 @contextmanager

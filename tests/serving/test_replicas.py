@@ -22,7 +22,7 @@ from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.replicas.database import worlds
-from worldmodel.serving.replicas.lease import LEASE_S
+from worldmodel.serving.replicas.replica import LEASE_S
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.saved import Origin
 from worldmodel.serving.worlds.service import WorldService
@@ -90,10 +90,10 @@ def suspend(api: LocalClient) -> None:
     """Stop the heartbeats of a replica, as a machine that is suspended does."""
 
     async def stop() -> None:
-        lease = context_of(api).lease
-        assert lease is not None
-        assert lease._beating is not None
-        lease._beating.cancel()
+        replica = context_of(api).replica
+        assert replica is not None
+        assert replica._beating is not None
+        replica._beating.cancel()
 
     call(api, stop)
 
@@ -106,7 +106,7 @@ def test_a_world_whose_client_leaves_while_it_is_stored_is_not_kept(replicas: Re
 
     async def leave() -> tuple[int, int]:
         context = context_of(api)
-        database, settings = context.lease.database, context.service.settings(num_inference_steps=1)
+        database, settings = context.database, context.service.settings(num_inference_steps=1)
         starting = asyncio.create_task(context.worlds.start("me", Origin(text="a ball"), settings))
         while not database.run_now(stored):  # in the event loop, which cannot go on meanwhile
             await asyncio.sleep(0)

@@ -22,7 +22,7 @@ from worldmodel.cli import main
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.connections import HEAD_TIMEOUT_S
 from worldmodel.serving.replicas.database import Database
-from worldmodel.serving.replicas.lease import Lease
+from worldmodel.serving.replicas.replica import Replica
 from worldmodel.serving.videos.storage import Storage
 from worldmodel.serving.worlds.identity import identify
 
@@ -158,6 +158,7 @@ def test_stop_waits_for_unfinished_videos(start: Start) -> None:
     assert client.get(f"/v1/videos/{video['id']}").json()["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_disconnect_cancels_the_step(start: Start) -> None:
     _, client = start()
     body = {"text": "a red ball", "num_inference_steps": 64}
@@ -243,7 +244,7 @@ def test_database_of_another_model_or_folder_is_refused(
 ) -> None:
     url = f"sqlite:///{tmp_path / 'server.db'}"
     folder = Storage(tmp_path).identity()
-    Lease(Database(url), **{"model": identify(model), "folder": folder, **live})
+    Replica(Database(url), **{"model": identify(model), "folder": folder, **live})
     command = ["serve", str(model_folder), "--port", "0", "--engine", "in-process"]
     assert main([*command, "--data-dir", str(tmp_path), "--database", url]) == 2
     assert "--database" in capsys.readouterr().err

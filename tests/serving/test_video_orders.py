@@ -1,5 +1,6 @@
 """Orders of videos on disk: what the next server on a data folder does with them."""
 
+import asyncio
 import io
 import json
 import os
@@ -14,16 +15,18 @@ import pytest
 import sqlalchemy as sa
 from local_client import LocalClient
 
+from worldmodel.actions import Action
+from worldmodel.leases import Holder
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import ANONYMOUS
 from worldmodel.serving.replicas.database import Database, videos
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.videos.orders import _columns
+from worldmodel.serving.videos.orders import Orders, _columns
 from worldmodel.serving.videos.record import VideoPlan, VideoRecord, new_record
+from worldmodel.serving.worlds.identity import identify
 from worldmodel.serving.worlds.service import WorldService, WorldSettings
-from worldmodel.types import Action
 
 FOREVER = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
 
@@ -115,7 +118,7 @@ def test_orders_are_stored_with_their_input_before_they_are_accepted(
 
 
 def test_orders_run_in_their_sequence_after_a_restart(model: WorldModel, tmp_path: Path) -> None:
-    ids = [order(tmp_path).id for _ in range(6)]
+    ids = [order(tmp_path, weights=identify(model)).id for _ in range(6)]
     with serve(model, tmp_path, max_running_jobs=1) as api:
         listed = api.get("/v1/videos", params={"order": "asc"}).json()["data"]
         assert [each["id"] for each in listed] == ids
@@ -149,9 +152,9 @@ def test_order_that_cannot_be_generated_fails_and_may_be_sent_again(
     with serve(model, tmp_path) as api:
         first = api.post("/v1/videos", json=body, headers={"idempotency-key": "one"}).json()["id"]
         wait_for(api, first, "completed")
-    keys = {name: stored(tmp_path, first)[name] for name in ("idempotency", "fingerprint")}
+    keys = {name: stored(tmp_path, first)[name] for name in ("idempotency", "fingerprint", "weights")}
     change(tmp_path, sa.delete(videos))
-    lost = order(tmp_path, **values, **keys)
+    lost = order(tmp_path, **{**keys, **values})
 
     with serve(model, tmp_path) as api:
         failed = wait_for(api, lost.id, "failed")
@@ -182,6 +185,27 @@ def test_full_queue_is_answered_before_the_request_is_checked(model: WorldModel,
             api.post("/v1/videos", json=FOREVER)
         broken = {"input_reference": ("a.png", b"\x89PNG\r\n\x1a\n")}
         assert api.post("/v1/videos", data={"prompt": "a red ball"}, files=broken).status_code == 429
+
+
+def test_orders_of_the_key_with_the_fewest_in_progress_come_first(tmp_path: Path) -> None:
+    owners = ["a", "a", "a", "b", "a", "c"]
+    ids = [order(tmp_path, seed=number).id for number in range(len(owners))]
+    for owner, video_id in zip(owners, ids, strict=True):
+        record = VideoRecord.from_dict({**stored(tmp_path, video_id), "owner": owner})
+        change(tmp_path, sa.update(videos).where(videos.c.id == video_id).values(_columns(record)))
+    database = Database(f"sqlite:///{tmp_path / 'server.db'}")
+    orders = Orders(database, Holder(), ServerConfig("tiny", tmp_path))
+
+    async def claims() -> tuple[list[int], list[int]]:
+        waiting = [await orders.get(video_id) for video_id in ids]
+        positions = [each.position or 0 for each in waiting if each is not None]
+        claimed = [await orders.claim() for _ in ids]
+        return positions, [ids.index(record.id) for record in claimed if record is not None]
+
+    positions, claimed = asyncio.run(claims())
+    database.close()
+    assert claimed == [0, 3, 5, 1, 2, 4]
+    assert [claimed[position - 1] for position in positions] == list(range(len(ids)))
 
 
 def test_record_survives_the_disk(tmp_path: Path) -> None:

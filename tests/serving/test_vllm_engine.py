@@ -40,7 +40,7 @@ ADAPTERS = ("calm", "storm")
 LIMITS = EngineLimits(torch.float32, MAX_LENGTH, kv_bytes=2**28, max_sessions=16)
 # vLLM's kernels for fp32 on a GPU multiply in tf32, which has 10 bits.
 TOLERANCE = {"atol": 2e-2 if torch.cuda.is_available() else 1e-4, "rtol": 0.0}
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 SERVER = """
 import multiprocessing, os, time

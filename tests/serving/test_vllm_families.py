@@ -18,6 +18,7 @@ from worldmodel.serving.engine.vllm_engine import VllmEngine
 
 WIDTH, NUM_QUERIES, ROUND = 64, 20, 60
 FAMILIES = ("qwen2", "llama", "mistral", "gemma")
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("family", FAMILIES)

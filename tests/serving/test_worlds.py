@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel.actions import Action
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import InputError
 from worldmodel.models.conditioning import Condition
@@ -17,7 +18,6 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.engine.batching import CONDITION, Batcher, Compute
 from worldmodel.serving.engine.denoiser import DenoisingLoop
 from worldmodel.serving.worlds.service import WorldService
-from worldmodel.types import Action
 
 ACTIONS = ("the red ball moves left", "the blue box jumps", None, "wait", "the red ball explodes")
 
@@ -66,7 +66,7 @@ def test_batched_denoising_matches_unbatched(model: WorldModel) -> None:
         states = torch.randn(1, config.num_queries, model.backbone.width, generator=generator)
         context = torch.randn(1, 1, config.codec.latent_channels, *grid, generator=generator)
         with torch.no_grad():
-            condition = model.condition(states, context)
+            condition = model.condition(model.read_state(states, context), context)
         noise = torch.randn(condition.forecast.shape, generator=generator)
         guidance = (1.0, 3.0)[index % 2]
         jobs.append((condition, context, noise, 1 + index, guidance))

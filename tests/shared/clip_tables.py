@@ -11,7 +11,7 @@ from worldmodel.data.sources import Source, open_source
 
 MODEL = WorldModelConfig(
     codec=CodecConfig(image_size=32),
-    action=ActionConfig(keys=("left", "right", "jump"), vector_size=2),
+    action=ActionConfig(keys=("left", "right", "jump"), vector=2),
     fps=8,
     chunk_frames=8,
 )

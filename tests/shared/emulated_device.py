@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from worldmodel.config import StageConfig
 from worldmodel.data.loader import Batch
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import optim
 from worldmodel.train.distributed import Root
 from worldmodel.train.objectives.base import Objective, SampleRng
+from worldmodel.train.optim.average import EMA
+from worldmodel.train.optim.optimizers import build_optimizers
 from worldmodel.train.trainer import freeze
 
 DEVICE = torch.device("meta")
@@ -309,7 +310,7 @@ def train_step(
     root = Root(model, train_objective)
     freeze(model, stage)
     device.move(root)
-    optimizers, average = optim.build_optimizers(root, stage), optim.EMA(model.named_parameters(), 0.9)
+    optimizers, average = build_optimizers(root, stage), EMA(model.named_parameters(), 0.9)
     rng = SampleRng([(0, index) for index in batch.indices], DEVICE)
     with torch.no_grad():
         inputs = root.objective.teach(model, root.objective.prepare(model, batch, rng))

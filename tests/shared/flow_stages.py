@@ -14,7 +14,7 @@ from sqlalchemy import text
 from worldmodel.config import build
 from worldmodel.config.flow import FlowConfig
 from worldmodel.database import connect, transaction
-from worldmodel.flow.stage import stage
+from worldmodel.flow.stages.base import stage
 
 CALLS = "FLOW_CALLS"
 """Variable with a file to which every call writes the stage and its clips."""
@@ -126,7 +126,7 @@ def write_table(folder: Path, count: int) -> Path:
 def flow_config(
     folder: Path, table: Path, stages: dict[str, dict[str, Any]] | None = None, **settings: Any
 ) -> FlowConfig:
-    """Return a flow of the stages above over a table, in threads unless `topics` says otherwise."""
+    """Return a flow of the stages above over a table, in threads unless `executor` says otherwise."""
     chosen = {"read": {}, "measure": {}} if stages is None else stages
     named = {
         name: {"function": f"flow_stages:{'Sum' if name == 'sum' else name}", **each}
@@ -134,7 +134,7 @@ def flow_config(
     }
     values: dict[str, Any] = {
         "folder": str(folder),
-        "topics": "memory:",
+        "executor": "threads",
         "sources": {"files": {"path": str(table), "columns": {"address": "address", "text": "text"}}},
         "stages": named,
         "segment_size": 8,

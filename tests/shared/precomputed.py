@@ -7,16 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worldmodel.actions import Action
 from worldmodel.config import TrainConfig
 from worldmodel.data.latents import ChunkLatents, LatentFormat
 from worldmodel.data.loader import Batch
+from worldmodel.episodes import DESCRIBE, Episode
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.loading import deferred
 from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed
 from worldmodel.train.trainer import Trainer
-from worldmodel.types import DESCRIBE, Action, Episode
 
 TASKS = ("rounds", "imagine", "describe")
 

@@ -1,6 +1,7 @@
 """Processes of torchrun that execute a test's file as a script."""
 
 import json
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ def torchrun(script: str, num_processes: int, *arguments: object, max_restarts: 
     """Run a script in several processes of this machine, which can import what tests share."""
     options = ["--standalone", "--nproc-per-node", str(num_processes), "--max-restarts", str(max_restarts)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        # In front, not instead: the tests may be of a checkout that is not the installed one.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         main([*options, __file__, script, *map(str, arguments)])
 
 

@@ -113,7 +113,7 @@ def serve(
         finally:
             server.should_exit = True
             await serving
-            context.lease.database.close()
+            context.database.close()
             await service.close()
 
     with TemporaryDirectory() as data_dir:

@@ -2,6 +2,8 @@
 
 from worldmodel.config import StageConfig, TrainedConfig
 
+DISTILL = "worldmodel.experiments.distillation:DistillationObjective"
+IMLE = "worldmodel.experiments.distillation:ImleObjective"
 EVERYTHING = {"all": TrainedConfig()}
 STAGES = {
     "codec": StageConfig("codec", tasks={"rounds": 1.0}, train={"codec": TrainedConfig()}, rounds=1),
@@ -13,10 +15,10 @@ STAGES = {
     "generator": StageConfig("generator", tasks={"rounds": 1.0}, train=EVERYTHING),
     "joint": StageConfig("joint", tasks={"rounds": 1.0}, train=EVERYTHING, self_rollout=(1.0, 1.0)),
     "distill": StageConfig(
-        "distill", tasks={"rounds": 1.0}, train={"generator": TrainedConfig()}, teacher_steps=2
+        DISTILL, {"teacher_steps": 2}, tasks={"rounds": 1.0}, train={"generator": TrainedConfig()}
     ),
     "imle": StageConfig(
-        "imle", tasks={"rounds": 1.0}, train={"generator": TrainedConfig()}, rounds=1, num_candidates=2
+        IMLE, {"num_candidates": 2}, tasks={"rounds": 1.0}, train={"generator": TrainedConfig()}, rounds=1
     ),
     "lora": StageConfig(
         "joint",

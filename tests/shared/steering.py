@@ -5,12 +5,9 @@ from typing import Any
 from worldmodel.config import ActionConfig
 
 ALL = ActionConfig(
-    max_text_tokens=64,
+    text={"max_tokens": 64},
     keys=("w", "a", "s", "d"),
-    vector_size=2,
-    vector_names=("reach", "grip"),
-    vector_low=(-2.0, 0.0),
-    vector_high=(2.0, 1.0),
+    vector={"names": ("reach", "grip"), "low": (-2.0, 0.0), "high": (2.0, 1.0)},
     mouse=True,
     camera=True,
 )

@@ -13,7 +13,7 @@ from worldmodel.config import StageConfig, TrainConfig, ValidationConfig
 from worldmodel.errors import ModelError
 from worldmodel.models.loading import base_models
 from worldmodel.models.world_model import WorldModel
-from worldmodel.worlds import recorder
+from worldmodel.worlds import get_world
 
 NUM_CLIPS = 6
 
@@ -32,7 +32,7 @@ def smollm2() -> str:
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of clips of the shapes world with its clips.jsonl; tests must not change it."""
-    return recorder.record_world("shapes", tmp_path_factory.mktemp("recorded"), NUM_CLIPS, rounds=2).parent
+    return get_world("shapes").record(tmp_path_factory.mktemp("recorded"), NUM_CLIPS, rounds=2).parent
 
 
 @pytest.fixture(scope="session")

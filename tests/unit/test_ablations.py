@@ -85,7 +85,10 @@ def test_every_variant_is_timed_trained_judged_and_drawn(
     make_model: Callable[..., WorldModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the training, whose steps take a second each for the first stage and two for the second."""
-    model, trained = make_model(image_size=64, world="shapes", action=ActionConfig(max_text_tokens=160)), {}
+    model, trained = (
+        make_model(image_size=64, world="shapes", action=ActionConfig(text={"max_tokens": 160})),
+        {},
+    )
 
     def train(settings: dict[str, Any], run: Path, processes: int, overrides: list[str]) -> Path:
         assert overrides == ["seed=3"]
@@ -122,7 +125,10 @@ def test_every_variant_is_timed_trained_judged_and_drawn(
 def test_variants_of_equal_steps_are_trained_one_by_one(
     make_model: Callable[..., WorldModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, trained = make_model(image_size=64, world="shapes", action=ActionConfig(max_text_tokens=160)), []
+    model, trained = (
+        make_model(image_size=64, world="shapes", action=ActionConfig(text={"max_tokens": 160})),
+        [],
+    )
 
     def train(settings: dict[str, Any], run: Path, processes: int, overrides: list[str]) -> Path:
         trained.append([stage["steps"] for stage in settings["stages"].values()])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from worldmodel.actions import Action, Camera, Pose
 from worldmodel.config import (
     ActionConfig,
     ActionSpec,
@@ -26,19 +27,19 @@ from worldmodel.config import (
 )
 from worldmodel.data.sources import open_source
 from worldmodel.env import WorldEnv, WorldVectorEnv
+from worldmodel.episodes import Outcome
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.planning import Box, Choices, action_set
+from worldmodel.recording.episode import RecordedEpisode, RecordingFormat
+from worldmodel.recording.lerobot import LeRobotStore
 from worldmodel.rollout import WorldState
 from worldmodel.train import finetune
-from worldmodel.types import Action, Camera, Outcome, Pose
-from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
-from worldmodel.worlds.recorder.lerobot import LeRobotStore
 
 SIDE, KEYS = 32, ("left", "right")
 LEFT, RIGHT = (Action(keys=(key,)) for key in KEYS)
 SPECS = tuple(ActionSpec(name, "key", rate=10) for name in KEYS)
-TAKES = ActionConfig(text=False, keys=KEYS, vector_size=2, camera=True, per_round=2)
+TAKES = ActionConfig(text=False, keys=KEYS, vector=2, camera=True, per_round=2)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,7 @@ def test_training_sees_the_rounds_of_a_session(chunked: WorldModel, image: np.nd
 
 
 def test_plans_hold_an_action_for_a_round(chunked: WorldModel) -> None:
-    config = replace(chunked.config, action=replace(TAKES, vector_size=0), pace="on_action")
+    config = replace(chunked.config, action=replace(TAKES, vector=0), pace="on_action")
     assert action_set(config) == Choices((LEFT.of_round(2), RIGHT.of_round(2)))
     box = action_set(chunked.config)
     assert isinstance(box, Box)
@@ -247,10 +248,17 @@ def test_a_recording_is_read_in_rounds_of_any_length(walks: Path, chunk: int) ->
     assert (action.chunk or (action,)) == truth.actions[:chunk]
 
 
-def test_a_recording_of_another_rate_is_refused(walks: Path) -> None:
+def test_a_recording_of_another_rate_is_drawn_by_time_with_a_warning(
+    walks: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = DataConfig({"mine": SourceConfig("lerobot", str(walks))})
-    with pytest.raises(ConfigError, match=r"10 actions per second.*5, 1 per round"):
-        open_source("mine", data, framed(2, per_round=1))
+    source = open_source("mine", data, framed(2, per_round=1))
+    assert "10 actions per second" in caplog.text
+    episode = source.at(0).episode("rounds", 0, 0, 4)
+    starts = [index for index, action in enumerate(walk(0).actions) if action == episode.actions[0]]
+    assert any(
+        episode.actions == walk(0).actions[start::2][: len(episode.actions)] for start in starts
+    )  # every second action
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 import torch
 from steering import ALL, FORWARD, FULL
 
+from worldmodel.actions import Action, Camera, Pose
 from worldmodel.cli.info import action_facts, model_facts
 from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.sources import Source, open_source
@@ -21,7 +22,6 @@ from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.action_list import parse_action
-from worldmodel.types import Action, Camera, Pose
 
 QUARTER = (0.0, math.sqrt(0.5), 0.0, math.sqrt(0.5))
 """A quarter turn to the right."""
@@ -84,7 +84,7 @@ def test_training_resolves_camera_targets(world: WorldModel) -> None:
     latents = (world.config.codec.latent_channels, *world.config.codec.grid)
     context = torch.randn(1, 3, world.config.context_latents, *latents, generator=torch.manual_seed(0))
     targets, motions = ([[Action.of({"camera": each}) for each in cameras]] for cameras in (poses, steps))
-    assert torch.equal(world(context, targets).states, world(context, motions).states)
+    assert torch.equal(world(context, targets).hidden, world(context, motions).hidden)
 
 
 def test_model_folder_keeps_the_action_config(world: WorldModel, tmp_path: Path) -> None:
@@ -171,9 +171,10 @@ def test_action_types_of_a_model() -> None:
             resolve_action_types(requested, ALL)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no actions"):
         resolve_action_types(None, ActionConfig(text=False))
-    assert parse_action_schema({"mouse": True, "newer": 1}) == ActionConfig(mouse=True)
+    published = {"per_round": 2, "kinds": {"mouse": True, "newer": 1}}
+    assert parse_action_schema(published) == ActionConfig(text=False, mouse=True, per_round=2)
     with pytest.raises(ConfigError):
-        parse_action_schema({"vector_size": "many"})
+        parse_action_schema({"per_round": 1, "kinds": {"vector": "many"}})
 
 
 def test_batched_actions_are_split_by_world() -> None:
@@ -333,5 +334,11 @@ def test_info_lists_the_actions_of_a_model() -> None:
         "camera": "target or velocity: translation [x, y, z], rotation [x, y, z, w]",
     }
     assert set(action_facts(ActionConfig(text=False)).values()) == {"none"}
-    assert action_facts(replace(ALL, vector_names=()))["vector"] == "2 numbers: 1 (-2 to 2), 2 (0 to 1)"
-    assert action_facts(replace(ALL, vector_low=(), vector_high=()))["vector"] == "2 numbers: reach, grip"
+    assert (
+        action_facts(replace(ALL, vector=replace(ALL.vector, names=())))["vector"]
+        == "2 numbers: 1 (-2 to 2), 2 (0 to 1)"
+    )
+    assert (
+        action_facts(replace(ALL, vector=replace(ALL.vector, low=(), high=())))["vector"]
+        == "2 numbers: reach, grip"
+    )

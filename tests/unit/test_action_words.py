@@ -13,20 +13,19 @@ from hypothesis import strategies as st
 from runs import changed
 
 from worldmodel import media
-from worldmodel.action_words import say, understand
+from worldmodel.actions import Action, Camera, Pose
+from worldmodel.actions.words import say, understand
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, TrainConfig
 from worldmodel.data.latents import ChunkLatents, LatentFormat
 from worldmodel.data.sources import open_source
+from worldmodel.episodes import WHAT_HAPPENED
 from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import finetune
-from worldmodel.types import WHAT_HAPPENED, Action, Camera, Pose
 
 EVERY = ActionConfig(
     keys=("left", "right", "jump"),
-    vector_size=2,
-    vector_low=(-1.0, 0.0),
-    vector_high=(1.0, 5.0),
+    vector={"low": (-1.0, 0.0), "high": (1.0, 5.0)},
     mouse=True,
     camera=True,
 )
@@ -44,7 +43,7 @@ ACTIONS = {
 
 @pytest.mark.parametrize("words", ACTIONS)
 def test_an_action_is_said_and_understood(words: str) -> None:
-    takes = dataclasses.replace(EVERY, vector_low=(), vector_high=())
+    takes = dataclasses.replace(EVERY, vector=2)
     assert say(ACTIONS[words]) == words
     assert understand(words, takes) == ACTIONS[words]
 
@@ -133,6 +132,7 @@ def test_stored_latents_have_the_frame_before_the_round() -> None:
     assert observed is not None and np.array_equal(observed, expected)
 
 
+@pytest.mark.slow
 def test_inverse_dynamics_is_trained_on_own_clips(run_config: TrainConfig, tmp_path: Path) -> None:
     """From the same start it gets bright or dark, by different keys and vectors."""
     actions = {230: Action(keys=("left",), vector=(0.5, 2.0)), 20: Action(keys=("jump",), vector=(-1.0, 0.0))}

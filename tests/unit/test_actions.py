@@ -13,12 +13,13 @@ from steering import ALL, FULL
 from torch import Tensor
 
 from worldmodel import config as configs
+from worldmodel.actions import Action, Camera, Pose, resolve_camera_targets
+from worldmodel.actions.pose import pose_features
 from worldmodel.config import ActionConfig
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.models.action import ActionAdapter, pose_features
+from worldmodel.models.action import ActionAdapter
 from worldmodel.models.loading import model_folder
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action, Camera, Pose, resolve_camera_targets
 
 NUMBERS = st.floats(-100, 100, allow_subnormal=False)
 ROTATIONS = (
@@ -61,7 +62,7 @@ def test_action_of_all_types() -> None:
     assert action == Action(
         "go on", ("w",), (0.1, 1.0), (0.5, -1.0), Camera("velocity", Pose((0.0, 0.0, 1.0)))
     )
-    assert str(action) == "go on w mouse 0.5 -1 [0.1, 1] camera velocity 0 0 1 0 0 0 1"
+    assert str(action) == "go on w [0.1, 1] mouse 0.5 -1 camera velocity 0 0 1 0 0 0 1"
     assert Action.of({"camera": {"data": {}}}).camera == Camera("target", Pose())
     assert Action.of({name: None for name in FULL}) == Action() == Action.of({})
     assert Action.of({"vector": np.array([0.5, 1.0]), "mouse": torch.zeros(2)}) == Action(
@@ -156,18 +157,25 @@ def test_any_value_is_an_action_or_an_input_error(
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"max_text_tokens": 0}, "max_text_tokens 0"),
-        ({"vector_size": -1}, "vector_size -1"),
+        ({"text": {"max_tokens": 0}}, "max_tokens is 0"),
+        ({"text": {"max_token": 3}}, "did you mean 'max_tokens'"),
+        ({"text": "yes"}, "'yes'"),
+        ({"mouth": True}, "did you mean 'mouse'"),
+        ({"keys": "left"}, "'left'"),
+        ({"per_round": "two"}, "'two'"),
+        ({"vector": {"size": -1}}, "size is -1"),
+        ({"vector": {"sizes": 1}}, "did you mean 'size'"),
+        ({"vector": {"size": 1, "low": ["a"], "high": [1]}}, "list of numbers"),
         ({"dropout": 1.0}, "dropout 1.0"),
         ({"dropout": -0.1}, "dropout -0.1"),
         ({"keys": ("w", "w")}, "give each key a name of its own"),
         ({"keys": ("w", "")}, "give each key a name of its own"),
-        ({"vector_size": 2, "vector_names": ("x",)}, "vector_names has 1 entries"),
-        ({"vector_low": (0.0,), "vector_high": (1.0,)}, "vector_low has 1 entries"),
-        ({"vector_size": 1, "vector_low": (0.0,)}, "give both"),
-        ({"vector_size": 1, "vector_low": (0.0,), "vector_high": (0.0,)}, "each low below its high"),
-        ({"vector_size": 1, "vector_low": (-math.inf,), "vector_high": (0.0,)}, "each low below its high"),
-        ({"vector_size": 1, "vector_low": (math.nan,), "vector_high": (0.0,)}, "each low below its high"),
+        ({"vector": {"size": 2, "names": ("x",)}}, "names has 1 entries"),
+        ({"vector": {"names": ("x", "y"), "low": (0.0,), "high": (1.0,)}}, "low has 1 entries"),
+        ({"vector": {"size": 1, "low": (0.0,)}}, "give both"),
+        ({"vector": {"low": (0.0,), "high": (0.0,)}}, "each low below its high"),
+        ({"vector": {"low": (-math.inf,), "high": (0.0,)}}, "each low below its high"),
+        ({"vector": {"low": (math.nan,), "high": (0.0,)}}, "each low below its high"),
     ],
     ids=str,
 )
@@ -178,8 +186,9 @@ def test_invalid_action_config(settings: dict[str, Any], named: str) -> None:
 
 def test_action_config_round_trips_through_yaml() -> None:
     assert configs.build(ActionConfig, json.loads(json.dumps(configs.to_dict(ALL)))) == ALL
-    old = {"text": True, "max_text_tokens": 96, "keys": ["left"], "vector_size": 0}
-    assert configs.build(ActionConfig, old) == ActionConfig(keys=("left",))
+    written = {"text": {"max_tokens": 96}, "keys": ["left"], "vector": None, "mouse": False}
+    assert configs.build(ActionConfig, written) == ActionConfig(keys=("left",))
+    assert configs.build(ActionConfig, {"vector": 2}).vector == ActionConfig(vector={"size": 2}).vector
     with pytest.raises(ConfigError):
         configs.build(ActionConfig, {"mouse": "sometimes"})
 

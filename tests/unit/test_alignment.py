@@ -8,16 +8,17 @@ import torch.nn.functional as F
 
 from worldmodel.config import BackboneConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.data import loader
+from worldmodel.errors import ConfigError
 from worldmodel.models.loading import deferred
 from worldmodel.models.loading.location import resolve
 from worldmodel.models.vision.adapter import Observation
+from worldmodel.shapes import BACKGROUNDS, COLOURS
+from worldmodel.shapes.source import LABEL_WORDS
 from worldmodel.train import distributed, start
 from worldmodel.train.episodes import encode_first_frames
 from worldmodel.train.objectives.alignment import AlignmentObjective
 from worldmodel.train.objectives.state import StateObjective
 from worldmodel.train.trainer import Trainer
-from worldmodel.worlds.shapes import BACKGROUNDS, COLOURS
-from worldmodel.worlds.shapes.source import LABEL_WORDS
 
 STAGE = StageConfig(
     "alignment",
@@ -81,20 +82,23 @@ def test_a_random_backbone_has_no_words_to_be_near_to(run_config: TrainConfig) -
     assert "word" not in AlignmentObjective(start.build_model(run_config)).weights
 
 
-def test_without_labels_features_tell_the_latents_of_their_cell(run_config: TrainConfig) -> None:
-    config = dataclasses.replace(
-        run_config, model=dataclasses.replace(run_config.model, world=None), stages={"alignment": STAGE}
-    )
+def test_a_world_without_labels_is_aligned_by_an_experiment_alone(run_config: TrainConfig) -> None:
+    """A linear head learns to read the latents of a cell from its feature."""
+    name = "worldmodel.experiments.label_free_alignment:LabelFreeAlignmentObjective"
+    stages = {"labels": STAGE, "free": dataclasses.replace(STAGE, objective=name)}
+    model = dataclasses.replace(run_config.model, world=None)
+    config = dataclasses.replace(run_config, model=model, stages=stages)
     mesh = distributed.init(config)
     try:
-        trainer, _ = Trainer.start(config, "alignment", mesh, None)
-        errors = [
-            trainer.step(batches, stop=False).losses["latents"]
-            for batches in loader.batches(config.data, config.model, STAGE, seed=0)
-        ]
+        batches = list(loader.batches(config.data, config.model, STAGE, seed=0))
+        trainer, _ = Trainer.start(config, "labels", mesh, None)
+        with pytest.raises(ConfigError, match="labels of a world"):
+            trainer.step(batches[0], stop=False)
+        trainer, _ = Trainer.start(config, "free", mesh, None)
+        losses = [trainer.step(batch, stop=False).losses["latents"] for batch in batches]
     finally:
         distributed.shutdown()
-    assert errors[-1] < 0.9 * errors[0]
+    assert losses[-1] < 0.9 * losses[0]
     assert trainer.root.objective.weights == {"latents": 1.0}
     (within,) = [name for name, _ in StateObjective(trainer.root.model).alignment.named_parameters()]
     assert within == "scale"  # the stage `state` has no such loss

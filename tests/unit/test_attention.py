@@ -10,9 +10,9 @@ from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from worldmodel.errors import ConfigError
+from worldmodel.models.backbone.families import MODEL_TYPES
 from worldmodel.models.layers import attention
 from worldmodel.models.layers.attention import attend
-from worldmodel.models.loading.base_models import MODEL_TYPES
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mask_rules import Kind
 

@@ -23,8 +23,8 @@ from transformers import (
 from worldmodel.config import BackboneConfig
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.backbone.families import MODEL_TYPES
 from worldmodel.models.loading import deferred
-from worldmodel.models.loading.base_models import MODEL_TYPES
 from worldmodel.parallel.layout import Layout
 
 SMALL = {

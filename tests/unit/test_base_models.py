@@ -14,8 +14,8 @@ from worldmodel.cli import main
 from worldmodel.config import BackboneConfig
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.backbone.reference import Reference
 from worldmodel.models.loading import base_models
-from worldmodel.models.loading.reference import Reference
 
 WIDTH, LAYERS = 32, 3
 NAMES = {

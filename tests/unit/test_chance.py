@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from worldmodel import shapes
+from worldmodel.actions import Action
 from worldmodel.eval.runner import Worlds
 from worldmodel.eval.uncertainty import UncertainCase, matching_outcome, uncertain_futures
-from worldmodel.types import Action
-from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes.chance import CHANCE_KINDS, draw_chance, sample_chance, sample_chance_rollout
-from worldmodel.worlds.shapes.evaluation.cases import chance_cases, judge_frame
-from worldmodel.worlds.shapes.source import ShapesSource
+from worldmodel.shapes.chance import CHANCE_KINDS, draw_chance, sample_chance, sample_chance_rollout
+from worldmodel.shapes.evaluation.cases import chance_cases, judge_frame
+from worldmodel.shapes.source import ShapesSource
 
 SEED = 5
 

@@ -14,13 +14,13 @@ from PIL import Image
 import worldmodel
 from worldmodel import config as configs
 from worldmodel import media
+from worldmodel.actions import Action
 from worldmodel.cli import VERBS, main
 from worldmodel.cli.info import read_card
 from worldmodel.models.loading.location import resolve
 from worldmodel.models.loading.model_folder import read_config, read_tasks
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.action_list import parse_action
-from worldmodel.types import Action
 
 LEFT = "the red ball moves left"
 

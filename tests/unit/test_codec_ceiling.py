@@ -23,13 +23,14 @@ from worldmodel.config import (
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.eval.codec import Ceiling, ceiling
-from worldmodel.eval.metrics import psnr
+from worldmodel.eval.metrics.psnr import psnr
 from worldmodel.models.codec.autoencoder import Codec
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import codec_ceiling, finetune
+from worldmodel.train import finetune
+from worldmodel.train.diagnostics import codec_ceiling
 from worldmodel.train.objectives.base import SampleRng, StageBatch
 from worldmodel.train.objectives.codec import CodecObjective
-from worldmodel.train.run_log import read_metrics
+from worldmodel.train.run.log import read_metrics
 
 HELD_OUT = DataConfig(
     {"shapes": SourceConfig("shapes"), "held": SourceConfig("shapes", split="val", weight=0.0)}

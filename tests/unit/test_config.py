@@ -11,6 +11,7 @@ from worldmodel.config import (
     ConditionAdapterConfig,
     GeneratorConfig,
     SourceConfig,
+    StateConfig,
     TrainConfig,
     WorldModelConfig,
 )
@@ -56,11 +57,10 @@ def test_no_mapping_has_a_default_that_could_be_merged() -> None:
         (GeneratorConfig, {"width": 24, "num_heads": 3}),  # too narrow for positions
         (GeneratorConfig, {"num_layers": 0}),
         (GeneratorConfig, {"condition_dropout": 2.0}),
-        (ConditionAdapterConfig, {"width": 64, "num_heads": 5}),
         (ConditionAdapterConfig, {"num_heads": 0}),
+        (StateConfig, {"width": 64, "num_heads": 5}),
+        (StateConfig, {"merge": 0}),
         (WorldModelConfig, {"fps": 0}),
-        (WorldModelConfig, {"guidance_interval": (0.5, 0.5)}),
-        (WorldModelConfig, {"guidance_interval": (0.0, 1.5)}),
         (WorldModelConfig, {"num_inference_steps": -1}),
     ],
 )

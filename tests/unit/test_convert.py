@@ -16,14 +16,13 @@ from minari.data_collector.episode_buffer import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 from PIL import Image
 
-from worldmodel import media
+from worldmodel import media, recording
 from worldmodel.cli import main
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.errors import InputError
 from worldmodel.media import crop_and_resize
-from worldmodel.worlds import recorder
-from worldmodel.worlds.recorder.settings import ConversionSettings
-from worldmodel.worlds.recorder.vpt import VptEpisodes
+from worldmodel.recording.settings import ConversionSettings
+from worldmodel.recording.vpt import VptEpisodes
 
 SIZE = 32
 
@@ -31,8 +30,9 @@ SIZE = 32
 def frames_of(folder: Path, number: int) -> np.ndarray:
     dataset = LeRobotDataset(str(folder))
     episode = dataset.episodes[number]
-    times = episode.start + np.arange(episode.num_rows) / dataset.fps
-    return media.shared_video(episode.video_path).read(SIZE, times.tolist())
+    (footage,) = episode.footage
+    times = footage.start + np.arange(episode.num_rows) / dataset.fps
+    return media.shared_video(footage.path).read(SIZE, times.tolist())
 
 
 def storage(folder: Path, observations: spaces.Space, actions: spaces.Space, **options: Any) -> MinariStorage:
@@ -124,7 +124,7 @@ def poles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_episodes_without_images_are_played_again(poles: Path, tmp_path: Path) -> None:
     settings = ConversionSettings(str(poles), size=SIZE, env_id=CART)
-    recorder.convert("minari", settings, tmp_path / "out")
+    recording.convert("minari", settings, tmp_path / "out")
     env = gymnasium.make(CART, render_mode="rgb_array")
     env.reset(seed=4)
     expected = [crop_and_resize(Image.fromarray(np.asarray(env.render())), SIZE)]
@@ -164,7 +164,7 @@ def test_what_cannot_be_played_again(
         with h5py.File(tmp_path / "moved" / "data" / "main_data.hdf5", "a") as file:
             file["episode_0"].attrs["seed"] = 5
     with pytest.raises(InputError, match=named):
-        recorder.convert(
+        recording.convert(
             "minari", ConversionSettings(**{"path": str(poles), "size": SIZE, **settings}), tmp_path / "out"
         )
 
@@ -175,7 +175,9 @@ def test_every_observation_must_be_the_recorded_one(poles: Path, tmp_path: Path,
     with h5py.File(changed / "data" / "main_data.hdf5", "a") as file:
         file["episode_1"]["observations"][step] += 0.01
     with pytest.raises(InputError, match="differs"):
-        recorder.convert("minari", ConversionSettings(str(changed), size=SIZE, env_id=CART), tmp_path / "out")
+        recording.convert(
+            "minari", ConversionSettings(str(changed), size=SIZE, env_id=CART), tmp_path / "out"
+        )
 
 
 def test_a_dataset_cannot_call_functions(poles: Path, tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_a_dataset_cannot_call_functions(poles: Path, tmp_path: Path) -> None:
 
     harmed = change(poles, tmp_path / "harmed", harm)
     with pytest.raises(InputError, match="action_space"):
-        recorder.convert("minari", ConversionSettings(str(harmed), size=SIZE, env_id=CART), tmp_path / "out")
+        recording.convert("minari", ConversionSettings(str(harmed), size=SIZE, env_id=CART), tmp_path / "out")
     assert not called.exists()
 
 
@@ -230,7 +232,7 @@ def minecraft(tmp_path: Path) -> Path:
 
 
 def test_recordings_of_minecraft_become_keys_and_mouse(minecraft: Path, tmp_path: Path) -> None:
-    recorder.convert("vpt", ConversionSettings(str(minecraft), size=SIZE, max_steps=4), tmp_path / "out")
+    recording.convert("vpt", ConversionSettings(str(minecraft), size=SIZE, max_steps=4), tmp_path / "out")
     dataset = LeRobotDataset(str(tmp_path / "out"))
     assert [episode.num_rows for episode in dataset.episodes] == [5, 3], "two episodes share a frame"
     assert not dataset.states_outcomes, "rewards are unknown"
@@ -258,7 +260,7 @@ def test_a_damaged_line_is_named(minecraft: Path, tmp_path: Path, line: str, nam
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], line, *lines[3:]]))
     with pytest.raises(InputError, match=named):
-        recorder.convert("vpt", ConversionSettings(str(minecraft), size=SIZE), tmp_path / "out")
+        recording.convert("vpt", ConversionSettings(str(minecraft), size=SIZE), tmp_path / "out")
 
 
 def test_wrong_settings_of_a_conversion(minecraft: Path, tmp_path: Path) -> None:
@@ -270,5 +272,5 @@ def test_wrong_settings_of_a_conversion(minecraft: Path, tmp_path: Path) -> None
         with pytest.raises(InputError, match=named):
             VptEpisodes(settings)
     with pytest.raises(InputError, match="hdf6"):
-        recorder.convert("hdf6", ConversionSettings(str(minecraft)), tmp_path / "out")
+        recording.convert("hdf6", ConversionSettings(str(minecraft)), tmp_path / "out")
     assert main(["convert", "minari", "--out", str(tmp_path / "out")]) == 2

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from worldmodel.actions import Action
 from worldmodel.config import DataConfig, SourceConfig, StageConfig
 from worldmodel.data.loader import Batch, BatchLoader
 from worldmodel.data.sampler import EpisodeSampler
 from worldmodel.data.sources import Recipe
+from worldmodel.episodes import Episode
 from worldmodel.parallel.mask_rules import Kind, mask_area
-from worldmodel.train.throughput import Stack
-from worldmodel.types import Action, Episode
+from worldmodel.train.diagnostics.throughput import Stack
 
 RANKS = 8
 STAGE = StageConfig(rounds=8, microbatch_size=1, tasks={"rounds": 1})

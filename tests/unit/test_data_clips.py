@@ -13,15 +13,16 @@ import pytest
 from clip_tables import MODEL, open_table, write_table
 
 from worldmodel import media
+from worldmodel.actions import Action, action_kind
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip
 from worldmodel.data.columns import track_of
 from worldmodel.data.sources import Source, open_source
 from worldmodel.data.tables import open_table as open_file
+from worldmodel.episodes import DESCRIBE, Episode
 from worldmodel.errors import ConfigError, InputError, OutputError
-from worldmodel.types import DESCRIBE, Action, Episode
-from worldmodel.worlds import recorder
-from worldmodel.worlds.shapes.source import KEYS
+from worldmodel.shapes.source import KEYS
+from worldmodel.worlds import get_world
 
 COLUMNS = {"video": "path", "text": "text", "keys": "keys"}
 
@@ -209,9 +210,9 @@ def test_questions_are_about_the_frames_that_they_belong_to(counting: Path, tmp_
 
 
 def test_a_recording_is_the_world_that_was_recorded(tmp_path: Path) -> None:
-    recorder.record_world("shapes", tmp_path, 3, rounds=2, seed=4)
+    get_world("shapes").record(tmp_path, 3, rounds=2, seed=4)
     with pytest.raises(OutputError, match="0"):
-        recorder.record_world("shapes", tmp_path, 0)
+        get_world("shapes").record(tmp_path, 0)
     model = WorldModelConfig(action=ActionConfig(keys=KEYS))
     world = open_source("world", DataConfig({"world": SourceConfig("shapes")}), model)
     with pytest.raises(ConfigError, match=r"model\.codec\.image_size.*32.*64"):
@@ -232,7 +233,7 @@ def test_table_formats_are_equivalent(recorded: Path, tmp_path: Path, name: str)
         for i in range(5)
     ]
     if name.endswith("parquet"):
-        arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: worldmodel[data]")
+        arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: openworldmodel[data]")
         parquet = pytest.importorskip("pyarrow.parquet")
         parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / name, row_group_size=2)
     else:
@@ -245,7 +246,7 @@ def test_table_formats_are_equivalent(recorded: Path, tmp_path: Path, name: str)
         clip = source.at(index)
         assert isinstance(clip, Clip)
         assert clip.text.values == (f'he says "go, {index % 5}"\nand goes',)
-        assert clip.keys.values == (("left",),)
+        assert clip.controls["keys"].values == (("left",),)
         assert len(clip.episode("rounds", 0, index, 1).observations) == 2
     source.close()
 
@@ -445,10 +446,10 @@ def test_a_broken_row_of_many_clips_is_one_bad_clip(counting: Path, tmp_path: Pa
 
 
 def test_a_damaged_part_of_a_parquet_file_is_bad_clips(counting: Path, tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: worldmodel[data]")
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: openworldmodel[data]")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "clips.parquet"
-    rows = [{"path": counting.name, "text": f"{'long text ' * 50}{i}"} for i in range(40)]
+    rows = [{"path": counting.name, "text": f"{'long-text-' * 50}{i}"} for i in range(40)]
     parquet.write_table(arrow.Table.from_pylist(rows), path, row_group_size=20, compression="gzip")
     data = bytearray(path.read_bytes())
     column = parquet.ParquetFile(path).metadata.row_group(1).column(1)
@@ -466,10 +467,10 @@ def test_a_damaged_part_of_a_parquet_file_is_bad_clips(counting: Path, tmp_path:
 
 
 def test_cells_are_read_as_written() -> None:
-    assert track_of("[wind] howls", "text").values == ("[wind] howls",)
-    assert track_of('["a", null]', "text").values == ("a", None)
-    assert track_of("left + up", "keys").values == (("left", "up"),)
-    assert track_of("[]", "keys").values == ()
-    assert track_of("0.5", "vector").values == ((0.5,),)
+    assert track_of("[wind] howls", action_kind("text")).values == ("[wind] howls",)
+    assert track_of('["a", null]', action_kind("text")).values == ("a", None)
+    assert track_of("left + up", action_kind("keys")).values == (("left", "up"),)
+    assert track_of("[]", action_kind("keys")).values == ()
+    assert track_of("0.5", action_kind("vector")).values == ((0.5,),)
     with pytest.raises(InputError, match=r"vector.*\[1,"):
-        track_of("[1,", "vector")
+        track_of("[1,", action_kind("vector"))

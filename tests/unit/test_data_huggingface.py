@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -15,12 +16,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from worldmodel.actions import Action
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
-from worldmodel.data.huggingface import EndlessRows, HuggingFaceSource, ReadAhead, num_streams
+from worldmodel.data.huggingface import Cycle, EndlessRows, HuggingFaceSource, ReadAhead, num_streams, starts
 from worldmodel.data.sources import open_source
+from worldmodel.episodes import DESCRIBE
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import DESCRIBE, Action
 
 MODEL = WorldModelConfig(action=ActionConfig(keys=("left", "right")))
 
@@ -45,25 +47,25 @@ class Rows:
 @pytest.mark.parametrize("first", [0, 4, 9, 10, 27, 1000])
 def test_a_stream_begins_again_at_its_end(first: int) -> None:
     read = Rows(10)
-    rows = EndlessRows(lambda: read)
+    rows = EndlessRows(Cycle(lambda part: read))
     rows.skip(first)
     assert read.read <= 20
     assert [rows.next()["number"] for _ in range(25)] == [(first + i) % 10 for i in range(25)]
     with pytest.raises(InputError, match="empty"):
-        EndlessRows(lambda: Rows(0)).next()
+        EndlessRows(Cycle(lambda part: Rows(0))).next()
     with pytest.raises(InputError, match="empty"):
-        EndlessRows(lambda: Rows(0)).skip(3)
+        EndlessRows(Cycle(lambda part: Rows(0))).skip(3)
 
 
 def test_rows_near_each_other_come_in_any_order() -> None:
     rows = Rows(100)
-    ahead = ReadAhead(lambda: rows, 8, 10.0, "here")
+    ahead = ReadAhead(Cycle(lambda part: rows), 8, 10.0, "here")
     for number in (3, 0, 7, 9, 15, 6, 8, 23, 17, 16, 5, 90, 91, 250, 3, 24):
         assert ahead.row(number)["number"] == number % 100
         assert len(ahead.windows) <= 4
     ahead.close()
     rows = Rows(1000)
-    ahead = ReadAhead(lambda: rows, 8, 10.0, "here")
+    ahead = ReadAhead(Cycle(lambda part: rows), 8, 10.0, "here")
     for number in range(80):
         ahead.row(number)
     assert rows.read <= 80 + 24  # two windows ahead at most
@@ -71,7 +73,7 @@ def test_rows_near_each_other_come_in_any_order() -> None:
 
 
 def test_many_threads_may_ask() -> None:
-    ahead = ReadAhead(lambda: Rows(50), 4, 20.0, "here")
+    ahead = ReadAhead(Cycle(lambda part: Rows(50)), 4, 20.0, "here")
     wrong = []
 
     def ask(start: int) -> None:
@@ -91,13 +93,13 @@ def test_many_threads_may_ask() -> None:
 
 def test_a_stream_that_breaks_or_hangs_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"here.*the line is dead"):
-        ReadAhead(lambda: Rows(10, breaks_at=3), 8, 10.0, "here").row(0)
+        ReadAhead(Cycle(lambda part: Rows(10, breaks_at=3)), 8, 10.0, "here").row(0)
     with pytest.raises(ConfigError, match=r"here.* 8 .* 0.3 s"):
-        ReadAhead(lambda: Rows(10, hangs_at=3), 8, 0.3, "here").row(0)
+        ReadAhead(Cycle(lambda part: Rows(10, hangs_at=3)), 8, 0.3, "here").row(0)
 
 
 def test_closing_ends_those_who_wait() -> None:
-    ahead, described = ReadAhead(lambda: Rows(10, hangs_at=3), 8, 60.0, "here"), []
+    ahead, described = ReadAhead(Cycle(lambda part: Rows(10, hangs_at=3)), 8, 60.0, "here"), []
 
     def ask() -> None:
         with pytest.raises(ConfigError, match=r"here.*closed"):
@@ -123,7 +125,7 @@ def test_closing_ends_those_who_wait() -> None:
 def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    return pytest.importorskip("datasets", reason="datasets is not installed: worldmodel[data]")
+    return pytest.importorskip("datasets", reason="datasets is not installed: openworldmodel[data]")
 
 
 def configured(path: Path, window: int = 4, **more: Any) -> DataConfig:
@@ -226,7 +228,7 @@ def answers(stream: loader.BatchLoader, steps: int = 99) -> list[list[tuple[int,
 
 @pytest.mark.parametrize("dp_size", [2, 4, 8, 16])
 def test_a_rank_reads_its_own_streams_alone(files: Path, dp_size: int) -> None:
-    stage = dataclasses.replace(STAGE, batch_size=16, steps=4)
+    stage = dataclasses.replace(STAGE, batch_size=16, steps=3)  # one pass
     with loader.batches(configured(files, window=16), MODEL, stage, 1) as stream:
         whole = answers(stream)
     parts = []
@@ -272,6 +274,52 @@ def test_a_resumed_run_does_not_read_over_earlier_rows(
         expected = answers(right)
     with loader.batches(other, MODEL, STAGE, 1, 5, bookmarks=marks) as stream:
         assert answers(stream) == expected  # bookmarks of other streams are of no use
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind"), [((6,) * 9, "parquet"), ((5, 1, 9, 3, 7), "parquet"), ((4, 7, 2), "jsonl")]
+)
+@pytest.mark.parametrize("streams", [1, 2, 4, 8])
+def test_every_row_is_drawn_as_often_as_every_other(
+    datasets: Any, tmp_path: Path, sizes: tuple[int, ...], kind: str, streams: int
+) -> None:
+    """With nine files in eight streams, rows of two files came half as often."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for file, size in enumerate(sizes):
+        rows = [{"text": f"document {file} {row}"} for row in range(size)]
+        if kind == "parquet":
+            parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / f"{file}.parquet", row_group_size=4)
+        else:
+            (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DataConfig({"mine": SourceConfig("text", str(tmp_path), streams=streams)}, window=8)
+    source = open_source("mine", config, MODEL)
+    total = sum(sizes)
+    drawn = Counter(str(source.at(index).texts[0]) for index in range(10 * total))
+    assert len(drawn) == total
+    assert set(drawn.values()) <= ({9, 10, 11} if total % source.streams else {10})
+    source.close()
+
+
+def test_a_stream_of_unknown_length_reads_all_files_in_turn() -> None:
+    parts = [Rows(3), Rows(5), Rows(2)]
+    rows = EndlessRows(Cycle(parts.__getitem__, 3, first=1, skipped=2))
+    assert [rows.next()["number"] for _ in range(12)] == [2, 3, 4, 0, 1, 0, 1, 2, 0, 1, 2, 3]
+    assert rows.total == 10
+    assert starts(None, 9, 4) == [(0, 0), (2, 0), (4, 0), (6, 0)]
+    assert starts([3, 5, 2], 3, 2) == [(0, 0), (1, 2)]
+
+
+def test_a_relative_folder_is_no_builder(
+    datasets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`text` is a builder of `datasets`, which reads all files below the current folder."""
+    for folder in ("text", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.jsonl").write_text(json.dumps({"text": f"of {folder}"}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    source = open_source("mine", DataConfig({"mine": SourceConfig("text", "text")}), MODEL)
+    assert source.at(0).texts == ("of text",)
+    source.close()
 
 
 def test_rows_of_one_file_are_divided_by_row_groups(datasets: Any, recorded: Path, tmp_path: Path) -> None:

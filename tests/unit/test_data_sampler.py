@@ -1,7 +1,7 @@
 """Samplers: the order of samples is a function of (seed, step)."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,9 @@ class Streams(Rows):
     """The same, read front to back."""
 
     window: int = 8
+
+    def sample(self) -> Iterator[Recipe]:
+        return iter(())
 
     def marks(self, window: int) -> dict[str, object]:
         return {}

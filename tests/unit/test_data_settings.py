@@ -8,7 +8,7 @@ import pytest
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
 from worldmodel.errors import ConfigError
-from worldmodel.worlds.shapes.source import KEYS
+from worldmodel.shapes.source import KEYS
 
 SHAPES = {"shapes": SourceConfig("shapes")}
 MODEL = WorldModelConfig(action=ActionConfig(keys=KEYS))

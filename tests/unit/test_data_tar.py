@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from worldmodel import media
+from worldmodel.actions import Action
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader, tar
 from worldmodel.data.clips import Clip
 from worldmodel.data.index_file import MIN_BYTES
 from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import Action
 
-MODEL = WorldModelConfig(action=ActionConfig(keys=("left", "right"), vector_size=2))
+MODEL = WorldModelConfig(action=ActionConfig(keys=("left", "right"), vector=2))
 
 
 def open_tar(path: str | Path, **more: object) -> Source:

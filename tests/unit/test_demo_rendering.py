@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 
+from worldmodel.actions import Action
 from worldmodel.demo import rendering
 from worldmodel.demo.history import Moment
 from worldmodel.demo.jobs import Job
-from worldmodel.types import Action
 
 
 def test_what_runs_and_waits_has_time_progress_and_cancel() -> None:

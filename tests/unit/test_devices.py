@@ -14,7 +14,7 @@ from worldmodel.data import loader
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import SampleRng
-from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.objectives.registry import objective_class
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -25,7 +25,7 @@ def test_objectives_run_on_one_device(make_model: Callable[..., WorldModel], nam
     with loader.batches(data, TrainConfig(model=model.config).model, stage, seed=0) as stream:
         (batch, *_) = next(stream)
     lora.add(model, stage.train)
-    objective = OBJECTIVES[stage.objective](model)
+    objective = objective_class(stage)(model, **stage.objective_args)
     with EmulatedDevice() as device:
         losses = train_step(device, model, stage, batch, objective)
         assert model.device == DEVICE

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from worldmodel.actions import Action
 from worldmodel.batch import take
 from worldmodel.config import (
     ActionConfig,
@@ -19,25 +20,27 @@ from worldmodel.config import (
     GeneratorConfig,
     SourceConfig,
     StageConfig,
+    StateConfig,
     TrainConfig,
     TrainedConfig,
 )
-from worldmodel.config.train import ObjectiveName
 from worldmodel.data.loader import Batch
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.errors import ConfigError
+from worldmodel.experiments import distillation
+from worldmodel.experiments.distillation import DistillationObjective, ImleObjective
 from worldmodel.models.world_model import WorldModel
+from worldmodel.shapes.source import ShapesSource
 from worldmodel.train import distributed, finetune
 from worldmodel.train.checkpoint import checkpointer
-from worldmodel.train.objectives import distillation
-from worldmodel.train.objectives.base import SampleRng
+from worldmodel.train.objectives.base import Objective, SampleRng
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.trainer import Trainer
-from worldmodel.types import Action
-from worldmodel.worlds.shapes.source import ShapesSource
 
+DISTILL = "worldmodel.experiments.distillation:DistillationObjective"
 STAGE = StageConfig(
-    "distill",
+    DISTILL,
+    {"teacher_steps": 8},
     tasks={"rounds": 1.0},
     train={"generator": TrainedConfig()},
     rounds=1,
@@ -45,7 +48,6 @@ STAGE = StageConfig(
     batch_size=8,
     warmup_steps=5,
     muon_lr=0.005,
-    teacher_steps=8,
 )
 
 
@@ -53,7 +55,11 @@ STAGE = StageConfig(
 def config(make_model: Callable[..., WorldModel], tmp_path: Path) -> TrainConfig:
     """A run that distils a model of random weights, whose generator needs several steps."""
     teacher = make_model(
-        seed=3, image_size=64, world="shapes", num_inference_steps=1, action=ActionConfig(max_text_tokens=160)
+        seed=3,
+        image_size=64,
+        world="shapes",
+        num_inference_steps=1,
+        action=ActionConfig(text={"max_tokens": 160}),
     )
     folder = teacher.save_pretrained(tmp_path / "teacher", dtype=torch.float32)
     return TrainConfig(
@@ -80,7 +86,7 @@ def made(model: WorldModel, num_inference_steps: int) -> Tensor:
 def test_one_step_comes_near_to_the_steps_of_the_teacher(config: TrainConfig) -> None:
     teacher = WorldModel.from_pretrained(str(config.init_from))
     student = WorldModel.from_pretrained(finetune.train(config))
-    truth = made(teacher, STAGE.teacher_steps)
+    truth = made(teacher, STAGE.objective_args["teacher_steps"])
     before, after = ((made(each, 1) - truth).abs().mean() for each in (teacher, student))
     assert after < before / 2
     frozen = {name for name in teacher.state_dict() if not name.startswith("generator.")}
@@ -93,6 +99,7 @@ def test_one_step_comes_near_to_the_steps_of_the_teacher(config: TrainConfig) ->
     )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_learns_from_the_same_teacher(config: TrainConfig, tmp_path: Path) -> None:
     stage = dataclasses.replace(
         STAGE, steps=4, batch_size=2, ema_decay=0.5, self_rollout=(1.0, 1.0), rounds=2
@@ -154,20 +161,20 @@ def test_a_second_round_begins_where_the_first_one_of_the_student_ended(
     assert not torch.allclose(seen[False][:, 1], seen[True][:, 1])
 
 
-@pytest.mark.parametrize("name", ["distill", "imle"])
+@pytest.mark.parametrize("kind", [DistillationObjective, ImleObjective])
 def test_every_step_aims_at_the_target_from_the_level_at_which_it_begins(
-    make_model: Callable[..., WorldModel], monkeypatch: pytest.MonkeyPatch, name: ObjectiveName
+    make_model: Callable[..., WorldModel], monkeypatch: pytest.MonkeyPatch, kind: type[Objective]
 ) -> None:
     """From the straight path by distillation, from where the sampler is then by IMLE."""
     model = make_model(
         num_inference_steps=3,
         condition_adapter=ConditionAdapterConfig(forecast="none"),
         image_size=64,
-        action=ActionConfig(max_text_tokens=160),
+        action=ActionConfig(text={"max_tokens": 160}),
     )
     episodes = [ShapesSource(keys=()).episode("rounds", 0, index) for index in range(2)]
     batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, self_rollout=False)
-    objective: Any = OBJECTIVES[name].of(model, dataclasses.replace(STAGE, objective=name))
+    objective: Any = kind(model)
     seen: list[tuple[Tensor, Tensor]] = []
     velocity = model.generator.velocity
 
@@ -194,7 +201,9 @@ def test_every_step_aims_at_the_target_from_the_level_at_which_it_begins(
     for (start, predicted), (sampled, _), step in zip(learned, seen, range(3), strict=True):
         sigma = solver.timestep(step)
         straight = (1 - sigma) * target + sigma * noise
-        torch.testing.assert_close(start, straight if name == "distill" else sampled, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            start, straight if kind is DistillationObjective else sampled, atol=1e-4, rtol=1e-4
+        )
         assert step == 0 or not torch.allclose(straight, sampled, atol=1e-2)
         aim = (start - target) / sigma  # the velocity that leads from there to the target
         errors.append((predicted - aim).pow(2).mean(dim=2))
@@ -205,11 +214,10 @@ def test_every_step_aims_at_the_target_from_the_level_at_which_it_begins(
 
 def test_the_noise_with_the_nearest_sample_is_trained(make_model: Callable[..., WorldModel]) -> None:
     """By samples of the public sampler, one per noise."""
-    model = make_model(num_inference_steps=1, image_size=64, action=ActionConfig(max_text_tokens=160))
+    model = make_model(num_inference_steps=1, image_size=64, action=ActionConfig(text={"max_tokens": 160}))
     episodes = [ShapesSource(keys=()).episode("rounds", 0, index, rounds=2) for index in range(2)]
     batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, self_rollout=False)
-    stage = dataclasses.replace(STAGE, objective="imle", num_candidates=5)
-    objective: Any = OBJECTIVES["imle"].of(model, stage)
+    objective: Any = ImleObjective(model, num_candidates=5)
     drawn: list[Tensor] = []
 
     class Watched(SampleRng):
@@ -253,13 +261,13 @@ def test_two_futures_are_learned_by_different_noises(make_model: Callable[..., W
     for candidates in (1, 6):
         model = make_model(
             num_inference_steps=1,
+            state=StateConfig(),  # whose features a generator can read
             condition_adapter=ConditionAdapterConfig(forecast="none"),
             image_size=64,
-            action=ActionConfig(max_text_tokens=160),
+            action=ActionConfig(text={"max_tokens": 160}),
         )
         model.generator.requires_grad_(True)
-        stage = dataclasses.replace(STAGE, objective="imle", num_candidates=candidates)
-        objective: Any = OBJECTIVES["imle"].of(model, stage)
+        objective: Any = ImleObjective(model, num_candidates=candidates)
         objective.context_noise = 0.0  # one state
         optimizer = torch.optim.AdamW(model.generator.parameters(), lr=4e-3)
         shape = model.config.latent_shape
@@ -290,42 +298,41 @@ def test_two_futures_are_learned_by_different_noises(make_model: Callable[..., W
 def test_models_without_steps_or_with_overlapping_chunks_or_guidance_are_refused(
     make_model: Callable[..., WorldModel],
 ) -> None:
-    for name in ("distill", "imle"):
+    for kind in (DistillationObjective, ImleObjective):
         for settings in (
             {"num_inference_steps": 0},
             {"sampler": "swin", "num_inference_steps": 2},
             {"guidance_scale": 1.5},
         ):
             with pytest.raises(ConfigError, match=r"num_inference_steps|swin|teacher_guidance_scale"):
-                OBJECTIVES[name](make_model(**settings))
+                kind(make_model(**settings))
     with pytest.raises(ConfigError, match="teacher_steps"):
-        StageConfig("distill", tasks={"rounds": 1.0}, teacher_steps=0)
+        DistillationObjective(make_model(num_inference_steps=1), teacher_steps=0)
     with pytest.raises(ConfigError, match="num_candidates"):
-        StageConfig("imle", tasks={"rounds": 1.0}, num_candidates=0)
+        ImleObjective(make_model(num_inference_steps=1), num_candidates=0)
 
 
 def test_a_teacher_whose_steps_add_noise_is_refused(make_model: Callable[..., WorldModel]) -> None:
     model = make_model(num_inference_steps=2, generator=GeneratorConfig(stochastic_sampling=True))
     with pytest.raises(ConfigError, match="stochastic_sampling"):
-        OBJECTIVES["distill"](model)
+        DistillationObjective(model)
 
 
 def test_guidance_of_a_teacher_that_takes_none_is_refused(make_model: Callable[..., WorldModel]) -> None:
     model = make_model(num_inference_steps=1, generator=GeneratorConfig(condition_dropout=0.0))
-    OBJECTIVES["distill"].of(model, STAGE)
+    DistillationObjective(model)
     with pytest.raises(ConfigError, match=r"teacher_guidance_scale is 3.*condition_dropout"):
-        OBJECTIVES["distill"].of(model, dataclasses.replace(STAGE, teacher_guidance_scale=3.0))
+        DistillationObjective(model, teacher_guidance_scale=3.0)
 
 
 def test_the_teacher_has_the_guidance_of_its_stage(make_model: Callable[..., WorldModel]) -> None:
     """One step is linear in the guidance scale."""
-    model = make_model(num_inference_steps=1, image_size=64, action=ActionConfig(max_text_tokens=160))
+    model = make_model(num_inference_steps=1, image_size=64, action=ActionConfig(text={"max_tokens": 160}))
     episodes = [ShapesSource(keys=()).episode("rounds", 0, index) for index in range(2)]
     batch = Batch(step=0, task="rounds", indices=(0, 1), episodes=episodes, self_rollout=False)
 
     def taught(scale: float) -> Tensor:
-        stage = dataclasses.replace(STAGE, teacher_steps=1, teacher_guidance_scale=scale)
-        objective = OBJECTIVES["distill"].of(model, stage)
+        objective = DistillationObjective(model, teacher_steps=1, teacher_guidance_scale=scale)
         with torch.no_grad():
             inputs = objective.prepare(model, batch, SampleRng([(0,), (1,)]))
             return objective.teach(model, inputs).content.target

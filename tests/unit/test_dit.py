@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel.actions import Action
 from worldmodel.config import ConditionAdapterConfig, GeneratorConfig
 from worldmodel.diffusion.sampler import Chunk, Denoiser
 from worldmodel.diffusion.schedule import training_sigmas
@@ -15,21 +16,20 @@ from worldmodel.eval.runner import ModelSubject
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.dit import DiT
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action
 
-WITHOUT_FORECAST = ConditionAdapterConfig(forecast="none", width=32, num_layers=1, num_heads=2)
+WITHOUT_FORECAST = ConditionAdapterConfig(forecast="none")
 
 
 def test_the_forecast_reaches_the_generator_as_the_config_says(make_model: Callable[..., WorldModel]) -> None:
     for adapter, matters in (
-        (ConditionAdapterConfig(width=32, num_layers=1, num_heads=2), True),
+        (ConditionAdapterConfig(), True),
         (WITHOUT_FORECAST, False),
     ):
         model: WorldModel = make_model(condition_adapter=adapter)
         states = torch.randn(1, model.config.num_queries, model.backbone.width)
         context = torch.randn(1, 1, *model.blank_latents.shape)
         noise = torch.randn(1, *model.config.latent_shape)
-        condition = model.condition(states, context)
+        condition = model.condition(model.read_state(states, context), context)
         other = replace(condition, forecast=condition.forecast + 1)
         made = [
             model.denoise([Chunk(noise, model.generator.solver(2), (each,), context)])[0]

@@ -14,14 +14,14 @@ pytest.importorskip("stable_baselines3")
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecMonitor
 
+from worldmodel.actions import Action
 from worldmodel.config import ActionConfig, ActionSpec
 from worldmodel.env import RecordedStarts, WorldVectorEnv
 from worldmodel.env.sb3 import StableBaselinesEnv
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action
-from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
-from worldmodel.worlds.recorder.lerobot import LeRobotStore
+from worldmodel.recording.episode import RecordedEpisode, RecordingFormat
+from worldmodel.recording.lerobot import LeRobotStore
 
 KEYS = ("left", "right")
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from worldmodel import media
+from worldmodel import media, shapes
+from worldmodel.actions import Action
 from worldmodel.cli import main
 from worldmodel.config import (
     ActionConfig,
@@ -23,7 +24,10 @@ from worldmodel.config import (
     VisionConfig,
     WorldModelConfig,
 )
+from worldmodel.data import sources
 from worldmodel.data.argument import read_held_out, read_source
+from worldmodel.data.sources import register_source
+from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.data.counterfactuals import difference
@@ -32,17 +36,16 @@ from worldmodel.eval.data.returns import parse_inverse
 from worldmodel.eval.data.suite import DataSettings, DataSuite
 from worldmodel.eval.drift import rollouts
 from worldmodel.eval.examples import Album
+from worldmodel.eval.figures import bootstrap_figure
 from worldmodel.eval.judge import Verdict, load_judge
-from worldmodel.eval.metrics import MAX_PSNR, bootstrap_figure
+from worldmodel.eval.metrics.psnr import MAX_PSNR
+from worldmodel.eval.published import run_of
 from worldmodel.eval.report import write_report
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.suite import evaluate
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action, Episode
-from worldmodel.worlds import World, register_world, shapes
-from worldmodel.worlds.registry import _CLASSES, get_world
-from worldmodel.worlds.shapes.evaluation import cases
-from worldmodel.worlds.shapes.source import KEYS
+from worldmodel.shapes.evaluation import cases
+from worldmodel.shapes.source import KEYS
 
 SIDE, SQUARE, FRAMES = 32, 8, 2
 MOVES = {"left": -SQUARE, "right": SQUARE, "stay": 0}
@@ -97,24 +100,20 @@ class Corridor:
         return Episode(f"corridor {index}", (clips[0][:1], *clips[1:]), tuple(actions))
 
 
-class CorridorWorld(World):
-    name = "corridor"
-
-    def open_source(self, name: str, config: DataConfig, model: WorldModelConfig) -> Corridor:
-        return {
-            "train": Corridor(),
-            "other frames": Corridor(side=16),
-            "other keys": Corridor(keys=("left", "up")),
-            "always left": Corridor(keys=("left",)),
-        }[config.sources[name].split]
+def open_corridor(name: str, config: DataConfig, model: WorldModelConfig) -> Corridor:
+    return {
+        "train": Corridor(),
+        "other frames": Corridor(side=16),
+        "other keys": Corridor(keys=("left", "up")),
+        "always left": Corridor(keys=("left",)),
+    }[config.sources[name].split]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def corridor() -> Iterator[None]:
-    register_world("corridor", CorridorWorld)
+    register_source("corridor", open_corridor)
     yield
-    del _CLASSES["corridor"]
-    get_world.cache_clear()
+    del sources._generators["corridor"]
 
 
 class Walk:
@@ -172,8 +171,7 @@ def measured(subject: Walker, training: DataConfig | None = None) -> tuple[dict[
 
 
 @pytest.fixture(scope="module")
-def obeyed() -> tuple[dict[str, Any], DataSuite]:
-    register_world("corridor", CorridorWorld)
+def obeyed(corridor: None) -> tuple[dict[str, Any], DataSuite]:
     return measured(Walker())
 
 
@@ -233,11 +231,11 @@ def test_the_report_has_tables_charts_and_examples(
     obeyed: tuple[dict[str, Any], DataSuite], tmp_path: Path
 ) -> None:
     results, suite = obeyed
-    page = write_report(results, tmp_path / "report", suite).read_text()
-    for text in ("PSNR, dB, by round", "Change per round", "Counterfactuals", "Action and inverse"):
+    page = write_report(results, tmp_path / "report").read_text()
+    for text in ("PSNR, by round", "Change per round", "Counterfactuals", "Action and inverse"):
         assert text in page
-    for row in ("model", "0 denoising steps", "codec alone", "copy of the first frame"):
-        assert f"<tr><td>{row}<" in page
+    for column in ("0 steps", "codec alone", "copy"):
+        assert f"<th class=number>{column}" in page
     assert "goals met" not in page
     assert {path.stem for path in (tmp_path / "report").glob("*.png")} == {
         "horizon-psnr",
@@ -249,24 +247,24 @@ def test_the_report_has_tables_charts_and_examples(
     assert strip.dtype == np.uint8
     json.loads((tmp_path / "report" / "results.json").read_text(), parse_constant=pytest.fail)
     results["settings"]["num_inference_steps"] = 1
-    card = model_card(results, "mine", suite)
-    assert "| PSNR, round 6 | – | 100.0 dB | 100.0 to 100.0 | 12 |" in card
+    card = model_card([run_of(results)], "mine", suite.card)
+    assert "| PSNR, round 6 | 100.0 dB | 100.0 to 100.0 | " in card
     assert (
         "worldmodel eval mine --data corridor --inverse left=right --judge SameSquare "
         "--inverse-dynamics-steps 120 --num-samples 24" in card
     )
-    section = card[card.index("### Action and inverse") :]
-    assert "| copy of the first frame | 0 % (" in section
+    assert "| Action and inverse: back at the start | 100 % |" in card
     assert "of more than 6 rounds from a random step" in card
 
 
 def test_a_card_states_what_the_actions_mean(obeyed: tuple[dict[str, Any], DataSuite]) -> None:
     results, suite = obeyed
     results["settings"]["num_inference_steps"] = 1
-    assert "## Actions" not in model_card(results, "mine", suite, config=CONFIG)
+    runs = [run_of(results)]
+    assert "## Actions" not in model_card(runs, "mine", suite.card, config=CONFIG)
     spec = tuple(ActionSpec(key, "key", unit="cells", low=0, high=1, rate=10) for key in MOVES)
     stated = replace(CONFIG, action=replace(CONFIG.action, spec=spec))
-    card = model_card(results, "mine", suite, config=stated)
+    card = model_card(runs, "mine", suite.card, config=stated)
     assert "\n## Actions\n\n| Action | Kind |" in card
     assert "| right | key | 0 to 1 | cells | 1 | 10 | – |\n" in card
 
@@ -410,8 +408,8 @@ def test_the_command_line_end_to_end(
     argv = ["eval", "shapes-tiny", "--data", str(recorded), "--num-samples", "4", "--rounds", "2"]
     assert main([*argv, "--report", str(tmp_path / "report"), "--json", str(tmp_path / "a.json")]) == 0
     said = capsys.readouterr().out
-    assert "PSNR of a copy of the first frame, round 2" in said
-    assert "0 denoising steps" in said
+    assert "PSNR, round 2" in said
+    assert "0 steps" in said
     results = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
     assert results["settings"]["data"] == str(recorded)
     assert results["figures"]["horizon"]["psnr"]["model"][0]["value"] > 25
@@ -429,7 +427,9 @@ def test_a_run_is_published_with_figures_on_recorded_episodes(recorded: Path, tm
     argv = ["publish", str(run), str(folder), "--data", str(recorded), "--num-samples", "2", "--rounds", "1"]
     assert main(argv) == 0
     card = (folder / "README.md").read_text()
-    assert "| PSNR of a copy of the first frame, round 1 |" in card
+    assert "| PSNR, round 1 |" in card
+    stored = json.loads((folder / "figures.json").read_text())
+    assert stored["runs"][0]["settings"]["data"] == str(recorded)
     assert f"--data {recorded} --inverse-dynamics-steps 500 --num-samples 2 --rounds 1" in card
     assert (run / "report" / "index.html").is_file()
 

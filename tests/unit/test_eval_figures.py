@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from worldmodel import media
+from worldmodel import media, shapes
+from worldmodel.actions import Action
 from worldmodel.config import ActionConfig, CodecConfig, ConditionAdapterConfig, WorldModelConfig
 from worldmodel.data.argument import read_source
+from worldmodel.episodes import Outcome
 from worldmodel.eval.data.episodes import EpisodeReader, Recorded
 from worldmodel.eval.data.horizon import by_round
 from worldmodel.eval.data.inverse_dynamics import BATCH, EPOCHS, train_recogniser
-from worldmodel.eval.data.measures import Judged, Played
-from worldmodel.eval.data.outcomes import _f1, outcomes
+from worldmodel.eval.data.outcomes import _f1, outcome_tables, outcomes
 from worldmodel.eval.examples import Album
+from worldmodel.eval.metrics import Played
+from worldmodel.eval.metrics.right import Right
 from worldmodel.eval.suite import EvalSettings
-from worldmodel.eval.tables import data_tables, unit_of
-from worldmodel.types import Action, Outcome
-from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes.evaluation.suite import ShapesSuite
+from worldmodel.eval.table import flat_rows
+from worldmodel.shapes.evaluation.suite import ShapesSuite
 
 
 def test_the_interval_of_few_events_counts_none_as_unknown() -> None:
@@ -31,23 +32,17 @@ def test_the_interval_of_few_events_counts_none_as_unknown() -> None:
 
 def test_verdicts_of_numpy_are_rates() -> None:
     clip = np.zeros((1, 2, 32, 32, 3), np.uint8)
-    judged = Judged(lambda made, true: SimpleNamespace(strict=(made == true).all()))  # type: ignore[arg-type]
-    (found,) = judged(Played(clip[:, 0], clip, clip, [Action()]))
+    judge: Any = lambda made, true: SimpleNamespace(strict=(made == true).all())  # noqa: E731
+    (found,) = Right()(Played(clip[:, 0], clip, clip, [Action()], judge=judge))
     assert found is True
-    assert by_round([[found]] * 20)[0]["low"] == pytest.approx(0.839, abs=1e-3)  # Wilson
+    assert by_round([[found]] * 20, Right())[0]["low"] == pytest.approx(0.839, abs=1e-3)  # Wilson
 
 
-def test_units_are_those_of_the_measure() -> None:
-    paths = {
-        ("horizon", "trend", "psnr", "model"): "dB",
-        ("returns", "psnr", "model"): "dB",
-        ("horizon", "frechet", "frechet", "model"): "",
-        ("outcomes", "reward_f1", "model"): "",
-        ("counterfactuals", "differ", "copy"): "%",
-        ("action_following", "held-out", "named"): "%",
-        ("speed", "fps"): "fps",
-    }
-    assert {path: unit_of(path) for path in paths} == paths
+def test_every_figure_of_nested_results_has_its_unit() -> None:
+    figure = {"value": 1.0, "low": 0.5, "high": 1.5, "n": 3}
+    found = {"psnr": {"model": figure}, "named": figure, "steps": [figure], "round_s": 0.1}
+    rows = {row.title: row.unit for row in flat_rows(found, {"psnr": "dB"})}
+    assert rows == {"psnr · model": "dB", "named": "%"}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +139,9 @@ def test_rewards_and_ends_are_compared_round_by_round(share: int, recall: float,
     error, copied = (figures["reward_error"][row]["value"] for row in ("model", "copy"))
     assert copied == pytest.approx((6 * 2.1 + 2 * 0.1) / 24)
     assert error == pytest.approx(copied * (1 - recall) if share == 1 else (3 * 2.1 + 0.1) / 24)
-    (table,) = data_tables({"outcomes": figures})
-    assert [row[0] for row in table.rows] == ["", "model", "copy of the first frame"]
+    (table,) = outcome_tables(figures)
+    rows = {row.title: row for row in table.rows}
+    assert rows["rewards, F1"].figure == figures["reward_f1"]["model"]
+    assert rows["rewards, F1"].baselines == {"copy": figures["reward_f1"]["copy"]}
     silent = SimpleNamespace(open=lambda images, seeds: SimpleNamespace(step=lambda actions: None))
     assert outcomes(silent, reader, 8) == {}  # type: ignore[arg-type]

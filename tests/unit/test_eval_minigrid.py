@@ -6,7 +6,7 @@ from PIL import Image
 
 from worldmodel.errors import InputError
 from worldmodel.eval.judge import load_judge
-from worldmodel.eval.minigrid import DIRECTIONS, MiniGridJudge
+from worldmodel.games.minigrid_judge import DIRECTIONS, MiniGridJudge
 from worldmodel.media import crop_and_resize
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -15,7 +15,7 @@ minigrid = pytest.importorskip("minigrid")
 
 @pytest.fixture(scope="module")
 def judge() -> MiniGridJudge:
-    found = load_judge("worldmodel.eval.minigrid:MiniGridJudge")
+    found = load_judge("worldmodel.games.minigrid_judge:MiniGridJudge")
     assert isinstance(found, MiniGridJudge)
     return found
 

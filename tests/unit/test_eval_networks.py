@@ -9,11 +9,11 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import Dinov2Config, Dinov2Model
 
+from worldmodel.actions import Action
 from worldmodel.errors import InputError, ModelError
-from worldmodel.eval.data.measures import Perceptual, Played
 from worldmodel.eval.frechet import FrameFeatures, frechet_distance, frechet_figure
-from worldmodel.eval.perceptual import PerceptualDistance
-from worldmodel.types import Action
+from worldmodel.eval.metrics import Played
+from worldmodel.eval.metrics.perceptual import Perceptual, PerceptualDistance
 
 VGG = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512)
 VGG_ENDS = (4, 9, 16, 23, 30)
@@ -79,7 +79,7 @@ def test_perceptual_distance_against_its_definition(build, ends: tuple[int, ...]
     assert torch.allclose(distance(one, other), expected, rtol=1e-4)
     assert torch.equal(distance(one, one), torch.zeros(2))
     clips = np.random.default_rng(0).integers(0, 256, (2, 3, 64, 64, 3)).astype(np.uint8)
-    values = Perceptual(distance)(Played(clips[:, 0], clips, clips[::-1], [Action(), Action()]))
+    values = Perceptual(file)(Played(clips[:, 0], clips, clips[::-1], [Action(), Action()]))
     assert values[0] == pytest.approx(values[1]) and values[0] > 0
 
 

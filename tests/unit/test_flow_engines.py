@@ -10,9 +10,9 @@ from flow_stages import flow_config, write_table
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import ConfigError
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.log import Log
-from worldmodel.flow.run import run_flow
-from worldmodel.flow.status import StatusReader
+from worldmodel.flow.log.log import Log
+from worldmodel.flow.log.status import StatusReader
+from worldmodel.flow.work.run import run_flow
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def test_clips_that_end_or_hang_their_workers_take_no_others_with_them(
 BUSY = """
 import time
 import pyarrow as pa
-from worldmodel.flow.stage import stage
+from worldmodel.flow.stages.base import stage
 
 @stage(version="1", inputs=["address"], outputs=[])
 def busy(batch: pa.RecordBatch, *, calls: str) -> pa.RecordBatch:

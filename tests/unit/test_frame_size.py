@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from worldmodel import config as configs
+from worldmodel.actions import Action
 from worldmodel.config import CodecConfig, StageConfig, TrainedConfig, VisionConfig, WorldModelConfig
 from worldmodel.data.loader import Batch
 from worldmodel.env import WorldEnv
+from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
 from worldmodel.media import read_image
-from worldmodel.models.conditioning import GridAdapter
 from worldmodel.models.layers.spatial import LocalFeedForward, rope_table
 from worldmodel.models.loading import model_folder
 from worldmodel.models.vision.adapter import LatentVision, Observation
@@ -28,7 +29,6 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import SampleRng
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.trainer import freeze
-from worldmodel.types import Action, Episode
 
 HEIGHT, WIDTH = 32, 48
 ROWS, COLUMNS = 4, 6
@@ -178,13 +178,14 @@ def test_merged_queries_are_aligned_with_their_cells(make_model: Callable[..., W
     assert before is not None and after is not None
     assert touched((after - before).view(2, 3, 8)) == {(1, 1), (1, 2)}
 
-    adapter = make_model(image_size=(HEIGHT, WIDTH), query_merge=2).condition_adapter
-    assert isinstance(adapter, GridAdapter)
-    adapter.layers = torch.nn.ModuleList()  # those mix the cells
-    context, states = latents[:, 1:], torch.randn(1, 6, adapter.from_state.in_features)
-    other = states.clone()
+    model = make_model(image_size=(HEIGHT, WIDTH), query_merge=2)
+    head = model.state
+    assert head is not None
+    head.layers = torch.nn.ModuleList()  # those mix the cells
+    context, hidden = latents[:, 1:], torch.randn(1, 6, model.backbone.width)
+    other = hidden.clone()
     other[0, 5] += 1  # the last query: rows 2 and 3, columns 4 and 5
-    changed = adapter(other, context).forecast - adapter(states, context).forecast
+    changed = head(other, context).forecast - head(hidden, context).forecast
     assert touched(changed[0, 0].permute(1, 2, 0)) == {(2, 4), (2, 5), (3, 4), (3, 5)}
     assert len({tuple(changed[0, 0, :, row, column].tolist()) for row in (2, 3) for column in (4, 5)}) == 4
 
@@ -230,7 +231,7 @@ def test_wide_frames_train_save_load_and_roll_out(
     model = make_model(image_size=(HEIGHT, WIDTH), query_merge=merge)
     assert model.config.latent_shape == (4, 4, ROWS, COLUMNS)
     assert model.config.num_queries == len(model.queries) == ROWS * COLUMNS // merge**2
-    parts = ("vision", "action", "queries", "condition_adapter", "generator")
+    parts = ("vision", "action", "queries", "state", "condition_adapter", "generator")
     freeze(model, StageConfig(train={part: TrainedConfig() for part in parts}, tasks={"rounds": 1.0}))
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, losses = torch.optim.AdamW(moving, lr=3e-3), []

@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from worldmodel import recording
+from worldmodel.actions import Action
 from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.sources import open_source
-from worldmodel.types import Action
-from worldmodel.worlds import recorder
-from worldmodel.worlds.pusht import AGENT, BLOCK, STEP, Push, progress
-from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
-from worldmodel.worlds.recorder.episode import RecordedEpisode
-from worldmodel.worlds.recorder.settings import EnvironmentSettings
+from worldmodel.games.pusht import AGENT, BLOCK, STEP, Push, progress
+from worldmodel.recording.environment import EnvironmentEpisodes
+from worldmodel.recording.episode import RecordedEpisode
+from worldmodel.recording.settings import EnvironmentSettings
 
 
 def settings(package: str, env_id: str, policy: str = "random") -> EnvironmentSettings:
-    return EnvironmentSettings(f"worldmodel.worlds.{package}:{env_id}", policy, max_steps=25)
+    return EnvironmentSettings(f"worldmodel.games.{package}:{env_id}", policy, max_steps=25)
 
 
 def played(package: str, env_id: str, policy: str, episodes: int = 2) -> list[RecordedEpisode]:
     """The first episodes, which a second environment plays alike."""
     try:
-        importlib.import_module(f"worldmodel.worlds.{package}")
+        importlib.import_module(f"worldmodel.games.{package}")
     except ImportError as error:
         pytest.skip(str(error).splitlines()[0])
     found = []
@@ -51,7 +51,7 @@ def test_crafter_has_actions_that_are_words() -> None:
 
 
 def test_the_maze_of_vizdoom_takes_keys_and_the_mouse() -> None:
-    episode = played("vizdoom", "DoomMaze-v0", "worldmodel.worlds.vizdoom:Walk")[0]
+    episode = played("vizdoom", "DoomMaze-v0", "worldmodel.games.vizdoom:Walk")[0]
     assert {len(action.mouse or ()) for action in episode.actions} == {2}
     assert {key for action in episode.actions for key in action.keys} <= {
         "forward", "backward", "left", "right",
@@ -70,7 +70,7 @@ def test_the_maze_of_vizdoom_takes_keys_and_the_mouse() -> None:
 
 
 def test_every_seed_of_coinrun_is_another_level() -> None:
-    episodes = played("coinrun", "CoinRun-v0", "worldmodel.worlds.coinrun:Run", 3)
+    episodes = played("coinrun", "CoinRun-v0", "worldmodel.games.coinrun:Run", 3)
     assert len({each.cameras["render"][0].tobytes() for each in episodes}) == 3
     frames = np.concatenate([each.cameras["render"][:-1] for each in episodes])
     after = np.concatenate([each.cameras["render"][1:] for each in episodes])
@@ -79,9 +79,9 @@ def test_every_seed_of_coinrun_is_another_level() -> None:
 
 def test_missions_of_babyai_are_actions_in_words(tmp_path: Path) -> None:
     pytest.importorskip("minigrid")
-    policy = "worldmodel.worlds.minigrid:Missions"
+    policy = "worldmodel.games.minigrid:Missions"
     plays = EnvironmentSettings("minigrid:BabyAI-GoToLocalS6N4-v0", policy, size=(48, 48), max_steps=30)
-    folder = recorder.record_environment(plays, tmp_path / "missions", 5)
+    folder = recording.record_environment(plays, tmp_path / "missions", 5)
     played = EnvironmentEpisodes(plays)
     episodes = [played.episode(index) for index in range(5)]
     assert all(each.terminated and each.rewards[-1] > 0 for each in episodes), "all are carried out"
@@ -99,8 +99,8 @@ def test_missions_of_babyai_are_actions_in_words(tmp_path: Path) -> None:
 
 
 def test_pusht_can_be_copied() -> None:
-    played("pusht", "PushT-v0", "worldmodel.worlds.pusht:Push")
-    opened = EnvironmentEpisodes(settings("pusht", "PushT-v0", "worldmodel.worlds.pusht:Push"))
+    played("pusht", "PushT-v0", "worldmodel.games.pusht:Push")
+    opened = EnvironmentEpisodes(settings("pusht", "PushT-v0", "worldmodel.games.pusht:Push"))
     push, env = Push(opened.env), opened.env
     push.reset(0)
     state, _ = env.reset(seed=5)

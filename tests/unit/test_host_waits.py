@@ -14,9 +14,10 @@ from worldmodel.config import DataConfig, SourceConfig, TrainConfig
 from worldmodel.data import loader
 from worldmodel.media import tensors
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import distributed, optim
+from worldmodel.train import distributed
 from worldmodel.train.distributed import Root
-from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.objectives.registry import objective_class
+from worldmodel.train.optim.optimizers import build_optimizers
 from worldmodel.train.trainer import Trainer, freeze
 
 TRANSFORMERS = "causal_lm.py"
@@ -45,11 +46,11 @@ def test_a_step_waits_for_the_device_once(
     mesh = distributed.init(config)
     try:
         with EmulatedDevice() as device:
-            root = Root(model, OBJECTIVES[stage.objective](model))
+            root = Root(model, objective_class(stage)(model, **stage.objective_args))
             freeze(model, stage)
             device.move(root)
             mesh = dataclasses.replace(mesh, device=DEVICE)
-            trainer = Trainer(config, name, mesh, root, optim.build_optimizers(root, stage), None)
+            trainer = Trainer(config, name, mesh, root, build_optimizers(root, stage), None)
             result = trainer.step(batches, stop=False)
             own = {place: n for place, n in device.places.items() if not place.startswith(TRANSFORMERS)}
             waits = sum(device.waits.values()) - sum(device.places.values()) + sum(own.values())

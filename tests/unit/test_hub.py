@@ -93,31 +93,6 @@ def test_load_weights_copies_a_saved_model(
         folders.load_weights(make_model(image_size=64), model_folder)
 
 
-def test_a_folder_of_format_1_is_loaded_bit_for_bit(folder: Path, model: WorldModel) -> None:
-    (folder / "condition_adapter").rename(folder / "adapter")
-    former = {"blank_latents": "unseen", "prompt_marker": "ask", "answer_marker": "answer"}
-    tokens = load_file(folder / "tokens.safetensors")
-    save_file(
-        {former.get(name, name): tensor for name, tensor in tokens.items()}, folder / "tokens.safetensors"
-    )
-    settings = configs.to_dict(model.config)
-    adapter = settings.pop("condition_adapter")
-    settings["condition"] = {key: adapter[key] for key in adapter if key != "forecast"} | {"kind": "forecast"}
-    change_json(folder / "config.json", format=1, model=settings)
-    loaded = WorldModel.from_pretrained(folder).state_dict()
-    assert loaded.keys() == model.state_dict().keys()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
-
-
-@pytest.mark.parametrize(("former", "kept"), [(1, 0), (3, 1), (4, 1), (10, 4)])
-def test_the_context_of_a_folder_of_format_2_does_not_grow(folder: Path, former: int, kept: int) -> None:
-    settings = json.loads((folder / "config.json").read_text())["model"] | {"history_rounds": former}
-    change_json(folder / "config.json", format=2, model=settings)
-    config = folders.read_config(folder)
-    assert config.history_rounds == kept
-    assert config.context_rounds <= former
-
-
 def test_device_and_dtype_can_be_chosen(folder: Path, image: np.ndarray) -> None:
     loaded = WorldModel.from_pretrained(folder, device="cpu", dtype=torch.bfloat16)
     assert {tensor.dtype for tensor in loaded.backbone.model.parameters()} == {torch.bfloat16}
@@ -236,7 +211,17 @@ def test_a_folder_without_config_is_a_model_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "3", '{"format": 2}', '{"format": 4, "model": {}}', '{"format": 2, "model": []}', "\x00"],
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        '{"format": 1}',
+        '{"format": 0, "model": {}}',
+        '{"format": 2, "model": {}}',
+        '{"format": 1, "model": []}',
+        "\x00",
+    ],
 )
 def test_an_invalid_config_is_a_model_error(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)

@@ -29,6 +29,7 @@ from worldmodel.media import (
     read_video,
     write_video,
 )
+from worldmodel.media.shared_video import SharedVideo
 
 FPS = 8
 
@@ -339,6 +340,22 @@ def test_invalid_bytes_are_input_errors(case: str, read: Callable[[object], obje
 def test_invalid_paths_are_input_errors(source: str | Path, words: str) -> None:
     with pytest.raises(InputError, match=words):
         read_observation(source, 64, FPS, 99)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git lfs pull"),
+        (b"  <!DOCTYPE html><html></html>", "a web page"),
+        (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "an XML message"),
+    ],
+)
+def test_what_came_in_place_of_a_video_is_named(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(data)
+    for read in (lambda: read_video(path, 32, None, 9), lambda: SharedVideo(str(path))):
+        with pytest.raises(InputError, match=words):
+            read()
 
 
 def test_a_socket_is_not_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

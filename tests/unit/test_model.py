@@ -10,6 +10,7 @@ from einops import rearrange, repeat
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from worldmodel.actions import Action
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.models import text
 from worldmodel.models.conditioning import Condition, choose
@@ -17,7 +18,6 @@ from worldmodel.models.layers import attention
 from worldmodel.models.layers.attention import attend, causal_mask
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action
 
 CELLS, CHANNELS, CHUNK = 4, 4, 4
 ACTIONS = [
@@ -40,7 +40,7 @@ def context() -> Tensor:
 def some_condition(model: WorldModel, batch: int = 2) -> tuple[Condition, Tensor]:
     context = torch.randn(batch, 1, CHANNELS, CELLS, CELLS)
     states = torch.randn(batch, CELLS**2, model.backbone.width)
-    return model.condition(states, context), context
+    return model.condition(model.read_state(states, context), context), context
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -61,7 +61,7 @@ def test_shapes_of_the_six_verbs(model: WorldModel) -> None:
     assert [each.shape for each in actions] == [(32, width)] * 2
     embeds = torch.cat([vision.tokens, torch.stack(actions), vision.cells[:, 0]], dim=1)
     states = model.backbone(embeds)[:, -16:]
-    condition = model.condition(states, latents[:, -1:])
+    condition = model.condition(model.read_state(states, latents[:, -1:]), latents[:, -1:])
     assert condition.forecast.shape == latents.shape
     assert condition.tokens.shape == condition.cells.shape == (2, 16, 48)
     made = denoise(model, condition, latents[:, -1:], torch.randn_like(latents), num_inference_steps=2)
@@ -79,9 +79,9 @@ def test_a_long_action_takes_more_slots_and_leaves_others_alone(model: WorldMode
     assert torch.equal(short[:-1], model.action.blank.expand_as(short[:-1]))
     assert torch.equal(short[-1], model.action.marker)
     mixed = [[long, *ACTIONS[0][1:]], ACTIONS[1]]
-    together = model(context, mixed).states
+    together = model(context, mixed).hidden
     for row, actions in enumerate(mixed):
-        close(together[row : row + 1], model(context[row : row + 1], [actions]).states)
+        close(together[row : row + 1], model(context[row : row + 1], [actions]).hidden)
 
 
 def test_one_pass_over_the_rounds_equals_the_rounds_one_by_one(model: WorldModel, context: Tensor) -> None:
@@ -93,15 +93,15 @@ def test_one_pass_over_the_rounds_equals_the_rounds_one_by_one(model: WorldModel
         seen, taken = model.encode_observation(Observation(context[:, index])), model.encode_action(now)
         embeds = torch.cat([seen.tokens, torch.stack(taken), seen.queries], dim=1)
         states = model.backbone(embeds, cache)[:, -model.config.num_queries :]
-        close(states, together.states[:, index])
-        close(model.condition(states, context[:, index]).forecast, forecast[:, index])
+        close(states, together.hidden[:, index])
+        close(model.read_state(states, context[:, index]).forecast, forecast[:, index])
     assert not torch.allclose(forecast[:, 0], forecast[:, 1], atol=0.01)
 
 
 def test_later_rounds_do_not_reach_back(model: WorldModel, context: Tensor) -> None:
-    before = model(context, ACTIONS).states
+    before = model(context, ACTIONS).hidden
     changed = [[*ACTIONS[0][:2], Action("explode"), ACTIONS[0][3]], ACTIONS[1]]
-    after = model(context, changed).states
+    after = model(context, changed).hidden
     assert torch.equal(before[:, :2], after[:, :2])
     assert torch.equal(before[1], after[1])
     assert (before[0, 2:] - after[0, 2:]).abs().amax(dim=(1, 2)).min() > 1e-3
@@ -357,8 +357,7 @@ def test_guidance_of_one_is_no_guidance(model: WorldModel) -> None:
     close(denoise(model, condition, context, noise, 2, guidance_scale=1.0), plain, 0)
 
 
-def test_guidance_may_be_limited_to_an_interval_of_the_steps(model: WorldModel) -> None:
-    """The steps outside are those without guidance, and cost one pass each."""
+def test_guidance_extrapolates_in_every_step(model: WorldModel) -> None:
     condition, context = some_condition(model)
     noise, solver, scale = torch.randn_like(condition.forecast), model.generator.solver(4), 2.5
     empty, by_hand, passes = model.condition_adapter.null(context), noise, []
@@ -368,12 +367,12 @@ def test_guidance_may_be_limited_to_an_interval_of_the_steps(model: WorldModel) 
             model.generator(by_hand, timestep, which, model.generator.prefill(context, which))
             for which in (condition, empty)
         )
-        by_hand = solver.step(step, without + scale * (full - without) if step in (1, 2) else full, by_hand)
+        by_hand = solver.step(step, without + scale * (full - without), by_hand)
     hook = model.generator.register_forward_hook(lambda *_: passes.append(1))
-    chunk = Chunk(noise, solver, (condition, empty), context, scale, guidance_interval=(0.25, 0.75))
+    chunk = Chunk(noise, solver, (condition, empty), context, scale)
     close(model.denoise([chunk])[0], by_hand)
     hook.remove()
-    assert len(passes) == 6
+    assert len(passes) == 8
 
 
 def test_choose_takes_whole_samples(model: WorldModel) -> None:

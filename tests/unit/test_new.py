@@ -10,6 +10,7 @@ import pytest
 
 from worldmodel import config as configs
 from worldmodel import media
+from worldmodel.actions import Action, action_kind
 from worldmodel.cli import main, new
 from worldmodel.config import (
     ActionConfig,
@@ -19,19 +20,19 @@ from worldmodel.config import (
     TrainConfig,
     WorldModelConfig,
 )
-from worldmodel.data.check import open_examined
 from worldmodel.data.columns import track_of
+from worldmodel.data.examiner import open_examined
 from worldmodel.data.facts import read_facts
 from worldmodel.data.lerobot import with_action_spec
 from worldmodel.data.sources import open_sources
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.world_model import WorldModel
+from worldmodel.recording.clip_table import ClipTableStore
+from worldmodel.recording.episode import RecordedEpisode, RecordingFormat
+from worldmodel.recording.lerobot import LeRobotStore
 from worldmodel.train import finetune, recipe
-from worldmodel.train.run_log import read_metrics
-from worldmodel.types import Action
-from worldmodel.worlds.recorder.clip_table import ClipTableStore
-from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
-from worldmodel.worlds.recorder.lerobot import LeRobotStore
+from worldmodel.train.run.log import read_metrics
+from worldmodel.train.run.settings import check_stages
 
 KEYS = tuple(ActionSpec(name, "key", rate=10) for name in ("left", "right", "jump"))
 VECTORS = (ActionSpec("gas", low=0, high=2, rate=5), ActionSpec("wheel", low=-1, high=1, rate=5))
@@ -74,7 +75,7 @@ def made(dataset: str, tmp_path: Path, *options: str) -> TrainConfig:
     path = tmp_path / "made.yaml"
     assert main(["new", dataset, *options, "--out", str(path), "--force"]) == 0
     config = configs.load(path)
-    finetune.check_stages(config)
+    check_stages(config)
     for source in open_sources(config.data, config.model).values():
         assert source.size
         source.close()
@@ -107,6 +108,7 @@ def test_a_world_waits_for_actions_if_no_recorded_round_is_without_one(tmp_path:
         assert read_facts(table(tmp_path / pace, rows), tmp_path / f"{pace}.yaml").pace == pace
 
 
+@pytest.mark.slow
 def test_large_frames_have_as_many_queries_as_small_ones(tmp_path: Path) -> None:
     path = recorded(tmp_path / "set", KEYS, 10, side=260)
     for size, merge in (("64", 1), ("128", 2), ("256", 4)):
@@ -115,6 +117,7 @@ def test_large_frames_have_as_many_queries_as_small_ones(tmp_path: Path) -> None
         assert model.vision.merge == max(2, merge)
 
 
+@pytest.mark.slow
 def test_frames_whose_cells_can_be_merged_keep_their_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,8 +135,8 @@ def test_frames_whose_cells_can_be_merged_keep_their_size(
 def test_vectors_have_their_bounds_and_rate(tmp_path: Path) -> None:
     model = made(recorded(tmp_path / "set", VECTORS, 10, side=70), tmp_path).model
     assert (model.fps, model.chunk_frames, model.codec.temporal_factor) == (10, 2, 2)
-    assert (model.action.vector_names, model.action.keys) == (("gas", "wheel"), ())
-    assert (model.action.vector_low, model.action.vector_high) == ((0, -1), (2, 1))
+    assert (model.action.vector.names, model.action.keys) == (("gas", "wheel"), ())
+    assert (model.action.vector.low, model.action.vector.high) == ((0, -1), (2, 1))
     assert model.codec.image_size == 64
 
 
@@ -176,9 +179,11 @@ def test_a_recorded_table_keeps_rewards_and_the_meaning_of_actions(tmp_path: Pat
             open_sources(config.data, wrong)
 
 
+@pytest.mark.slow
 def test_clips_with_words_and_with_keys_per_round(tmp_path: Path) -> None:
     words = made(table(tmp_path / "words", [{"text": f"act {i}"} for i in range(4)]), tmp_path).model
-    assert (words.action.text, words.action.keys, words.chunk_frames, words.fps) == (True, (), 8, 8)
+    assert words.action.text is not False
+    assert (words.action.keys, words.chunk_frames, words.fps) == ((), 8, 8)
     assert words.codec.image_size == (48, 64)
     rows = [{"text": "play", "keys": [["a"], ["b", "a"], [], ["a"]]}] * 4
     keys = made(table(tmp_path / "keys", rows), tmp_path).model  # type: ignore[arg-type]
@@ -226,6 +231,7 @@ def test_actions_without_a_whole_number_of_frames_are_refused(
         read_facts(str(folder), tmp_path / "world.yaml")
 
 
+@pytest.mark.slow
 def test_held_out_episodes_are_those_of_the_split_or_a_tenth(tmp_path: Path) -> None:
     path = recorded(tmp_path / "set", KEYS, 10)
     config = made(path, tmp_path)
@@ -271,9 +277,10 @@ def test_a_damaged_recording_is_one_clear_error(tmp_path: Path, text: str) -> No
 @pytest.mark.parametrize("end", ["NaN", "Infinity", "-1"])
 def test_intervals_that_do_not_end_are_refused(end: str) -> None:
     with pytest.raises(InputError, match="ends before it starts"):
-        track_of(f'[{{"start": 0, "end": {end}, "text": "she waves"}}]', "text")
+        track_of(f'[{{"start": 0, "end": {end}, "text": "she waves"}}]', action_kind("text"))
 
 
+@pytest.mark.slow
 def test_more_time_and_a_faster_machine_give_more_steps_and_larger_models(tmp_path: Path) -> None:
     facts = read_facts(recorded(tmp_path / "set", KEYS, 10), tmp_path / "world.yaml")
 

@@ -9,14 +9,15 @@ import torch.nn.functional as F
 
 from worldmodel.config import DataConfig, TrainConfig
 from worldmodel.data import loader
+from worldmodel.errors import ConfigError
 from worldmodel.models.loading import deferred
+from worldmodel.shapes import sample_clip
+from worldmodel.shapes.scene import half_side_of
+from worldmodel.shapes.source import LABEL_WORDS, ShapesSource
 from worldmodel.train import distributed, start
 from worldmodel.train.objectives.base import SampleRng
 from worldmodel.train.objectives.state import StateObjective
 from worldmodel.train.trainer import Trainer
-from worldmodel.worlds.shapes import sample_clip
-from worldmodel.worlds.shapes.scene import half_side_of
-from worldmodel.worlds.shapes.source import LABEL_WORDS, ShapesSource
 
 WORDS = [word for words in LABEL_WORDS.values() for word in words]
 
@@ -89,7 +90,7 @@ def test_loss_is_the_cross_entropy_of_the_words_of_each_query(config: TrainConfi
     with torch.no_grad():
         inputs = objective.prepare(model, batch, rng)
         prediction = objective.predict(model, inputs)
-        losses = objective.state_losses(model, inputs, prediction)
+        losses = objective.state_losses(model, inputs, prediction, None)
     side, offset = 8 // merge, 0
     for kind, words in LABEL_WORDS.items():
         total, count = 0.0, 0
@@ -100,9 +101,36 @@ def test_loss_is_the_cross_entropy_of_the_words_of_each_query(config: TrainConfi
                 top, left = (merge * each for each in divmod(query, side))
                 held = cells[top : top + merge, left : left + merge].max(axis=(0, 1))
                 if held.any():
-                    logits = objective.next_words[kind](prediction.states[row, 0, query])
+                    logits = objective.next_words[kind](prediction.hidden[row, 0, query])
                     total += F.cross_entropy(logits, torch.from_numpy(held / held.sum())).item()
                     count += 1
         offset += len(words)
         assert count == inputs.counts[f"next_{kind}"] > 0
         assert losses[f"next_{kind}"].item() == pytest.approx(total, rel=1e-4)
+
+
+def test_losses_of_labels_decrease_to_zero(config: TrainConfig) -> None:
+    model = start.build_model(config)
+    deferred.materialize(model, torch.device("cpu"))
+    deferred.load_shards(model)
+    torch.manual_seed(0)
+    kept, annealed = StateObjective(model), StateObjective(model, label_steps=10)
+    annealed.load_state_dict(kept.state_dict())
+    batch = next(iter(loader.batches(config.data, config.model, config.stages["state"], seed=1)))[0]
+    labels = {f"next_{kind}" for kind in LABEL_WORDS} | {"named"}
+
+    def losses(objective: StateObjective, step: int) -> dict[str, float]:
+        rng = SampleRng([(row,) for row in range(len(batch.episodes))])
+        with torch.no_grad():
+            inputs = objective.prepare(model, dataclasses.replace(batch, step=step), rng)
+            return {name: float(x) for name, x in objective(model, inputs).items()}
+
+    whole, half, none = losses(kept, 5), losses(annealed, 5), losses(annealed, 10)
+    assert labels <= whole.keys()
+    for name in labels:
+        assert half[name] == pytest.approx(whole[name] / 2)
+    assert not labels & none.keys()
+    for name in ("changed", "unchanged"):
+        assert whole[name] == half[name] == none[name]
+    with pytest.raises(ConfigError, match="label_steps"):
+        StateObjective(model, label_steps=-1)

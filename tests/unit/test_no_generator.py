@@ -27,17 +27,17 @@ from worldmodel.config import (
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.eval.examples import Album
 from worldmodel.eval.runner import ModelSubject
-from worldmodel.eval.suite import EvalSettings, suite_of
-from worldmodel.models.conditioning import GridAdapter
+from worldmodel.eval.suite import EvalSettings
 from worldmodel.models.loading import deferred
 from worldmodel.models.loading import model_folder as folders
 from worldmodel.models.loading.location import resolve, shipped_models
 from worldmodel.models.loading.model_card import action_section
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import finetune
-from worldmodel.train.memory_report import report
+from worldmodel.train.memory.report import report
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.start import build_model
+from worldmodel.worlds import suite_of
 
 FORECAST: dict[str, Any] = {"generator": None, "num_inference_steps": 0}
 TRAINED = {"backbone": TrainedConfig(), "adapters": TrainedConfig()}
@@ -84,7 +84,7 @@ def test_the_frames_are_the_forecast_of_the_model_with_a_generator(
     model: WorldModel, bare: WorldModel, image: np.ndarray
 ) -> None:
     assert not list(bare.generator.parameters())
-    assert not any(hasattr(bare.condition_adapter, head) for head in GridAdapter.heads)
+    assert not list(bare.condition_adapter.parameters())
     sessions = model.session(3, num_inference_steps=0), bare.session(3)
     for start in ({"observation": image}, {"text": "a red ball"}):
         first, second = (session.reset(**start) for session in sessions)
@@ -118,7 +118,7 @@ def test_evaluation_compares_no_steps(bare: WorldModel) -> None:
 def test_a_folder_has_no_generator(
     bare: WorldModel, bare_folder: Path, image: np.ndarray, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not (bare_folder / "generator").exists()
+    assert not any((bare_folder / part).exists() for part in ("generator", "condition_adapter"))
     assert "generator" not in (bare_folder / "README.md").read_text()
     loaded = WorldModel.from_pretrained(bare_folder, dtype=torch.float32)
     assert loaded.config == bare.config
@@ -127,9 +127,9 @@ def test_a_folder_has_no_generator(
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
     assert main(["info", str(bare_folder), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    stored = load_file(bare_folder / "condition_adapter" / "model.safetensors")
+    stored = load_file(bare_folder / "state" / "model.safetensors")
     size = sum(tensor.numel() for tensor in stored.values())
-    assert facts["components"]["condition_adapter"]["parameters"] == size
+    assert facts["components"]["state"]["parameters"] == size
     assert "generator" not in facts["components"]
     assert main(["rollout", str(bare_folder), "--num-inference-steps", "2"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
@@ -184,7 +184,7 @@ def test_objectives_of_generators_are_refused(bare: WorldModel, objective: Any) 
 def test_memory_is_planned_without_a_generator(capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for overrides in ([], ["model.generator.width=192"]):
-        report("doorkey", overrides, True, [1], "state", 80.0, 1)
+        report("doorkey", overrides, True, [1], "state", 80.0)
         found.append(json.loads(capsys.readouterr().out)["memory_bytes"][0]["total"])
     assert 0 < found[0] < found[1]
 

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel.actions import Action
 from worldmodel.data.loader import Batch
+from worldmodel.episodes import Episode
+from worldmodel.experiments.distillation import DistillationObjective
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import Objective, SampleRng
-from worldmodel.train.objectives.registry import OBJECTIVES
-from worldmodel.types import Action, Episode
+from worldmodel.train.objectives.generator import JointObjective
+from worldmodel.train.objectives.state import StateObjective
 
 LEFT = "the red ball moves left"
 
@@ -69,21 +72,23 @@ def losses(model: WorldModel, objective: Objective, episodes: list[Episode]) -> 
         }
 
 
-@pytest.mark.parametrize("name", ["state", "joint", "distill"])
-def test_observed_rounds_have_no_part_in_the_loss(make_model: Callable[..., WorldModel], name: str) -> None:
+@pytest.mark.parametrize("kind", [StateObjective, JointObjective, DistillationObjective])
+def test_observed_rounds_have_no_part_in_the_loss(
+    make_model: Callable[..., WorldModel], kind: type[Objective]
+) -> None:
     model = make_model(history_rounds=2)
     clips = frames(3 * 8).reshape(3, 8, 32, 32, 3)
     episode = Episode("one", (frames(1), *clips), (Action(), Action(), Action(LEFT)))
-    objective = OBJECTIVES[name](model)
+    objective = kind(model)
     whole, counted = losses(model, objective, [episode])
     parts, counts = losses(model, objective, [replace(episode, observed=2)])
     none, empty = losses(model, objective, [replace(episode, observed=3)])
     for loss in {"changed", "unchanged", "flow", "pixel"} & whole.keys():
         assert counts[loss] < counted[loss] and empty[loss] == none[loss] == 0
         assert 0 <= parts[loss] < whole[loss]
-    if name == "joint":
+    if kind is JointObjective:
         assert counts["pixel"] == 1
-    if name == "state":
+    if kind is StateObjective:
         cells = counted["changed"] + counted["unchanged"]
         assert 3 * (counts["changed"] + counts["unchanged"]) == cells
 
@@ -94,7 +99,7 @@ def test_after_observed_rounds_a_self_rollout_sees_what_was_observed(
     model = make_model(history_rounds=2)
     clips = frames(3 * 8).reshape(3, 8, 32, 32, 3)
     episode = Episode("one", (frames(1), *clips), (Action(), Action(LEFT), Action(LEFT)), observed=1)
-    objective = OBJECTIVES["state"](model)
+    objective = StateObjective(model)
     seen = []
     for self_rollout in (False, True):
         batch = Batch(step=0, task="rounds", indices=(0,), episodes=[episode], self_rollout=self_rollout)

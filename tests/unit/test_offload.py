@@ -7,10 +7,10 @@ import pytest
 import torch
 from emulated_device import DEVICE, EmulatedDevice
 
+from worldmodel.actions import Action
 from worldmodel.models.offload import Offload
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round
-from worldmodel.types import Action
 
 
 def play(model: WorldModel, image: np.ndarray) -> list[WorldState]:

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from worldmodel.actions import Action
 from worldmodel.cli import main
 from worldmodel.config import (
     ActionConfig,
@@ -24,11 +25,10 @@ from worldmodel.config import (
 )
 from worldmodel.env import WorldEnv
 from worldmodel.models.world_model import WorldModel
+from worldmodel.recording.episode import RecordedEpisode, RecordingFormat
+from worldmodel.recording.lerobot import LeRobotStore
 from worldmodel.train import finetune
-from worldmodel.train.run_log import read_metrics
-from worldmodel.types import Action
-from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
-from worldmodel.worlds.recorder.lerobot import LeRobotStore
+from worldmodel.train.run.log import read_metrics
 
 SIDE, KEYS = 32, ("left", "right")
 SPECS = tuple(ActionSpec(name, "key", rate=10) for name in KEYS)

@@ -11,19 +11,20 @@ import torch
 import torch.nn.functional as F
 from clip_tables import open_table, write_table
 
+from worldmodel.actions import Action
 from worldmodel.config import ActionConfig, ActionSpec, DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.argument import read_source
 from worldmodel.data.facts import read_facts
 from worldmodel.data.loader import Batch
 from worldmodel.data.sources import open_source
 from worldmodel.env import WorldEnv, WorldVectorEnv
+from worldmodel.episodes import Episode, Outcome
 from worldmodel.errors import InputError
 from worldmodel.models.outcome import OutcomeHead, symexp, symlog
 from worldmodel.models.world_model import WorldModel
+from worldmodel.recording.episode import RecordedEpisode, RecordingFormat
+from worldmodel.recording.lerobot import LeRobotStore
 from worldmodel.train.objectives.state import outcome_losses
-from worldmodel.types import Action, Episode, Outcome
-from worldmodel.worlds.recorder.episode import RecordedEpisode, RecordingFormat
-from worldmodel.worlds.recorder.lerobot import LeRobotStore
 
 KEYS = ("left", "right")
 REWARDS = np.array([0, 0.5, 0, -2, 0, 3], np.float32)
@@ -33,8 +34,8 @@ REWARDS = np.array([0, 0.5, 0, -2, 0, 3], np.float32)
 def scored(make_model: Callable[..., WorldModel]) -> WorldModel:
     """A model that predicts outcomes, with random weights, and no end of an episode."""
     made = make_model(outcomes=True)
-    assert made.outcome is not None
-    made.outcome.out.bias[-1] = -9
+    assert made.state is not None and made.state.outcome is not None
+    made.state.outcome.out.bias[-1] = -9
     return made
 
 
@@ -103,7 +104,9 @@ def test_a_table_has_the_outcomes_of_its_rows(
         source.at(2).episode("rounds", 0, 0, 3)
 
 
-def test_a_reward_that_is_no_number_makes_an_episode_unusable(model: WorldModel, tmp_path: Path) -> None:
+def test_a_reward_that_is_no_number_makes_an_episode_unusable_where_rewards_are_learned(
+    model: WorldModel, tmp_path: Path
+) -> None:
     from pyarrow import parquet
 
     path = recorded(tmp_path / "set", 10)
@@ -115,7 +118,9 @@ def test_a_reward_that_is_no_number_makes_an_episode_unusable(model: WorldModel,
     field = table.schema.field(index)
     parquet.write_table(table.set_column(index, field, [rewards.astype(field.type.to_pandas_dtype())]), file)
     with pytest.raises(InputError, match="reward"):
-        episodes(path, model.config, 10, 1)
+        episodes(path, replace(model.config, outcomes=True), 10, 1)
+    first, second = episodes(path, model.config, 10, 1)
+    assert len(first.actions) == 6 and all(np.isfinite(each.reward) for each in second.outcomes)
 
 
 def test_a_dataset_without_rewards_has_no_outcomes(model: WorldModel, tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from worldmodel import shapes
 from worldmodel.eval.judge import Case
-from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes import Act, Plan, Scene, SceneObject, chance
-from worldmodel.worlds.shapes.evaluation import paraphrases
-from worldmodel.worlds.shapes.evaluation.recognition import recognise
-from worldmodel.worlds.shapes.language import _PHRASES, _SHAPE_WORDS, _SIZE_WORDS
-from worldmodel.worlds.shapes.relations import relations
+from worldmodel.shapes import Act, Plan, Scene, SceneObject, chance
+from worldmodel.shapes.evaluation import paraphrases
+from worldmodel.shapes.evaluation.recognition import recognise
+from worldmodel.shapes.language import _PHRASES, _SHAPE_WORDS, _SIZE_WORDS
+from worldmodel.shapes.relations import relations
 
 SEED = 1234
 TEMPLATES = paraphrases.templates()

@@ -4,14 +4,16 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from worldmodel.actions import Action
 from worldmodel.cli import main
-from worldmodel.config import ActionConfig
+from worldmodel.config import ActionConfig, StateConfig
+from worldmodel.episodes import Outcome
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media import Frame, Frames
 from worldmodel.models.world_model import WorldModel
@@ -28,7 +30,6 @@ from worldmodel.planning import (
     plan,
 )
 from worldmodel.planning.search import Method, SeenStates
-from worldmodel.types import Action, Outcome
 
 KEYS = ("left", "right", "up", "down")
 MOVES = dict(zip(KEYS, ((0, -1), (0, 1), (-1, 0), (1, 0)), strict=True))
@@ -161,7 +162,7 @@ def test_actions_of_a_model(model: WorldModel) -> None:
     config = replace(model.config, action=ActionConfig(keys=("a", "b")))
     assert action_set(config) == Choices((Action(keys=("a",)), Action(keys=("b",)), Action()))
     assert len(action_set(replace(config, pace="on_action")).actions) == 2  # type: ignore[union-attr]
-    vectors = ActionConfig(vector_size=2, vector_low=(0, -1), vector_high=(2, 1))
+    vectors = ActionConfig(vector={"low": (0, -1), "high": (2, 1)})
     assert action_set(replace(config, action=vectors)) == Box((0, -1), (2, 1))
     with pytest.raises(InputError, match="name the actions"):
         action_set(replace(config, action=ActionConfig()))
@@ -184,16 +185,17 @@ TURNS = Choices(tuple(Action(keys=(key,)) for key in ("left", "right", "forward"
 def empty_room(max_steps: int) -> Any:
     """Episodes of MiniGrid, in which the goal is two steps ahead and two to the right."""
     pytest.importorskip("minigrid")
-    from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
-    from worldmodel.worlds.recorder.settings import EnvironmentSettings
+    from worldmodel.recording.environment import EnvironmentEpisodes
+    from worldmodel.recording.settings import EnvironmentSettings
 
     made = EnvironmentSettings("minigrid:MiniGrid-Empty-5x5-v0", max_steps=max_steps, size=40)
     return EnvironmentEpisodes(made)
 
 
+@pytest.mark.slow
 def test_a_real_environment_is_solved_by_its_own_copies() -> None:
     played = empty_room(max_steps=12)
-    from worldmodel.eval.minigrid import GoalReward
+    from worldmodel.games.minigrid_judge import GoalReward
     from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
 
     settings = PlanSettings("search", horizon=8, until=1)
@@ -213,7 +215,7 @@ def test_a_real_environment_is_solved_by_its_own_copies() -> None:
 
 def test_a_plan_may_be_made_anew_after_some_actions() -> None:
     played = empty_room(max_steps=4)
-    from worldmodel.eval.minigrid import GoalReward
+    from worldmodel.games.minigrid_judge import GoalReward
     from worldmodel.planning.environment import EnvironmentSimulator, EnvironmentState, control
 
     settings, goal = PlanSettings("search", horizon=8, until=1), Return(GoalReward())
@@ -269,6 +271,52 @@ def test_samples_are_drawn_around_the_plan_before(actions: Choices | Box) -> Non
     assert scores[0] > scores[1] + 2
 
 
+@pytest.mark.parametrize(("risk", "chosen", "value"), [("expected", "left", 4.0), ("worst", "right", 3.0)])
+def test_several_futures_count_by_their_mean_or_by_the_worst(
+    risk: Literal["expected", "worst"], chosen: str, value: float
+) -> None:
+    """Left wins 9 in one world and loses 1 in the other, where it ends; right wins 3 in both."""
+    gains = {(0, "left"): 9.0, (1, "left"): -1.0, (0, "right"): 3.0, (1, "right"): 3.0}
+
+    class Gamble:
+        def step(self, states: Sequence[tuple[int, float]], actions: Sequence[Action]) -> list[Any]:
+            return [
+                (world, gains[world, action.keys[0]])
+                for (world, _), action in zip(states, actions, strict=True)
+            ]
+
+        def frames(self, state: tuple[int, float]) -> Frames:
+            return np.zeros((1, 8, 8, 3), np.uint8)
+
+        def outcome(self, state: tuple[int, float]) -> Outcome:
+            return Outcome(state[1], state[1] < 0)
+
+    actions = Choices(tuple(Action(keys=(key,)) for key in ("left", "right")))
+    settings = PlanSettings(method="random", horizon=1, candidates=16, iterations=1, risk=risk)
+    found = plan(Gamble(), (0, 0.0), Return(), actions, settings, futures=[(1, 0.0)])
+    assert found.trajectory.actions == (Action(keys=(chosen,)),)
+    assert found.score == value and found.scores == ((9.0, -1.0) if chosen == "left" else (3.0, 3.0))
+    longer = replace(settings, horizon=2, candidates=64)
+    two = plan(Gamble(), (0, 0.0), Return(), actions, longer, futures=[(1, 0.0)])
+    best = {"expected": (18.0, -1.0), "worst": (6.0, 6.0)}  # what ended in the second world stays so
+    assert two.scores == best[risk]
+
+
+def test_futures_of_a_model_differ_in_what_happens_next(
+    make_model: Callable[..., WorldModel], image: np.ndarray
+) -> None:
+    state = StateConfig(width=32, num_layers=1, num_heads=2, code_groups=3)
+    model = make_model(state=state, generator=None, num_inference_steps=0)
+    simulator = ModelSimulator(model, seed=4)
+    start = simulator.start(image)
+    worlds = [start, *simulator.futures(start, 3)]
+    after = simulator.step(worlds, [Action.of("left")] * 4)
+    assert len({world.states[0].code for world in after}) > 1
+    session = model.session(4)
+    session.reset(image)
+    assert after[0].states[0].code == session.step("left").state.code
+
+
 def test_the_command_plans_from_an_image(
     model: WorldModel, image: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,6 +328,8 @@ def test_the_command_plans_from_an_image(
     printed = capsys.readouterr().out.splitlines()
     assert (len(printed), printed[0][:5]) == (4, "  1  ")
     assert (tmp_path / "plan.gif").stat().st_size
+    assert main([*words, "--goal", goal, "--futures", "2", "--risk", "worst"]) == 0
+    assert "at worst" in capsys.readouterr().out
     for wrong in (["--goal", goal, "--reward", "a:b"], ["--reward", "worldmodel:nothing"]):
         assert main([*words, *wrong]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
@@ -316,7 +366,7 @@ def test_the_command_takes_actions_and_the_settings_of_the_recording(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    talker = make_model(action=ActionConfig(max_text_tokens=64))
+    talker = make_model(action=ActionConfig(text={"max_tokens": 64}))
     folder = str(talker.save_pretrained(tmp_path / "model"))
     Image.fromarray(image).save(tmp_path / "start.png")
     start = str(tmp_path / "start.png")

@@ -13,17 +13,17 @@ from runs import ALIGNED, WHOLE
 from safetensors.torch import save
 
 from worldmodel import media
+from worldmodel.actions.track import Track
 from worldmodel.batch import from_array
 from worldmodel.config import StageConfig, TrainConfig
-from worldmodel.config.train import ObjectiveName
-from worldmodel.data.clips import Clip, Files, RoundFormat, Track
+from worldmodel.data.clips import Clip, Files, RoundFormat
 from worldmodel.data.latents import LatentFormat, StoredLatents, StoredTexts
 from worldmodel.data.worker import BadClip, Request, make_episode
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.world_model import WorldModel
-from worldmodel.worlds.shapes.source import LABEL_WORDS
+from worldmodel.shapes.source import LABEL_WORDS
 
 TEXTS = ("push the red ball left", "stop")
 
@@ -34,7 +34,7 @@ def frames() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 255, (25, 64, 64, 3), dtype=np.uint8)
 
 
-def stage_of(objective: ObjectiveName, train: dict[str, Any], task: str) -> StageConfig:
+def stage_of(objective: str, train: dict[str, Any], task: str) -> StageConfig:
     return StageConfig(objective, steps=1, batch_size=2, rounds=2, train=train, tasks={task: 1.0})
 
 
@@ -53,7 +53,7 @@ def test_a_step_on_latents_equals_the_step_that_encodes(
     run_config: TrainConfig,
     make_model: Callable[..., WorldModel],
     frames: np.ndarray,
-    objective: ObjectiveName,
+    objective: str,
     train: dict[str, Any],
     task: str,
     batch: dict[str, bool],

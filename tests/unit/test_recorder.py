@@ -18,12 +18,11 @@ import pytest
 from gymnasium import spaces
 from pyarrow import parquet
 
-from worldmodel import media
+from worldmodel import media, recording
 from worldmodel.errors import InputError, OutputError
-from worldmodel.worlds import recorder
-from worldmodel.worlds.recorder import lerobot
-from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
-from worldmodel.worlds.recorder.settings import EnvironmentSettings
+from worldmodel.recording import lerobot
+from worldmodel.recording.environment import EnvironmentEpisodes
+from worldmodel.recording.settings import EnvironmentSettings
 
 
 class Counter(gymnasium.Env):
@@ -139,7 +138,7 @@ def greys(folder: Path) -> list[int]:
 
 def test_a_dataset_has_the_frames_actions_and_rewards_of_the_environment(tmp_path: Path) -> None:
     made = settings(seed=3, policy="random")
-    folder = recorder.record_environment(made, tmp_path / "set", 3)
+    folder = recording.record_environment(made, tmp_path / "set", 3)
     info = json.loads((folder / "meta" / "info.json").read_text())
     assert (info["total_episodes"], info["total_frames"], info["fps"]) == (3, 18, 10)
     assert info["features"]["observation.images.render"]["shape"] == [34, 48, 3]
@@ -173,17 +172,17 @@ def test_workers_and_an_interruption_change_nothing(tmp_path: Path, monkeypatch:
     pytest.importorskip("pygame")  # comes with minigrid
     monkeypatch.setattr(lerobot, "EPISODES_PER_FILE", 3)
     made = EnvironmentSettings("CartPole-v1", policy="sticky", size=32, max_steps=4)
-    whole = recorder.record_environment(made, tmp_path / "whole", 7)
-    in_workers = recorder.record_environment(made, tmp_path / "workers", 7, num_workers=1)
+    whole = recording.record_environment(made, tmp_path / "whole", 7)
+    in_workers = recording.record_environment(made, tmp_path / "workers", 7, num_workers=1)
     assert_same(in_workers, whole)
     parts = tmp_path / "parts"
     for num_episodes in (2, 5, 7):  # each cuts a file short
-        recorder.record_environment(made, parts, num_episodes)
+        recording.record_environment(made, parts, num_episodes)
     assert_same(parts, whole)
-    recorder.record_environment(made, parts, 7)  # nothing left to do
+    recording.record_environment(made, parts, 7)  # nothing left to do
     assert_same(parts, whole)
     with pytest.raises(OutputError, match=r"policy 'sticky', now 'random'"):
-        recorder.record_environment(EnvironmentSettings("CartPole-v1", size=32, max_steps=4), parts, 8)
+        recording.record_environment(EnvironmentSettings("CartPole-v1", size=32, max_steps=4), parts, 8)
 
 
 @pytest.mark.parametrize("env_id", ["Made-v0", "Rendered-v0"])
@@ -200,7 +199,7 @@ def test_an_environment_may_be_made_by_a_function(env_id: str) -> None:
 @pytest.mark.parametrize("form", ["lerobot", "clips"])
 def test_the_name_of_a_camera_may_have_a_slash(tmp_path: Path, form: Any) -> None:
     made = settings(cameras=("observation.side/top", "observation.top"), env_args={"prefix": "side/"})
-    recorder.record_environment(made, tmp_path / "set", 1, form)
+    recording.record_environment(made, tmp_path / "set", 1, form)
     videos = {str(path.relative_to(tmp_path / "set")) for path in tmp_path.rglob("*.mp4")}
     names = ["observation.side_top", "observation.top"]
     dataset, table = "videos/observation.images.{}/chunk-000/file-000.mp4", "clip-00000-{}.mp4"
@@ -221,13 +220,13 @@ def test_actions_are_those_of_the_policy_even_if_the_environment_changes_them(fr
 
 
 def test_a_recorder_that_was_killed_before_the_index_goes_on(tmp_path: Path) -> None:
-    folder = recorder.record_environment(settings(), tmp_path / "set", 3)
+    folder = recording.record_environment(settings(), tmp_path / "set", 3)
     index = folder / "meta" / "info.json"
     before = index.read_bytes()
-    recorder.record_environment(settings(), folder, 5)
+    recording.record_environment(settings(), folder, 5)
     index.write_bytes(before)  # the last file to be replaced
-    recorder.record_environment(settings(), folder, 5)
-    assert_same(folder, recorder.record_environment(settings(), tmp_path / "whole", 5))
+    recording.record_environment(settings(), folder, 5)
+    assert_same(folder, recording.record_environment(settings(), tmp_path / "whole", 5))
 
 
 def test_a_killed_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +236,7 @@ def test_a_killed_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(tmp_path)
     made = EnvironmentSettings("CartPole-v1", policy="out_of_memory:act")
     with pytest.raises(InputError, match="memory"):
-        recorder.record_environment(made, tmp_path / "set", 3, num_workers=1)
+        recording.record_environment(made, tmp_path / "set", 3, num_workers=1)
     assert not list((tmp_path / "set").glob(".writing-*"))
 
 
@@ -281,7 +280,7 @@ def test_a_full_disk_leaves_what_is_complete(
     with monkeypatch.context() as patch:
         patch.setattr(media.VideoWriter, "write", full)
         with pytest.raises(OutputError, match="No space left on device"):
-            recorder.record_environment(settings(), tmp_path / "set", 6, form)
+            recording.record_environment(settings(), tmp_path / "set", 6, form)
     if form == "lerobot":
         assert {row["episode_index"] for row in rows(tmp_path / "set")} == {0, 1}
         assert len(greys(tmp_path / "set")) == 12
@@ -290,8 +289,8 @@ def test_a_full_disk_leaves_what_is_complete(
         assert [row["path"] for row in table] == ["clip-00000.mp4", "clip-00001.mp4", "clip-00002.mp4"]
         assert all(len(media.read_video(tmp_path / "set" / row["path"], 32, None, 99)) == 6 for row in table)
     assert not list((tmp_path / "set").glob(".writing-*"))
-    recorder.record_environment(settings(), tmp_path / "set", 6, form)
-    recorder.record_environment(settings(), tmp_path / "whole", 6, form)
+    recording.record_environment(settings(), tmp_path / "set", 6, form)
+    recording.record_environment(settings(), tmp_path / "whole", 6, form)
     assert_same(tmp_path / "set", tmp_path / "whole")
 
 
@@ -304,17 +303,17 @@ def test_a_disk_that_is_full_when_a_file_is_completed(
     with monkeypatch.context() as patch:
         patch.setattr(lerobot.parquet, "write_table", full)  # the videos of the file are complete by then
         with pytest.raises(OutputError, match="No space left on device"):
-            recorder.record_environment(settings(), tmp_path / "set", 2)
+            recording.record_environment(settings(), tmp_path / "set", 2)
     assert not list((tmp_path / "set").glob(".writing-*"))
-    recorder.record_environment(settings(), tmp_path / "set", 2)
-    assert_same(tmp_path / "set", recorder.record_environment(settings(), tmp_path / "whole", 2))
+    recording.record_environment(settings(), tmp_path / "set", 2)
+    assert_same(tmp_path / "set", recording.record_environment(settings(), tmp_path / "whole", 2))
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupted_extension_keeps_all_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
 ) -> None:
-    folder = recorder.record_environment(settings(), tmp_path / "set", 5)
+    folder = recording.record_environment(settings(), tmp_path / "set", 5)
     before = rows(folder)
     episode = EnvironmentEpisodes.episode
 
@@ -326,16 +325,16 @@ def test_an_interrupted_extension_keeps_all_episodes(
     monkeypatch.setattr(EnvironmentEpisodes, "episode", stopped)
     last = 2  # the file of the first five is being recorded again
     with pytest.raises(stop):
-        recorder.record_environment(settings(), folder, 9)
+        recording.record_environment(settings(), folder, 9)
     assert json.loads((folder / "meta" / "info.json").read_text())["total_episodes"] == 5
     assert rows(folder) == before
     last = 7
     with pytest.raises(stop):
-        recorder.record_environment(settings(), folder, 9)
+        recording.record_environment(settings(), folder, 9)
     assert json.loads((folder / "meta" / "info.json").read_text())["total_episodes"] == 7
     last = -1
-    recorder.record_environment(settings(), folder, 9)
-    assert_same(folder, recorder.record_environment(settings(), tmp_path / "whole", 9))
+    recording.record_environment(settings(), folder, 9)
+    assert_same(folder, recording.record_environment(settings(), tmp_path / "whole", 9))
 
 
 class Stopped(BaseException):
@@ -356,12 +355,12 @@ def test_a_signal_takes_effect_after_the_episode(
             signal.raise_signal(number)
 
     calls, at, write, before = [], [15], media.VideoWriter.write, signal.signal(number, stop)
-    folder, whole = tmp_path / "set", recorder.record_environment(settings(), tmp_path / "whole", 5)
+    folder, whole = tmp_path / "set", recording.record_environment(settings(), tmp_path / "whole", 5)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(media.VideoWriter, "write", signalled)
             with pytest.raises(Stopped):  # in the third episode
-                recorder.record_environment(settings(), folder, 5)
+                recording.record_environment(settings(), folder, 5)
             assert signal.getsignal(number) is stop
             kept = rows(folder)
             assert [row["episode_index"] for row in kept] == [index for index in range(3) for _ in range(6)]
@@ -369,16 +368,16 @@ def test_a_signal_takes_effect_after_the_episode(
             assert kept == rows(whole)[:18]
             calls, at = [], [25, 27]  # a second one does not wait for the end of the fifth episode
             with pytest.raises(Stopped):
-                recorder.record_environment(settings(), folder, 5)
+                recording.record_environment(settings(), folder, 5)
             assert rows(folder) == kept and not list(folder.glob(".writing-*"))
     finally:
         signal.signal(number, before)
-    recorder.record_environment(settings(), folder, 5)
+    recording.record_environment(settings(), folder, 5)
     assert_same(folder, whole)
 
 
 def test_a_clip_table_is_what_a_source_reads(tmp_path: Path) -> None:
-    table = recorder.record_environment(settings(seed=1), tmp_path, 2, "clips")
+    table = recording.record_environment(settings(seed=1), tmp_path, 2, "clips")
     first = json.loads(table.read_text().splitlines()[0])
     assert first["rewards"] == [1.0] * 5 and first["terminated"] and not first["truncated"]
     assert [info["steps"] for info in first["infos"]] == list(range(6))
@@ -386,7 +385,7 @@ def test_a_clip_table_is_what_a_source_reads(tmp_path: Path) -> None:
     assert held[0][0] == 0 and held[-1][1] == pytest.approx(0.5)
     with (tmp_path / "clips.jsonl").open("ab") as file:
         file.write(b'{"path": "clip-0000')  # a killed run
-    recorder.record_environment(settings(seed=1), tmp_path, 3, "clips")
+    recording.record_environment(settings(seed=1), tmp_path, 3, "clips")
     assert len([json.loads(line) for line in table.read_text().splitlines()]) == 3
 
 
@@ -459,7 +458,7 @@ def test_environments_that_cannot_be_recorded(changes: dict[str, Any], message: 
 )
 def test_cameras_that_cannot_be_recorded(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        recorder.record_environment(settings(**changes), tmp_path / "set", 1)
+        recording.record_environment(settings(**changes), tmp_path / "set", 1)
 
 
 def test_a_reward_that_is_no_number_keeps_the_episodes_before(tmp_path: Path) -> None:
@@ -474,5 +473,5 @@ def test_a_reward_that_is_no_number_keeps_the_episodes_before(tmp_path: Path) ->
             return episodes.episode(index) if index == 2 else super().episode(index)
 
     with pytest.raises(InputError, match="nan"):
-        recorder._record(Late(made), None, tmp_path / "set", 5, "lerobot", 0, False)
+        recording.record(Late(made), tmp_path / "set", 5, "lerobot")
     assert {row["episode_index"] for row in rows(tmp_path / "set")} == {0, 1}

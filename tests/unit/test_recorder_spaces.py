@@ -10,13 +10,13 @@ import pytest
 from gymnasium import spaces
 from pyarrow import parquet
 
+from worldmodel import recording
+from worldmodel.actions import Action
 from worldmodel.config import ActionSpec
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import Action
-from worldmodel.worlds import recorder
-from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
-from worldmodel.worlds.recorder.settings import EnvironmentSettings
-from worldmodel.worlds.recorder.spaces import ActionMapping
+from worldmodel.recording.environment import EnvironmentEpisodes
+from worldmodel.recording.settings import EnvironmentSettings
+from worldmodel.recording.spaces import ActionMapping
 
 SPACES = {
     "Discrete": (spaces.Discrete(3, start=5), 6, ["action_0", "action_1", "action_2"], [0, 1, 0]),
@@ -65,7 +65,7 @@ def test_a_box_without_bounds_has_none_and_details_are_added() -> None:
 def test_minigrid_has_named_keys_and_its_mission(tmp_path: Path) -> None:
     pytest.importorskip("minigrid")
     made = EnvironmentSettings("minigrid:MiniGrid-Empty-5x5-v0", max_steps=3, size=48)
-    folder = recorder.record_environment(made, tmp_path / "set", 1)
+    folder = recording.record_environment(made, tmp_path / "set", 1)
     info = json.loads((folder / "meta" / "info.json").read_text())
     assert info["features"]["action"]["names"][:3] == ["left", "right", "forward"]
     tasks = parquet.read_table(folder / "meta" / "tasks.parquet").to_pylist()
@@ -79,7 +79,7 @@ def test_a_policy_of_stable_baselines3(tmp_path: Path, algorithm: str, epsilon: 
     pytest.importorskip("pygame")
     policy = f"sb3:{algorithm}:{tmp_path / 'model.zip'}"
     made = EnvironmentSettings("CartPole-v1", policy, max_steps=12, size=32, epsilon=epsilon)
-    folder = recorder.record_environment(made, tmp_path / "set", 2)
+    folder = recording.record_environment(made, tmp_path / "set", 2)
     model, env = kind.load(tmp_path / "model.zip", device="cpu"), gymnasium.make("CartPole-v1")
     episodes = parquet.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
     rows = parquet.read_table(folder / "data/chunk-000/file-000.parquet").to_pylist()

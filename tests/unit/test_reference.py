@@ -16,10 +16,10 @@ from worldmodel.cli.info import model_facts
 from worldmodel.config import BackboneConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.errors import ModelError
 from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.backbone.merging import resolve as resolve_backbone
+from worldmodel.models.backbone.reference import Reference, read
 from worldmodel.models.loading import model_folder
 from worldmodel.models.loading.location import resolve
-from worldmodel.models.loading.reference import Reference, read
-from worldmodel.models.loading.reference import resolve as resolve_backbone
 from worldmodel.train import finetune
 from worldmodel.train.checkpoint import checkpointer, export
 

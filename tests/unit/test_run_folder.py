@@ -16,15 +16,18 @@ from worldmodel.cli import main
 from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig
 from worldmodel.errors import ConfigError, ModelError, OutputError, WorldModelError
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import finetune, run_folder
+from worldmodel.train import finetune
 from worldmodel.train.checkpoint import checkpointer, export
+from worldmodel.train.run import folder as run_folder
+from worldmodel.train.run import settings
+from worldmodel.train.run.settings import check_stages
 from worldmodel.train.trainer import Trainer
 
 HOLDING = """
 import sys, time
 from pathlib import Path
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train import run_folder
+from worldmodel.train.run import folder as run_folder
 with run_folder.locked(Path(sys.argv[1]), Mesh(), 1.0):
     print("held", flush=True)
     time.sleep(600)
@@ -63,13 +66,12 @@ def test_what_a_run_has_begun_with_may_not_change(config: TrainConfig) -> None:
     before = written.read_bytes()
     stages, model, data = config.stages, config.model, config.data
     other = data.sources | {"other": SourceConfig("shapes", split="val")}
-    adapter = dataclasses.replace(model.condition_adapter, width=48)
-    wider = dataclasses.replace(model, condition_adapter=adapter)
+    wider = dataclasses.replace(model, state=dataclasses.replace(model.state, width=48))
     for changes, key in (
         ({"seed": 5}, "seed was 0 and is 5"),
         (
             {"model": wider},
-            r"model\.condition_adapter\.width was 32 and is 48",
+            r"model\.state\.width was 32 and is 48",
         ),
         (
             {"data": DataConfig({"shapes": SourceConfig("shapes", split="val")})},
@@ -218,7 +220,7 @@ def test_a_stopped_run_is_not_called_a_model(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = dataclasses.replace(config, run_dir=str(tmp_path / "model"))
-    (tmp_path / "mine.json").write_text(json.dumps(dataclasses.asdict(run)))
+    (tmp_path / "mine.json").write_text(json.dumps(configs.to_dict(run)))
     train = finetune.train
     monkeypatch.setattr(finetune, "train", lambda config, command, stop: train(config, command, lambda: True))
     assert main(["train", str(tmp_path / "mine.json")]) == 0
@@ -229,17 +231,17 @@ def test_overrides_change_the_model_that_a_config_starts_from(model_folder: Path
     path = tmp_path / "mine.yaml"
     stage = {"tasks": {"rounds": 1.0}, "train": {"adapters": {}}}
     path.write_text(json.dumps({"init_from": str(model_folder), "stages": {"state": stage}}))
-    plain = finetune.load(path)
-    assert plain.model.condition_adapter.width == 32  # not the default's
-    found = finetune.load(path, ["model.fps=5", "model.action.keys=[up]", "seed=3", "stages.state.lr=1e-4"])
+    plain = settings.load(path)
+    assert plain.model.state.width == 32  # not the default's
+    found = settings.load(path, ["model.fps=5", "model.action.keys=[up]", "seed=3", "stages.state.lr=1e-4"])
     action = dataclasses.replace(plain.model.action, keys=("up",))
     assert found.model == dataclasses.replace(plain.model, fps=5, action=action)
     assert (found.seed, found.stages["state"].lr) == (3, 1e-4)
     with pytest.raises(WorldModelError, match=r"model\.fpss"):
-        finetune.load(path, ["model.fpss=5"])
+        settings.load(path, ["model.fpss=5"])
     own = tmp_path / "own.yaml"
     own.write_text(json.dumps({"init_from": str(model_folder), "model": {"fps": 4}}))
-    assert finetune.load(own, ["model.chunk_frames=4"]).model == dataclasses.replace(
+    assert settings.load(own, ["model.chunk_frames=4"]).model == dataclasses.replace(
         TrainConfig().model, fps=4, chunk_frames=4
     )
 
@@ -261,8 +263,8 @@ def test_the_memory_of_a_config_is_that_of_the_model_it_starts_from(
         ("language", "rounds"),
         ("alignment", "imagine"),
         ("alignment", "document"),
-        ("distill", "describe"),
-        ("distill", "document"),
+        ("worldmodel.experiments.distillation:DistillationObjective", "describe"),
+        ("worldmodel.experiments.distillation:DistillationObjective", "document"),
         ("state", "round"),
     ],
 )
@@ -292,4 +294,4 @@ def test_the_stages_of_shipped_configs_and_of_the_manifest_train_something(tmp_p
     manifest = tmp_path / "train.yaml"
     manifest.write_text(text)
     for path in [manifest, *sorted((root / "configs").glob("*.yaml"))]:
-        finetune.check_stages(configs.load(path))
+        check_stages(configs.load(path))

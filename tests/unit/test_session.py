@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from worldmodel import media
+from worldmodel.actions import Action, Camera, Pose
+from worldmodel.actions.words import NOTHING_HAPPENS
 from worldmodel.config import ActionConfig
+from worldmodel.episodes import WHAT_HAPPENED
 from worldmodel.errors import ConfigError, InputError, OutputError, WorldModelError
 from worldmodel.media.tensors import to_frames
 from worldmodel.models.backbone.prefix_cache import History
@@ -24,7 +27,6 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
 from worldmodel.rollout.round import LocalEngine
 from worldmodel.rollout.session import transition
-from worldmodel.types import NOTHING_HAPPENS, WHAT_HAPPENED, Action, Camera, Pose
 
 LEFT, JUMP = "the red ball moves left", "the blue box jumps"
 ROUND_TOKENS = 4 + 32 + 16
@@ -78,8 +80,8 @@ def test_a_session_equals_teacher_forcing_on_what_it_saw(model: WorldModel, imag
     for index, made in enumerate(forecasts):
         generator = torch.Generator().manual_seed(index + 1)
         noise = torch.randn(made.shape, generator=generator)
-        states = prediction.states[:, index]
-        condition = model.condition(states, contexts[index])
+        states = prediction.hidden[:, index]
+        condition = model.condition(model.read_state(states, contexts[index]), contexts[index])
         again = denoise(model, condition, contexts[index], noise, model.config.num_inference_steps)
         torch.testing.assert_close(again, made, atol=2e-5, rtol=1e-4)
 

@@ -7,8 +7,8 @@ from worldmodel import WorldModel
 from worldmodel.eval.goals import measured
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.uncertainty import matching_outcome, uncertain_futures
-from worldmodel.worlds.shapes.evaluation.cases import chance_cases, judge_frame
-from worldmodel.worlds.shapes.evaluation.goals import GOALS
+from worldmodel.shapes.evaluation.cases import chance_cases, judge_frame
+from worldmodel.shapes.evaluation.goals import GOALS
 
 SEED = 99
 """Not that of the published figures."""
@@ -26,8 +26,8 @@ def test_the_generator_makes_lawful_futures_and_the_forecast_does_not(model: Wor
     sampled, forecast = (figures[f"{steps} steps"]["valid"]["value"] for steps in (8, 0))
     assert sampled > 0.45
     assert forecast < 0.35
-    shown = [goal.path[1:] for goal, _ in measured(GOALS, {"figures": {"chance": figures}})]
-    assert shown == [("0 steps", "valid"), ("8 steps", "valid"), ("baselines", "copy_last_frame")]
+    shown = [row.path[1:] for row in measured(GOALS, {"chance": figures})]
+    assert shown == [("0 steps", "valid"), ("8 steps", "valid")]
 
 
 def test_seeds_lead_to_different_futures(model: WorldModel) -> None:

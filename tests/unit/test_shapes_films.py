@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from worldmodel import shapes
+from worldmodel.actions import Action
 from worldmodel.eval.runner import Worlds
-from worldmodel.types import Action
-from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes.evaluation.cases import case_of, judge_frame
-from worldmodel.worlds.shapes.evaluation.films import film_continuations
-from worldmodel.worlds.shapes.films import MAX_FILM_ROUNDS, sample_film_pair, sample_film_rollout
-from worldmodel.worlds.shapes.source import ShapesSource
+from worldmodel.shapes.evaluation.cases import case_of, judge_frame
+from worldmodel.shapes.evaluation.films import film_continuations
+from worldmodel.shapes.films import MAX_FILM_ROUNDS, sample_film_pair, sample_film_rollout
+from worldmodel.shapes.source import ShapesSource
 
 SEED = 5
 FILMS = range(1, MAX_FILM_ROUNDS + 1)

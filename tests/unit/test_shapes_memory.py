@@ -6,14 +6,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from worldmodel import shapes
+from worldmodel.actions import Action
 from worldmodel.errors import ConfigError
 from worldmodel.eval.runner import Worlds
-from worldmodel.types import Action
-from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes.evaluation.cases import case_of, judge_frame
-from worldmodel.worlds.shapes.evaluation.memory import hidden_objects
-from worldmodel.worlds.shapes.memory import MAX_HIDDEN_ROUNDS, sample_memory_rollout
-from worldmodel.worlds.shapes.source import ShapesSource
+from worldmodel.shapes.evaluation.cases import case_of, judge_frame
+from worldmodel.shapes.evaluation.memory import hidden_objects
+from worldmodel.shapes.memory import MAX_HIDDEN_ROUNDS, sample_memory_rollout
+from worldmodel.shapes.source import ShapesSource
 
 SEED = 5
 

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from worldmodel import WorldModel
+from worldmodel import WorldModel, shapes
 from worldmodel.eval.runner import ModelSubject
-from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes.evaluation.cases import case_of, judge_frame
-from worldmodel.worlds.shapes.evaluation.films import film_continuations
-from worldmodel.worlds.shapes.evaluation.memory import hidden_objects
-from worldmodel.worlds.shapes.films import sample_film_pair
+from worldmodel.shapes.evaluation.cases import case_of, judge_frame
+from worldmodel.shapes.evaluation.films import film_continuations
+from worldmodel.shapes.evaluation.memory import hidden_objects
+from worldmodel.shapes.films import sample_film_pair
 
 SEED = 99
 """Not that of the published figures."""

@@ -16,8 +16,8 @@ from worldmodel.eval.runner import ModelSubject
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.loading.location import resolve
 from worldmodel.serving.client import Client
-from worldmodel.worlds.shapes.evaluation.cases import cases_of, judge_frame
-from worldmodel.worlds.shapes.evaluation.paraphrases import paraphrase_cases
+from worldmodel.shapes.evaluation.cases import cases_of, judge_frame
+from worldmodel.shapes.evaluation.paraphrases import paraphrase_cases
 
 SEED = 99
 """Not that of the published figures."""

@@ -1,20 +1,16 @@
 """The shipped model, with thresholds well below its measured figures."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import ModelCard
 
-from worldmodel import WorldModel
-from worldmodel.eval.goals import show
+from worldmodel import WorldModel, shapes
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.eval.suite import EvalSettings, evaluate
 from worldmodel.models.loading.model_folder import resolve
-from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes.evaluation.goals import GOALS
-from worldmodel.worlds.shapes.evaluation.language import describe, inverse_dynamics
+from worldmodel.shapes.evaluation.language import describe, inverse_dynamics
+from worldmodel.shapes.evaluation.suite import ShapesSuite
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +26,7 @@ def test_it_fits_in_the_package() -> None:
 
 @pytest.mark.slow
 def test_it_follows_actions(tiny: WorldModel) -> None:
-    figures = evaluate(tiny, EvalSettings("held-out", num_samples=64, seed=5))["figures"]
+    figures = evaluate(tiny, EvalSettings("held-out", num_samples=64, seed=5), ShapesSuite())["figures"]
     figures = figures["action_following"]["held-out"]
     assert figures["named"]["value"] >= 0.8
     assert figures["strict"]["value"] >= 0.75
@@ -91,18 +87,6 @@ def test_it_generates_scenes_from_text(tiny: WorldModel) -> None:
     found = shapes.find_objects(frames[-1], "night")
     assert [obj.colour for obj in found] == ["red"]
     assert found[0].x < 32
-
-
-def test_the_metadata_of_the_card_equal_its_table() -> None:
-    card: Any = ModelCard.load(resolve("shapes-tiny") / "README.md")
-    rows = [line.strip("| ").split(" | ") for line in card.text.splitlines() if line.startswith("| ")]
-    table = {cells[0]: cells[2].removesuffix(" (missed)") for cells in rows if len(cells) == 5}
-    results = {each.metric_name: each.metric_value for each in card.data.eval_results}
-    goals = [
-        goal for goal in GOALS if goal.path[0] not in ("chance", "memory", "films", "text_to_video")
-    ]  # which `--split` measures
-    assert {goal.title: show(results[goal.title], goal.unit) for goal in goals}.items() <= table.items()
-    assert results.keys() == {goal.title for goal in goals}
 
 
 def test_frames_are_reproducible(tiny: WorldModel) -> None:

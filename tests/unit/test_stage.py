@@ -16,18 +16,19 @@ from safetensors.torch import load_file
 
 from worldmodel.config import (
     DataConfig,
+    DiagnosticsConfig,
     SourceConfig,
     TrainConfig,
     ValidationConfig,
 )
 from worldmodel.data import loader
 from worldmodel.errors import ConfigError
-from worldmodel.models.conditioning import GridAdapter
+from worldmodel.models.state import StateHead
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed, finetune, validation
 from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.checkpoint.manifest import verify
-from worldmodel.train.run_log import read_metrics
+from worldmodel.train.run.log import read_metrics
 from worldmodel.train.trainer import StepResult, Trainer
 
 HELD_OUT = DataConfig(
@@ -180,7 +181,7 @@ def test_validation_on_what_is_trained_is_refused(run_config: TrainConfig) -> No
 
 def test_a_profile_of_some_steps_is_written(run_config: TrainConfig) -> None:
     config = changed(run_config, steps=4, tasks={"rounds": 1.0}, ema_decay=0.0)
-    run = finetune.train(dataclasses.replace(config, profile_steps=1)).parent
+    run = finetune.train(dataclasses.replace(config, diagnostics=DiagnosticsConfig(profile_steps=1))).parent
     (trace,) = (run / "profile").iterdir()
     assert trace.name == "state-0.json.gz"
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
@@ -219,7 +220,7 @@ def test_deterministic_kernels_are_used_within_the_run(
 @pytest.mark.parametrize(
     ("owner", "method", "named"),
     [
-        (GridAdapter, "forward", r"condition_adapter \(forward\).*stages\.state\.microbatch_size"),
+        (StateHead, "forward", r"state \(forward\).*stages\.state\.microbatch_size"),
         (torch.optim.AdamW, "step", r"the optimizer.*mesh\.dp_shard"),
         (Trainer, "start", r"loading of the weights.*mesh\.dp_shard"),
     ],

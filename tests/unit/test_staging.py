@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel.actions import Action
 from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig
 from worldmodel.data import loader
 from worldmodel.data.staging import FrameStager, StagedFrames
+from worldmodel.episodes import Episode
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed
 from worldmodel.train.episodes import encode_first_frames, encode_rounds
 from worldmodel.train.trainer import Trainer
-from worldmodel.types import Action, Episode
 
 CPU = torch.device("cpu")
 SHAPES = {"shapes": SourceConfig("shapes")}

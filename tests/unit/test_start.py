@@ -19,7 +19,6 @@ from worldmodel.train import finetune
 from worldmodel.train.checkpoint import checkpointer
 from worldmodel.train.checkpoint.manifest import Manifest, chain
 from worldmodel.train.components import is_trained
-from worldmodel.train.memory_estimate import StepEstimator
 
 pytestmark = pytest.mark.slow
 
@@ -84,13 +83,8 @@ def test_checkpoints_hold_no_frozen_weight_and_resume_bit_for_bit(
         frozen = {name for name in weights if not is_trained(name, train)}
         assert frozen == {"codec.latent_mean", "codec.latent_std"}  # which an objective may set
         assert any(".lora_" in name for name in weights)
-        written = sum(file.num_bytes for file in manifest.files)
         if manifest.progress["ended"]:
-            assert written < whole / 2
-        else:
-            estimator = StepEstimator(config, manifest.progress["stage"], "cpu")
-            estimator.estimate(1)
-            assert written == pytest.approx(estimator.checkpoint(), rel=0.1)
+            assert sum(file.num_bytes for file in manifest.files) < whole / 2
     for steps in (2, 5):  # in the first stage and in the second, which goes on from the merged first
         halves = dataclasses.replace(config, run_dir=str(tmp_path / f"halves-{steps}"))
         resumed = stopped_and_resumed(halves, steps)

@@ -10,12 +10,11 @@ from PIL import Image
 
 from worldmodel.config import WorldModelConfig
 from worldmodel.env import WorldEnv
+from worldmodel.episodes import StartImage
 from worldmodel.errors import InputError, ModelError
 from worldmodel.models.loading.location import FETCHED
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout import start_images
-from worldmodel.types import StartImage
-from worldmodel.worlds import get_world
+from worldmodel.worlds import get_world, start_images
 
 
 @pytest.fixture

@@ -1,20 +1,20 @@
 """Step caching: each row of each chunk decides for itself, whatever shares its batch."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from worldmodel.actions import Action
 from worldmodel.diffusion.sampler import Chunk, Denoiser
-from worldmodel.diffusion.step_cache import StepCache
 from worldmodel.errors import ConfigError
+from worldmodel.experiments.step_cache import StepCache
 from worldmodel.models.conditioning import Condition
+from worldmodel.models.inference import optimize
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round
-from worldmodel.types import Action
 
 THRESHOLD = 0.6
 """Some steps are reused with the random weights of these tests, at different places."""
@@ -28,7 +28,7 @@ def chunk_of(model: WorldModel, seed: int, steps: int, guidance: float, threshol
     states = torch.randn(2, config.num_queries, model.backbone.width, generator=draw)
     context = torch.randn(2, 1, *config.latent_shape[1:], generator=draw)
     noise = torch.randn(2, *config.latent_shape, generator=draw)
-    conditions = [model.condition(states, context)]
+    conditions = [model.condition(model.read_state(states, context), context)]
     if guidance != 1.0:
         conditions.append(model.null_condition(context))
     cache = StepCache(threshold) if threshold else None
@@ -92,7 +92,8 @@ def test_a_reused_prediction_is_one_long_step(model: WorldModel) -> None:
 def test_a_round_of_several_worlds_matches_single_ones(
     make_model: Callable[..., WorldModel], image: np.ndarray
 ) -> None:
-    model = make_model(cache_threshold=THRESHOLD)
+    model = make_model()
+    optimize(model, cache_threshold=THRESHOLD)
     engine, params, actions = LocalEngine(model.backbone), SamplingParams(8), [Action.of("wait")] * 3
     images = np.stack([image, image[::-1], image[:, ::-1]])[:, None]
     rows = Rows(model)
@@ -109,4 +110,4 @@ def test_a_round_of_several_worlds_matches_single_ones(
 def test_a_threshold_below_zero_is_refused(model: WorldModel) -> None:
     for threshold in (-1.0, float("nan")):
         with pytest.raises(ConfigError, match=f"{threshold}"):
-            replace(model.config, cache_threshold=threshold)
+            optimize(model, cache_threshold=threshold)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from worldmodel.actions import Action
 from worldmodel.batch import take
 from worldmodel.config import GeneratorConfig, StageConfig, TrainConfig, WorldModelConfig
 from worldmodel.data.loader import Batch
@@ -20,6 +21,7 @@ from worldmodel.diffusion.schedule import sampling_sigmas
 from worldmodel.diffusion.solver import EulerSolver
 from worldmodel.diffusion.swin import ChunkTrace, half, renoise, window_places
 from worldmodel.env.vector import play_sessions
+from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import LossOutput
@@ -28,7 +30,6 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import Session
 from worldmodel.train.objectives.base import SampleRng
 from worldmodel.train.objectives.generator import GeneratorObjective
-from worldmodel.types import Action, Episode
 
 FRAMES, CHANNELS, GRID, WIDTH = 3, 4, (4, 6), 48
 WINDOW = [0] + [1] * FRAMES + [2] * FRAMES

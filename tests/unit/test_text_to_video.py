@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel import shapes
+from worldmodel.actions import Action
 from worldmodel.config import (
     ActionConfig,
     ConditionAdapterConfig,
@@ -23,13 +25,11 @@ from worldmodel.config import (
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
+from worldmodel.shapes.captions import sample_captioned_clip
+from worldmodel.shapes.evaluation.captions import text_to_video
+from worldmodel.shapes.evaluation.cases import judge_frame
+from worldmodel.shapes.source import ShapesSource
 from worldmodel.train import finetune, start
-from worldmodel.types import Action
-from worldmodel.worlds import shapes
-from worldmodel.worlds.shapes.captions import sample_captioned_clip
-from worldmodel.worlds.shapes.evaluation.captions import text_to_video
-from worldmodel.worlds.shapes.evaluation.cases import judge_frame
-from worldmodel.worlds.shapes.source import ShapesSource
 
 TEXT = ConditionAdapterConfig(kind="text", forecast="none")
 COUNT = 48
@@ -90,10 +90,10 @@ def test_words_alone_condition_the_generator(writer: WorldModel, image: np.ndarr
     said = [Action("a red ball; it moves left"), Action("a blue box; it grows"), Action()]
     states = torch.randn(3, writer.config.num_queries, writer.backbone.width)
     context = writer.blank_observation(3).latents
-    together = writer.condition(states, context, said)
+    together = writer.condition(writer.read_state(states, context, said), context, said)
     assert together.forecast is None and together.tokens is not None and together.pooled is not None
     for row, action in enumerate(said):  # other states, and no other texts beside it
-        alone = writer.condition(0 * states[:1], context[:1], [action])
+        alone = writer.condition(writer.read_state(0 * states[:1], context[:1], [action]), context[:1])
         assert alone.tokens is not None and alone.pooled is not None
         torch.testing.assert_close(alone.tokens[0], together.tokens[row])
         torch.testing.assert_close(alone.pooled[0], together.pooled[row])
@@ -132,7 +132,7 @@ def test_only_the_generator_and_its_adapter_learn(run_config: TrainConfig, tmp_p
     model = replace(
         run_config.model,
         condition_adapter=TEXT,
-        action=replace(run_config.model.action, max_text_tokens=128),
+        action=replace(run_config.model.action, text={"max_tokens": 128}),
         generator=replace(run_config.model.generator or GeneratorConfig(), condition_dropout=0.3),
         num_inference_steps=2,
     )

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-pytest.importorskip("gradio", reason="Gradio is not installed: worldmodel[demo]")
+pytest.importorskip("gradio", reason="Gradio is not installed: openworldmodel[demo]")
 
 from worldmodel.demo.theme import theme
 

@@ -8,18 +8,27 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from worldmodel.actions import Action
 from worldmodel.config import StageConfig, TrainedConfig
 from worldmodel.data.loader import Batch
+from worldmodel.episodes import Episode
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import distributed, throughput
+from worldmodel.train import distributed
+from worldmodel.train.diagnostics import throughput
+from worldmodel.train.diagnostics.throughput import (
+    Meter,
+    Stack,
+    Work,
+    faster_precision,
+    measured_tflops,
+    stacks,
+)
+from worldmodel.train.diagnostics.timing import Phases, collective_seconds, computing
 from worldmodel.train.objectives.base import Rounds, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.stage import shutdown_advice
-from worldmodel.train.throughput import Meter, Stack, Work, faster_precision, measured_tflops, stacks
-from worldmodel.train.timing import Phases, collective_seconds, computing
 from worldmodel.train.trainer import freeze
-from worldmodel.types import Action, Episode
 
 CPU = torch.device("cpu")
 EVERYTHING = {name: TrainedConfig() for name in ("backbone", "adapters", "condition_adapter", "generator")}

@@ -22,7 +22,7 @@ from runs import ALIGNED, SHAPES, changed
 from safetensors.torch import load_file
 
 from worldmodel import config as configs
-from worldmodel import media
+from worldmodel import media, signals
 from worldmodel.cli import main
 from worldmodel.config import (
     DataConfig,
@@ -40,13 +40,14 @@ from worldmodel.models import lora
 from worldmodel.models.conditioning import GridAdapter
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import distributed, finetune, publish, start, trainer
+from worldmodel.shapes.source import KEYS
+from worldmodel.train import distributed, finetune, start, trainer
 from worldmodel.train.checkpoint import checkpointer, export
 from worldmodel.train.components import settings_of
-from worldmodel.train.run_log import read_metrics
+from worldmodel.train.run import publish
+from worldmodel.train.run.log import read_metrics
 from worldmodel.train.trainer import Progress, StepResult, Trainer
-from worldmodel.worlds import recorder
-from worldmodel.worlds.shapes.source import KEYS
+from worldmodel.worlds import get_world
 
 
 def components(*names: str, **settings: TrainedConfig) -> dict[str, TrainedConfig]:
@@ -75,7 +76,11 @@ STAGES = {
         self_rollout=(1.0, 1.0),
     ),
     "distill": StageConfig(
-        "distill", tasks={"rounds": 1.0}, train=components("generator"), rounds=2, teacher_steps=2
+        "worldmodel.experiments.distillation:DistillationObjective",
+        {"teacher_steps": 2},
+        tasks={"rounds": 1.0},
+        train=components("generator"),
+        rounds=2,
     ),
     "lora": StageConfig(
         "state",
@@ -181,10 +186,10 @@ def test_signals_are_handled_for_the_command_line_alone(
     monkeypatch.setattr(Trainer, "step", watched)
     config = changed(run_config, steps=3, tasks={"rounds": 1.0})
     assert finetune.train(config, stop=lambda: True) == Path(config.run_dir)  # as within another program
-    with finetune.stop_on_signal() as stopped:
+    with signals.recorded() as received:
         signal.raise_signal(signal.SIGTERM)
-        assert finetune.train(config, stop=stopped) == Path(config.run_dir)
-    assert stopped()
+        assert finetune.train(config, stop=lambda: bool(received)) == Path(config.run_dir)
+    assert received == [signal.SIGTERM]
     assert handlers() == during[0] == before != during[1]
 
 
@@ -306,7 +311,7 @@ def test_answers_about_own_clips_are_learned(
 
 
 def test_a_recording_in_the_format_of_lerobot_is_trained_on(run_config: TrainConfig, tmp_path: Path) -> None:
-    dataset = recorder.record_world("shapes", tmp_path / "set", 3, rounds=2, format="lerobot")
+    dataset = get_world("shapes").record(tmp_path / "set", 3, rounds=2, format="lerobot")
     mine = DataConfig({"mine": SourceConfig("lerobot", str(dataset))})
     config = changed(run_config, steps=2, tasks={"rounds": 1.0})
     action = dataclasses.replace(config.model.action, keys=KEYS)
@@ -444,15 +449,15 @@ def test_a_run_starts_from_components_of_a_model(
     saved = make_model(seed=1)
     folder = str(saved.save_pretrained(tmp_path / "before", dtype=torch.float32))
     wider = replace_generator(saved.config, width=96)
-    sources = {"all": folder, "generator": None, "condition_adapter": None}
+    sources = {"all": folder, "generator": None, "state": None, "condition_adapter": None}
     model = start.build_model(TrainConfig(model=wider, init_from=sources))
     deferred.load_shards(model)
     state = model.state_dict()
     for name, tensor in saved.state_dict().items():
-        if not name.startswith(("generator.", "condition_adapter.")):
+        if not name.startswith(("generator.", "state.", "condition_adapter.")):
             assert torch.equal(state[name], tensor), name
     assert state["generator.project.weight"].shape == (4, 96)
-    first = "condition_adapter.from_state.weight"
+    first = "state.from_state.project.weight"
     assert not torch.equal(state[first], saved.state_dict()[first])
     with pytest.raises(ModelError, match=r"generator\."):
         start.build_model(TrainConfig(model=wider, init_from={"generator": folder}))
@@ -466,6 +471,7 @@ def replace_generator(config: WorldModelConfig, **changes: Any) -> WorldModelCon
     return dataclasses.replace(config, generator=dataclasses.replace(config.generator, **changes))
 
 
+@pytest.mark.slow
 def test_processes_that_never_start_are_a_sentence(run_config: TrainConfig, tmp_path: Path) -> None:
     """A process of its own, as torchrun starts it: another of the two never comes."""
     (tmp_path / "config.json").write_text(json.dumps(configs.to_dict(run_config)))

@@ -1,6 +1,5 @@
 """A training run inside another program does not change its signal handlers: SIGTERM ends pytest."""
 
-import dataclasses
 import json
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from worldmodel import config as configs
 from worldmodel.models.world_model import WorldModel
 
 TRAINING = """
@@ -42,7 +42,7 @@ def test_next():
 def test_sigterm_during_a_training_run_ends_pytest(
     tmp_path: Path, make_model: Callable[..., WorldModel]
 ) -> None:
-    (tmp_path / "model.json").write_text(json.dumps(dataclasses.asdict(make_model(image_size=64).config)))
+    (tmp_path / "model.json").write_text(json.dumps(configs.to_dict(make_model(image_size=64).config)))
     (tmp_path / "test_it.py").write_text(TRAINING)
     command = [
         sys.executable,

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train.timing import computing
-from worldmodel.train.watchdog import EXIT_CODE_HUNG, StragglerDetector, Watchdog, check_finite, slowdowns
+from worldmodel.train.diagnostics.timing import computing
+from worldmodel.train.diagnostics.watchdog import (
+    EXIT_CODE_HUNG,
+    StragglerDetector,
+    Watchdog,
+    check_finite,
+    slowdowns,
+)
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -23,7 +29,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 def test_the_watchdog_ends_a_process_that_hangs() -> None:
     ended = run(
         "import threading\n"
-        "from worldmodel.train.watchdog import Watchdog\n"
+        "from worldmodel.train.diagnostics.watchdog import Watchdog\n"
         "def wait_for_a_peer_that_never_comes():\n"
         "    threading.Event().wait()\n"
         "with Watchdog(0.5) as watchdog:\n"
@@ -38,7 +44,7 @@ def test_the_watchdog_ends_a_process_that_hangs() -> None:
 def test_the_watchdog_ignores_a_process_that_makes_progress() -> None:
     ended = run(
         "import time\n"
-        "from worldmodel.train.watchdog import Watchdog\n"
+        "from worldmodel.train.diagnostics.watchdog import Watchdog\n"
         "with Watchdog(1.0) as watchdog:\n"
         "    for step in range(8):\n"
         "        time.sleep(0.3)\n"
@@ -55,7 +61,7 @@ def test_the_watchdog_beats_while_parts_of_a_model_run() -> None:
         "import time\n"
         "import torch\n"
         "from torch import nn\n"
-        "from worldmodel.train.watchdog import Watchdog\n"
+        "from worldmodel.train.diagnostics.watchdog import Watchdog\n"
         "model = nn.Sequential(nn.Sequential(nn.Linear(1, 1)))\n"
         "with Watchdog(1.0) as watchdog:\n"
         "    with watchdog.during(model, 'sample images'):\n"

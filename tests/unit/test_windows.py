@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel.actions import Action
 from worldmodel.data.loader import Batch
+from worldmodel.episodes import Episode
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import SampleRng
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.objectives.state import predict_windows
-from worldmodel.types import Action, Episode
 
 WORDS = ("the red ball moves left", "the red ball vanishes", "the blue box turns green")
 ACTIONS = [Action(WORDS[index % len(WORDS)]) for index in range(7)]
@@ -26,13 +27,13 @@ def test_rounds_are_predicted_in_windows(make_model: Callable[..., WorldModel], 
     actions = [ACTIONS, ACTIONS[::-1]]
     together = predict_windows(model, context, actions, None)
     forecast = together.condition.forecast
-    assert forecast is not None and together.states.shape[:2] == (2, 7) and len(forecast) == 14
+    assert forecast is not None and together.hidden.shape[:2] == (2, 7) and len(forecast) == 14
     whole = 7 // size * size
     for first in [*range(0, whole, size), 7 - size]:
         part = slice(first, first + size)
         alone = model(context[:, part], [episode[part] for episode in actions])
         seen = slice(0, size) if first % size == 0 else slice(whole - first, size)  # not predicted before
-        torch.testing.assert_close(together.states[:, part][:, seen], alone.states[:, seen])
+        torch.testing.assert_close(together.hidden[:, part][:, seen], alone.hidden[:, seen])
         assert alone.condition.forecast is not None
         torch.testing.assert_close(
             forecast.unflatten(0, (2, 7))[:, part][:, seen],
@@ -56,7 +57,7 @@ def test_a_self_rollout_continues_as_a_session_does(
         short = replace(batch, episodes=[replace(episode, observations=episode.observations[:3],
                                                  actions=episode.actions[:2])])  # fmt: skip
         first = objective.predict(model, objective.prepare(model, short, rng))  # type: ignore[operator]
-    torch.testing.assert_close(first.states, prediction.states[:, :2])
+    torch.testing.assert_close(first.hidden, prediction.hidden[:, :2])
     session = model.session(num_inference_steps=0)
     session.reset(start[0])
     for index, action in enumerate(ACTIONS):

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from worldmodel.worlds.shapes import STAY, VERBS, Sample, held_out, sample_clip, wordings
-from worldmodel.worlds.shapes.evaluation import paraphrases
-from worldmodel.worlds.shapes.relations import EVALUATED
-from worldmodel.worlds.shapes.source import ShapesSource
+from worldmodel.shapes import STAY, VERBS, Sample, held_out, sample_clip, wordings
+from worldmodel.shapes.evaluation import paraphrases
+from worldmodel.shapes.relations import EVALUATED
+from worldmodel.shapes.source import ShapesSource
 
 FILE = wordings._file()
 FUNCTION_WORDS = set(

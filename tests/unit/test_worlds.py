@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from worldmodel.actions import Action
 from worldmodel.config import DataConfig, SourceConfig, TrainConfig, WorldModelConfig
 from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError, InputError
@@ -16,11 +17,11 @@ from worldmodel.eval.drift import rollouts
 from worldmodel.eval.examples import Album
 from worldmodel.eval.goals import Goal
 from worldmodel.eval.judge import Case, Verdict
+from worldmodel.eval.published import run_of
 from worldmodel.eval.report import write_report
-from worldmodel.eval.suite import CardText, EvalSettings, Part, evaluate, suite_of
+from worldmodel.eval.suite import CardText, EvalSettings, Part, evaluate
 from worldmodel.train.tokenizer import documents
-from worldmodel.types import Action
-from worldmodel.worlds import World, get_world, register_world, world_names
+from worldmodel.worlds import World, get_world, register_world, suite_of, world_names
 from worldmodel.worlds import registry as worlds
 
 HEIGHT, WIDTH, FRAMES = 8, 12, 2
@@ -65,7 +66,7 @@ class DotSuite:
             Part(
                 "action_following/all",
                 count,
-                lambda s: action_following(s, cases, judge, 0, "all", album),
+                lambda s: action_following(s, cases, judge, 0, "All columns", album),
             ),
             Part("rollouts", count, lambda s: rollouts(s, rollout, judge, count, rounds, 0, album)),
         ]
@@ -124,8 +125,8 @@ def test_a_registered_world_is_evaluated(speed: int, share: int, tmp_path: Path)
     following = results["figures"]["action_following"]["all"]
     assert following["strict"]["value"] == following["by_verb"]["step"]["strict"]["value"] == share
     assert [rate["value"] for rate in results["figures"]["rollouts"]["strict"]] == [share] * 3
-    assert "All columns" in write_report(results, tmp_path / "report", suite).read_text()
-    assert "Only dots." in model_card(results, "mine", suite)
+    assert "Examples: All columns" in write_report(results, tmp_path / "report").read_text()
+    assert "Only dots." in model_card([run_of(results)], "mine", suite.card)
 
 
 def test_the_suite_is_that_of_the_models_world() -> None:

@@ -45,7 +45,8 @@ class Checkpoints:
     """
 
     def __init__(self, run: Path, keep: int = 2) -> None:
-        self.root, self.keep = run / "checkpoints", keep
+        self.root = run / "checkpoints"
+        self.keep = keep
         self.group: dist.ProcessGroup | None = None
         if dist.is_initialized():
             # A separate group, because two threads must not share one.
@@ -75,7 +76,7 @@ class Checkpoints:
             state: Names and full shapes are the same on all processes. DTensors are written in shards;
                 replicated data is written by one process.
             progress: JSON that `load` returns.
-            lasting: Whether to keep this checkpoint forever, as that of the end of a stage.
+            lasting: Whether to keep this checkpoint permanently, as at the end of a stage.
             origin: Where the weights are that `state` lacks.
 
         Returns:
@@ -100,7 +101,8 @@ class Checkpoints:
 
     def wait_until_staged(self) -> None:
         """Wait until the tensors of the newest `save` are copied and may change."""
-        staged, self.staged = self.staged, None
+        staged = self.staged
+        self.staged = None
         if staged:
             staged.result()
 
@@ -110,7 +112,8 @@ class Checkpoints:
         Raises:
             OutputError: it could not be written.
         """
-        pending, self.pending = self.pending, None
+        pending = self.pending
+        self.pending = None
         if pending:
             pending.result()
 
@@ -201,12 +204,12 @@ def module_state(module: nn.Module, owner: str = "model") -> State:
 def optimizer_state(optimizers: Mapping[str, torch.optim.Optimizer], module: nn.Module) -> State:
     """Return the state of optimizers by name: `optimizer.OPTIMIZER.PARAMETER.KEY`."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    return {
-        f"optimizer.{kind}.{names[id(parameter)]}.{key}": value
-        for kind, optimizer in optimizers.items()
-        for parameter, slots in optimizer.state.items()
-        for key, value in slots.items()
-    }
+    state: State = {}
+    for kind, optimizer in optimizers.items():
+        for parameter, slots in optimizer.state.items():
+            for key, value in slots.items():
+                state[f"optimizer.{kind}.{names[id(parameter)]}.{key}"] = value
+    return state
 
 
 def load_optimizer_state(

@@ -18,8 +18,9 @@ from worldmodel import config as configs
 from worldmodel.config import TrainConfig, TrainedConfig
 from worldmodel.errors import ModelError, OutputError
 from worldmodel.models import lora
-from worldmodel.models.loading import deferred, model_folder, reference
-from worldmodel.models.loading.reference import Reference
+from worldmodel.models.backbone import reference
+from worldmodel.models.backbone.reference import Reference
+from worldmodel.models.loading import deferred, model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import start
@@ -62,7 +63,7 @@ def export(checkpoint: Path, folder: Path, rank: int | None = None, average_with
 
 @torch.no_grad()
 def average(model: WorldModel, other: WorldModel) -> None:
-    """Replace the weights of a model by the mean of them and those of another model.
+    """Replace the weights of a model by their mean with the weights of another model.
 
     A fine-tuned model keeps more of what it was able to do before if it is averaged with itself before that.
     Source: WiSE-FT (Wortsman et al. 2021, arXiv:2109.01903), eq. 1 with alpha 0.5.
@@ -70,12 +71,14 @@ def average(model: WorldModel, other: WorldModel) -> None:
     Raises:
         ModelError: they have other weights or sizes, or other base models.
     """
-    ours, theirs = dict(model.named_parameters()), dict(other.named_parameters())
+    ours = dict(model.named_parameters())
+    theirs = dict(other.named_parameters())
     if {name: weight.shape for name, weight in ours.items()} != {
         name: weight.shape for name, weight in theirs.items()
     }:
         raise ModelError("The model to average with has other weights or sizes; use one of the same config.")
-    first, second = model.backbone.reference, other.backbone.reference
+    first = model.backbone.reference
+    second = other.backbone.reference
     if first != second:  # factors are not compared
         raise ModelError("The model to average with has another base model; use one with the same.")
     for name, weight in ours.items():
@@ -94,13 +97,15 @@ def export_adapters(checkpoint: Path, folder: Path) -> Path:
         OutputError: the folder cannot be written.
     """
     verify(checkpoint)
-    config, train = run_config(checkpoint), train_settings(checkpoint)
+    config = run_config(checkpoint)
+    train = train_settings(checkpoint)
     if not any(settings.lora_rank for settings in train.values()):
         raise ModelError(f"{checkpoint} has no LoRA weights; export it without --adapters.")
     model = start.build_model(with_stored(config, run_folder(checkpoint)))
     lora.add(model, train)
     deferred.materialize(model, torch.device("cpu"))
-    weights, tensors = module_state(model), Manifest.read(checkpoint).tensors
+    weights = module_state(model)
+    tensors = Manifest.read(checkpoint).tensors
     load(checkpoint, {name: tensor for name, tensor in weights.items() if name in tensors})
     averaged = [name for name in tensors if name.startswith("ema.")]
     load(checkpoint, {name: weights[name.replace("ema.", "model.", 1)] for name in averaged})
@@ -188,7 +193,7 @@ def load_weights(model: WorldModel, checkpoint: Path, known: Collection[str] = (
     """Load the weights of a checkpoint, with averages in place of weights and LoRA weights merged.
 
     Each process reads its own shards. LoRA weights of the model itself are not changed. A checkpoint holds
-    what its stage trains, so those of the stages before it are loaded first.
+    what its stage trains, so checkpoints of earlier stages are loaded first.
 
     Args:
         model: The model, with the weights that its run started from.
@@ -214,7 +219,8 @@ def load_weights(model: WorldModel, checkpoint: Path, known: Collection[str] = (
 
 def _load_stage(model: WorldModel, checkpoint: Path) -> lora.Factors:
     """Load the weights that one checkpoint holds; nothing is changed if one of them does not fit."""
-    tensors, train = Manifest.read(checkpoint).tensors, train_settings(checkpoint)
+    tensors = Manifest.read(checkpoint).tensors
+    train = train_settings(checkpoint)
     held = {deferred.base_name(name): x for name, x in module_state(model).items() if ".lora_" not in name}
     state: State = {}
     for name, (dtype, shape) in tensors.items():

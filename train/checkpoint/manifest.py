@@ -14,7 +14,7 @@ from typing import Any
 
 from worldmodel.errors import ModelError
 
-FORMAT = 3
+FORMAT = 1
 NAME = "manifest.json"
 THREADS = 8
 
@@ -52,7 +52,7 @@ class Manifest:
     progress: dict[str, Any]
     """The progress of the run, as the trainer stores it."""
     lasting: bool
-    """Whether the checkpoint is never removed, as that of the end of a stage."""
+    """Whether the checkpoint is never removed, as at the end of a stage."""
     tensors: dict[str, tuple[str, list[int]]]
     """Dtype and full shape of every tensor, by name."""
     files: list[File]
@@ -106,7 +106,7 @@ def chain(folder: Path) -> list[Path]:
 
 
 def digest_of(folder: Path) -> str:
-    """Return the digest of a checkpoint, which is that of its manifest.
+    """Return the digest of a checkpoint: its manifest's.
 
     Raises:
         ModelError: it has none, or its manifest is damaged.

@@ -35,9 +35,13 @@ class Writer(HuggingFaceStorageWriter):
     def __init__(
         self, root: Path, name: str, progress: dict[str, Any], lasting: bool, keep: int, origin: Origin
     ) -> None:
-        self.root, self.folder = root, root / ".writing"
+        self.root = root
+        self.folder = root / ".writing"
         super().__init__(str(self.folder), save_distributed=True)
-        self.name, self.progress, self.lasting, self.keep = name, progress, lasting, keep
+        self.name = name
+        self.progress = progress
+        self.lasting = lasting
+        self.keep = keep
         self.origin = origin
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:

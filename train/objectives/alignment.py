@@ -1,10 +1,9 @@
-"""Vision alignment: the feature of a latent cell tells the words for it or, without labels, its latents."""
+"""Vision alignment: the feature of a latent cell tells the words for it."""
 
 from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -26,9 +25,6 @@ class AlignmentObjective(Objective):
     classification. Embeddings of a kind are centred first: they are nearly parallel, and the logits of tied
     embeddings depend on their differences.
 
-    Without such a world there are no labels: a linear head reads the latents of its cell from a feature. Only
-    a stage of its own does that; state alignment then does without (`within_state`).
-
     With a pretrained backbone a feature also becomes parallel to the embedding of one of its words, of the
     first kind that holds (for an object its colour). Such a model has attention heads that match equal words:
     it finds the cells that a sentence names before it was trained on any (docs/concepts/state-alignment.md).
@@ -37,7 +33,7 @@ class AlignmentObjective(Objective):
     weights: Mapping[str, float] = {}
     tasks = ("rounds", "describe", "ask", "inverse")
 
-    def __init__(self, model: WorldModel, within_state: bool = False) -> None:
+    def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
         self.scale = nn.Parameter(torch.full((1,), 8.0))
         kinds = get_world(model.config.world).label_words() if model.config.world else {}
@@ -46,9 +42,7 @@ class AlignmentObjective(Objective):
         }
         self.token_ids: dict[str, Tensor] = {}
         self.near_words = bool(model.config.backbone.pretrained)
-        self.weights = self.kind_weights(1.0) if self.words else {"latents": 1.0}
-        if not self.words and not within_state:
-            self.latents = nn.Linear(model.backbone.width, model.config.codec.latent_channels)
+        self.weights = self.kind_weights(1.0) if self.words else {}
 
     def kind_weights(self, total: float) -> dict[str, float]:
         """Divide a weight equally among the kinds."""
@@ -61,9 +55,12 @@ class AlignmentObjective(Objective):
                 "The objective alignment needs a vision adapter that reads latents; leave out "
                 "vision.encoder, or the stage."
             )
-        latents = encode_first_frames(model, batch)
-        cells: Counts = {"latents": float(len(latents) * model.config.codec.cells)}
-        return StageBatch(batch, rng, self.counts(model, batch) if self.words else cells, latents)
+        if not self.words:
+            raise ConfigError(
+                "The objective alignment needs the labels of a world; set model.world to one that has them, "
+                "such as shapes, or leave out the stage."
+            )
+        return StageBatch(batch, rng, self.counts(model, batch), encode_first_frames(model, batch))
 
     def counts(self, model: WorldModel, batch: Batch) -> Counts:
         """Count the labelled cells of every kind."""
@@ -97,12 +94,7 @@ class AlignmentObjective(Objective):
         return torch.where(truth.any(dim=-1), truth.argmax(dim=-1), -1)
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
-        if self.words:
-            return self.alignment(model, inputs.content, inputs.batch)
-        cells = model.encode_observation(Observation(inputs.content)).cells
-        assert cells is not None, "only the latents' own adapter makes cells"
-        truth = rearrange(upcast(inputs.content), "b 1 c h w -> b (h w) c")
-        return {"latents": (self.latents(upcast(cells[:, 0])) - truth).pow(2).mean(dim=-1).sum()}
+        return self.alignment(model, inputs.content, inputs.batch)
 
     def alignment(self, model: WorldModel, latents: Float[Tensor, "b 1 c h w"], batch: Batch) -> Losses:
         """Score the features of first frames against the words that hold there."""

@@ -15,15 +15,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from worldmodel.actions import Action
 from worldmodel.batch import to_device
-from worldmodel.config import StageConfig
 from worldmodel.data.loader import Batch
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action
 
 TASKS = ("rounds", "imagine", "describe", "ask", "inverse", "document")
 """All tasks that sources offer (`StageConfig.tasks`)."""
+
+LEAST_CELLS = 8
+"""Fewer changed cells of a round count as so many, or noise in a single cell would weigh as an event."""
 
 Losses = dict[str, Tensor]
 """Losses by name, summed over the rows of a microbatch."""
@@ -48,7 +50,8 @@ class SampleRng:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.device, self.dtype = torch.device(device), dtype
+        self.device = torch.device(device)
+        self.dtype = dtype
         states = [np.random.SeedSequence(tuple(key)).generate_state(1, np.uint64)[0] for key in keys]
         self.streams = [torch.Generator().manual_seed(int(state >> 1)) for state in states]
 
@@ -107,11 +110,24 @@ class Rounds:
         changed = (self.changed & self.cells).sum()
         return {"changed": changed, "unchanged": self.cells.sum() - changed}
 
-    def errors(self, forecast: Float[Tensor, "b r t c h w"]) -> Losses:
+    def errors(self, forecast: Float[Tensor, "b r t c h w"], target: Float[Tensor, "b r t c h w"]) -> Losses:
         """Sum squared errors over changed and over unchanged cells, averaged over channels."""
-        error = (forecast - self.target).pow(2).mean(dim=3)
-        changed, unchanged = self.changed & self.cells, ~self.changed & self.cells
+        error = (forecast - target).pow(2).mean(dim=3)
+        changed = self.changed & self.cells
+        unchanged = ~self.changed & self.cells
         return {"changed": (error * changed).sum(), "unchanged": (error * unchanged).sum()}
+
+    def mean_changed(
+        self, forecast: Float[Tensor, "b r t c h w"], target: Float[Tensor, "b r t c h w"]
+    ) -> Tensor:
+        """Sum over rounds the mean squared error of their changed cells.
+
+        So an event that changes few cells counts as much as one that changes many: a code would otherwise
+        leave the former out.
+        """
+        error = (forecast - target).pow(2).mean(dim=3)
+        changed = (self.changed & self.cells).flatten(2)
+        return ((error.flatten(2) * changed).sum(dim=2) / changed.sum(dim=2).clamp(min=LEAST_CELLS)).sum()
 
 
 @dataclass(frozen=True)
@@ -126,7 +142,8 @@ class TextPrompt:
 class Objective(nn.Module, ABC):
     """A loss, with heads that are trained with the model but not exported.
 
-    The total loss is the sum of `weights[name] * sum / count`; losses without a weight are only reported.
+    The total loss is the sum of `weights[name] * sum / count`; losses without a weight are only reported. An
+    objective is built with the model and the stage's `objective_args`.
     """
 
     weights: Mapping[str, float]
@@ -137,11 +154,6 @@ class Objective(nn.Module, ABC):
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__()
-
-    @classmethod
-    def of(cls, model: WorldModel, stage: StageConfig) -> "Objective":
-        """Build the objective with the settings of a stage."""
-        return cls(model)
 
     @abstractmethod
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
@@ -195,5 +207,6 @@ def label(batch: Batch, name: str, shape: Sequence[int]) -> tuple[Tensor, Tensor
     for row, episode in enumerate(batch.episodes):
         found = (episode.labels or {}).get(name)
         if found is not None and found.shape == tuple(shape):
-            values[row], known[row] = torch.from_numpy(found), True
+            values[row] = torch.from_numpy(found)
+            known[row] = True
     return values, known

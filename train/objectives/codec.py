@@ -42,7 +42,8 @@ class CodecObjective(Objective):
         return StageBatch(batch, rng, {"pixel": rows, "kl": rows}, frames)
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
-        frames, codec = inputs.content, self.codec(model)
+        frames = inputs.content
+        codec = self.codec(model)
         mean, log_variance = codec.posterior(frames)
         noise = inputs.rng.normal(2, *mean.shape[1:]).flatten(0, 1)
         decoded = codec.reconstruct(mean + (0.5 * log_variance).exp() * noise.to(mean))

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from worldmodel.actions import Action
 from worldmodel.data.loader import Batch
 from worldmodel.diffusion import swin
 from worldmodel.diffusion.sampler import Chunk
@@ -13,11 +14,11 @@ from worldmodel.diffusion.schedule import training_sigmas
 from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import Prediction, choose
 from worldmodel.models.generator.base import LossOutput
+from worldmodel.models.state import State
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import Losses, Rounds, SampleRng, StageBatch
 from worldmodel.train.objectives.codec import reconstruction_error
 from worldmodel.train.objectives.state import StateObjective
-from worldmodel.types import Action
 
 
 class GeneratorObjective(StateObjective):
@@ -53,8 +54,9 @@ class GeneratorObjective(StateObjective):
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
         if not isinstance(inputs.content, Rounds):
             return super().forward(model, inputs)
-        prediction = self.predict(model, inputs)
-        losses = self.state_losses(model, inputs, prediction)
+        codes, log_posterior = self.codes(model, inputs)
+        prediction = self.predict(model, inputs, codes)
+        losses = self.state_losses(model, inputs, prediction, log_posterior)
         output = self.flow_loss(model, inputs, prediction)
         return losses | self.generator_losses(model, inputs.content, output, inputs.rng)
 
@@ -71,9 +73,12 @@ class GeneratorObjective(StateObjective):
 
     def flow_loss(self, model: WorldModel, inputs: StageBatch, prediction: Prediction) -> LossOutput:
         """Compute the generator's loss for all rounds, each at random noise levels or in windows of two."""
-        rounds, rng, generator = inputs.content, inputs.rng, model.config.generator
+        rounds = inputs.content
+        rng = inputs.rng
+        generator = model.config.generator
         assert generator is not None, "checked at the start"
-        target, context = rounds.target.flatten(0, 1), prediction.context.flatten(0, 1)
+        target = rounds.target.flatten(0, 1)
+        context = prediction.context.flatten(0, 1)
         _, num_rounds, frames = rounds.target.shape[:3]
         keep = rng.uniform(num_rounds) >= generator.condition_dropout
         continues_previous = None
@@ -86,7 +91,8 @@ class GeneratorObjective(StateObjective):
             if inputs.batch.task == "rounds" and not inputs.batch.self_rollout:
                 context = rounds.context.flatten(0, 1)  # gets the sampler's own noise only
         else:
-            normal, uniform = rng.normal(num_rounds, frames), rng.uniform(num_rounds, 2)
+            normal = rng.normal(num_rounds, frames)
+            uniform = rng.uniform(num_rounds, 2)
             # The one step that corrects a forecast begins at pure noise; many steps need all noise levels.
             pure, independent = (0.4, 0.25) if self.residual else (0.0, 0.0)
             sigma = training_sigmas(normal.flatten(0, 1), uniform.flatten(0, 1), independent, pure)
@@ -113,10 +119,11 @@ class JointObjective(GeneratorObjective):
     """Training of all parts together; self-rollouts continue from the generator's output."""
 
     def next_latents(
-        self, model: WorldModel, states: Tensor, context: Tensor, actions: list[Action], rng: SampleRng
+        self, model: WorldModel, state: State, context: Tensor, actions: list[Action], rng: SampleRng
     ) -> Float[Tensor, "b t c h w"]:
-        condition = model.condition(states, context, actions)
-        noise, context = rng.normal(*model.config.latent_shape), sampler_context(model, context, rng)
+        condition = model.condition(state, context, actions)
+        noise = rng.normal(*model.config.latent_shape)
+        context = sampler_context(model, context, rng)
         solver = model.generator.solver(1 if self.residual else model.config.num_inference_steps)
         return model.denoise([Chunk(noise, solver, (condition,), context)])[0]
 

@@ -22,7 +22,7 @@ class PromptObjective(StateObjective):
     Open-Pandora compares softmaxed features by KL divergence (`PromptDivergenceObjective`).
     """
 
-    weights: Mapping[str, float] = {"prompt": 1.0, "nll": 0.5}
+    weights: Mapping[str, float] = {**StateObjective.weights, "prompt": 1.0}
 
     def check(self, model: WorldModel) -> None:
         """Add the generator's text encoder to the model.
@@ -50,12 +50,15 @@ class PromptObjective(StateObjective):
         texts = [action.text or "" for episode in inputs.batch.episodes for action in episode.actions]
         with torch.no_grad():
             truth = model.generator.encode_distinct(texts)
-        tokens = self.predict(model, inputs).condition.tokens
+        codes, log_posterior = self.codes(model, inputs)
+        prediction = self.predict(model, inputs, codes)
+        tokens = prediction.condition.tokens
         assert truth is not None and tokens is not None, "checked at the start"
         truth = upcast(truth[:, : tokens.shape[1]])
         predicted = upcast(tokens[:, : truth.shape[1]])
         error = self.distance(predicted, truth)
-        return {"prompt": (error * inputs.content.scored.flatten()).sum()}
+        losses = self.state_losses(model, inputs, prediction, log_posterior)
+        return losses | {"prompt": (error * inputs.content.scored.flatten()).sum()}
 
     def distance(
         self, predicted: Float[Tensor, "b n d"], truth: Float[Tensor, "b n d"]

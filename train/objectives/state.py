@@ -1,5 +1,6 @@
 """State alignment: the predicted states regress the latents of the next observation."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -7,13 +8,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from worldmodel.batch import map_tensors, to_device
+from worldmodel.actions import Action
+from worldmodel.batch import map_tensors, take, to_device
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models import text
-from worldmodel.models.conditioning import Prediction
+from worldmodel.models.code import divergence, straight_through
+from worldmodel.models.conditioning import Codes, Prediction
 from worldmodel.models.layers.norm import upcast
 from worldmodel.models.outcome import OutcomeHead
+from worldmodel.models.state import State
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.episodes import encode_observations, encode_rounds
@@ -31,16 +35,16 @@ from worldmodel.train.objectives.base import (
     label,
 )
 from worldmodel.train.objectives.language import LanguageObjective, text_loss
-from worldmodel.types import Action
 
 
 class StateObjective(Objective):
     """State alignment, mixed with text tasks that keep the backbone's language ability.
 
-    The states regress the next observation's latents without running the generator. Linear probes locate the
-    objects that the action names, and tell the words for what is new on a cell: a squared error hardly
-    distinguishes two shapes of one colour and size, and is content with their mean. Vision alignment
-    continues. Tasks without actions are scored by the log-likelihood of their answers.
+    The states regress the next observation's latents without running the generator. Where the data are of a
+    simulator that gives labels of cells, linear probes also locate the objects that the action names and tell
+    the words for what is new on a cell (a squared error hardly distinguishes two shapes of one colour and
+    size, and is content with their mean), and vision alignment continues. Recordings have no such labels.
+    Tasks without actions are scored by the log-likelihood of their answers.
     """
 
     context_noise = 0.15
@@ -51,15 +55,33 @@ class StateObjective(Objective):
         "named": 0.2,
         "reward": 0.2,
         "end": 0.2,
+        "prior": 0.1,
+        "rate": 0.01,
     }
 
-    def __init__(self, model: WorldModel) -> None:
+    def __init__(self, model: WorldModel, free_nats: float = 0.0, label_steps: int = 0) -> None:
+        """Make the heads that are trained with the model.
+
+        Args:
+            model: The model.
+            free_nats: Nats per round that a code may use without a loss; more than 0 at first keeps events
+                that change few cells from being left out of it.
+            label_steps: Steps in which the losses of the simulator's labels decrease to zero, linearly; 0
+                keeps them.
+        """
         super().__init__(model)
+        if not 0 <= free_nats < math.inf:
+            raise ConfigError(f"A stage has free_nats {free_nats}; use 0 or more.")
+        if label_steps < 0:
+            raise ConfigError(f"A stage has label_steps {label_steps}; use 0 or more.")
+        self.free_nats, self.label_steps = free_nats, label_steps
+        self.forecasts = model.config.has_state
+        # Labels are of cells, and so are queries, unless there are any number of them (`queries`).
+        self.placed = self.forecasts and (model.config.vision.sees_latents or not model.config.queries)
         adapter = model.config.condition_adapter
-        self.forecasts = not model.config.least_inference_steps
-        self.residual = self.forecasts and adapter.forecast == "residual"
+        self.residual = adapter.kind == "grid" and adapter.forecast == "residual"
         self.named = nn.Linear(model.backbone.width, 1)
-        self.alignment = AlignmentObjective(model, within_state=True)
+        self.alignment = AlignmentObjective(model)
         words = self.alignment.words
         self.next_words = nn.ModuleDict(
             {kind: nn.Linear(model.backbone.width, len(words[kind])) for kind in words}
@@ -73,12 +95,12 @@ class StateObjective(Objective):
         """Check that the model can be trained by this objective.
 
         Raises:
-            ConfigError: its condition adapter does not forecast latents.
+            ConfigError: it has no state.
         """
         if not self.forecasts:
             raise ConfigError(
-                "The objective state needs condition_adapter.kind grid, "
-                f"not {model.config.condition_adapter.kind}; use the objective prompt, generator or joint."
+                "The objective state trains the state head, and this model has none; leave model.state out "
+                "of the config, or use the objective prompt, generator or joint."
             )
 
     def prepare(self, model: WorldModel, batch: Batch, rng: SampleRng) -> StageBatch:
@@ -89,10 +111,13 @@ class StateObjective(Objective):
         batch = drop_actions(batch, rng, model.config.action.dropout)
         rounds = encode_rounds(model, batch)
         counts: Counts = rounds.counts() if self.forecasts else {}
-        if model.outcome is not None:
+        if model.config.has_code:
+            number = rounds.scored.double().sum()
+            counts |= {"changed": number, "prior": number, "rate": number, "nats": number}
+        if model.config.outcomes:
             known = sum(len(episode.outcomes) for episode in batch.episodes)
             counts |= {"reward": float(known), "end": float(known)}
-        if self.forecasts and batch.task == "rounds":
+        if self.placed and batch.task == "rounds":
             truth, known = named_cells(model, batch)
             counts["named"] = float(truth[known].numel())
             for kind, words in self.new_words(model, batch).items():
@@ -120,7 +145,9 @@ class StateObjective(Objective):
             return self.language(model, inputs)
         if isinstance(inputs.content, TextPrompt):
             return self.text_losses(model, inputs.content, inputs.rng)
-        return self.state_losses(model, inputs, self.predict(model, inputs))
+        codes, log_posterior = self.codes(model, inputs)
+        prediction = self.predict(model, inputs, codes)
+        return self.state_losses(model, inputs, prediction, log_posterior)
 
     def text_losses(self, model: WorldModel, prompt: TextPrompt, rng: SampleRng) -> Losses:
         """Score the answers to prompts about noisy observations."""
@@ -137,17 +164,31 @@ class StateObjective(Objective):
         rows = text.sequences(model, observations, prompt.prompts, prompt.answers)
         return {"nll": text_loss(model, [row for row, _ in rows], [labels for _, labels in rows])}
 
-    def predict(self, model: WorldModel, inputs: StageBatch) -> Prediction:
-        """Predict every round from what it observes.
+    def codes(self, model: WorldModel, inputs: StageBatch) -> tuple[Codes | None, Tensor | None]:
+        """Draw the code of every round from the posterior; also return its log-probabilities.
+
+        The posterior sees the true observations and no hidden states, so the codes of all rounds are known
+        before the one pass of the backbone that reads them.
+        """
+        if model.state is None or model.state.code is None:
+            return None, None
+        context, target = inputs.content.context, inputs.content.target
+        log_posterior = model.state.posterior(context.flatten(0, 1), target.flatten(0, 1))
+        draws = inputs.rng.uniform(target.shape[1], model.state.code.length).flatten(0, 1)
+        code = straight_through(log_posterior, draws)
+        return Codes(code.unflatten(0, target.shape[:2])), log_posterior
+
+    def predict(self, model: WorldModel, inputs: StageBatch, codes: Codes | None = None) -> Prediction:
+        """Predict every round from what it observes; without codes, the future that is most likely.
 
         Like a session, a round sees no more than `context_rounds` rounds, however long its episode is.
         """
-        context, frames = self.observed(model, inputs)
+        context, frames = self.observed(model, inputs, codes)
         actions = [list(episode.actions) for episode in inputs.batch.episodes]
-        return predict_windows(model, context, actions, frames)
+        return predict_windows(model, context, actions, frames, codes)
 
     def observed(
-        self, model: WorldModel, inputs: StageBatch
+        self, model: WorldModel, inputs: StageBatch, codes: Codes | None = None
     ) -> tuple[Float[Tensor, "b r s c h w"], Tensor | None]:
         """Return context and frames of every round: noisy true ones (teacher forcing), or a self-rollout's.
 
@@ -155,7 +196,8 @@ class StateObjective(Objective):
         prediction of the round before, while targets stay true, so the model learns to correct its drift.
         What follows an observed round sees what was observed.
         """
-        rounds, rng = inputs.content, inputs.rng
+        rounds = inputs.content
+        rng = inputs.rng
         if inputs.batch.task == "imagine":
             return model.blank_observation(len(inputs.batch.episodes)).latents[:, None], rounds.frames
         shape = rounds.context.shape
@@ -167,7 +209,7 @@ class StateObjective(Objective):
         ).view(shape)
         if inputs.batch.self_rollout:
             actions = [list(episode.actions) for episode in inputs.batch.episodes]
-            return self.self_rollout(model, context, rounds.frames, actions, rng, rounds.scored)
+            return self.self_rollout(model, context, rounds.frames, actions, rng, rounds.scored, codes)
         return context, rounds.frames
 
     @torch.no_grad()
@@ -179,16 +221,22 @@ class StateObjective(Objective):
         actions: list[list[Action]],
         rng: SampleRng,
         scored: Bool[Tensor, "b r"],
+        codes: Codes | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return context and frames whose rounds after the first are predicted by the model."""
-        predicted, pixels = context[:, :1], frames if frames is None else frames[:, :1]
+        """Return context and frames whose rounds after the first are predicted by the model.
+
+        Codes are those of what really happened, or targets would be of another future.
+        """
+        predicted = context[:, :1]
+        pixels = frames if frames is None else frames[:, :1]
         (most,) = model.agreement.most(context.shape[1])
         for index in range(1, context.shape[1]):
             # The first round of its window, the oldest that `predict_windows` shows to the round before.
             first = (index - 1) // model.config.context_rounds * model.config.context_rounds
             past = [episode[first:index] for episode in actions]
             seen_before = pixels if pixels is None else pixels[:, first:]
-            following, seen = self.next_round(model, predicted[:, first:], seen_before, past, rng)
+            known = codes and codes.rounds(first, index)
+            following, seen = self.next_round(model, predicted[:, first:], seen_before, past, rng, known)
             played = scored[:, index - 1, None, None, None, None]
             following = following.where(played, context[:, index])
             predicted = torch.cat([predicted, following[:, None]], dim=1)
@@ -197,9 +245,9 @@ class StateObjective(Objective):
                 pixels = torch.cat([pixels, seen[:, None]], dim=1)
         for _ in range(context.shape[1], most):  # other processes have more rounds
             first = None if frames is None else frames[:1, :1]
-            self.next_round(
-                model, context[:1, :1], first, [actions[0][:1]], SampleRng([(0,)], rng.device, rng.dtype)
-            )
+            known = codes and Codes(codes.code[:1, :1])
+            other = SampleRng([(0,)], rng.device, rng.dtype)
+            self.next_round(model, context[:1, :1], first, [actions[0][:1]], other, known)
         return predicted, pixels
 
     def next_round(
@@ -209,37 +257,53 @@ class StateObjective(Objective):
         pixels: Tensor | None,
         actions: list[list[Action]],
         rng: SampleRng,
+        codes: Codes | None,
     ) -> tuple[Float[Tensor, "b s c h w"], Tensor | None]:
         """Return context and frames of the round after those that are `predicted`."""
-        last = predicted[:, -1]
-        states = model(predicted, actions, pixels).states[:, -1]
-        latents = self.next_latents(model, states, last, [episode[-1] for episode in actions], rng)
+        last, rounds = predicted[:, -1], predicted.shape[1]
+        newest = to_device(torch.arange(rounds - 1, len(predicted) * rounds, rounds), model.device)
+        state = take(model(predicted, actions, pixels, codes).state, newest)
+        latents = self.next_latents(model, state, last, [episode[-1] for episode in actions], rng)
         clip = model.decode(latents, last) if model.codec.causal or pixels is not None else None
         following = model.codec.context(latents, clip, model.config.context_latents)
         return following, None if clip is None else model.vision.select_frames(clip)
 
     def next_latents(
-        self, model: WorldModel, states: Tensor, context: Tensor, actions: list[Action], rng: SampleRng
+        self, model: WorldModel, state: State, context: Tensor, actions: list[Action], rng: SampleRng
     ) -> Float[Tensor, "b t c h w"]:
         """Return the latents with which a self-rollout continues."""
-        forecast = model.condition(states, context, actions).forecast
-        assert forecast is not None, "state alignment needs a condition adapter that forecasts"
-        return forecast
+        assert state.forecast is not None, "checked at the start"
+        return state.forecast
 
-    def state_losses(self, model: WorldModel, inputs: StageBatch, prediction: Prediction) -> Losses:
-        """Compare the forecast with the target, and the probe with the named objects."""
-        rounds, batch, forecast = inputs.content, inputs.batch, prediction.condition.forecast
-        if forecast is None:
+    def state_losses(
+        self,
+        model: WorldModel,
+        inputs: StageBatch,
+        prediction: Prediction,
+        log_posterior: Float[Tensor, "b v k"] | None,
+    ) -> Losses:
+        """Compare the forecast with the target, the code's distributions, and probes with labels."""
+        rounds = inputs.content
+        batch = inputs.batch
+        forecast = prediction.state.forecast
+        if forecast is None or model.state is None:
             return {}
-        losses = rounds.errors(forecast.view_as(rounds.target))
-        if model.outcome is not None:
-            losses |= outcome_losses(model.outcome, prediction.states, batch)
-        if batch.task == "rounds":
+        target = model.state.target(rounds.target.flatten(0, 1)).view_as(rounds.target)
+        forecast = forecast.view_as(target)
+        losses = rounds.errors(forecast, target)
+        if log_posterior is not None:
+            losses["changed"] = rounds.mean_changed(forecast, target)
+            losses |= self.code_losses(prediction.state, log_posterior, rounds)
+        if model.state.outcome is not None:
+            losses |= outcome_losses(model.state.outcome, prediction.hidden, batch)
+        weight = self.label_weight(batch.step)
+        if self.placed and batch.task == "rounds" and weight:
+            labels: Losses = {}
             truth, known = named_cells(model, batch)
             rows = to_device(known.nonzero().flatten(), model.device)
-            logits = upcast(self.named(prediction.states[rows, 0])).squeeze(-1)
+            logits = upcast(self.named(prediction.hidden[rows, 0])).squeeze(-1)
             truth = to_device(truth[known].flatten(1), model.device).to(logits)
-            losses["named"] = F.binary_cross_entropy_with_logits(
+            labels["named"] = F.binary_cross_entropy_with_logits(
                 logits,
                 truth,
                 pos_weight=torch.full((), 3.0, dtype=logits.dtype, device=logits.device),
@@ -248,11 +312,34 @@ class StateObjective(Objective):
             for kind, truth in self.new_words(model, batch).items():
                 known = truth.any(dim=-1)
                 rows, queries = to_device(known.nonzero(), model.device).unbind(dim=1)
-                logits = self.next_words[kind](prediction.states[rows, 0, queries])
-                losses[f"next_{kind}"] = word_loss(upcast(logits), to_device(truth[known], model.device))
+                logits = self.next_words[kind](prediction.hidden[rows, 0, queries])
+                labels[f"next_{kind}"] = word_loss(upcast(logits), to_device(truth[known], model.device))
             if model.config.vision.sees_latents:
-                losses |= self.alignment.alignment(model, rounds.context[:, 0], batch)
+                labels |= self.alignment.alignment(model, rounds.context[:, 0, -1:], batch)
+            # Shares of right answers, which have no weight, are only reported.
+            losses |= {name: weight * x if name in self.weights else x for name, x in labels.items()}
         return losses
+
+    def label_weight(self, step: int) -> float:
+        """Return the factor on the losses of the simulator's labels in a step of the stage."""
+        return 1.0 if not self.label_steps else max(0.0, 1 - step / self.label_steps)
+
+    def code_losses(self, state: State, log_posterior: Float[Tensor, "b v k"], rounds: Rounds) -> Losses:
+        """Let the prior learn the posterior, and the posterior keep to what the prior can foresee.
+
+        Both are the same divergence with the gradient of one side, since the prior has to learn faster than
+        the posterior gives in (Hafner et al. 2021, arXiv:2010.02193, "KL balancing"). Free nats are the
+        posterior's alone: the prior always learns.
+        """
+        assert state.log_prior is not None, "the code was drawn from the posterior"
+        scored = rounds.scored.flatten()
+        prior = divergence(log_posterior.detach(), state.log_prior)
+        rate = divergence(log_posterior, state.log_prior.detach()).clamp(min=self.free_nats)
+        return {
+            "prior": (prior * scored).sum(),
+            "rate": (rate * scored).sum(),
+            "nats": (prior.detach() * scored).sum(),
+        }
 
     def new_words(self, model: WorldModel, batch: Batch) -> dict[str, Tensor]:
         """Return for each kind which words are new on the cells of each query, `[b, queries, words]`."""
@@ -262,7 +349,8 @@ class StateObjective(Objective):
         """Return the last round: the true video, and the one that the model predicts."""
         if not isinstance(inputs.content, Rounds):
             return None
-        rounds, prediction = inputs.content, self.predict(model, inputs)
+        rounds = inputs.content
+        prediction = self.predict(model, inputs)
         latents = self.predicted_latents(model, prediction, inputs)[:, -1]
         context = rounds.context[:, -1]
         return model.decode(rounds.target[:, -1], context), model.decode(latents, context)
@@ -271,10 +359,8 @@ class StateObjective(Objective):
         self, model: WorldModel, prediction: Prediction, inputs: StageBatch
     ) -> Float[Tensor, "b r t c h w"]:
         """Return the latents that are shown to a user."""
-        assert prediction.condition.forecast is not None, (
-            "state alignment needs a condition adapter that forecasts"
-        )
-        return prediction.condition.forecast.unflatten(0, prediction.context.shape[:2])
+        assert prediction.state.forecast is not None, "checked at the start"
+        return prediction.state.forecast.unflatten(0, prediction.context.shape[:2])
 
 
 def predict_windows(
@@ -282,6 +368,7 @@ def predict_windows(
     context: Float[Tensor, "b r s c h w"],
     actions: Sequence[Sequence[Action]],
     frames: Float[Tensor, "b r f 3 H W"] | None,
+    codes: Codes | None = None,
 ) -> Prediction:
     """Predict every round, in windows of `context_rounds` rounds: a session remembers no more.
 
@@ -289,7 +376,7 @@ def predict_windows(
     """
     (batch, rounds), size = context.shape[:2], model.config.context_rounds
     if rounds <= size:
-        return model(context, actions, frames)
+        return model(context, actions, frames, codes)
     windows = [range(first, first + size) for first in range(0, rounds - size, size)]
     windows.append(range(rounds - size, rounds))
     numbers = [number for window in windows for number in window]
@@ -306,9 +393,14 @@ def predict_windows(
         folded(context),
         [[episode[number] for number in window] for episode in actions for window in windows],
         None if frames is None else folded(frames),
+        codes and Codes(folded(codes.code), folded(codes.following())[:, 0]),
     )
-    states = unfolded(prediction.states.flatten(0, 1)).unflatten(0, (batch, rounds))
-    return Prediction(states, context, map_tensors(unfolded, prediction.condition))
+    return Prediction(
+        unfolded(prediction.hidden.flatten(0, 1)).unflatten(0, (batch, rounds)),
+        context,
+        map_tensors(unfolded, prediction.state),
+        map_tensors(unfolded, prediction.condition),
+    )
 
 
 def named_cells(model: WorldModel, batch: Batch) -> tuple[Float[Tensor, "b h w"], Tensor]:
@@ -318,7 +410,7 @@ def named_cells(model: WorldModel, batch: Batch) -> tuple[Float[Tensor, "b h w"]
 
 
 def outcome_losses(head: OutcomeHead, states: Float[Tensor, "b r n d"], batch: Batch) -> Losses:
-    """Compare rewards and ends with those of the episodes that state them."""
+    """Compare rewards and ends with recorded ones, where episodes state them."""
     truth = torch.zeros(*states.shape[:2], 3)
     for row, episode in enumerate(batch.episodes):
         for column, outcome in enumerate(episode.outcomes):

@@ -1,18 +1,16 @@
 """The command line, `worldmodel VERB …`.
 
 Every verb is one module with a `main(argv)` that parses its arguments and then imports what it runs, so that
-`--help` is fast. Errors are reported here and nowhere else. Exit codes: 0 success, 1 a bug (traceback),
-2 a user error (one sentence on stderr), 130 interrupted, 141 the reader of a pipe has gone.
+`--help` is fast. Errors are reported by `errors.exit_code` and nowhere else. Exit codes: 0 success, 1 a bug
+(traceback), 2 a user error (one sentence on stderr), 130 interrupted, 141 the reader of a pipe has gone.
 """
 
-import difflib
 import importlib
-import os
 import sys
 
 from worldmodel import __version__
 from worldmodel.cli.parser import Parser
-from worldmodel.errors import InputError, WorldModelError
+from worldmodel.errors import InputError, did_you_mean, exit_code
 
 VERBS = {
     "rollout": "generate a video from an observation and a list of actions",
@@ -27,6 +25,7 @@ VERBS = {
     "train": "train or fine-tune a model",
     "export": "convert a training checkpoint to a model folder",
     "publish": "evaluate a finished run and write its model folder and model card",
+    "verify": "measure the published figures of a model again",
     "download": "download a base language model",
     "record": "record an environment or a world to train on",
     "convert": "convert a Minari dataset, or recordings of Minecraft, to train on",
@@ -39,22 +38,7 @@ VERBS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb and return the exit code."""
-    try:
-        _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return 0
-    except WorldModelError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # `worldmodel … | head`: redirect what is still buffered, or flushing at exit would raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except SystemExit as stop:  # argparse exits after --help and --version
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return exit_code(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def _run(argv: list[str]) -> None:
@@ -69,7 +53,7 @@ def _run(argv: list[str]) -> None:
     parser.add_argument("verb", metavar="VERB", help="one of the verbs above")
     verb = argv[0] if argv and not argv[0].startswith("-") else parser.parse_args(argv).verb
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(VERBS)}."
-        raise InputError(f"There is no verb {verb!r}; {hint}")
+        raise InputError(
+            f"There is no verb {verb!r}{did_you_mean(verb, VERBS)}; use one of {', '.join(VERBS)}."
+        )
     importlib.import_module(f"worldmodel.cli.{verb.replace('-', '_')}").main(argv[1:])

@@ -3,11 +3,12 @@
 import ast
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from worldmodel.actions import ActionConfig, ActionSpec, action_kinds
 from worldmodel.cli.parser import OVERRIDES_HELP, Parser
 
 
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> None:
         return
     config = configs.load(args.config, args.overrides)
     if isinstance(config.init_from, str):  # the settings of the model are those of the model that it names
-        from worldmodel.train.finetune import load
+        from worldmodel.train.run.settings import load
 
         config = load(args.config, args.overrides)
     print("\n".join(yaml_lines(config, indent="", explained=set())))
@@ -41,12 +42,13 @@ def main(argv: list[str]) -> None:
 
 def yaml_lines(settings: Any, indent: str, explained: set[type]) -> Iterator[str]:
     """Yield the YAML lines of a dataclass; its keys are explained unless its type is in `explained`."""
-    import yaml
-
     docs = {} if type(settings) in explained else field_docs(type(settings))
     explained.add(type(settings))
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
+        if isinstance(settings, ActionConfig) and field.name == "kinds":
+            yield from _kind_lines(settings, indent, docs)
+            continue
         for line in docs.get(field.name, "").splitlines():
             yield f"{indent}# {line.strip()}"
         blocks = (
@@ -60,9 +62,28 @@ def yaml_lines(settings: Any, indent: str, explained: set[type]) -> Iterator[str
             if not blocks:
                 yield from yaml_lines(value, indent + "  ", explained)
         else:
-            plain = list(value) if isinstance(value, tuple) else value
-            text = yaml.safe_dump(plain, default_flow_style=True, width=10_000, sort_keys=False)
-            yield f"{indent}{field.name}: {text.partition(chr(10))[0]}"
+            plain = value
+            if isinstance(value, tuple):
+                plain = [each.as_dict() if isinstance(each, ActionSpec) else each for each in value]
+            yield _setting_line(indent, field.name, plain)
+
+
+def _kind_lines(settings: ActionConfig, indent: str, docs: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for every kind of action, explained if `docs` is not empty."""
+    for kind in action_kinds():
+        if docs:
+            yield f"{indent}# {kind.setting}"
+        value = [] if kind.untaken == () else kind.untaken
+        if kind.name in settings.kinds:
+            value = kind.setting_of(settings.kinds[kind.name])
+        yield _setting_line(indent, kind.name, value)
+
+
+def _setting_line(indent: str, name: str, value: Any) -> str:
+    import yaml
+
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
+    return f"{indent}{name}: {text.partition(chr(10))[0]}"
 
 
 def field_docs(schema: type) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """`worldmodel convert`: write a dataset of another format as a LeRobot dataset."""
 
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, option
 from worldmodel.cli.record import env_arg, frame_size
 from worldmodel.errors import InputError
 
@@ -8,8 +8,8 @@ from worldmodel.errors import InputError
 def main(argv: list[str]) -> None:
     """Convert, after the episodes that the folder has."""
     args = _parser().parse_args(argv)
-    from worldmodel.worlds import recorder
-    from worldmodel.worlds.recorder.settings import ConversionSettings
+    from worldmodel import recording
+    from worldmodel.recording.settings import ConversionSettings
 
     kind, colon, path = args.source.partition(":")
     if not colon or not path:
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
         dict(map(env_arg, args.env_arg)),
         args.max_steps,
     )
-    print(recorder.convert(kind, settings, args.out, args.episodes, progress=True))
+    print(recording.convert(kind, settings, args.out, args.episodes, progress=True))
 
 
 def _parser() -> Parser:
@@ -37,34 +37,23 @@ def _parser() -> Parser:
     )
     parser.add_argument("source", metavar="SOURCE", help="minari:NAME, minari:FOLDER or vpt:FOLDER")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--episodes", type=int, metavar="N", help="number of episodes (default: all)")
-    parser.add_argument(
-        "--size", default="", metavar="N|HxW", help="size of the frames (default: that of the dataset)"
-    )
-    parser.add_argument(
-        "--fps", type=int, default=0, metavar="N", help="minari: actions per second (default: render_fps)"
-    )
-    parser.add_argument(
+    option(parser, "--episodes", "number of episodes (default: all)", kind=int)
+    option(parser, "--size", "size of the frames (default: that of the dataset)", "", metavar="N|HxW")
+    option(parser, "--fps", "minari: actions per second (default: render_fps)", 0)
+    option(
+        parser,
         "--camera",
-        action="append",
-        default=[],
+        "minari: observation or observation.NAME, or with --env render; may be repeated",
         metavar="NAME",
-        help="minari: observation or observation.NAME, or with --env render; may be repeated",
+        repeated=True,
     )
-    parser.add_argument(
+    option(
+        parser,
         "--env",
-        default="",
+        "minari: environment in which the episodes are played again, where observations are no images",
+        "",
         metavar="ENV_ID",
-        help="minari: environment in which the episodes are played again, where observations are no images",
     )
-    parser.add_argument(
-        "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the environment"
-    )
-    parser.add_argument(
-        "--max-steps",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="vpt: longest episode, in actions (default: %(default)s)",
-    )
+    option(parser, "--env-arg", "argument of the environment", metavar="KEY=VALUE", repeated=True)
+    option(parser, "--max-steps", "vpt: longest episode, in actions", 1000)
     return parser

@@ -1,70 +1,127 @@
 """`worldmodel data`: examine a data source, and divide it into training and held-out episodes."""
 
 import json
-from contextlib import closing
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from itertools import combinations
 from pathlib import Path
 
-from worldmodel.cli.parser import Parser, seed_number
+from tqdm import tqdm
+
+from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.errors import InputError
 
 
 def main(argv: list[str]) -> None:
     """Run one of the two."""
     args = _parser().parse_args(argv)
-    from worldmodel.data import check
+    if args.what == "check":
+        check(args.source, args.others, args.episodes, args.sheet, args.json)
+        return
+    if args.others:
+        raise InputError(f"A split is of one source, not also of {args.others[0]!r}.")
+    divide(args.source, args.share, args.by, args.seed, args.force)
+
+
+def check(source: str, others: Sequence[str], most: int, sheet: str, as_json: bool) -> None:
+    """Examine sources and print what is in them, and which episodes they share.
+
+    Args:
+        source: A source of any kind.
+        others: Further ones, whose episodes should be in none of the others.
+        most: Episodes of each that are read; 0: all.
+        sheet: Picture of the first ones that is drawn.
+        as_json: Whether to print JSON.
+
+    Raises:
+        InputError: There is no such source, or none of its videos can be read.
+    """
+    from worldmodel.data import examiner
+    from worldmodel.media import write_image
+
+    found = {}
+    for name in dict.fromkeys([source, *others]):
+        examined = examiner.open_examined(name)
+        with tqdm(total=most or None, unit=" episodes", leave=False, disable=None) as bar:
+            found[name] = examiner.examine(examined, most, lambda done, bar=bar: bar.update(done - bar.n))
+    reports = {name: each.report() for name, each in found.items()}
+    for name, other in combinations(found, 2):
+        pair = found[name].measures, found[other].measures
+        reports[other].findings += examiner.leak_findings(other, pair[1], name, pair[0])
+    if as_json:
+        plain = [report.as_dict() for report in reports.values()]
+        print(json.dumps(plain[0] if not others else dict(zip(reports, plain, strict=True)), indent=2))
+    for name, report in () if as_json else reports.items():
+        print(f"{name}:\n" * bool(others) + report.as_text())
+    with suppress(InputError):  # every episode is broken, which the report says
+        write_image(examiner.draw_sheet(found[source].examined), sheet)
+        if not as_json:
+            print(f"contact sheet: {sheet}")
+
+
+def divide(source: str, share: float = 0.1, by: str = "episode", seed: int = 0, force: bool = False) -> None:
+    """Hold out episodes of a source, store which, and print what they share with the others.
+
+    Args:
+        source: A LeRobot dataset, or a table.
+        share: Share of the episodes that is held out.
+        by: `episode`, or `layout` for all episodes with the same first picture.
+        seed: Seed of the choice.
+        force: Whether to replace the parts of a table.
+
+    Raises:
+        InputError: The source is not on this machine, or cannot be divided so.
+    """
+    from worldmodel.data import examiner
     from worldmodel.data.facts import write_parts
     from worldmodel.data.tables import open_table
     from worldmodel.io import atomic_file
-    from worldmodel.media import write_image
 
-    examined = check.open_examined(args.source)
-    if args.what == "check":
-        findings = check.check(examined)
-        print(json.dumps(asdict(findings), indent=2) if args.json else findings.as_text())
-        write_image(check.draw_sheet(examined), args.sheet)
-        if not args.json:
-            print(f"contact sheet: {args.sheet}")
-        return
-    path = Path(args.source).expanduser()
+    examined = examiner.open_examined(source)
+    path = Path(source).expanduser()
     if not path.exists():
         raise InputError(
-            f"{args.source!r} is on the Hub, where a split cannot be stored; download it to a folder."
+            f"{source!r} is on the Hub, where a split cannot be stored; download it to a folder."
         )
-    held, counts = check.split(examined, args.share, args.by, args.seed)
+    held, counts = examiner.split(examined, share, by, seed)
     if path.is_file():
         with closing(open_table(path)) as table:
-            train, stored = write_parts(table, held, path, args.force)
+            train, stored = write_parts(table, held, path, force)
         use = f"the rest: {train}"
     else:
         stored, use = path / "meta" / "split.json", "data.sources.NAME.split: held-out"
         with atomic_file(stored) as temporary:
-            temporary.write_text(
-                json.dumps({"by": args.by, "seed": args.seed, "held-out": held}), encoding="utf-8"
-            )
+            temporary.write_text(json.dumps({"by": by, "seed": seed, "held-out": held}), encoding="utf-8")
     print(f"{len(held)} of {examined.size} episodes are held out: {stored} ({use})")
     for name in ("exact", "near"):
-        share = counts[name] / max(counts["pairs"], 1)
-        print(f"(frame, action) pairs of these that are in training, {name}: {counts[name]} ({share:.1%})")
+        part = counts[name] / max(counts["pairs"], 1)
+        print(f"(frame, action) pairs of these that are in training, {name}: {counts[name]} ({part:.1%})")
 
 
 def _parser() -> Parser:
     parser = Parser(
         "worldmodel data",
-        "check: read a source whole and say what is in it: lengths, how often each action changed pixels,\n"
-        "broken episodes, actions that are repeated or shifted; and draw some of it.\n"
+        "check: read episodes of a source and say what is in it: lengths, how often each action changed\n"
+        "pixels, whether actions are in their places, and what is wrong with which episodes; of several\n"
+        "sources, also which episodes they share; and draw some of it.\n"
         "split: hold out episodes, and count what they share with training. A LeRobot dataset stores which;\n"
         "a table NAME is divided into NAME-train.jsonl and NAME-held.jsonl beside it.",
-        "worldmodel data check doorkey\n  worldmodel data split doorkey --by layout",
+        "worldmodel data check doorkey\n  worldmodel data check webdataset:train.tar webdataset:held.tar\n"
+        "  worldmodel data split doorkey --by layout",
     )
     parser.add_argument("what", choices=("check", "split"), help="what to do")
     parser.add_argument(
-        "source", metavar="SOURCE", help="LeRobot dataset, or the clips.jsonl of `worldmodel record`"
+        "source",
+        metavar="SOURCE",
+        help="LeRobot dataset, table of clips, folder, KIND:PATH (webdataset, huggingface, minari, flow, …), "
+        "or CONFIG:NAME",
     )
-    parser.add_argument("--json", action="store_true", help="check: print JSON")
     parser.add_argument(
-        "--sheet", default="contact_sheet.png", metavar="FILE", help="check: picture (default: %(default)s)"
+        "others", nargs="*", metavar="OTHER", help="check: sources that must share no episode"
     )
+    option(parser, "--episodes", "check: episodes that are read, spread over the source; 0: all", 1000)
+    parser.add_argument("--json", action="store_true", help="check: print JSON")
+    option(parser, "--sheet", "check: picture", "contact_sheet.png", metavar="FILE")
     parser.add_argument(
         "--share", type=float, default=0.1, help="split: share of episodes (default: %(default)s)"
     )
@@ -72,5 +129,5 @@ def _parser() -> Parser:
         "--by", choices=("episode", "layout"), default="episode", help="split: what is held out"
     )
     parser.add_argument("--force", action="store_true", help="split: replace the parts of a table")
-    parser.add_argument("--seed", type=seed_number, default=0, help="split: seed (default: %(default)s)")
+    option(parser, "--seed", "split: seed", 0, kind=seed_number)
     return parser

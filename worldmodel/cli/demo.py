@@ -1,7 +1,7 @@
 """`worldmodel demo`: a web page to steer a model."""
 
 from worldmodel import config as configs
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, option
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import InputError
 
@@ -18,17 +18,16 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="model to serve: a name or a folder (default: shapes-tiny)"
     )
-    parser.add_argument(
-        "--server", metavar="URL", help="a running server; its API key is read from WORLDMODEL_API_KEY"
-    )
-    parser.add_argument(
+    option(parser, "--server", "a running server; its API key is read from WORLDMODEL_API_KEY", metavar="URL")
+    option(
+        parser,
         "--world",
-        metavar="NAME",
-        help="world whose actions are suggested (default: that of MODEL; with --server there are no "
+        "world whose actions are suggested (default: that of MODEL; with --server there are no "
         "suggestions without it)",
+        metavar="NAME",
     )
     parser.add_argument("--port", type=int, help="port of the page (default: a free one from 7860)")
-    parser.add_argument("--flow", metavar="CONFIG", help="a data flow, whose clips a tab of the page shows")
+    option(parser, "--flow", "a data flow, whose clips a tab of the page shows", metavar="CONFIG")
     args = parser.parse_args(argv)
     if args.model and args.server:
         raise InputError(f"MODEL {args.model!r} and --server exclude each other; leave one of them out.")

@@ -1,8 +1,8 @@
 """`worldmodel describe`: text about observations."""
 
-from worldmodel.action_words import say
+from worldmodel.actions.words import say
 from worldmodel.cli.model import load_model
-from worldmodel.cli.parser import MODEL_HELP, Parser
+from worldmodel.cli.parser import MODEL_HELP, Parser, option
 from worldmodel.errors import InputError
 
 
@@ -20,9 +20,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "question", metavar="QUESTION", nargs="?", help="a question about it (default: describe it)"
     )
-    parser.add_argument(
-        "--after", metavar="OBSERVATION", help="a later observation: infer the action between"
-    )
+    option(parser, "--after", "a later observation: infer the action between", metavar="OBSERVATION")
     parser.add_argument("--model", default="shapes-tiny", help=MODEL_HELP)
     args = parser.parse_intermixed_args(argv)
     if args.question is not None and args.after is not None:

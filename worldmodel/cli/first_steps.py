@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from worldmodel.cli.model import load_model
-from worldmodel.cli.parser import MODEL_HELP, Parser
+from worldmodel.cli.parser import MODEL_HELP, Parser, option
 from worldmodel.io import staged_files
 
 
@@ -16,9 +16,7 @@ def main(argv: list[str]) -> None:
         "worldmodel first-steps --out outputs/first-steps",
     )
     parser.add_argument("--model", default="shapes-tiny", help=MODEL_HELP)
-    parser.add_argument(
-        "--out", default="outputs/first-steps", metavar="FOLDER", help="output folder (default: %(default)s)"
-    )
+    option(parser, "--out", "output folder", "outputs/first-steps", metavar="FOLDER")
     args = parser.parse_args(argv)
 
     from worldmodel.demo.first_steps import first_steps

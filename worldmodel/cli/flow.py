@@ -10,12 +10,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from worldmodel import config as configs
-from worldmodel.cli.parser import OVERRIDES_HELP, Parser
+from worldmodel.cli.parser import OVERRIDES_HELP, Parser, option
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import InputError
 
 if TYPE_CHECKING:
-    from worldmodel.flow.catalog import Catalog
+    from worldmodel.flow.catalog.catalog import Catalog
 
 COMMANDS = ("run", "status", "retry", "export", "compact", "prune")
 
@@ -47,8 +47,8 @@ def main(argv: list[str]) -> None:
 
 def _run(config: FlowConfig, parsed: argparse.Namespace, train_overrides: list[str]) -> None:
     from worldmodel.cli.flow_table import progress
-    from worldmodel.flow import run
-    from worldmodel.flow.status import StatusReader
+    from worldmodel.flow.log.status import StatusReader
+    from worldmodel.flow.work import run
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     train = run.train_command(config, parsed.train, parsed.processes, train_overrides) if parsed.train else []
@@ -57,7 +57,7 @@ def _run(config: FlowConfig, parsed: argparse.Namespace, train_overrides: list[s
         stack.enter_context(run.stopped_by_signals(stop))
         reader = stack.enter_context(contextlib.closing(StatusReader(config, create=True)))
         if parsed.metrics_port is not None:
-            from worldmodel.flow.metrics import metrics_server
+            from worldmodel.flow.log.metrics import metrics_server
 
             server = metrics_server(reader.read, parsed.metrics_host, parsed.metrics_port)
             print(f"metrics: http://{parsed.metrics_host}:{stack.enter_context(server)}/metrics", flush=True)
@@ -70,7 +70,7 @@ def _run(config: FlowConfig, parsed: argparse.Namespace, train_overrides: list[s
 
 def _status(config: FlowConfig, parsed: argparse.Namespace) -> None:
     from worldmodel.cli import flow_table
-    from worldmodel.flow.status import StatusReader
+    from worldmodel.flow.log.status import StatusReader
 
     with contextlib.closing(StatusReader(config)) as reader:
         if parsed.stage:
@@ -81,8 +81,7 @@ def _status(config: FlowConfig, parsed: argparse.Namespace) -> None:
                 flow_table.print_verdicts(parsed.stage, verdicts, retried)
         elif parsed.json:
             status = reader.read()
-            whole = {"end_s": status.end_s, "cost": status.cost}
-            print(json.dumps({**dataclasses.asdict(status), **whole}, indent=2))
+            print(json.dumps({**dataclasses.asdict(status), "end_s": status.end_s}, indent=2))
         elif parsed.watch:
             flow_table.watch(reader.read)
         else:
@@ -99,7 +98,7 @@ def _retry(config: FlowConfig, stage: str) -> None:
 
 
 def _export(config: FlowConfig, out: str) -> None:
-    from worldmodel.flow.export import TABLE, export_clips, export_log
+    from worldmodel.flow.log.export import TABLE, export_clips, export_log
 
     if out.endswith(".parquet"):
         with _catalog(config) as catalog:
@@ -119,7 +118,7 @@ def _compact(config: FlowConfig) -> None:
 
 def _prune(config: FlowConfig, delete: bool) -> None:
     from worldmodel.flow.buffer import open_buffer
-    from worldmodel.flow.prune import Pruner
+    from worldmodel.flow.catalog.prune import Pruner
 
     with _catalog(config) as catalog:
         pruner = Pruner(catalog, open_buffer(config.place("buffer")))
@@ -137,14 +136,14 @@ def _prune(config: FlowConfig, delete: bool) -> None:
 
 def _catalog(config: FlowConfig) -> contextlib.closing["Catalog"]:
     """Return the catalog of a flow that was started."""
-    from worldmodel.flow.catalog import Catalog
-    from worldmodel.flow.chain import Chain
+    from worldmodel.flow.catalog.catalog import Catalog
+    from worldmodel.flow.catalog.chain import Chain
 
     return contextlib.closing(Catalog(config.place("catalog"), Chain.of(config), create=False))
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments before and after `--`, which are those of the training."""
+    """Return the arguments before `--`, and the training's arguments after it."""
     return (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
 
 
@@ -172,25 +171,14 @@ def _parser() -> Parser:
         metavar="key=value",
         help=f"{OVERRIDES_HELP}; export: first the folder or file OUT",
     )
-    parser.add_argument(
-        "--train", metavar="CONFIG", help="run: train with this config beside it; its settings follow --"
+    option(
+        parser, "--train", "run: train with this config beside it; its settings follow --", metavar="CONFIG"
     )
-    parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="run: training processes (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--metrics-port", type=int, metavar="PORT", help="run: serve Prometheus metrics at /metrics"
-    )
-    parser.add_argument(
-        "--metrics-host",
-        default="127.0.0.1",
-        metavar="HOST",
-        help="run: their address (default: %(default)s)",
-    )
+    option(parser, "--processes", "run: training processes", 1)
+    option(parser, "--metrics-port", "run: serve Prometheus metrics at /metrics", kind=int, metavar="PORT")
+    option(parser, "--metrics-host", "run: their address", "127.0.0.1", metavar="HOST")
     parser.add_argument("--watch", action="store_true", help="status: show it until interrupted")
     parser.add_argument("--json", action="store_true", help="status: print JSON")
     parser.add_argument("--delete", action="store_true", help="prune: remove what is listed")
-    parser.add_argument(
-        "--stage", default="", metavar="NAME", help="status: why it dropped clips; retry: only this stage"
-    )
+    option(parser, "--stage", "status: why it dropped clips; retry: only this stage", "", metavar="NAME")
     return parser

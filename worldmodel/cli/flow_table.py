@@ -10,13 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from worldmodel.flow.status import FlowStatus, StageStatus, Verdict
+from worldmodel.flow.log.status import FlowStatus, StageStatus, Verdict
 
 INTERVAL_S = 1.0
 """Time between two looks at the catalog for a terminal."""
 LINE_S = 10.0
 """Time between two lines where there is no terminal."""
-COLUMNS = ("stage", "done", "dropped", "dead", "waiting", "clips/s", "oldest", "workers", "cost", "end in")
+COLUMNS = ("stage", "done", "dropped", "dead", "waiting", "clips/s", "oldest", "workers", "end in")
 
 
 @contextmanager
@@ -98,7 +98,6 @@ def cells(stage: StageStatus) -> list[str]:
         f"{stage.rate:.1f}",
         "" if stage.oldest_s is None else duration(stage.oldest_s),
         duration(stage.worker_s),
-        "" if stage.cost is None else f"{stage.cost:,.2f}",
         "" if not stage.waiting and not stage.end_s else duration(stage.end_s),
     ]
 
@@ -108,9 +107,8 @@ def heading(status: FlowStatus) -> str:
     listed = f"{status.listed:,} listed" + ("" if status.all_listed else " so far")
     state = "running" if status.running else "not running"
     packed = f"{status.packed:,} packed in {status.segments:,} segments"
-    cost = "" if status.cost is None else f", cost {status.cost:,.2f}"
     end = f", ends in {duration(status.end_s)}" if status.end_s else ""
-    return f"{state}: {listed}, {packed}{cost}{end}"
+    return f"{state}: {listed}, {packed}{end}"
 
 
 def line(status: FlowStatus) -> str:

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, option
 from worldmodel.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ def main(argv: list[str]) -> None:
     """Print the components and sizes of a model, the actions it takes and the frames it generates."""
     args = _parser().parse_args(argv)
     if args.plan:
-        from worldmodel.train.memory_report import report
+        from worldmodel.train.memory.report import report
 
-        if min(args.gpus or [1]) < 1 or args.worlds < 1 or (args.memory_gib or 1) <= 0:
+        if min(args.gpus or [1]) < 1 or (args.memory_gib or 1) <= 0:
             raise InputError(
-                f"--gpus is {args.gpus}, --worlds {args.worlds} and --memory-gib "
-                f"{args.memory_gib}; use 1 or more GPUs and worlds, and a memory above 0."
+                f"--gpus is {args.gpus} and --memory-gib {args.memory_gib}; use 1 or more GPUs, and a memory "
+                "above 0."
             )
-        report(args.model, args.overrides, args.json, args.gpus, args.stage, args.memory_gib, args.worlds)
+        report(args.model, args.overrides, args.json, args.gpus, args.stage, args.memory_gib)
         return
     if args.overrides:
         raise InputError(f"{args.overrides[0]!r} is a setting, which needs --plan; leave it out.")
@@ -51,8 +51,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="estimate the memory of a GPU in a training step of a config, and in a rollout; says what does "
-        "not fit, and what would",
+        help="estimate the memory of a GPU in a training step of a config; says what does not fit, and what "
+        "would",
     )
     parser.add_argument(
         "--gpus",
@@ -61,22 +61,14 @@ def _parser() -> Parser:
         metavar="N",
         help="with --plan: numbers of GPUs of the run (default: 1 8 64, as far as the stage runs on them)",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--memory-gib",
-        type=float,
+        "with --plan: memory of a GPU (default: that of the visible one, else 80)",
+        kind=float,
         metavar="GIB",
-        help="with --plan: memory of a GPU (default: that of the visible one, else 80)",
     )
-    parser.add_argument(
-        "--stage", metavar="NAME", help="with --plan: a stage of the config (default: the last)"
-    )
-    parser.add_argument(
-        "--worlds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with --plan: live worlds of the rollout (default: %(default)s)",
-    )
+    option(parser, "--stage", "with --plan: a stage of the config (default: the last)", metavar="NAME")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="with --plan: settings that override the config"
     )
@@ -91,6 +83,8 @@ def _as_text(facts: dict[str, Any]) -> str:
         )
     if facts["base_model"]:
         lines.append(f"base model: {facts['base_model']}, to which the weights of the backbone are added")
+    used = ", ".join(facts["experiments"]) or "none"
+    lines.append(f"experiments: {used} (what is not an experiment is the stable surface)")
     for key in ("actions", "frames", "tasks", "license", "figures"):
         value = facts[key]
         if isinstance(value, dict):
@@ -108,7 +102,8 @@ def model_facts(name: str) -> dict[str, Any]:
     Raises:
         ModelError: there is no such model, or a file is damaged.
     """
-    from worldmodel.models.loading import model_folder, reference
+    from worldmodel.models.backbone import reference
+    from worldmodel.models.loading import model_folder
 
     folder = model_folder.resolve(name)
     config = model_folder.read_config(folder)
@@ -132,6 +127,7 @@ def model_facts(name: str) -> dict[str, Any]:
             "history_rounds": config.history_rounds,
             "num_inference_steps": config.num_inference_steps,
         },
+        "experiments": config.experiments,
         "tasks": sorted(model_folder.read_tasks(folder) or ()),
         "license": license_name,
         "figures": figures,
@@ -140,19 +136,12 @@ def model_facts(name: str) -> dict[str, Any]:
 
 def action_facts(config: "ActionConfig") -> dict[str, str | list[str]]:
     """Describe the actions that a model takes, by kind."""
-    numbers = list(config.vector_names)
-    if config.vector_low:
-        names = numbers or [str(index + 1) for index in range(config.vector_size)]
-        bounds = zip(names, config.vector_low, config.vector_high, strict=True)
-        numbers = [f"{name} ({low:g} to {high:g})" for name, low, high in bounds]
-    descriptions = {
-        "text": f"up to {config.max_text_tokens} tokens",
-        "keys": list(config.keys),
-        "mouse": "right and down, -1 to 1, in units of the image size",
-        "vector": f"{config.vector_size} numbers" + (f": {', '.join(numbers)}" if numbers else ""),
-        "camera": "target or velocity: translation [x, y, z], rotation [x, y, z, w]",
+    from worldmodel.actions import action_kinds
+
+    return {
+        kind.name: kind.describe(config.kinds[kind.name]) if kind.name in config.kinds else "none"
+        for kind in action_kinds()
     }
-    return {kind: descriptions[kind] if taken else "none" for kind, taken in config.takes.items()}
 
 
 def _size(folder: Path, pattern: str = "*.safetensors") -> dict[str, int]:

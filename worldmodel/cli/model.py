@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from worldmodel.cli.parser import option
+
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
 
@@ -27,17 +29,18 @@ def load_model(name: str, options: argparse.Namespace | None = None) -> "WorldMo
 
 def add_inference_options(group: "argparse._ActionsContainer") -> None:
     """Add the options that make inference cheaper."""
-    group.add_argument(
+    option(
+        group,
         "--cache-threshold",
-        type=float,
-        metavar="X",
-        help="reuse the generator's prediction while it changes by less than this share, 0.05 for example; "
+        "reuse the generator's prediction while it changes by less than this share, 0.05 for example; "
         "0 computes every step (default: the model's)",
+        kind=float,
     )
-    group.add_argument(
+    option(
+        group,
         "--quantization",
+        "weights of backbone and generator in 8 bits: int8 or fp8; with vLLM, a method of its own",
         metavar="METHOD",
-        help="weights of backbone and generator in 8 bits: int8 or fp8; with vLLM, a method of its own",
     )
     group.add_argument(
         "--compile", action="store_true", help="compile the generator's transformer blocks (torch.compile)"

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, option
 from worldmodel.config import VisionConfig, height_width
 from worldmodel.errors import InputError
 
@@ -22,6 +22,7 @@ def main(argv: list[str]) -> None:
     budget_s, path = seconds(args.budget), Path(args.out)
     if path.exists() and not args.force:
         raise InputError(f"{args.out!r} exists; choose another --out, or pass --force to replace it.")
+    from worldmodel.data.examiner import glance
     from worldmodel.data.facts import read_facts
     from worldmodel.io import atomic_file
     from worldmodel.train.recipe import Machine, plan
@@ -34,6 +35,8 @@ def main(argv: list[str]) -> None:
     given, (height, width) = (facts.height, facts.width), height_width(model.codec.image_size)
     scaled = "" if given == (height, width) else f", scaled to {width} x {height} (see --size)"
     print(f"data       {facts.num_episodes} episodes, {facts.width} x {facts.height} pixels{scaled}")
+    for line in glance(recipe.config.data):
+        print(f"           {line}")
     print(f"machine    {machine.device}, {machine.tflops:.3g} TFLOP/s in a matrix product")
     frame, seen = model.codec.cells, model.codec.cells // model.vision.merge**2
     print(f"model      {recipe.parameters / 1e6:.1f} M parameters, {frame} latent cells per frame")
@@ -59,16 +62,9 @@ def seconds(text: str) -> float:
 def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
     """Return the config with comments; settings that it leaves out have their defaults."""
     config, model = recipe.config, recipe.config.model
-    action = {
-        "text": model.action.text,
-        **{
-            name: list(value) if isinstance(value, tuple) else value
-            for name in ("keys", "vector_size", "vector_names", "vector_low", "vector_high")
-            if (value := getattr(model.action, name))
-        },
-        **{name: True for name in ("mouse", "camera") if getattr(model.action, name)},
-        **({"spec": [_given(spec) for spec in model.action.spec]} if model.action.spec else {}),
-    }
+    action = model.action.as_dict() | {"spec": [_given(spec) for spec in model.action.spec]}
+    defaults = {"per_round": 1, "dropout": 0.0, "spec": []}
+    action = {name: value for name, value in action.items() if value != defaults.get(name)}
     side = model.codec.image_size
     codec = {
         "image_size": list(side) if isinstance(side, tuple) else side,
@@ -96,12 +92,12 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
           if model.vision.merge != VisionConfig.merge else []),
         *(["  outcomes: true           # rewards and ends of episodes are predicted, too"]
           if model.outcomes else []),
-        "  num_inference_steps: 0     # shows the forecast of the condition adapter",
+        "  num_inference_steps: 0     # shows the forecast of the state",
         "  generator: null            # the forecast needs none; for worlds that do, see the end",
         f"  codec: {_flow(codec)}",
         f"  action: {_flow(action)}",
         f"  backbone: {_flow(backbone)}",
-        f"  condition_adapter: {_flow(_sizes(model.condition_adapter))}",
+        f"  state: {_flow(_sizes(model.state))}",
         "data:",
         "  sources:",
         *(f"    {name}: {_flow(_given(source))}" for name, source in config.data.sources.items()),
@@ -122,7 +118,7 @@ COMMENTS = {
     "single": "One action and the frames after it.",
     "state": "Many rounds in a row, more and more often from the model's own predictions, against drift.",
 }
-"""What each stage is for."""
+"""Purpose of each stage."""
 GENERATOR = """\
   # Where several futures are possible, a generator samples one instead of their average. To add one to the
   # finished model: leave out `generator: null` and all stages above, and set num_inference_steps: 1, another
@@ -171,19 +167,14 @@ def _parser() -> Parser:
         metavar="DATASET",
         help="LeRobot dataset (a folder, or lerobot:NAME on the Hub), or a table of clips or its folder",
     )
-    parser.add_argument(
-        "--budget", default="1h", metavar="TIME", help="training time: 30m, 1h (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--out", default="world.yaml", metavar="CONFIG", help="config to write (default: %(default)s)"
-    )
-    parser.add_argument(
+    option(parser, "--budget", "training time: 30m, 1h", "1h", metavar="TIME")
+    option(parser, "--out", "config to write", "world.yaml", metavar="CONFIG")
+    option(
+        parser,
         "--size",
-        type=int,
-        default=0,
-        metavar="N",
-        help="greatest side of the frames in pixels, which keep their size where it suits the codec "
+        "greatest side of the frames in pixels, which keep their size where it suits the codec "
         "(default: 64, or 128 on a machine with 64 GiB)",
+        0,
     )
     parser.add_argument(
         "--force",

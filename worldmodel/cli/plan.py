@@ -4,10 +4,10 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from worldmodel.cli.parser import Parser, seed_number
+from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.cli.record import env_arg
+from worldmodel.config.imports import import_callable
 from worldmodel.errors import InputError
-from worldmodel.imports import import_callable
 
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
@@ -34,6 +34,7 @@ def main(argv: list[str]) -> None:
         iterations=args.iterations,
         until=args.until,
         seed=args.seed,
+        risk=args.risk,
     )
     model = WorldModel.from_pretrained(args.model, device=args.device)
     size = model.config.codec.image_size
@@ -52,10 +53,15 @@ def _plan_from_image(
     simulator = ModelSimulator(model, args.seed)
     session = model.session(args.seed)
     session.reset(args.start)
-    found = plan(simulator, session.state, objective, _actions(args, model), settings)
+    others = simulator.futures(session.state, args.futures - 1)
+    actions = _actions(args, model)
+    found = plan(simulator, session.state, objective, actions, settings, futures=others)
     for number, action in enumerate(found.trajectory.actions, 1):
         print(f"{number:3d}  {action}")
     print(f"score {found.score:g} after {found.num_rounds} rounds")
+    if args.futures > 1:
+        mean = sum(found.scores) / len(found.scores)
+        print(f"in {args.futures} futures: {mean:g} expected, {min(found.scores):g} at worst")
     if args.out:
         for action in found.trajectory.actions:
             session.step(action)
@@ -80,9 +86,9 @@ def _try_in_environment(
 
     from worldmodel.planning import ModelSimulator
     from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
+    from worldmodel.recording.environment import EnvironmentEpisodes
+    from worldmodel.recording.settings import EnvironmentSettings
     from worldmodel.rollout.recording import Recording
-    from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
-    from worldmodel.worlds.recorder.settings import EnvironmentSettings
 
     played = EnvironmentEpisodes(
         EnvironmentSettings(
@@ -154,16 +160,15 @@ def _parser() -> Parser:
     )
     parser.add_argument("model", metavar="MODEL", help="name or folder of a model")
     goal = parser.add_argument_group("goal")
-    goal.add_argument("--goal", metavar="IMAGE", help="an image to arrive at")
-    goal.add_argument(
+    option(goal, "--goal", "an image to arrive at", metavar="IMAGE")
+    option(
+        goal,
         "--reward",
-        metavar="MODULE:NAME",
-        help="function of the frames of a round and its action, or a class of such functions, whose sum is "
+        "function of the frames of a round and its action, or a class of such functions, whose sum is "
         "maximised (default: the rewards that the model predicts)",
+        metavar="MODULE:NAME",
     )
-    goal.add_argument(
-        "--discount", type=float, default=1.0, metavar="X", help="of rewards (default: %(default)s)"
-    )
+    option(goal, "--discount", "of rewards", 1.0)
     goal.add_argument(
         "--until", type=float, default=float("inf"), metavar="SCORE", help="end the search with this score"
     )
@@ -181,87 +186,60 @@ def _add_search_options(parser: Parser) -> None:
         help="random sequences, the cross-entropy method, path integrals, or breadth-first search of a world "
         "with keys (default: %(default)s)",
     )
-    search.add_argument(
+    option(
+        search,
         "--action",
-        action="append",
-        default=[],
+        "an action to choose from, as for rollout; repeatable (default: the model's vectors or keys)",
         metavar="ACTION",
-        help="an action to choose from, as for rollout; repeatable (default: the model's vectors or keys)",
+        repeated=True,
     )
-    search.add_argument(
-        "--horizon", type=int, default=12, metavar="N", help="most actions of a plan (default: %(default)s)"
+    option(search, "--horizon", "most actions of a plan", 12)
+    option(search, "--hold", "rounds for which each action is held, except for search", 1)
+    option(search, "--candidates", "sequences per iteration; for search, states of a depth", 64)
+    option(search, "--iterations", "except for search", 4)
+    option(
+        search, "--seed", "seed of the search, the world and the episodes (default: 0)", 0, kind=seed_number
     )
-    search.add_argument(
-        "--hold",
-        type=int,
-        default=1,
-        metavar="N",
-        help="rounds for which each action is held, except for search (default: %(default)s)",
-    )
-    search.add_argument(
-        "--candidates",
-        type=int,
-        default=64,
-        metavar="N",
-        help="sequences per iteration; for search, states of a depth (default: %(default)s)",
-    )
-    search.add_argument(
-        "--iterations", type=int, default=4, metavar="N", help="except for search (default: %(default)s)"
-    )
-    search.add_argument(
-        "--seed",
-        type=seed_number,
-        default=0,
-        help="seed of the search, the world and the episodes (default: 0)",
-    )
-    search.add_argument("--device", help="device of the model (default: cpu)")
+    option(search, "--device", "device of the model (default: cpu)")
 
 
 def _add_places(parser: Parser) -> None:
     image = parser.add_argument_group("one plan")
-    image.add_argument("--start", metavar="IMAGE", help="image or video to start from")
-    parser.add_argument(
+    option(image, "--start", "image or video to start from", metavar="IMAGE")
+    option(image, "--futures", "futures of an uncertain world in which each plan is tried", 1)
+    image.add_argument(
+        "--risk",
+        choices=("expected", "worst"),
+        default="expected",
+        help="whether the mean of their scores counts, or the lowest (default: %(default)s)",
+    )
+    option(
+        parser,
         "--out",
+        "write the plan, or the first episode of the real environment, as .mp4, .gif or .png",
         metavar="FILE",
-        help="write the plan, or the first episode of the real environment, as .mp4, .gif or .png",
     )
     environment = parser.add_argument_group("the real environment")
-    environment.add_argument("--env", metavar="ENV_ID", help="id of a Gymnasium environment, or module:ID")
-    environment.add_argument(
-        "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the environment"
-    )
-    environment.add_argument(
-        "--frame-skip",
-        type=int,
-        default=1,
-        metavar="N",
-        help="steps per action, as it was recorded (default: %(default)s)",
-    )
-    environment.add_argument(
+    option(environment, "--env", "id of a Gymnasium environment, or module:ID", metavar="ENV_ID")
+    option(environment, "--env-arg", "argument of the environment", metavar="KEY=VALUE", repeated=True)
+    option(environment, "--frame-skip", "steps per action, as it was recorded", 1)
+    option(
+        environment,
         "--camera",
-        action="append",
-        default=[],
+        "what the model sees, as it was recorded: render, observation or observation.NAME",
         metavar="NAME",
-        help="what the model sees, as it was recorded: render, observation or observation.NAME",
+        repeated=True,
     )
-    environment.add_argument(
-        "--episodes", type=int, default=10, metavar="N", help="episodes to play (default: %(default)s)"
-    )
-    environment.add_argument(
-        "--max-steps", type=int, default=100, metavar="N", help="longest episode (default: %(default)s)"
-    )
-    environment.add_argument(
+    option(environment, "--episodes", "episodes to play", 10)
+    option(environment, "--max-steps", "longest episode", 100)
+    option(
+        environment,
         "--plans",
-        type=int,
-        metavar="N",
-        help="most plans of an episode (default: 8, or with --replan what its steps need)",
+        "most plans of an episode (default: 8, or with --replan what its steps need)",
+        kind=int,
     )
-    environment.add_argument(
-        "--replan",
-        type=int,
-        default=0,
-        metavar="N",
-        help="make a new plan after N actions; 0: when a frame differs from the plan (default: %(default)s)",
+    option(
+        environment, "--replan", "make a new plan after N actions; 0: when a frame differs from the plan", 0
     )
     environment.add_argument(
         "--true-simulator",

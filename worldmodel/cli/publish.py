@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from worldmodel.cli.eval_data import add_data_options, check_options, data_suite
-from worldmodel.cli.parser import Parser
+from worldmodel.cli.parser import Parser, option
+from worldmodel.cli.suite import add_data_options, chosen_suite
 
 
 def main(argv: list[str]) -> None:
@@ -19,24 +19,17 @@ def main(argv: list[str]) -> None:
         "run", type=Path, metavar="RUN", help="folder of a finished run (`run_dir` of its config)"
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="model folder to write")
-    parser.add_argument(
-        "--num-samples", type=int, default=400, metavar="N", help="samples per figure (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=10, metavar="N", help="rounds per rollout (default: %(default)s)"
-    )
+    option(parser, "--num-samples", "samples per figure", 400)
+    option(parser, "--rounds", "rounds per rollout", 10)
     add_data_options(parser)
     args = parser.parse_args(argv)
 
     from worldmodel.eval.suite import EvalSettings
     from worldmodel.models.loading import model_folder
-    from worldmodel.train.publish import publish
+    from worldmodel.train.run.publish import finished_model, publish
 
-    settings, suite = EvalSettings(num_samples=args.num_samples, rounds=args.rounds), None
-    if args.data is None:
-        check_options(args)
-    else:
-        config = model_folder.read_config(args.run / "model")
-        settings, suite = data_suite(args, config, settings)
-    publish(args.run, args.folder, settings, suite)
+    settings = EvalSettings(num_samples=args.num_samples, rounds=args.rounds)
+    config = model_folder.read_config(finished_model(args.run))
+    settings, suite = chosen_suite(args, config, settings)
+    publish(args.run, args.folder, suite, settings)
     print(f"model: {args.folder}")

@@ -4,18 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from worldmodel.cli.parser import Parser, seed_number
+from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.errors import InputError
 
 
 def main(argv: list[str]) -> None:
     """Record episodes."""
     args = _parser().parse_args(argv)
-    from worldmodel.worlds import recorder
+    from worldmodel import recording
+    from worldmodel.worlds import get_world, world_names
 
-    if recorder.is_world(args.env):
-        path = recorder.record_world(
-            args.env,
+    if args.env in world_names():
+        path = get_world(args.env).record(
             args.out,
             args.episodes,
             args.rounds,
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
             progress=True,
         )
     else:
-        from worldmodel.worlds.recorder.settings import EnvironmentSettings
+        from worldmodel.recording.settings import EnvironmentSettings
 
         settings = EnvironmentSettings(
             args.env,
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
             tuple(_json_file(args.action_spec) if args.action_spec else ()),
             dict(map(env_arg, args.env_arg)),
         )
-        path = recorder.record_environment(
+        path = recording.record_environment(
             settings, args.out, args.episodes, args.format or "lerobot", args.workers, progress=True
         )
     print(f"{args.episodes} episodes: {path}")
@@ -57,25 +57,17 @@ def _parser() -> Parser:
     )
     parser.add_argument("env", metavar="ENV_ID", help="id of an environment, module:ID, or name of a world")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument(
-        "--episodes", type=int, default=100, metavar="N", help="number of episodes (default: %(default)s)"
-    )
+    option(parser, "--episodes", "number of episodes", 100)
     parser.add_argument(
         "--format",
         choices=("lerobot", "clips"),
         help="LeRobot v3.0, or a table of clips (default: lerobot; clips for worlds)",
     )
-    parser.add_argument(
-        "--size", default="", metavar="N|HxW", help="size of the frames (default: that of the environment)"
-    )
-    parser.add_argument(
-        "--seed", type=seed_number, default=0, help="seed of the episodes (default: %(default)s)"
-    )
+    option(parser, "--size", "size of the frames (default: that of the environment)", "", metavar="N|HxW")
+    option(parser, "--seed", "seed of the episodes", 0, kind=seed_number)
     _add_environment_options(parser)
     world = parser.add_argument_group("worlds")
-    world.add_argument(
-        "--rounds", type=int, default=3, metavar="N", help="actions per episode (default: %(default)s)"
-    )
+    option(world, "--rounds", "actions per episode", 3)
     return parser
 
 
@@ -91,33 +83,24 @@ def _add_environment_options(parser: Parser) -> None:
     environment.add_argument(
         "--epsilon", type=float, default=0.0, help="share of random actions (default: %(default)s)"
     )
-    environment.add_argument(
-        "--max-steps", type=int, default=1000, metavar="N", help="longest episode (default: %(default)s)"
-    )
-    environment.add_argument(
-        "--frame-skip", type=int, default=1, metavar="N", help="steps per action (default: %(default)s)"
-    )
-    environment.add_argument(
-        "--fps", type=int, default=0, metavar="N", help="actions per second (default: render_fps)"
-    )
-    environment.add_argument(
+    option(environment, "--max-steps", "longest episode", 1000)
+    option(environment, "--frame-skip", "steps per action", 1)
+    option(environment, "--fps", "actions per second (default: render_fps)", 0)
+    option(
+        environment,
         "--camera",
-        action="append",
-        default=[],
+        "render, observation or observation.NAME; may be repeated",
         metavar="NAME",
-        help="render, observation or observation.NAME; may be repeated",
+        repeated=True,
     )
-    environment.add_argument(
+    option(
+        environment,
         "--action-spec",
+        "JSON list with name, unit, scale and frame of each number of an action",
         metavar="FILE",
-        help="JSON list with name, unit, scale and frame of each number of an action",
     )
-    environment.add_argument(
-        "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the environment"
-    )
-    environment.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="processes that play (default: %(default)s)"
-    )
+    option(environment, "--env-arg", "argument of the environment", metavar="KEY=VALUE", repeated=True)
+    option(environment, "--workers", "processes that play", 0)
 
 
 def frame_size(text: str) -> int | tuple[int, int] | None:

@@ -4,14 +4,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldmodel.actions import control_kinds
 from worldmodel.cli.model import add_inference_options, load_model
-from worldmodel.cli.parser import MODEL_HELP, Parser, seed_number
+from worldmodel.cli.parser import MODEL_HELP, Parser, option, seed_number
 from worldmodel.errors import InputError
 from worldmodel.io import staged_files
 
 if TYPE_CHECKING:
+    from worldmodel.actions import Action
     from worldmodel.rollout import Session
-    from worldmodel.types import Action
 
 MAX_ROUNDS = 250
 """The contact sheet has one row per round; use the Python API for longer rollouts."""
@@ -39,6 +40,7 @@ def main(argv: list[str]) -> None:
 
 
 def _parser() -> Parser:
+    kinds = ", ".join(kind.name for kind in control_kinds())
     parser = Parser(
         "worldmodel rollout",
         "Generate a video round by round, from an image, a video or a caption and a list of actions. Writes\n"
@@ -53,34 +55,27 @@ def _parser() -> Parser:
         nargs="*",
         metavar="OBSERVATION|ACTION",
         help="path of the image or video to start from (omit it with --text), then the actions: a sentence, "
-        "keys:red+left, mouse:0.1,-0.5, vector:0.1,-0.5, wait (no action), or JSON for a camera or several "
-        'kinds at once: {"keys": ["w"], "camera": {"mode": "velocity", "data": {"translation": [0, 0, 1]}}}',
+        f"KIND:VALUE such as keys:red+left or vector:0.1,-0.5 ({kinds}), wait (no action), or JSON for "
+        'several kinds at once: {"keys": ["w"], "mouse": [0.1, -0.5]}',
     )
-    parser.add_argument("--text", metavar="CAPTION", help="start from a caption instead of an observation")
-    parser.add_argument(
-        "--actions", metavar="FILE", help="text file with one action per line; # begins a comment"
-    )
+    option(parser, "--text", "start from a caption instead of an observation", metavar="CAPTION")
+    option(parser, "--actions", "text file with one action per line; # begins a comment", metavar="FILE")
     parser.add_argument("--model", default="shapes-tiny", help=MODEL_HELP)
-    parser.add_argument("--rounds", type=int, metavar="N", help="repeat or cut the list to N actions")
-    parser.add_argument(
-        "--out", default="outputs/rollout", metavar="FOLDER", help="output folder (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=seed_number, default=0, help="equal seeds give equal frames (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--num-inference-steps", type=int, metavar="N", help="denoising steps (default: the model's)"
-    )
-    parser.add_argument(
+    option(parser, "--rounds", "repeat or cut the list to N actions", kind=int)
+    option(parser, "--out", "output folder", "outputs/rollout", metavar="FOLDER")
+    option(parser, "--seed", "equal seeds give equal frames", 0, kind=seed_number)
+    option(parser, "--num-inference-steps", "denoising steps (default: the model's)", kind=int)
+    option(
+        parser,
         "--guidance-scale",
-        type=float,
-        metavar="X",
-        help="classifier-free guidance; 1 disables it (default: the model's)",
+        "classifier-free guidance; 1 disables it (default: the model's)",
+        kind=float,
     )
-    parser.add_argument(
+    option(
+        parser,
         "--negative-prompt",
+        "text that guidance leads away from, for models whose generator reads text",
         metavar="TEXT",
-        help="text that guidance leads away from, for models whose generator reads text",
     )
     add_inference_options(parser)
     return parser

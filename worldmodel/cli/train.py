@@ -1,8 +1,5 @@
 """`worldmodel train`: train or fine-tune a model."""
 
-import os
-from pathlib import Path
-
 from worldmodel.cli.parser import OVERRIDES_HELP, Parser
 
 
@@ -24,18 +21,6 @@ def main(argv: list[str]) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
     args = parser.parse_args(argv)
 
-    from worldmodel.train import distributed, finetune
+    from worldmodel.train import finetune
 
-    config = finetune.load(args.config, args.overrides)
-    with finetune.stop_on_signal() as stopped:
-        command = finetune.command_line(args.config, *args.overrides)
-        result = finetune.train(config, command, stopped)
-    if int(os.environ.get("RANK", 0)) == 0:
-        finished = result != Path(config.run_dir)
-        print(
-            f"model: {result}"
-            if finished
-            else f"stopped; run the same command to resume from {result}/checkpoints"
-        )
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # started by torchrun
-        distributed.leave()
+    finetune.main([args.config, *args.overrides])

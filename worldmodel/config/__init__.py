@@ -1,12 +1,11 @@
 """Settings of models and training runs: frozen dataclasses, filled from YAML and `key=value`."""
 
-from worldmodel.config.action_spec import ActionSpec, spec_settings
+from worldmodel.actions import ActionConfig, ActionSpec
 from worldmodel.config.files import build, load, to_dict
 from worldmodel.config.flow import FlowConfig, FlowSourceConfig, FlowStageConfig
 from worldmodel.config.generator import ConditionAdapterConfig, GeneratorConfig
 from worldmodel.config.model import (
     SMALL_DECODER,
-    ActionConfig,
     BackboneConfig,
     CodecConfig,
     ImageSize,
@@ -14,9 +13,11 @@ from worldmodel.config.model import (
     WorldModelConfig,
     height_width,
 )
+from worldmodel.config.state import StateConfig
 from worldmodel.config.train import (
     DataConfig,
     DecoderName,
+    DiagnosticsConfig,
     MeshConfig,
     SourceConfig,
     StageConfig,
@@ -34,6 +35,7 @@ __all__ = [
     "ConditionAdapterConfig",
     "DataConfig",
     "DecoderName",
+    "DiagnosticsConfig",
     "FlowConfig",
     "FlowSourceConfig",
     "FlowStageConfig",
@@ -42,6 +44,7 @@ __all__ = [
     "MeshConfig",
     "SourceConfig",
     "StageConfig",
+    "StateConfig",
     "TrainConfig",
     "TrainedConfig",
     "ValidationConfig",
@@ -50,6 +53,5 @@ __all__ = [
     "build",
     "height_width",
     "load",
-    "spec_settings",
     "to_dict",
 ]

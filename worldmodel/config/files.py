@@ -9,11 +9,12 @@ import importlib.resources
 import re
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
-from worldmodel.config.literals import did_you_mean, not_one_of
+from worldmodel.actions import ActionConfig
+from worldmodel.config.literals import not_one_of
 from worldmodel.config.train import TrainConfig
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
@@ -58,11 +59,65 @@ def _merge(schema: type[T], layers: list[Any]) -> T:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    # Kinds of action read their own settings, which OmegaConf does not know.
+    path, actions = _path_to(ActionConfig, schema), []
+    if path is not None:
+        for index, layer in enumerate(layers):
+            layers[index], found = _take_out(OmegaConf.to_container(OmegaConf.create(layer)), path)
+            if found is not None:
+                actions.append(found)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), *layers)
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+        action = ActionConfig.of(_merged(actions)) if actions else None
+        if path == ():
+            return action  # type: ignore[return-value]
+        config: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), *layers))
+        return config if action is None or path is None else _replaced(config, path, action)
     except (OmegaConfBaseException, TypeError) as error:  # the latter for a list in place of a mapping
         raise ConfigError(_message(error)) from None
+
+
+def _path_to(wanted: type, schema: type) -> tuple[str, ...] | None:
+    """Return the names of the fields that lead to the first field of a type; none for the type itself."""
+    if schema is wanted:
+        return ()
+    hints = get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        if dataclasses.is_dataclass(hints[field.name]):
+            path = _path_to(wanted, hints[field.name])
+            if path is not None:
+                return (field.name, *path)
+    return None
+
+
+def _merged(layers: list[Any]) -> Any:
+    """Return nested mappings as one, in which later values replace earlier ones."""
+    first, *others = layers
+    for layer in others:
+        if isinstance(first, dict) and isinstance(layer, dict):
+            both = {name: _merged([first[name], layer[name]]) for name in first.keys() & layer.keys()}
+            first = {**first, **layer, **both}
+        else:
+            first = layer
+    return first
+
+
+def _take_out(values: Any, path: tuple[str, ...]) -> tuple[Any, Any]:
+    """Return nested mappings without what is at a path, and that."""
+    if not path:
+        return {}, values
+    if not isinstance(values, dict) or path[0] not in values:
+        return values, None
+    rest, found = _take_out(values[path[0]], path[1:])
+    others = {name: value for name, value in values.items() if name != path[0]}
+    return (others if found is not None and not rest else {**others, path[0]: rest}), found
+
+
+def _replaced(config: Any, path: tuple[str, ...], value: Any) -> Any:
+    """Return a dataclass with another value at a path."""
+    if not path:
+        return value
+    inner = _replaced(getattr(config, path[0]), path[1:], value)
+    return dataclasses.replace(config, **{path[0]: inner})
 
 
 def _message(error: Exception) -> str:
@@ -76,10 +131,20 @@ def _message(error: Exception) -> str:
         error.object_type
     ):
         known = [each.name for each in dataclasses.fields(error.object_type)]
-        return f"{key} is not a setting{did_you_mean(str(error.key), known)}; use one of {', '.join(known)}."
+        return f"{key} is not a setting{did_you_mean(error.key, known)}; use one of {', '.join(known)}."
     return f"{key}: {text.split(' full_key:')[0]}" if key else f"config: {text}"
 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Return a dataclass as nested plain values, as `build` takes them."""
-    return dataclasses.asdict(config)
+    if isinstance(config, ActionConfig):
+        return config.as_dict()
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return type(value)(map(_plain, value)) if isinstance(value, list | tuple) else value

@@ -2,11 +2,19 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from worldmodel.config.literals import check_literals
+from worldmodel.config.imports import check_extension
 from worldmodel.errors import ConfigError
 
+EXECUTORS = {
+    "local": "worldmodel.flow.executors.local:run",
+    "threads": "worldmodel.flow.executors.local:run",
+    "ray": "worldmodel.flow.executors.ray_actors:run",
+}
+"""Functions `run(config, watch, stop)` by name; imported when they are used."""
+EXECUTOR_GROUP = "worldmodel.flow.executors"
+"""Entry points of further ones."""
 PACKED = ("video", "text", "caption", "events", "actions", "latents", "text_states")
 
 
@@ -19,7 +27,7 @@ class FlowSourceConfig:
     path: str = ""
     """The table, shards, dataset or folder; may be an address such as https:// or s3://."""
     root: str = ""
-    """table: the folder or address to which its relative addresses belong; empty takes that of the table."""
+    """table: base folder or address of its relative addresses; empty takes the folder of the table."""
     columns: dict[str, str] = field(default_factory=dict)
     """table, huggingface: columns by content: address (of a file, or the file itself), text, licence, start,
     end, name and the fields of an action."""
@@ -48,7 +56,7 @@ class FlowStageConfig:
     batch_size: int = 0
     """Clips per call; 0 takes the stage's own."""
     timeout_s: float = 0.0
-    """How long a call may take before its worker is killed; 0 takes the stage's own."""
+    """Time limit of a call, after which its worker is killed; 0 takes the stage's own."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the stage."""
 
@@ -57,23 +65,6 @@ class FlowStageConfig:
             if getattr(self, name) < (name == "workers"):
                 least = int(name == "workers")
                 raise ConfigError(f"{name} of a stage is {getattr(self, name)}; use {least} or more.")
-
-
-@dataclass(frozen=True)
-class FlowPricesConfig:
-    """Prices per hour of what the workers of stages use, in any currency."""
-
-    cpu: float = 0.0
-    """Of one CPU core."""
-    gpu: float = 0.0
-    """Of one GPU."""
-    memory_gb: float = 0.0
-    """Of one GB of memory."""
-
-    def __post_init__(self) -> None:
-        for name in ("cpu", "gpu", "memory_gb"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"prices.{name} is {getattr(self, name)}; use a price of 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -86,22 +77,21 @@ class FlowConfig:
     """Database of the catalog: sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME; empty takes
     `catalog.db` in `folder`."""
     topics: str = ""
-    """Queues between stages: memory: (threads of one process), pulsar://HOST:PORT, or a database as in
-    `catalog`; empty takes the catalog's."""
+    """Broker that tells workers which clips wait, by a plug-in: pulsar://HOST:PORT. Empty: they ask the
+    catalog, which also decides with a broker who works on what."""
     buffer: str = ""
     """Where results of stages are kept: a folder, s3://BUCKET/PATH, or lance:FOLDER; empty takes `buffer` in
     `folder`."""
     log: str = ""
     """Where sealed segments are kept, which training reads: a folder or s3://BUCKET/PATH; empty takes `log`
     in `folder`."""
-    executor: Literal["local", "ray", "spark"] = "local"
-    """What runs the stages: processes of this machine, Ray Data, or Spark; the latter two ignore `topics`."""
+    executor: str = "local"
+    """What runs the stages: processes of this machine (local), threads of this process (threads), actors of
+    Ray (ray), or a plug-in such as spark."""
     sources: dict[str, FlowSourceConfig] = field(default_factory=dict)
     """Lists of clips by name."""
     stages: dict[str, FlowStageConfig] = field(default_factory=dict)
     """Stages by name, in the order in which clips pass them."""
-    prices: FlowPricesConfig = field(default_factory=FlowPricesConfig)
-    """Prices per hour, for the costs that the status shows; a worker uses the `Resources` of its stage."""
     pack: list[str] = field(default_factory=lambda: list(PACKED))
     """Columns that are stored in segments, where a clip has them."""
     segment_size: int = 64
@@ -115,13 +105,11 @@ class FlowConfig:
     """Attempts at a clip in a stage before it is a dead letter."""
     retry_delay_s: float = 2.0
     """Time before the second attempt; it doubles with every further one."""
-    feed_timeout_s: float = 300.0
-    """How long listing some clips, or packing a segment, may take."""
     lease_s: float = 30.0
     """Time after which the work of a worker that has died is given to another."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_extension("executor", self.executor, EXECUTOR_GROUP, EXECUTORS)
         if "://" in self.folder:
             raise ConfigError(
                 f"folder is {self.folder!r}, an address; set it to a folder of this machine, and buffer, log "

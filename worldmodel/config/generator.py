@@ -12,24 +12,24 @@ LEAST_HEAD_WIDTH = 16
 
 @dataclass(frozen=True)
 class ConditionAdapterConfig:
-    """The condition adapter, which maps the predicted states to the generator's condition."""
+    """The condition adapter, which translates the predicted state for one kind of generator."""
 
     kind: Literal["grid", "text", "prompt", "stream"] = "grid"
-    """Kind of the adapter. grid: a transformer makes a feature and a token per latent cell, and
-    regresses the next latents (for our own generator). text: our own generator reads the words of the action,
-    as the language model represents them, and no predicted states (text to image, text to video). prompt: a
-    Q-Former maps states to tokens in place of the text embeddings (as in Pandora). stream: every block of the
-    generator gets a cross-attention to them (as in PAN)."""
+    """Kind of the adapter. grid: a feature per latent cell and a token per query (for our own generator).
+    text: our own generator reads the words of the action, as the language model represents them, and no
+    predicted state (text to image, text to video). prompt: a Q-Former maps states to tokens in place of the
+    text embeddings (as in Pandora). stream: every block of the generator gets a cross-attention to them (as
+    in PAN)."""
     forecast: Literal["residual", "none"] = "residual"
-    """grid: how the generator uses the regressed latents. residual: it predicts a correction to them, for
-    which one step is enough where the future is certain. none: it reads the states alone, by plain flow
-    matching, so that several possible futures stay apart."""
+    """grid: how the generator uses the state's regressed latents. residual: it predicts a correction to
+    them, for which one step is enough where the future is certain. none: it reads the states alone, by plain
+    flow matching, so that several possible futures stay apart."""
     width: int = 256
-    """grid, prompt: width of the adapter's transformer."""
+    """prompt: width of the Q-Former."""
     num_layers: int = 3
-    """grid, prompt: number of its layers."""
+    """prompt: number of its layers."""
     num_heads: int = 4
-    """grid, prompt: number of its attention heads."""
+    """prompt: number of its attention heads."""
     num_tokens: int = 77
     """prompt: number of tokens that the generator gets."""
     text: bool = False
@@ -38,8 +38,6 @@ class ConditionAdapterConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        if self.kind == "grid":
-            check_heads("condition_adapter", self.width, self.num_heads)
         if min(self.width, self.num_layers, self.num_heads, self.num_tokens) < 1:
             raise ConfigError(
                 "condition_adapter.width, num_layers, num_heads and num_tokens must be 1 or more."
@@ -55,7 +53,8 @@ class GeneratorConfig:
     architecture: dict[str, Any] = field(default_factory=dict)
     """Instead of `pretrained`: `_class_name` of a diffusers transformer and its arguments, to start from
     random weights. A transformer that reads image features (`image_dim`) also needs `image_encoder`, the
-    arguments of a CLIP vision model, and one that reads text `text_encoder`, those of a T5 or UMT5."""
+    arguments of a CLIP vision model, and one that reads text `text_encoder`, the arguments of a T5 or
+    UMT5."""
     scheduler: dict[str, Any] = field(default_factory=dict)
     """`_class_name` of a diffusers scheduler and its arguments; empty takes that of the pipeline or
     family."""

@@ -1,10 +1,9 @@
 """Check of settings that take one of a few values."""
 
-import difflib
 from collections.abc import Iterable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, did_you_mean
 
 
 def check_literals(config: Any) -> None:
@@ -21,10 +20,4 @@ def check_literals(config: Any) -> None:
 def not_one_of(name: str, value: Any, allowed: Iterable[str]) -> str:
     """Return the message for a value that is not allowed, with the closest one that is."""
     allowed = list(allowed)
-    return f"{name} is {value!r}; use one of {', '.join(allowed)}{did_you_mean(str(value), allowed)}."
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean …?)` if one of the known names is close, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return f"{name} is {value!r}; use one of {', '.join(allowed)}{did_you_mean(value, allowed)}."

@@ -4,13 +4,16 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from worldmodel.config.action_spec import ActionSpec
+from worldmodel.actions import ActionConfig
 from worldmodel.config.generator import ConditionAdapterConfig, GeneratorConfig
 from worldmodel.config.literals import check_literals
+from worldmodel.config.state import StateConfig
 from worldmodel.errors import ConfigError
 
 MAX_GUIDANCE = 100.0
 """Largest magnitude of a guidance scale; much larger ones overflow."""
+MAX_TEMPERATURE = 100.0
+"""Largest temperature of the code of states."""
 ImageSize = int | tuple[int, int]
 """Side of a square frame, or height and width, in pixels."""
 
@@ -92,7 +95,7 @@ SMALL_DECODER: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
-"""Architecture of the backbone by default: that of the shipped model."""
+"""Default architecture of the backbone, as in the shipped model."""
 
 
 @dataclass(frozen=True)
@@ -170,77 +173,6 @@ class VisionConfig:
 
 
 @dataclass(frozen=True)
-class ActionConfig:
-    """The kinds of action that the model takes, in any combination."""
-
-    text: bool = True
-    """Whether the model takes actions in words."""
-    max_text_tokens: int = 96
-    """Longest text of an action, in tokens."""
-    keys: tuple[str, ...] = ()
-    """Names of the keys that the model takes; empty for none."""
-    vector_size: int = 0
-    """Length of the vector of a continuous action; 0 if the model takes none."""
-    vector_names: tuple[str, ...] = ()
-    """Name of each element of the vector, for users and messages; may be left empty."""
-    vector_low: tuple[float, ...] = ()
-    """Minimum of each element; with bounds, the model gets the elements scaled to [-1, 1]."""
-    vector_high: tuple[float, ...] = ()
-    """Maximum of each element."""
-    per_round: int = 1
-    """Number of actions in a round, one after the other: 1, `chunk_frames` for one per frame, or another
-    divisor of it."""
-    mouse: bool = False
-    """Whether the model takes movements of the mouse (see `worldmodel.types.Action`)."""
-    camera: bool = False
-    """Whether the model takes poses and motions of the camera (see `worldmodel.types.Camera`)."""
-    dropout: float = 0.0
-    """Share of actions that are replaced by the null action in training, 0 to below 1."""
-    spec: tuple[ActionSpec, ...] = ()
-    """Name, unit, scale, range, rate and frame of the keys and numbers; taken from the training data that
-    state them, and checked against all that do."""
-
-    @property
-    def takes(self) -> dict[str, bool]:
-        """Whether the model takes each kind of action, by the name of its field in `Action`."""
-        return {
-            "text": self.text,
-            "keys": bool(self.keys),
-            "mouse": self.mouse,
-            "vector": self.vector_size > 0,
-            "camera": self.camera,
-        }
-
-    def __post_init__(self) -> None:
-        # OmegaConf leaves mappings inside of tuples as they are.
-        specs = (each if isinstance(each, ActionSpec) else ActionSpec.of(dict(each)) for each in self.spec)
-        object.__setattr__(self, "spec", tuple(specs))
-        if self.per_round < 1:
-            raise ConfigError(f"action.per_round is {self.per_round}; use 1 or more.")
-        if self.max_text_tokens < 1 or self.vector_size < 0 or not 0 <= self.dropout < 1:
-            raise ConfigError(
-                f"action has max_text_tokens {self.max_text_tokens}, vector_size {self.vector_size} and "
-                f"dropout {self.dropout}; use 1 or more, 0 or more, and 0 to below 1."
-            )
-        if not all(self.keys) or len(set(self.keys)) < len(self.keys):
-            raise ConfigError(f"action.keys is {list(self.keys)}; give each key a name of its own.")
-        for name in ("vector_names", "vector_low", "vector_high"):
-            if len(getattr(self, name)) not in (0, self.vector_size):
-                raise ConfigError(
-                    f"action.{name} has {len(getattr(self, name))} entries; use one for each of the "
-                    f"{self.vector_size} numbers of the vector (vector_size), or none."
-                )
-        low, high = self.vector_low, self.vector_high
-        if len(low) != len(high) or not all(
-            -math.inf < a < b < math.inf for a, b in zip(low, high, strict=True)
-        ):
-            raise ConfigError(
-                f"action.vector_low is {list(low)} and vector_high {list(high)}; give both, each low below "
-                "its high."
-            )
-
-
-@dataclass(frozen=True)
 class WorldModelConfig:
     """A world model: its components, the frames of a round and the defaults of sampling."""
 
@@ -252,11 +184,14 @@ class WorldModelConfig:
     """The input of observations to the backbone."""
     action: ActionConfig = field(default_factory=ActionConfig)
     """The actions that the model takes."""
+    state: StateConfig | None = field(default_factory=StateConfig)
+    """The state head: hidden states at the queries to the predicted state. null: there is none, and the
+    condition adapter reads the hidden states alone (as in Pandora and PAN)."""
     condition_adapter: ConditionAdapterConfig = field(default_factory=ConditionAdapterConfig)
-    """The condition adapter: predicted states to the condition of the generator."""
+    """The condition adapter: the predicted state to the condition of the generator."""
     generator: GeneratorConfig | None = field(default_factory=GeneratorConfig)
     """The video generator: states to latents of the next frames. null: there is none, and the forecast of the
-    condition adapter is shown (`num_inference_steps: 0`), for worlds whose next frame is certain."""
+    state is shown (`num_inference_steps: 0`)."""
     fps: int = 8
     """Frames per second of the generated video."""
     chunk_frames: int = 8
@@ -268,21 +203,14 @@ class WorldModelConfig:
     """Number of query positions of a round, whose hidden states are the predicted state; 0 is one per latent
     cell, or per square of them (`query_merge`)."""
     query_merge: int = 1
-    """Without a vision encoder: number of latent cells along each side that share one query, whose state the
-    condition adapter divides among them; 2 or more for frames of more than 64 pixels."""
+    """Without a vision encoder: number of latent cells along each side that share one query, whose hidden
+    state the state head divides among them; 2 or more for frames of more than 64 pixels."""
     context_latents: int = 1
     """Number of latent frames before a chunk that the generator continues."""
     num_inference_steps: int = 1
-    """Denoising steps of a round by default; 0 shows the forecast of our condition adapter, without the
-    generator, for worlds whose next frame is certain."""
+    """Denoising steps of a round by default; 0 shows the forecast of the state, without the generator."""
     guidance_scale: float = 1.0
     """Classifier-free guidance by default; 1 disables it."""
-    guidance_interval: tuple[float, float] = (0.0, 1.0)
-    """Shares of the denoising steps after which guidance starts and stops; the steps outside cost one pass
-    instead of two (Kynkäänniemi et al. 2024, arXiv:2404.07724)."""
-    cache_threshold: float = 0.0
-    """Relative change of the generator's prediction below which a denoising step reuses the last one that was
-    computed (step caching), 0.1 for example; 0 computes every step."""
     world: str | None = None
     """Name of the world that the model is trained in (shapes, or one that you registered); needed by
     `worldmodel eval`, the suggestions of the demo and some objectives."""
@@ -296,8 +224,14 @@ class WorldModelConfig:
     """Value of `Session.confidence` below which the model has probably not understood an action in words;
     null if it was not measured (`benchmarks/confidence.py`)."""
     sampler: Literal["chunk", "swin"] = "chunk"
-    """chunk: chunks are generated one after the other. swin: a chunk starts to be denoised while the one
-    before it is still noisy (Causal Swin-DPM), which needs an even `num_inference_steps`."""
+    """chunk: chunks are generated one after the other. swin (an experiment): a chunk starts to be
+    denoised while the one before it is still noisy (Causal Swin-DPM), which needs an even
+    `num_inference_steps`."""
+
+    @property
+    def experiments(self) -> list[str]:
+        """Settings in use that are experiments, and so not part of the stable surface."""
+        return ["sampler: swin"] if self.sampler == "swin" else []
 
     @property
     def latent_shape(self) -> tuple[int, int, int, int]:
@@ -320,9 +254,19 @@ class WorldModelConfig:
         return 2 * self.history_rounds + 1
 
     @property
+    def has_state(self) -> bool:
+        """Whether there is a state head; the adapter `text` reads words instead of a state."""
+        return self.state is not None and self.condition_adapter.kind != "text"
+
+    @property
+    def has_code(self) -> bool:
+        """Whether the predicted state contains a sampled code."""
+        return self.has_state and self.state is not None and self.state.has_code
+
+    @property
     def least_inference_steps(self) -> int:
-        """Fewest denoising steps: 0 if the condition adapter makes a forecast."""
-        return 0 if self.condition_adapter.kind == "grid" else 1
+        """Fewest denoising steps: 0 if a state makes a forecast."""
+        return 0 if self.has_state else 1
 
     def steps_error(self, num_inference_steps: int, most: int | None = None) -> str | None:
         """Return why a chunk cannot be denoised in so many steps, in a sentence; None if it can."""
@@ -332,6 +276,19 @@ class WorldModelConfig:
         limit = "or more" if most is None else f"to {most}"
         even = ", an even number" if self.sampler == "swin" else ""
         return f"num_inference_steps is {num_inference_steps}; use {least} {limit}{even}."
+
+    def code_error(self, temperature: float, top_k: int) -> str | None:
+        """Return why codes of states cannot be drawn so, in a sentence; None if they can."""
+        if not 0 <= temperature <= MAX_TEMPERATURE:  # also if it is not a number
+            return f"temperature is {temperature}; use 0 (the most likely future) to {MAX_TEMPERATURE:g}."
+        if top_k < 0:
+            return f"top_k is {top_k}; use 1 or more values of each variable, or 0 for all."
+        if not self.has_code and (temperature, top_k) != (1.0, 0):
+            return (
+                f"temperature is {temperature:g} and top_k {top_k}, but this model's states have no code to "
+                "draw (state.code_groups); omit both."
+            )
+        return None
 
     def sampling_error(
         self, num_inference_steps: int, guidance_scale: float, negative_prompt: str | None = None
@@ -395,6 +352,7 @@ class WorldModelConfig:
                 f"queries is {self.queries} and context_latents {self.context_latents}; use 0 or more, and "
                 f"1 to {self.chunk_latents} (the latent frames of a chunk)."
             )
+        self._check_state()
         self._check_generator()
         if self.vision.sees_latents and self.vision.max_frames <= self.chunk_latents:
             raise ConfigError(
@@ -410,13 +368,33 @@ class WorldModelConfig:
             raise ConfigError(error)
         if self.fps < 1:
             raise ConfigError(f"fps is {self.fps}; use 1 or more.")
-        if not self.cache_threshold >= 0:
-            raise ConfigError(f"cache_threshold is {self.cache_threshold}; use 0 or more, 0 for no caching.")
-        start, stop = self.guidance_interval
-        if not 0 <= start < stop <= 1:
-            raise ConfigError(f"guidance_interval is [{start}, {stop}]; use two growing shares from 0 to 1.")
         if self.history_rounds < 0:
             raise ConfigError(f"history_rounds is {self.history_rounds}; use 0 or more.")
+
+    def _check_state(self) -> None:
+        """Check that the state fits the grids of latents and queries, and what reads it."""
+        if self.state is None:
+            if self.condition_adapter.kind == "grid" or self.outcomes:
+                raise ConfigError(
+                    "model.state is null, and condition_adapter.kind grid or outcomes would read a state; "
+                    "leave state out, or use another kind of adapter and outcomes: false."
+                )
+            return
+        rows, columns = self.codec.grid
+        merge, block = self.state.merge, self.state.code_block
+        if math.gcd(rows, columns) % merge:
+            raise ConfigError(
+                f"state.merge is {merge}; use a divisor of {rows} rows and {columns} columns of latent cells."
+            )
+        if not self.queries and merge % self.query_merge and self.query_merge % merge:
+            raise ConfigError(
+                f"state.merge is {merge} and query_merge {self.query_merge}; one must divide the other."
+            )
+        if block and math.gcd(rows // merge, columns // merge) % block:
+            raise ConfigError(
+                f"state.code_block is {block}; use 0, or a divisor of the {rows // merge} rows and "
+                f"{columns // merge} columns of cells of the state."
+            )
 
     def _check_generator(self) -> None:
         """Check that generator and condition adapter fit together."""
@@ -425,7 +403,7 @@ class WorldModelConfig:
             if (adapter.kind, adapter.forecast) != ("grid", "residual"):
                 raise ConfigError(
                     f"generator is null, with condition_adapter.kind {adapter.kind} and forecast "
-                    f"{adapter.forecast}; use grid and residual, whose forecast is shown instead."
+                    f"{adapter.forecast}; leave condition_adapter out: the forecast of the state is shown."
                 )
             if error := self.sampling_error(self.num_inference_steps, self.guidance_scale):
                 raise ConfigError(error)
@@ -446,10 +424,8 @@ class WorldModelConfig:
                 "states; set condition_adapter.forecast: none, action.text: true and action.per_round: 1, "
                 "and leave out condition_adapter.text and outcomes."
             )
-        if self.condition_adapter.kind == "grid" and (
-            self.num_queries != self.codec.cells // self.query_merge**2 or self.condition_adapter.text
-        ):
+        if adapter.kind == "grid" and adapter.text:
             raise ConfigError(
-                "condition_adapter.kind grid reads the states of a grid of latent cells and no text; leave "
-                "out queries and condition_adapter.text, or choose another generator."
+                "condition_adapter.kind grid is for our own generator, which reads no text; leave out "
+                "condition_adapter.text, or choose another generator."
             )

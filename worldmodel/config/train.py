@@ -5,19 +5,16 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from worldmodel.config.imports import check_extension
 from worldmodel.config.literals import check_literals
 from worldmodel.config.model import WorldModelConfig
 from worldmodel.errors import ConfigError
 
-DecoderName = Literal["pyav", "torchcodec", "nvdec"]
-ObjectiveName = Literal[
-    "codec", "language", "alignment", "state", "prompt", "prompt_kl", "generator", "joint", "distill", "imle"
-]
+DecoderName = Literal["pyav", "torchcodec"]
+OBJECTIVES = ("codec", "language", "alignment", "state", "prompt", "prompt_kl", "generator", "joint")
+OPTIMIZERS = ("muon",)
+SCHEDULES = ("warmup_stable_decay",)
 
-RENAMED = {"adapter": "condition_adapter", "condition": "condition_adapter"} | dict.fromkeys(
-    ("unseen", "ask", "answer"), "adapters"
-)
-"""Old keys of `StageConfig.train` and the groups that replace them."""
 LONGEST_HANG_S = 1e7
 """Greatest `hang_timeout_s`; the clocks of some platforms end soon after."""
 
@@ -27,9 +24,9 @@ class TrainedConfig:
     """Training of one component or group of components in a stage."""
 
     lr: float | None = None
-    """Peak learning rate of AdamW; null takes that of the stage."""
+    """Peak learning rate of AdamW; null takes the stage's."""
     muon_lr: float | None = None
-    """Peak learning rate of Muon; null takes that of the stage, and trains LoRA by AdamW."""
+    """Peak learning rate of Muon; null takes the stage's, and trains LoRA by AdamW."""
     lora_rank: int = 0
     """Above 0, only low-rank additions (LoRA) of this rank to the component's linear layers are trained."""
     lora_alpha: int = 32
@@ -53,12 +50,13 @@ class TrainedConfig:
 class StageConfig:
     """One stage of training."""
 
-    objective: ObjectiveName = "state"
+    objective: str = "state"
     """Name of the loss: codec (video autoencoder), language (next token), alignment (vision features and
-    words, or latents where there are no labels), state (states regress the next latents), prompt, prompt_kl
-    (states imitate the text embeddings of a pretrained generator), generator (flow matching), joint (all
-    parts), distill (the generator learns to do with model.num_inference_steps steps what it does with
-    teacher_steps) or imle (of num_candidates samples in so few steps, the nearest to the truth learns it)."""
+    words), state (states regress the next latents), prompt, prompt_kl (states imitate the text embeddings of
+    a pretrained generator), generator (flow matching), joint (all parts), or MODULE:NAME of your own; see
+    docs/how-to/extend-training.md."""
+    objective_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of an objective that takes any."""
     steps: int = 1000
     """Number of optimizer steps."""
     batch_size: int = 48
@@ -73,6 +71,16 @@ class StageConfig:
     """Decoupled weight decay of both optimizers."""
     max_gradient_norm: float = 1.0
     """Norm to which larger gradients are clipped."""
+    optimizer: str = "muon"
+    """muon (Muon for the matrices of transformer layers, AdamW for the rest), or MODULE:NAME of a class of
+    torch.optim.Optimizer such as torch.optim:SGD, or of a function that builds optimizers."""
+    optimizer_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of an optimizer of your own beside lr and weight_decay."""
+    schedule: str = "warmup_stable_decay"
+    """The factor on the peak learning rates in a step: warmup_stable_decay (see `warmup_steps` and
+    `constant_fraction`), or MODULE:NAME of a function of the step and this stage."""
+    schedule_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of a schedule of your own."""
     warmup_steps: int = 60
     """Steps of linear increase to the peak learning rate."""
     constant_fraction: float = 0.45
@@ -84,21 +92,14 @@ class StageConfig:
     self_rollout: tuple[float, float] = (0.0, 0.0)
     """Share of steps in which rounds continue from the model's own predictions instead of the true frames, at
     the start and at the end of the stage; interpolated in between."""
-    teacher_steps: int = 16
-    """Denoising steps of the teacher (objective distill): the model at the start of the stage."""
-    teacher_guidance_scale: float = 1.0
-    """Guidance of the teacher (objective distill). The student learns its effect and needs none."""
-    num_candidates: int = 8
-    """Noises of which that with the nearest sample is trained (objective imle)."""
     loss_weights: dict[str, float] = field(default_factory=dict)
-    """Weights of single losses, which override those of the objective, by their names in metrics.jsonl
+    """Weights of single losses, which override the objective's, by their names in metrics.jsonl
     (changed, unchanged, named, nll, flow, pixel, …); 0 disables one."""
     tasks: dict[str, float] = field(default_factory=dict)
     """Tasks and their sampling weights. A source offers some of: rounds (actions and the clips after them),
     imagine (a text and the clip that it describes), describe, ask (text about an observation), inverse (the
     action between two observations), document (text only). The objective language is trained on document
-    alone, codec on all others, alignment on all but imagine and document, distill and imle on rounds and
-    imagine."""
+    alone, codec on all others, alignment on all but imagine and document."""
     sources: dict[str, float] = field(default_factory=dict)
     """Weights of `data.sources` in this stage; empty takes the `weight` of each source."""
     train: dict[str, TrainedConfig] = field(default_factory=dict)
@@ -109,9 +110,9 @@ class StageConfig:
     """
 
     def __post_init__(self) -> None:
-        check_literals(self)
-        for old in self.train.keys() & RENAMED.keys():
-            raise ConfigError(f"A stage trains {old!r}, which is now called {RENAMED[old]!r}.")
+        check_extension("objective", self.objective, "worldmodel.objectives", OBJECTIVES)
+        check_extension("optimizer", self.optimizer, "worldmodel.optimizers", OPTIMIZERS)
+        check_extension("schedule", self.schedule, "worldmodel.schedules", SCHEDULES)
         if self.steps < 1 or self.batch_size < 1 or self.rounds < 1:
             raise ConfigError(
                 f"A stage has steps {self.steps}, batch_size {self.batch_size} and rounds {self.rounds}; "
@@ -127,11 +128,8 @@ class StageConfig:
                 f"A stage has max_gradient_norm {self.max_gradient_norm}; use a number above 0, a large one "
                 "to clip nothing."
             )
-        if not all(map(math.isfinite, (self.constant_fraction, self.teacher_guidance_scale))):
-            raise ConfigError(
-                f"A stage has constant_fraction {self.constant_fraction} and teacher_guidance_scale "
-                f"{self.teacher_guidance_scale}; use finite numbers."
-            )
+        if not math.isfinite(self.constant_fraction):
+            raise ConfigError(f"A stage has constant_fraction {self.constant_fraction}; use a finite number.")
         if not all(0 <= share <= 1 for share in self.self_rollout):
             raise ConfigError(f"A stage has self_rollout {list(self.self_rollout)}; use shares from 0 to 1.")
         if self.microbatch_size < 0 or not 0 <= self.ema_decay < 1:
@@ -139,10 +137,6 @@ class StageConfig:
                 f"A stage has microbatch_size {self.microbatch_size} and ema_decay {self.ema_decay}; "
                 "use 0 or more, and 0 to below 1."
             )
-        if self.teacher_steps < 1:
-            raise ConfigError(f"A stage has teacher_steps {self.teacher_steps}; use 1 or more.")
-        if self.num_candidates < 1:
-            raise ConfigError(f"A stage has num_candidates {self.num_candidates}; use 1 or more.")
         if not self.tasks:
             raise ConfigError("A stage has no tasks; give stages.NAME.tasks, for example {rounds: 1.0}.")
         if not all(0 <= weight < math.inf for weight in self.loss_weights.values()):
@@ -160,7 +154,7 @@ class SourceConfig:
 
     kind: str = ""
     """clips (video files with a table), text (documents), webdataset (tar files), huggingface (a
-    streamed dataset), lerobot (a LeRobot dataset, v3.0), flow (the log of a data flow), or the name of
+    streamed dataset), lerobot (a LeRobot dataset), flow (the log of a data flow), or the name of
     a world that generates its episodes, such as shapes."""
     path: str = ""
     """clips, text: the csv, parquet or jsonl table. webdataset: a tar file or a pattern such as data/*.tar.
@@ -169,8 +163,8 @@ class SourceConfig:
     root: str = ""
     """clips: the folder to which paths in the table are relative; empty takes the folder of the table."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Columns of the table by content: a mapping from video, text, question, answer, keys, mouse, vector,
-    camera, start, end and name to names of columns; see data/columns.py."""
+    """Columns of the table by content: a mapping from video, question, answer, start, end, name and the kinds
+    of action (text, keys, ...) to names of columns; see data/columns.py."""
     preset: str = ""
     """Instead of `columns`, the name of a published table: webvid, panda70m or openvid."""
     split: str = "train"
@@ -196,12 +190,12 @@ class DataConfig:
     prefetch: int = 2
     """Batches that are read ahead, with `num_workers` above 0."""
     decoder: DecoderName = "pyav"
-    """What decodes MP4, MOV, MKV and WebM: pyav, or torchcodec on the CPU or (nvdec) on the GPU."""
+    """What decodes MP4, MOV, MKV and WebM: pyav or torchcodec."""
     window: int = 1024
     """Size of the shuffle window in clips; larger windows mix better and seek more."""
     length_buckets: bool = False
-    """Draw the episodes of a step from those of about equal length in the window, so that processes with few
-    episodes each finish together; steps are then less mixed."""
+    """Draw the episodes of a step from episodes of about equal length in the window, so that processes with
+    few episodes each finish together; steps are then less mixed."""
     max_bad_fraction: float = 0.01
     """Share of a stage's clips that may be unreadable (each is logged and replaced) before the run fails."""
     timeout_s: float = 300.0
@@ -255,6 +249,28 @@ class MeshConfig:
 
 
 @dataclass(frozen=True)
+class DiagnosticsConfig:
+    """Measurements and checks of a run that do not change what it learns."""
+
+    tracker: Literal["none", "wandb", "trackio"] = "none"
+    """Where metrics are sent, besides metrics.jsonl and TensorBoard: Weights & Biases or trackio."""
+    peak_tflops: float = 0.0
+    """Peak of a device, to which `mfu` in the metrics is relative; 0 takes a measured matrix product."""
+    profile_steps: int = 0
+    """Steps of every stage, after the first two, whose profile is written to RUN_DIR/profile."""
+    check_collectives: bool = False
+    """For debugging: compare each collective of a step between processes before it runs. A difference ends
+    the run with an error that names the modules; steps take about twice as long."""
+
+    def __post_init__(self) -> None:
+        check_literals(self)
+        if not 0 <= self.peak_tflops < math.inf or self.profile_steps < 0:
+            raise ConfigError(
+                f"peak_tflops is {self.peak_tflops:g} and profile_steps {self.profile_steps}; use 0 or more."
+            )
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A training run."""
 
@@ -290,12 +306,11 @@ class TrainConfig:
     """Steps between images of predicted videos in RUN_DIR/samples; 0 writes none."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     """The checkpoint with the lowest loss of its stage is kept as RUN_DIR/checkpoints/best."""
-    tracker: Literal["none", "wandb", "trackio"] = "none"
-    """Where metrics are sent, besides metrics.jsonl and TensorBoard: Weights & Biases or trackio."""
-    peak_tflops: float = 0.0
-    """Peak of a device, to which `mfu` in the metrics is relative; 0 takes a measured matrix product."""
-    profile_steps: int = 0
-    """Steps of every stage, after the first two, whose profile is written to RUN_DIR/profile."""
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Callbacks of your own by name (an entry point, or MODULE:NAME), each with its arguments, which may be
+    {}: they are called when a stage begins and ends and after every step."""
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+    """Measurements and checks that do not change what is learned."""
     deterministic: bool = False
     """Use deterministic kernels on GPUs, where a resumed run is otherwise not equal bit for bit; slower."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -313,9 +328,6 @@ class TrainConfig:
     """Whether to compile the transformer layers (torch.compile)."""
     hang_timeout_s: float = 600.0
     """Seconds without progress after which a process prints the stacks of its threads and ends the run."""
-    check_collectives: bool = False
-    """For debugging: compare each collective of a step between processes before it runs. A difference ends
-    the run with an error that names the modules; steps take about twice as long."""
 
     @property
     def init_sources(self) -> dict[str, str | None]:
@@ -324,6 +336,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
+        for name in self.callbacks:
+            check_extension("callbacks", name, "worldmodel.callbacks", ())
         self._check_numbers()
         for name, stage in self.stages.items():
             if not re.fullmatch(r"\w[\w .-]{0,99}", name):
@@ -331,7 +345,7 @@ class TrainConfig:
                     f"A stage is named {name!r}, which cannot be a part of a file's name; use letters, "
                     "digits, - and _."
                 )
-            generates = stage.objective in ("generator", "joint", "distill", "imle")
+            generates = stage.objective in ("generator", "joint")
             if generates and self.model.generator is None:
                 raise ConfigError(
                     f"stages.{name}.objective is {stage.objective}, and model.generator is null; set it, or "
@@ -364,10 +378,6 @@ class TrainConfig:
             raise ConfigError(
                 f"hang_timeout_s is {self.hang_timeout_s:g}; use a number of seconds above 0, at most "
                 f"{LONGEST_HANG_S:g}."
-            )
-        if not 0 <= self.peak_tflops < math.inf or self.profile_steps < 0:
-            raise ConfigError(
-                f"peak_tflops is {self.peak_tflops:g} and profile_steps {self.profile_steps}; use 0 or more."
             )
         if self.keep_checkpoints < 2:
             raise ConfigError(f"keep_checkpoints is {self.keep_checkpoints}; use 2 or more.")

@@ -2,18 +2,22 @@
 
 import importlib.resources
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from worldmodel import config as configs
 from worldmodel.config import DataConfig, SourceConfig, TrainConfig
-from worldmodel.data.columns import FIELDS, OUTCOME
+from worldmodel.data.clips import EXTENSIONS, Files
+from worldmodel.data.columns import OUTCOME, PRESETS, Row, source_fields
 from worldmodel.data.loader import stage_weights
 from worldmodel.data.sources import SOURCE_KINDS
-from worldmodel.data.tables import open_table
+from worldmodel.data.tables import Table, is_table, open_table
 from worldmodel.errors import InputError
 
-TABLES = (".csv", ".jsonl", ".parquet")
+NUM_LOOKED_AT = 20
+"""Rows of a table, from its beginning, by which its columns and the folder of its videos are found."""
 VIDEO_COLUMNS = ("video", "path", "file")
 """Columns of a table that may name its videos; the first that it has is used."""
 
@@ -22,9 +26,9 @@ def read_source(argument: str) -> DataConfig:
     """Return a data source by its argument, as a config with this source alone.
 
     Args:
-        argument: A LeRobot dataset; a table of clips, or a folder with one; `KIND:PATH` with a kind of
-            `data.sources`; or `CONFIG:NAME`, a source of a config. Columns of a table are found by their
-            names.
+        argument: A LeRobot dataset; a table of clips, or a folder with one; a tar file, or a folder of them;
+            `KIND:PATH` with a kind of `data.sources`; or `CONFIG:NAME`, a source of a config. Columns of a
+            table, and the folder of its videos, are found by their names.
 
     Raises:
         InputError: There is no such table, folder or source.
@@ -36,9 +40,13 @@ def read_source(argument: str) -> DataConfig:
     path = Path(after if after and before == "clips" else argument).expanduser()
     if (path / "meta" / "info.json").is_file():
         return DataConfig({"lerobot": SourceConfig("lerobot", str(path))})
+    if path.suffix == ".tar":
+        return DataConfig({"webdataset": SourceConfig("webdataset", str(path))})
     if path.is_dir():
+        if any(path.glob("*.tar")):
+            return DataConfig({"webdataset": SourceConfig("webdataset", str(path / "*.tar"))})
         path = _table_in(path)
-    if path.is_file() and path.suffix in TABLES:
+    if path.is_file() and is_table(path):
         return DataConfig({path.stem: _clips(path)})
     if not (after and _is_config(before)):
         raise InputError(
@@ -120,7 +128,8 @@ def _table_in(folder: Path) -> Path:
     Raises:
         InputError: There is none, or several.
     """
-    tables = sorted(path for path in folder.iterdir() if path.suffix in TABLES)
+    # Metadata is often in json; a table of that kind is named itself.
+    tables = sorted(path for path in folder.iterdir() if is_table(path) and path.suffix != ".json")
     named = [path for path in tables if path.stem == "clips"] or tables
     if len(named) != 1:
         found = f"the tables {', '.join(path.name for path in named)}" if named else "no table of clips"
@@ -129,18 +138,55 @@ def _table_in(folder: Path) -> Path:
 
 
 def _clips(path: Path) -> SourceConfig:
-    """Return a table as a source, with the columns that have the name of a field."""
+    """Return a table as a source: with the columns that have the name of a field, or those of a preset.
+
+    Raises:
+        InputError: no column names videos.
+    """
     table = open_table(path)
     try:
-        columns = {column: column for column in table.columns if column in FIELDS}
+        preset = next((name for name, each in PRESETS.items() if each.needed <= {*table.columns}), "")
+        columns = {} if preset else {name: name for name in table.columns if name in source_fields()}
         if {*OUTCOME} <= {*table.columns}:
             columns |= {column: column for column in OUTCOME}
-        video = next((column for column in VIDEO_COLUMNS if column in table.columns), None)
+        rows = list(_first_rows(table))
+        named = next((name for name in VIDEO_COLUMNS if name in table.columns), "") or _files_in(rows)
+        if preset:
+            root = _root(
+                path.parent, [each.format_map(row) for row in rows for each in PRESETS[preset].files]
+            )
+            return SourceConfig("clips", str(path), root=root, columns=columns, preset=preset)
     finally:
         table.close()
-    if video is None:
+    if not named:
         raise InputError(
-            f"{str(path)!r} has no column {', '.join(VIDEO_COLUMNS)}; name its columns in a config and pass "
-            "CONFIG:NAME."
+            f"{str(path)!r} has no column {', '.join(VIDEO_COLUMNS)}, and none that names videos; name its "
+            "columns in a config and pass CONFIG:NAME."
         )
-    return SourceConfig("clips", str(path), columns={**columns, "video": video})
+    root = _root(path.parent, [str(row.get(named, "")) for row in rows])
+    return SourceConfig("clips", str(path), root=root, columns={**columns, "video": named})
+
+
+def _first_rows(table: Table) -> Iterator[Row]:
+    for number in range(min(NUM_LOOKED_AT, len(table))):
+        with suppress(InputError):
+            yield table.row(number)
+
+
+def _files_in(rows: Sequence[Row]) -> str:
+    """Return the first column whose cells end as the names of videos do; empty if there is none."""
+    for column in rows[0] if rows else ():
+        cells = [row.get(column) for row in rows]
+        if all(isinstance(cell, str) and Path(cell).suffix.lower() in EXTENSIONS[1:] for cell in cells):
+            return column
+    return ""
+
+
+def _root(folder: Path, paths: Sequence[str]) -> str:
+    """Return the folder in which videos are, if it is one in that of the table; empty for that itself."""
+    inner = sorted(each for each in folder.iterdir() if each.is_dir())
+    for root in (folder, *inner):
+        with suppress(InputError):
+            Files(tuple(str(root / Path(path)) for path in paths if path and "://" not in path)).read()
+            return "" if root == folder else str(root)
+    return ""

@@ -2,33 +2,24 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from worldmodel import media
-from worldmodel.action_words import say
+from worldmodel.actions import Action, action_kinds
+from worldmodel.actions.track import NOTHING, Track
+from worldmodel.actions.words import say
 from worldmodel.config import ImageSize, WorldModelConfig
 from worldmodel.data.files import read_range
 from worldmodel.data.latents import StoredLatents, StoredTexts
+from worldmodel.episodes import DESCRIBE, WHAT_HAPPENED, EncodedObservations, Episode, Outcome
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import (
-    DESCRIBE,
-    WHAT_HAPPENED,
-    Action,
-    Camera,
-    EncodedObservations,
-    Episode,
-    Outcome,
-    Pose,
-)
 
 _Part = tuple[int, int, np.ndarray | None, EncodedObservations | None]
 """Part of a clip: its first frame, number of rounds, frames where they are needed, and latents."""
-TRACKS = ("text", "keys", "mouse", "vector", "camera", "question", "answer")
-"""Fields of a clip that have values along it."""
 EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
 
 
@@ -42,57 +33,20 @@ class RoundFormat:
     """Frames per round."""
     actions: int = 1
     """Actions per round."""
+    max_words: int = 0
+    """Longest text of an action in words, each of which has a token or more; 0: any."""
 
     @classmethod
     def of(cls, model: WorldModelConfig) -> "RoundFormat":
         """Return the format of a model's config."""
-        return cls(model.codec.image_size, model.fps, model.chunk_frames, model.action.per_round)
+        text = model.action.kinds.get("text")
+        words = text.max_tokens if text else 0
+        return cls(model.codec.image_size, model.fps, model.chunk_frames, model.action.per_round, words)
 
     @property
     def action_frames(self) -> int:
         """Frames that one action lasts."""
         return self.chunk // self.actions
-
-
-@dataclass(frozen=True)
-class Track:
-    """Values along a clip: one for the whole clip, one per action, or one per interval of time."""
-
-    values: tuple[Any, ...] = ()
-    per_action: bool = False
-    times: tuple[tuple[float, float], ...] = ()
-    """Start and end of each value, in seconds after the clip's start."""
-
-    @property
-    def is_caption(self) -> bool:
-        """Whether there is at most one value, for the whole clip."""
-        return not (self.per_action or self.times)
-
-    def during(self, index: int, start: float, end: float) -> Any:
-        """Return the value of action `index` of the clip, which lasts from `start` to `end`, or None.
-
-        Of several intervals, the one that covers most of the action counts.
-        """
-        if self.times:
-            shares = [min(end, last) - max(start, first) for first, last in self.times]
-            best = max(range(len(shares)), key=shares.__getitem__)
-            return self.values[best] if shares[best] > 0 else None
-        if self.per_action:
-            return self.values[index] if index < len(self.values) else None
-        return self.values[0] if self.values else None
-
-    def pose(self, second: float, action_s: float) -> Pose:
-        """Return the pose of the camera at a second of the clip, for a track of camera targets.
-
-        Each entry leads in a straight line from the previous target (or the start of the clip) to its own.
-        """
-        times = self.times or [(i * action_s, (i + 1) * action_s) for i in range(len(self.values))]
-        pose = Pose()
-        for (start, end), target in sorted(zip(times, self.values, strict=True), key=lambda entry: entry[0]):
-            if target is None or second <= start:
-                continue
-            pose = pose.between(target.pose, min(1.0, (second - start) / max(end - start, 1e-6)))
-        return pose
 
 
 @dataclass(frozen=True)
@@ -170,6 +124,23 @@ class Stills:
     frames: tuple[bytes, ...]
 
 
+@runtime_checkable
+class Footage(Protocol):
+    """Frames by number at the frame rate of a format."""
+
+    def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
+        """Return up to `wanted` frames, beginning with number `first`.
+
+        Raises:
+            InputError: a file is missing, damaged or too short.
+        """
+        ...
+
+    def length(self, format: RoundFormat) -> int:
+        """Return the number of frames, up to the last one's begin."""
+        ...
+
+
 @dataclass(frozen=True)
 class Span:
     """Frames of a video file that holds several clips; a process opens it once for all of them."""
@@ -178,7 +149,7 @@ class Span:
     start: float
     """Seconds before its first frame."""
     num_frames: int
-    fps: int
+    fps: float
     """Frames per second that it is taken to have: 30 for 29.97."""
     file_fps: float
     """Frames per second of the file."""
@@ -214,15 +185,13 @@ class Clip:
     """
 
     name: str
-    video: Files | Part | Stills | Span | bytes = field(repr=False)
+    video: Files | Part | Stills | Footage | bytes = field(repr=False)
     format: RoundFormat
-    text: Track = Track()
-    keys: Track = Track()
-    mouse: Track = Track()
-    vector: Track = Track()
-    camera: Track = Track()
-    question: Track = Track()
-    answer: Track = Track()
+    text: Track = NOTHING
+    question: Track = NOTHING
+    answer: Track = NOTHING
+    controls: Mapping[str, Track] = field(default_factory=dict)
+    """Values of the kinds of action other than text, by name."""
     outcomes: Outcomes | None = None
     start: float = 0.0
     end: float | None = None
@@ -235,8 +204,12 @@ class Clip:
     @property
     def has_actions(self) -> bool:
         """Whether the clip says what is done in it, and when; one text for all of it is a caption."""
-        tracks = (self.keys, self.mouse, self.vector, self.camera)
-        return not self.text.is_caption or any(track.values for track in tracks)
+        return not self.text.is_caption or any(track.values for track in self.controls.values())
+
+    @property
+    def tracks(self) -> dict[str, Track]:
+        """All values along the clip, by name."""
+        return {"text": self.text, **self.controls, "question": self.question, "answer": self.answer}
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -248,7 +221,7 @@ class Clip:
 
         Raises:
             InputError: the video is missing, damaged or shorter than a round, or has no text for the task.
-            ConfigError: the latents are those of another model.
+            ConfigError: the latents were made by another model.
         """
         rng, count = np.random.default_rng((seed, index)), rounds if task == "rounds" else 1
         try:
@@ -256,6 +229,8 @@ class Clip:
                 rng, task, count
             )
             actions = [self._action(first, index) for index in range(found)]
+            if task in ("rounds", "imagine"):
+                self._check_words(actions)
             states = None if self.text_states is None else self._states(actions)
             when = self._when(first)
             question, answer = self.question.during(*when), self.answer.during(*when)
@@ -309,6 +284,21 @@ class Clip:
         if num_frames <= chunk:
             raise InputError(f"it has {num_frames} frames at {fps} fps, and a round needs 1 + {chunk}")
 
+    def _check_words(self, actions: Sequence[Action]) -> None:
+        """Check that the texts of actions are short enough; a text that is to be written may be longer.
+
+        Raises:
+            InputError: one is not.
+        """
+        most = self.format.max_words
+        for action in actions:
+            for text in filter(None, (each.text for each in (action, *action.chunk))):
+                if most and len(text) > most and len(text.split()) > most:
+                    raise InputError(
+                        f"its text has {len(text.split())} words, and the model reads {most} tokens; shorten "
+                        "it, or raise max_tokens of model.action.text"
+                    )
+
     def _check_lists(self, num_frames: int) -> None:
         """Check that lists have an entry for each action of the clip's rounds.
 
@@ -317,10 +307,9 @@ class Clip:
         Raises:
             InputError: a list is shorter or longer.
         """
-        tracks = {name: getattr(self, name) for name in TRACKS}
         lists: dict[str, tuple[int, float]] = {
             name: (len(track.values), self.format.action_frames)
-            for name, track in tracks.items()
+            for name, track in self.tracks.items()
             if track.per_action
         }
         if self.outcomes:
@@ -369,7 +358,7 @@ class Clip:
         return self.question if task == "ask" else self.text
 
     def _states(self, actions: Sequence[Action]) -> dict[str, np.ndarray]:
-        """Return the stored text states of actions, and that of no text."""
+        """Return the stored text states of actions, and of the empty text."""
         assert self.text_states is not None
         states = self.text_states.read()
         texts = {"", *(action.text or "" for action in actions)}
@@ -382,7 +371,7 @@ class Clip:
             first = draw_first(len(source.frames))
             chosen = source.frames[first : first + wanted]
             return first, np.stack([media.read_image(frame, self.format.size) for frame in chosen])
-        if isinstance(source, Span):
+        if isinstance(source, Footage):
             first = draw_first(source.length(self.format))
             return first, source.read(self.format, first, wanted)
         with media.open_video(source if isinstance(source, bytes) else source.read()) as video:
@@ -400,7 +389,7 @@ class Clip:
 
         With latents, where a round begins.
         """
-        per_action = any(getattr(self, field).per_action for field in TRACKS)
+        per_action = any(track.per_action for track in self.tracks.values())
         if per_action or (self.latents is not None and not sentences.times):
             step = self.format.action_frames if self.latents is None else self.format.chunk
             return range(0, last + 1, step)
@@ -433,18 +422,13 @@ class Clip:
     def _part(self, start: int) -> Action:
         """Return the action after frame `start`."""
         when = self._when(start)
-        camera: Camera | None = self.camera.during(*when)
-        if camera is not None and camera.mode == "target":
-            action_s = self.format.action_frames / self.format.fps
-            before, after = (self.camera.pose(second, action_s) for second in when[1:])
-            camera = Camera("velocity", before.motion_to(after))
-        return Action(
-            self.text.during(*when),
-            self.keys.during(*when) or (),
-            self.vector.during(*when),
-            self.mouse.during(*when),
-            camera,
-        )
+        action_s = self.format.action_frames / self.format.fps
+        tracks = {"text": self.text, **self.controls}
+        found = {}
+        for kind in action_kinds():
+            if kind.name in tracks:
+                found[kind.name] = kind.during(tracks[kind.name], *when, action_s)
+        return Action(**found)
 
 
 def _observations(

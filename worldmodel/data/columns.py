@@ -9,8 +9,8 @@ question, answer   what may be asked about the frames, and the answer, both in t
 keys    keys held: `left+up`, or a list of names, for the whole clip; a list of such lists has one per action.
 vector, mouse   a list of numbers for the whole clip; a list of lists has one per action.
 camera  `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`, the motion in
-        every action (`worldmodel.types.Camera`), or a list with one per action. With the mode `target` a list
-        has the pose of the camera at the end of every entry, relative to its pose at the start of the clip.
+        every action (`worldmodel.actions.Camera`), or a list with one per action. With the mode `target` a
+        list has the pose of the camera at the end of every entry, relative to that at the start of the clip.
 rewards, terminated   a list with the reward of every action (or of every step of a recording, see
         recording.json), and whether an episode ended with the last of them.
 start, end   the part of the file that is the clip, in seconds or as h:mm:ss; later ends are the file's end.
@@ -24,30 +24,41 @@ list with one per action has one for each of the clip's rounds; one for the fram
 """
 
 import ast
-import difflib
 import json
 import math
 import os
 import reprlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from worldmodel.actions import action_kinds, control_kinds
+from worldmodel.actions.kind import ActionKind
+from worldmodel.actions.text import TextKind
+from worldmodel.actions.track import Track
 from worldmodel.config import ActionConfig, SourceConfig
-from worldmodel.data.clips import Clip, Files, Outcomes, RoundFormat, Track
-from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import Action
+from worldmodel.data.clips import Clip, Files, Outcomes, RoundFormat
+from worldmodel.errors import ConfigError, InputError, did_you_mean
 
-KINDS = ("text", "keys", "mouse", "vector", "camera")
-"""Fields of an action."""
 ASKED = ("question", "answer")
-SENTENCES = ("text", *ASKED)
-"""Fields whose values are sentences."""
 OUTCOME = ("rewards", "terminated")
-FIELDS = ("video", *KINDS, *ASKED, "start", "end", "name")
 Row = Mapping[str, Any]
+
+
+def source_fields() -> tuple[str, ...]:
+    """Return the fields of a source for which a column can be named, but rewards and ends of episodes."""
+    return ("video", *(kind.name for kind in action_kinds()), *ASKED, "start", "end", "name")
+
+
+def own_columns(offered: Collection[str], takes: ActionConfig) -> dict[str, str]:
+    """Return the columns of a table that have the names of fields, but actions that a model does not take.
+
+    A question without its answer, or an answer without its question, is left out.
+    """
+    untaken = {name for name, taken in takes.takes.items() if not taken}
+    left_out = untaken if {*ASKED} <= {*offered} else untaken | {*ASKED}
+    return {field: field for field in source_fields() if field in offered and field not in left_out}
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,13 @@ class Preset:
     """Column with start and end of several clips per row; the text column then has a text for each."""
     address: str = ""
     """Column of the addresses from which files are fetched (`worldmodel flow`)."""
+    marks: tuple[str, ...] = ()
+    """Further columns by which the table is recognised."""
+
+    @property
+    def needed(self) -> set[str]:
+        """Columns by which the table is recognised."""
+        return {*self.columns.values(), self.address, *self.marks, *filter(None, [self.segments])}
 
 
 PRESETS = {
@@ -70,7 +88,12 @@ PRESETS = {
     "panda70m": Preset(
         {"text": "caption", "name": "videoID"}, ("{videoID}",), segments="timestamp", address="url"
     ),
-    "openvid": Preset({"text": "caption", "name": "video"}, ("{video}",), address="video"),
+    "openvid": Preset(
+        {"text": "caption", "name": "video"},
+        ("{video}",),
+        address="video",
+        marks=("aesthetic score", "motion score"),
+    ),
 }
 
 
@@ -103,7 +126,7 @@ class RowReader:
         self.preset = PRESETS[config.preset] if config.preset else None
         self.columns = {**(self.preset.columns if self.preset else {}), **config.columns}
         for field, column in self.columns.items():
-            if field not in (known := (*FIELDS, *OUTCOME)):
+            if field not in (known := (*source_fields(), *OUTCOME)):
                 raise ConfigError(f"{key}.columns has {field!r}; the fields are {', '.join(known)}.")
             check_column(f"{key}.columns.{field}", column, offered)
         for pair in (ASKED, OUTCOME):
@@ -123,7 +146,7 @@ class RowReader:
             )
         self.format, self.action, self.root = format, action, root
         self.rate = rate or format.fps / format.action_frames
-        self.has_actions = bool(set(KINDS[1:]) & set(self.columns))
+        self.has_actions = any(kind.name in self.columns for kind in control_kinds())
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -173,7 +196,10 @@ class RowReader:
         if end is not None and not start < end:
             raise InputError(f"it ends at {end:g} s, which is not after its start at {start:g} s")
         files, outcomes = video or self._files(row), self._outcomes(row)
-        return Clip(name, files, self.format, **tracks, outcomes=outcomes, start=start, end=end)
+        shared = {field: tracks.pop(field) for field in ("text", *ASKED)}
+        return Clip(
+            name, files, self.format, **shared, controls=tracks, outcomes=outcomes, start=start, end=end
+        )
 
     def tracks(self, row: Row) -> dict[str, Track]:
         """Return the text, actions, questions and answers of a row.
@@ -181,21 +207,18 @@ class RowReader:
         Raises:
             InputError: as `clip`.
         """
-        tracks = {field: track_of(self._cell(row, field), field) for field in (*KINDS, *ASKED)}
-        try:
-            for field in KINDS:
-                for value in {*tracks[field].values} - {None, ()}:
-                    Action(**{field: value}).check(self.action)
-        except InputError as error:
-            raise InputError(_clause(error)) from None
-        modes = {value.mode for value in tracks["camera"].values if value}
-        if len(modes) > 1 or (
-            "target" in modes and not (tracks["camera"].per_action or tracks["camera"].times)
-        ):
-            raise InputError(
-                "its camera has a target without a time; list one per action, or all with start and end"
-            )
-        return tracks
+        tracks = {}
+        for kind in action_kinds():
+            track = tracks[kind.name] = track_of(self._cell(row, kind.name), kind)
+            try:
+                for value in set(track.values):
+                    if not kind.is_absent(value):
+                        kind.check(value, self.action.kinds[kind.name])
+            except InputError as error:
+                raise InputError(_clause(error)) from None
+            kind.check_track(track)
+        asked = {field: track_of(self._cell(row, field), QUESTION, field) for field in ASKED}
+        return tracks | asked
 
     def _outcomes(self, row: Row) -> Outcomes | None:
         """Return the rewards of a row, and whether its episode ended with the last, if it has both.
@@ -244,9 +267,10 @@ def check_column(key: str, column: str, offered: Sequence[str]) -> None:
         ConfigError: it has not; the message names the setting `key` and the nearest name.
     """
     if column not in offered:
-        near = difflib.get_close_matches(column, offered, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(offered)}."
-        raise ConfigError(f"{key} is {column!r}, which is not a column of the table; {hint}")
+        raise ConfigError(
+            f"{key} is {column!r}, which is not a column of the table{did_you_mean(column, offered)}; it has "
+            f"{', '.join(offered)}."
+        )
 
 
 def inside(root: str, path: str) -> str:
@@ -261,47 +285,51 @@ def inside(root: str, path: str) -> str:
     return whole
 
 
-def track_of(value: Any, field: str) -> Track:
-    """Read a cell of a text or action column; see the module for its forms.
+QUESTION = TextKind()
+"""The form of questions and answers, which are texts and no actions."""
+
+
+def track_of(value: Any, kind: ActionKind, field: str = "") -> Track:
+    """Read a cell of a column of actions, questions or answers; see the module for its forms.
+
+    Args:
+        value: the cell.
+        kind: the kind of its values.
+        field: name of the field; by default that of the kind.
 
     Raises:
         InputError: it has none of these forms.
     """
-    if isinstance(value, str) and value.lstrip().startswith(("[", "{") if field == "camera" else "["):
+    field = field or kind.name
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{") if kind.is_object else "["):
         try:
             value = json.loads(value)
         except json.JSONDecodeError:
-            if field not in SENTENCES:  # a sentence may begin with a bracket
+            if not kind.is_language:  # a sentence may begin with a bracket
                 raise InputError(f"its {field} {value!r} are not valid JSON") from None
     if value is None or value == []:
         return Track()
     if not isinstance(value, list | tuple):
-        return Track((_value(value, field),))
-    if all(isinstance(entry, Mapping) and "data" not in entry for entry in value):
+        return Track((_value(value, kind),))
+    # An object without the fields that a value must have is an interval with a value in it.
+    needed = set(kind.schema.get("required", ())) if kind.is_object else set()
+    if all(isinstance(entry, Mapping) and not needed & set(entry) for entry in value):
         try:
             times = tuple((float(entry["start"]), float(entry["end"])) for entry in value)
         except (KeyError, TypeError, ValueError):
             raise InputError(f"its {field} have an entry without start and end in seconds") from None
         if not all(start <= end < math.inf for start, end in times):  # also if one is not a number
             raise InputError(f"its {field} have an entry that ends before it starts or does not end")
-        return Track(tuple(_value(entry.get(field), field) for entry in value), times=times)
-    if field in (*SENTENCES, "camera") or any(isinstance(entry, list | tuple) for entry in value):
-        return Track(tuple(_value(entry, field) for entry in value), per_action=True)
-    return Track((_value(value, field),))
+        return Track(tuple(_value(entry.get(field), kind) for entry in value), times=times)
+    if not kind.is_list or any(isinstance(entry, list | tuple) for entry in value):
+        return Track(tuple(_value(entry, kind) for entry in value), per_action=True)
+    return Track((_value(value, kind),))
 
 
-def _value(value: Any, field: str) -> Any:
-    """Read one value of a field of `Action`, or of a question or answer."""
-    if field == "keys":
-        keys = value.split("+") if isinstance(value, str) else value
-        listed = isinstance(keys, list | tuple)
-        value = [key.strip() if isinstance(key, str) else key for key in keys] if listed else keys
-    if field == "vector" and isinstance(value, str | int | float):  # csv: a number is text
-        with suppress(ValueError):
-            value = [float(value)]
-    part = "text" if field in ASKED else field
+def _value(value: Any, kind: ActionKind) -> Any:
+    """Read one value."""
     try:
-        return getattr(Action.of({part: value}), part)
+        return kind.parse_cell(value)
     except InputError as error:
         raise InputError(_clause(error)) from None
 

@@ -1,8 +1,9 @@
-"""What a dataset of a user contains, as far as the settings of a model and of its training depend on it."""
+"""Facts about a user's dataset on which the settings of a model and its training depend."""
 
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,16 +11,17 @@ from typing import Any, Literal
 import numpy as np
 
 from worldmodel import media
-from worldmodel.config import SourceConfig, spec_settings
+from worldmodel.actions import Action, ActionKind, action_kinds, control_kinds, settings_of_specs
+from worldmodel.actions.track import Track
+from worldmodel.config import SourceConfig
 from worldmodel.data.argument import read_source
-from worldmodel.data.clips import Files, Track
-from worldmodel.data.columns import KINDS, OUTCOME, inside, track_of
+from worldmodel.data.clips import Files
+from worldmodel.data.columns import OUTCOME, Row, inside, track_of
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.data.recording import RATE_TOLERANCE, read_recording
 from worldmodel.data.tables import Table, open_table
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.io import atomic_file
-from worldmodel.types import Action
 
 NUM_ROWS = 100
 """Rows of a table, from its beginning, whose actions are looked at."""
@@ -32,7 +34,7 @@ TEXT_FPS = 8
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """What a dataset contains."""
+    """Contents of a dataset."""
 
     train: SourceConfig
     held: SourceConfig | None
@@ -86,10 +88,11 @@ def _lerobot(path: str) -> DatasetFacts:
         held = held_out(count)
         with atomic_file(split) as temporary:
             temporary.write_text(json.dumps({"by": "episode", "seed": 0, "held-out": held}), encoding="utf-8")
-    height, width = dataset.info["features"][dataset.camera]["shape"][:2]
-    rates = {spec.rate for spec in dataset.specs if spec.rate}
+    height, width = dataset.shape
+    rates = {spec.rate for spec in dataset.specs if spec.rate} if dataset.rate == dataset.fps else set()
     fps, chunk = _stated_round(path, dataset.fps, rates or {float(dataset.fps)})
-    text = len(set(dataset.tasks.values())) > 1
+    specs = dataset.specs if rates else [replace(spec, rate=0.0) for spec in dataset.specs]
+    text = not dataset.sentences or len(set(dataset.sentences.values())) > 1
     return DatasetFacts(
         train,
         replace(train, split="held-out", weight=0.0) if split.exists() else None,
@@ -98,7 +101,7 @@ def _lerobot(path: str) -> DatasetFacts:
         int(width),
         fps,
         chunk,
-        {"text": text, **spec_settings(dataset.specs)},
+        {"text": text, **settings_of_specs(specs)},
         _pace(_numbers(dataset)),
         dataset.states_outcomes,
     )
@@ -126,39 +129,37 @@ def _clips(source: SourceConfig, out: Path, force: bool) -> DatasetFacts:
     try:
         info, tracks = _probe(table, source, root)
         specs, fps = read_recording(root) or ((), info.fps or TEXT_FPS)
-        found = {field: action for field in KINDS if (action := _settings(field, tracks[field]))}
+        kinds = {kind.name: kind for kind in action_kinds()}
+        found = {name: setting for name, kind in kinds.items() if (setting := setting_of(kind, tracks[name]))}
         columns = {
-            field: column
-            for field, column in source.columns.items()
-            if field not in KINDS or (field == "camera" and any(t.values for t in tracks[field]))
-        } | {field: source.columns[field] for field in found}
-        action: dict[str, Any] = {"text": False}
-        for settings in found.values():
-            action |= settings
-        action |= spec_settings(specs)
+            field: column for field, column in source.columns.items() if field not in kinds or field in found
+        }
+        untaken = {name: False for name, kind in kinds.items() if kind.default}
+        action: dict[str, Any] = untaken | found | settings_of_specs(specs)
         if rates := {spec.rate for spec in specs if spec.rate}:
             fps, chunk = _stated_round(source.path, int(fps), rates)
         else:
-            length = _round_frames(tracks, fps, info.duration_s)
-            fps, chunk = _round(fps, length) if length else (TEXT_FPS, TEXT_FPS)
+            length = round_frames(tracks, fps, info.duration_s)
+            fps, chunk = round_at(fps, length) if length else (TEXT_FPS, TEXT_FPS)
         train: SourceConfig = replace(source, path=str(path), root=root, columns=columns)
         parts = _divide(table, train, out, force)
     finally:
         table.close()
-    taken = [value for field in KINDS if field != "text" for track in tracks[field] for value in track.values]
+    taken = [value for kind in control_kinds() for track in tracks[kind.name] for value in track.values]
     outcomes, size = {*OUTCOME} <= columns.keys(), (info.height, info.width)
     return DatasetFacts(*parts, len(table), *size, fps, chunk, action, _pace(taken), outcomes)
 
 
 def _probe(table: Table, source: SourceConfig, root: str) -> tuple[media.MediaInfo, dict[str, list[Track]]]:
     """Return the first video that can be read, and the actions of the first rows."""
-    tracks: dict[str, list[Track]] = {field: [] for field in KINDS}
+    tracks: dict[str, list[Track]] = {kind.name: [] for kind in action_kinds()}
     info, reason = None, ""
     for number in range(min(NUM_ROWS, len(table))):
         try:
             row = table.row(number)
-            for field in KINDS:
-                tracks[field].append(track_of(row.get(source.columns.get(field, "")) or None, field))
+            for kind in action_kinds():
+                cell = row.get(source.columns.get(kind.name, "")) or None
+                tracks[kind.name].append(track_of(cell, kind))
             if info is None:
                 video = Files((inside(root, str(row[source.columns["video"]])),)).read()
                 info = media.probe(video, decode=False)
@@ -169,23 +170,25 @@ def _probe(table: Table, source: SourceConfig, root: str) -> tuple[media.MediaIn
     return info, tracks
 
 
-def _settings(field: str, tracks: list[Track]) -> dict[str, Any]:
-    """Return the settings of `model.action` for the values of a column; empty if it says nothing."""
-    values = {value for track in tracks for value in track.values} - {None, ()}
-    if field == "text":
-        return {"text": True} if len(values) > 1 else {}
-    if not values:
-        return {}
-    if field == "keys":
-        return {"keys": sorted({key for held in values for key in held})}
-    if field == "vector":
-        return {"vector_size": len(next(iter(values)))}
-    return {field: True}
+def read_tracks(rows: Iterable[Row], columns: Mapping[str, str]) -> dict[str, list[Track]]:
+    """Return the actions of rows by kind; a row that cannot be read has none."""
+    tracks: dict[str, list[Track]] = {kind.name: [] for kind in action_kinds()}
+    for row in rows:
+        for kind in action_kinds():
+            with suppress(InputError):
+                tracks[kind.name].append(track_of(row.get(columns.get(kind.name, "")) or None, kind))
+    return tracks
 
 
-def _round_frames(tracks: Mapping[str, list[Track]], fps: float, duration_s: float) -> float | None:
+def setting_of(kind: ActionKind, tracks: list[Track]) -> Any:
+    """Return the setting of a kind for the values of its column; None if it says nothing."""
+    values = {value for track in tracks for value in track.values if not kind.is_absent(value)}
+    return kind.setting_of_values(list(values)) if values else None
+
+
+def round_frames(tracks: Mapping[str, list[Track]], fps: float, duration_s: float) -> float | None:
     """Return the frames between two actions; None if no action lasts shorter than its clip."""
-    controls = [track for field in KINDS for track in tracks[field] if field != "text"]
+    controls = [track for kind in control_kinds() for track in tracks[kind.name]]
     for chosen in (controls, tracks["text"]):
         spans = [end - start for track in chosen for start, end in track.times]
         if spans:
@@ -196,7 +199,7 @@ def _round_frames(tracks: Mapping[str, list[Track]], fps: float, duration_s: flo
     return None
 
 
-def _round(fps: float, frames: float) -> tuple[int, int]:
+def round_at(fps: float, frames: float) -> tuple[int, int]:
     """Return a frame rate, and the frames between two actions at it, of which there are few."""
     length = max(1, round(frames))
     chunk = next(n for n in range(min(length, MAX_CHUNK), 0, -1) if length % n == 0)

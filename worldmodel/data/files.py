@@ -16,7 +16,7 @@ def find_files(pattern: str) -> list[str]:
     """Return the paths or addresses that a pattern matches, sorted.
 
     `{000..127}` counts; `*`, `?` and `[]` match the names in a folder or an object store. An address without
-    them is returned whether or not there is such a file. A path that exists is no pattern.
+    them is returned whether or not there is such a file. An existing path is never read as a pattern.
 
     Raises:
         OSError: a store cannot be listed.
@@ -80,7 +80,7 @@ def _storage(path: str) -> tuple[Any, str]:
 
 @contextmanager
 def _remote_errors() -> Iterator[None]:
-    """Turn the errors of every storage into `OSError`; those of Python's own modules pass."""
+    """Turn the errors of every storage into `OSError`; errors of Python's own modules pass."""
     try:
         yield
     except Exception as error:

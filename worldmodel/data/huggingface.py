@@ -1,10 +1,12 @@
 """Streamed datasets of the Hugging Face Hub or of a local folder: nothing is stored on disk.
 
-The files of a dataset are divided into streams (`data.sources.NAME.streams`), each of which is read front to
-back, again and again. Row `i` of the source is row `i // streams` of stream `i % streams`, so a data-parallel
-rank opens only the streams whose rows it trains on: with as many ranks as streams, one each. A thread reads
-each stream ahead by one window, so a window is shuffled while the next one arrives: three windows of encoded
-clips are in memory (`data.window`, divided by the streams; 256 suits clips of 1 MB).
+The rows of a dataset are read in streams (`data.sources.NAME.streams`), each of which reads all files in
+order, again and again, from a place of its own. These places are equally far apart, so that every row is read
+as often as every other: in rows where their number is known (parquet files here, or few of them; other files
+that are here and small), else in files. Row `i` of the source is row `i // streams` of stream `i % streams`,
+so in each pass a data-parallel rank reads only its share of the files. A thread reads each stream ahead by
+one window, so a window is shuffled while the next one arrives: three windows of encoded clips are in memory
+(`data.window`, divided by the streams; 256 suits clips of 1 MB).
 
 Checkpoints store a bookmark of every stream, from which a resumed run reads on. Without one, for example
 after `streams` was changed, rows are read over.
@@ -13,22 +15,31 @@ after `streams` was changed, rows are read over.
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
 from worldmodel import media
+from worldmodel.actions import Action
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Files, Part, RoundFormat, Stills
 from worldmodel.data.columns import RowReader, inside
 from worldmodel.data.sources import Recipe
-from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import DESCRIBE, Action, Episode
+from worldmodel.episodes import DESCRIBE, Episode
+from worldmodel.errors import ConfigError, InputError, pip_install
 
 VIDEO_NAMES = ("video", "mp4", "webm", "clip", "image", "images", "frames", "png", "jpg", "jpeg", "webp")
 TEXT_NAMES = ("text", "caption", "txt", "prompt", "description")
 IMAGE_NAMES = {"image", "png", "jpg", "jpeg", "webp"}
+MAX_PARTS = 1024
+"""Groups into which the files of a dataset are put, one file each if there are fewer."""
+MAX_COUNTED, MAX_COUNTED_BYTES = 64, 2**28
+"""Parquet files elsewhere whose rows are counted by their footers, and bytes of other files here that are
+read to count their rows."""
 MAX_MARKS = 256
 """Bookmarks that a stream keeps: a run is that many windows behind what was read ahead, at most."""
 
@@ -64,8 +75,9 @@ class HuggingFaceSource:
         text = _first({n: t for n, t in types.items() if n != self.video}, (), TEXT_NAMES)
         if text and model.action.text:
             columns.setdefault("text", text)
-        offered = [column for column in types if column != self.video]
-        self.reader = RowReader(name, replace(source, columns=columns), offered, self.format, model.action)
+        self.offered, self.whole = list(types), dataset
+        others = [column for column in types if column != self.video]
+        self.reader = RowReader(name, replace(source, columns=columns), others, self.format, model.action)
         self.still = types[self.video] == "Image" or (types[self.video] == "" and self.video in IMAGE_NAMES)
         self.tasks = self.reader.still_tasks if self.still else self.reader.tasks
         if not self.tasks:
@@ -81,6 +93,9 @@ class HuggingFaceSource:
             dataset = dataset.reshard()  # parquet: by row group
         self.streams = num_streams(dataset.num_shards, streams)
         self.dataset = dataset.select_columns(columns)
+        self.parts = min(dataset.num_shards, MAX_PARTS)
+        """Groups of files, or of row groups, that are opened one after another."""
+        self.starts = starts(count_rows(self.path, self.split, dataset, self.parts), self.parts, self.streams)
         self.window, self.timeout_s = -(-config.window // self.streams), config.timeout_s
         self.opened: dict[int, ReadAhead] = {}
         self.bookmarks: Bookmarks = {}
@@ -91,8 +106,12 @@ class HuggingFaceSource:
         try:
             import datasets
         except ImportError:
-            raise ConfigError(f"{self.key} requires datasets: pip install 'worldmodel[data]'.") from None
+            raise ConfigError(f"{self.key} requires datasets: {pip_install('data')}.") from None
         try:
+            folder = os.path.expanduser(self.path)
+            # A relative path such as `text` would be a builder of that name, which reads the current folder.
+            self.path = os.path.abspath(folder) if os.path.exists(folder) else self.path
+            self.split = split
             dataset = datasets.load_dataset(self.path, split=split, streaming=True)
             dataset = dataset.decode(False)  # only worldmodel.media decodes bytes
             features = dataset.features or dict.fromkeys(next(iter(dataset)), None)
@@ -104,8 +123,23 @@ class HuggingFaceSource:
 
     def at(self, index: int) -> Recipe:
         """Return row `index` of the endless stream."""
-        name = f"{self.path} row {index + 1}"
         row = self._stream(index % self.streams).row(index // self.streams)
+        return self._recipe(row, f"{self.path} row {index + 1}")
+
+    def sample(self) -> Iterator[Recipe]:
+        """Yield the recipe of every row once, from all streams in turn."""
+        shards = [
+            self.dataset.shard(self.streams, number, contiguous=False) for number in range(self.streams)
+        ]
+        columns = zip_longest(*map(iter, shards))
+        rows = (row for column in columns for row in column if row is not None)
+        yield from (self._recipe(row, f"{self.path} row {number + 1}") for number, row in enumerate(rows))
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows from the first on, with all of their columns."""
+        yield from self.whole
+
+    def _recipe(self, row: Mapping[str, Any], name: str) -> Recipe:
         try:
             video = self._video(row[self.video])
             clip = self.reader.clip(row, name, video=Stills((b"",)) if self.still else video)
@@ -122,7 +156,7 @@ class HuggingFaceSource:
         return rounds
 
     def resume(self, bookmarks: Bookmarks) -> None:
-        """Begin at bookmarks of an earlier run; those of another number of streams are ignored."""
+        """Begin at bookmarks of an earlier run; bookmarks for another number of streams are ignored."""
         self.bookmarks = {
             key: mark for key, mark in bookmarks.items() if key.endswith(f"/{self.streams}/{self.window}")
         }
@@ -142,9 +176,10 @@ class HuggingFaceSource:
         with self.one_opens:
             if number not in self.opened:
                 # Each call makes another object, because an iteration changes its own.
-                open_dataset = partial(self.dataset.shard, self.streams, number, contiguous=False)
+                open_part = partial(self.dataset.shard, self.parts, contiguous=True)
+                cycle = Cycle(open_part, self.parts, *self.starts[number])
                 mark = self.bookmarks.get(self._mark_name(number))
-                self.opened[number] = ReadAhead(open_dataset, self.window, self.timeout_s, self.key, mark)
+                self.opened[number] = ReadAhead(cycle, self.window, self.timeout_s, self.key, mark)
             return self.opened[number]
 
     def _mark_name(self, number: int) -> str:
@@ -239,7 +274,7 @@ class ReadAhead:
     """Random access to nearby rows of an endless stream: a thread keeps the windows around them in memory.
 
     Args:
-        open_dataset: returns a new `datasets.IterableDataset`.
+        cycle: the rows of the stream.
         window: number of rows that are read together.
         timeout_s: how long a window may take.
         key: config key of the source, for messages.
@@ -248,13 +283,13 @@ class ReadAhead:
 
     def __init__(
         self,
-        open_dataset: Callable[[], Any],
+        cycle: "Cycle",
         window: int,
         timeout_s: float,
         key: str,
         mark: Bookmark | None = None,
     ) -> None:
-        self.open_dataset, self.window = open_dataset, window
+        self.cycle, self.window = cycle, window
         self.timeout_s, self.key = timeout_s, key
         self.marks: dict[int, dict[str, Any]] = {mark[0]: mark[1]} if mark else {}
         """State of the dataset at the beginning of windows."""
@@ -275,6 +310,7 @@ class ReadAhead:
         """
         window, offset = divmod(number, self.window)
         with self.one_caller, self.changed:
+            # The thread will get there by itself; anything else, further ahead or behind, starts it anew.
             near = self.thread is not None and self.reading <= window <= self.reading + 1
             if window not in self.windows and not near and not self.closed:
                 self._start(window)
@@ -317,7 +353,7 @@ class ReadAhead:
         thread = threading.current_thread()
         try:
             mark = self.mark(first // self.window)
-            rows = EndlessRows(self.open_dataset, mark and mark[1])
+            rows = EndlessRows(self.cycle, mark and mark[1])
             rows.skip(first - (mark[0] * self.window if mark else 0))
             while True:
                 state = rows.state()
@@ -346,20 +382,36 @@ class ReadAhead:
                     self.changed.notify_all()
 
 
+@dataclass(frozen=True)
+class Cycle:
+    """The parts of a dataset, one after another and again, from a row on."""
+
+    open_part: Callable[[int], Any]
+    """Returns a new `datasets.IterableDataset` of a part."""
+    parts: int = 1
+    first: int = 0
+    """Part with which it begins."""
+    skipped: int = 0
+    """Rows of that part before the first one."""
+
+
 class EndlessRows:
-    """The rows of a dataset, again and again.
+    """The rows of a cycle.
 
     Args:
-        open_dataset: returns a new `datasets.IterableDataset`.
-        state: its `state_dict()` at the row to begin with; None: the first.
+        cycle: where they begin.
+        state: what `state` returned at the row to begin with; None: the first.
     """
 
-    def __init__(self, open_dataset: Callable[[], Any], state: dict[str, Any] | None = None) -> None:
-        self.open_dataset, self.current = open_dataset, open_dataset()
-        if state is not None:
-            self.current.load_state_dict(state)
-        self.rows = iter(self.current)
-        self.read, self.from_start = 0, state is None
+    def __init__(self, cycle: Cycle, state: dict[str, Any] | None = None) -> None:
+        self.cycle, self.read, self.total = cycle, 0, 0
+        self.from_start = state is None
+        """Whether all rows since the cycle's first were read: a repetition tells how many there are."""
+        self._open(cycle.first if state is None else state["part"], state and state["rows"])
+        if state is None:
+            for _ in range(cycle.skipped):
+                if self._next() is None:
+                    break
 
     def next(self) -> Mapping[str, Any]:
         """Return the next row.
@@ -367,38 +419,91 @@ class EndlessRows:
         Raises:
             InputError: there are none.
         """
-        row = next(self.rows, None)
-        if row is None:
-            self._restart()
-            row = next(self.rows, None)
-            if row is None:
-                raise InputError("the dataset is empty")
-        self.read += 1
-        return row
+        for _ in range(self.cycle.parts + 1):
+            row = self._next()
+            if row is not None:
+                self.read += 1
+                return row
+            self._open((self.part + 1) % self.cycle.parts)
+            if self.part == self.cycle.first and self.from_start and not self.total:
+                self.total = self.read + self.cycle.skipped
+        raise InputError("the dataset is empty")
 
     def skip(self, number: int) -> None:
         """Read over rows, each at most twice."""
         while number:
-            if next(self.rows, None) is not None:
-                self.read, number = self.read + 1, number - 1
-                continue
-            if self.from_start:  # all rows were read: whole repetitions need not be
-                if not self.read:
-                    raise InputError("the dataset is empty")
-                number %= self.read
-            self._restart()
+            self.next()
+            number -= 1
+            if self.total and number >= self.total:  # whole repetitions need not be read
+                number %= self.total
 
     def state(self) -> dict[str, Any] | None:
         """Return a state to begin with again; None where the format of the dataset has none."""
         state = getattr(self.current, "state_dict", lambda: None)()
         try:
-            return json.loads(json.dumps(state))
+            return None if state is None else {"part": self.part, "rows": json.loads(json.dumps(state))}
         except TypeError:
             return None
 
-    def _restart(self) -> None:
-        self.current = self.open_dataset()
-        self.rows, self.read, self.from_start = iter(self.current), 0, True
+    def _open(self, part: int, state: dict[str, Any] | None = None) -> None:
+        self.part, self.current = part, self.cycle.open_part(part)
+        if state is not None:
+            self.current.load_state_dict(state)
+        self.rows = iter(self.current)
+
+    def _next(self) -> Mapping[str, Any] | None:
+        return next(self.rows, None)
+
+
+def starts(counts: Sequence[int] | None, parts: int, streams: int) -> list[tuple[int, int]]:
+    """Return for each stream the part with which it begins, and the rows of it before its first one.
+
+    Args:
+        counts: rows of each part, if they are known.
+        parts: number of the parts.
+        streams: number of the streams.
+    """
+    if counts is None or not sum(counts):
+        return [(number * parts // streams, 0) for number in range(streams)]
+    ends = np.cumsum(counts)
+    rows = [number * int(ends[-1]) // streams for number in range(streams)]
+    found = [int(np.searchsorted(ends, row, side="right")) for row in rows]
+    return [(part, row - int(ends[part] - counts[part])) for part, row in zip(found, rows, strict=True)]
+
+
+def count_rows(path: str, split: str, dataset: Any, parts: int) -> list[int] | None:
+    """Return the rows of each part of a dataset; None if counting them would take long.
+
+    Args:
+        path: of the dataset.
+        split: the split.
+        dataset: the dataset as a stream.
+        parts: number of the parts into which its files are divided.
+    """
+    import datasets
+
+    files = datasets.load_dataset_builder(path).config.data_files
+    paths = [str(each) for each in (files or {}).get(split, ())]
+    here = os.path.exists(path)
+    if paths and all(each.endswith(".parquet") for each in paths) and (here or len(paths) <= MAX_COUNTED):
+        groups = [_row_groups(each) for each in paths]
+        counts = [sum(group) for group in groups]
+        if dataset.num_shards != len(counts):  # divided by row groups
+            counts = [count for group in groups for count in group]
+        if dataset.num_shards == len(counts):
+            return [sum(each.tolist()) for each in np.array_split(counts, parts)]
+    if here and sum(os.path.getsize(each) for each in paths if os.path.isfile(each)) <= MAX_COUNTED_BYTES:
+        return [sum(1 for _ in dataset.shard(parts, part, contiguous=True)) for part in range(parts)]
+    return None
+
+
+def _row_groups(path: str) -> list[int]:
+    """Return the rows of each row group of a parquet file."""
+    import fsspec
+    from pyarrow.parquet import ParquetFile
+
+    with fsspec.open(path, "rb") as file, ParquetFile(file) as opened:  # type: ignore[arg-type]
+        return [opened.metadata.row_group(number).num_rows for number in range(opened.num_row_groups)]
 
 
 def num_streams(num_files: int, wanted: int) -> int:

@@ -22,7 +22,7 @@ VERSION = 2
 
 
 def indexed(path: str | Path, kind: str, build: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return the index of a file: the stored one, or that of `build`, which is then stored.
+    """Return the index of a file: the stored one, or the result of `build`, which is then stored.
 
     Args:
         path: The file.

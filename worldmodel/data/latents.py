@@ -7,8 +7,8 @@ import numpy as np
 import safetensors
 
 from worldmodel.config import WorldModelConfig
+from worldmodel.episodes import EncodedObservations
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import EncodedObservations
 
 TEXT = "text:"
 """Prefix of the names of text states; the rest is the text."""

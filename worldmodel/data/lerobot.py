@@ -1,4 +1,4 @@
-"""LeRobot datasets (v3.0) in a local folder or on the Hub, each episode of which is one clip.
+"""LeRobot datasets (v2.0, v2.1, v3.0) in a local folder or on the Hub, each episode of which is one clip.
 
 Only the index (`meta/`) is read when the source is opened. A video file is opened once in every process for
 all of its episodes, and the actions of a data file are kept while its episodes are read. Files of a dataset
@@ -7,17 +7,20 @@ on the Hub are read piece by piece.
 
 import itertools
 import json
+import logging
 import math
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from worldmodel.actions import Action, specs_by_kind
+from worldmodel.actions.track import Track
 from worldmodel.config import (
     ActionConfig,
     ActionSpec,
@@ -26,31 +29,24 @@ from worldmodel.config import (
     TrainConfig,
     WorldModelConfig,
 )
-from worldmodel.data.clips import BrokenClip, Clip, Outcomes, RoundFormat, Span, Track
-from worldmodel.data.recording import check_specs, read_recording, whole_fps
-from worldmodel.errors import ConfigError, InputError
+from worldmodel.data.clips import BrokenClip, Clip, Outcomes, RoundFormat, Span
+from worldmodel.data.footage import ImageRows, Tiles, grid
+from worldmodel.data.lerobot_index import Files, Footage, LeRobotEpisode, read_episodes, read_tasks
+from worldmodel.data.recording import RATE_TOLERANCE, check_specs, is_whole, read_recording
+from worldmodel.errors import ConfigError, InputError, pip_install
 from worldmodel.media.shared_video import REMOTE
-from worldmodel.types import Action
 
-VERSION = "v3."
+VERSIONS = ("v2.", "v3.")
+ACTIONS = ("action", "actions")
+"""Features that hold actions, the first of which is read."""
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w.-]+)?")
+LOG = logging.getLogger(__name__)
 REWARD, ENDS = "next.reward", ("next.terminated", "next.done")
 """Columns of the reward and of the end of an episode; an episode that was cut short has not ended."""
+INDEXES = ("index", "frame_index", "episode_index", "info", "next.truncated")
+"""Columns that say nothing of the world."""
 MAX_BYTES = 2**28
 """Memory for the actions of data files, about, in every process."""
-
-
-@dataclass(frozen=True)
-class LeRobotEpisode:
-    """Where an episode is."""
-
-    index: int
-    data_path: str
-    first_row: int
-    num_rows: int
-    video_path: str
-    start: float
-    end: float
 
 
 class LeRobotDataset:
@@ -59,29 +55,33 @@ class LeRobotDataset:
     Args:
         path: a folder, or the name of a dataset on the Hub: user/name, or user/name@revision.
         key: config key of the source, for messages.
-        camera: feature of the video; empty takes the first.
+        columns: by field of a source: `video`, the feature of the camera, or several with + between them,
+            which are tiled (the first camera by default); `vector`, the feature of the actions; `text`, that
+            of the texts (the task by default).
 
     Raises:
-        ConfigError: it cannot be opened, has another version, or has no such camera.
+        ConfigError: it cannot be opened, has another version, or has no such feature.
     """
 
-    def __init__(self, path: str, key: str = "the dataset", camera: str = "") -> None:
+    def __init__(self, path: str, key: str = "the dataset", columns: Mapping[str, str] | None = None) -> None:
         folder = Path(path).expanduser()
         if not (folder.exists() or HUB_NAME.fullmatch(path)):
             raise ConfigError(f"{key}: there is no {path!r}; pass a folder, or user/name on the Hub.")
         self.root = os.path.abspath(folder) if folder.exists() else f"{REMOTE}datasets/{path}"
+        self.files = Files(self.root)
         try:
             from pyarrow import ArrowException
         except ImportError:
-            raise ConfigError(f"{key} requires pyarrow: pip install 'worldmodel[data]'.") from None
+            raise ConfigError(f"{key} requires pyarrow: {pip_install('data')}.") from None
         try:
-            with self.open("meta/info.json") as file:
+            with self.files.open("meta/info.json") as file:
                 self.info = json.load(file)
             if not isinstance(self.info, dict):
                 raise ValueError("meta/info.json is not an object")
-            self._check(key, camera)
-            self.tasks = self._read_tasks()
-            self.episodes = self._read_episodes()
+            self._check(key, columns or {})
+            self.tasks = read_tasks(self.files)
+            self._choose_text(key, (columns or {}).get("text", ""))
+            self.episodes = read_episodes(self.files, self.info, self.cameras)
         except (OSError, ArrowException, KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -91,36 +91,79 @@ class LeRobotDataset:
             ) from None
         self.actions = lru_cache(maxsize=self._most_tables())(self._actions)
 
-    def _check(self, key: str, camera: str) -> None:
+    def _check(self, key: str, columns: Mapping[str, str]) -> None:
         version = str(self.info.get("codebase_version", ""))
-        if not version.startswith(VERSION):
+        if not version.startswith(VERSIONS):
             raise ConfigError(
-                f"{key} has the LeRobot version {version or 'unknown'}; convert it to v3.0 with lerobot."
+                f"{key} has the LeRobot version {version or 'unknown'}; versions 2.0, 2.1 and 3.0 are read."
             )
+        if unknown := sorted({*columns} - {"video", "vector", "text"}):
+            raise ConfigError(f"{key}.columns has {unknown[0]!r}; use video, vector or text.")
         self.stored_fps = float(self.info["fps"])
-        self.fps = whole_fps(self.stored_fps, key)
+        if not 0 < self.stored_fps < math.inf:
+            raise ConfigError(f"{key} has {self.stored_fps:g} frames per second; correct meta/info.json.")
+        self.fps = max(1, round(self.stored_fps))
+        # 30 for 29.97, every frame with its own action; of other fractions frames are drawn by their times.
+        self.rate = float(self.fps) if is_whole(self.stored_fps) else self.stored_fps
         features = self.info["features"]
-        cameras = [name for name, feature in features.items() if feature["dtype"] == "video"]
-        if not cameras:
-            raise ConfigError(f"{key} stores no camera as video; convert its images to video with lerobot.")
-        matching = [
-            name for name in cameras if camera in ("", name, name.removeprefix("observation.images."))
-        ]
-        if not matching:
-            raise ConfigError(f"{key}.columns.video is {camera!r}; use one of {', '.join(cameras)}.")
-        self.camera = matching[0]
+        offered = [name for name, feature in features.items() if feature["dtype"] in ("video", "image")]
+        if not offered:
+            raise ConfigError(f"{key} stores no camera, neither as video nor as images.")
+        wanted = columns.get("video", "")
+        self.cameras = [_feature(name, offered) for name in wanted.split("+")] if wanted else offered[:1]
+        if not all(self.cameras):
+            raise ConfigError(f"{key}.columns.video is {wanted!r}; use one of {', '.join(offered)}.")
+        self.action = columns.get("vector") or next((name for name in ACTIONS if name in features), "")
+        if self.action and self.action not in features:
+            known = [
+                name for name, each in features.items() if str(each["dtype"]).startswith(("float", "int"))
+            ]
+            raise ConfigError(f"{key}.columns.vector is {self.action!r}; use one of {', '.join(known)}.")
         own = (self.info.get("worldmodel") or {}).get("action_spec")
         if own is not None:
             specs, held = map(ActionSpec.of, own), features.get("action", {"shape": [0]})
-            # One without a rate of its own has that of the rows.
-            slower = self.stored_fps / self.fps
-            self.specs = tuple(replace(spec, rate=spec.rate / slower or self.fps) for spec in specs)
+            # A spec without a rate has the rate of the rows.
+            slower = self.stored_fps / self.rate
+            self.specs = tuple(replace(spec, rate=spec.rate / slower or self.rate) for spec in specs)
             if len(self.specs) != math.prod(held["shape"]):
                 raise ValueError("its action_spec does not have an entry for each number of an action")
-        elif "action" in features:
-            self.specs = _specs(features["action"], self.fps)
         else:
-            self.specs = ()
+            self.specs = _specs(features[self.action], self.rate) if self.action else ()
+
+    def _choose_text(self, key: str, column: str) -> None:
+        """Choose the column of the texts: a number of a sentence, or the sentence itself."""
+        features = self.info["features"]
+        texts = [name for name, feature in features.items() if feature["dtype"] in ("string", "language")]
+        if not column:
+            told = any(self.tasks.values())
+            column = "task" if told else next((name for name in texts if "instruction" in name), "task")
+        self.text, self.sentences = f"{column}_index", self.tasks
+        if column in texts:
+            self.text, self.sentences = column, {}
+        elif column != "task":
+            if f"{column}_index" not in features:
+                known = [*texts, *(name[:-6] for name in features if name.endswith(("task_index",)))]
+                raise ConfigError(f"{key}.columns.text is {column!r}; use one of {', '.join(known)}.")
+            self.sentences = read_tasks(self.files, column)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether it has texts of its episodes."""
+        return not self.sentences or any(self.sentences.values())
+
+    @property
+    def camera(self) -> str:
+        """Feature of the first camera that is read."""
+        return self.cameras[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of its frames in pixels; of several cameras, of all tiles together."""
+        height, width = self.info["features"][self.camera]["shape"][:2]
+        if self.info["features"][self.camera].get("names", [""])[0] in ("channel", "channels", "rgb", "c"):
+            height, width = self.info["features"][self.camera]["shape"][1:3]
+        rows, columns = grid(len(self.cameras))
+        return int(height) * rows, int(width) * columns
 
     def open(self, path: str) -> Any:
         """Open a file of the dataset.
@@ -128,66 +171,7 @@ class LeRobotDataset:
         Raises:
             OSError: there is none.
         """
-        if not self.root.startswith(REMOTE):
-            return open(os.path.join(self.root, path), "rb")
-        import fsspec
-
-        return fsspec.open(f"{self.root}/{path}", "rb").open()  # type: ignore[attr-defined]
-
-    def _table(self, path: str, columns: list[str] | None = None) -> Any:
-        from pyarrow import parquet
-
-        with self.open(path) as file:
-            return parquet.read_table(file, columns=columns)
-
-    def _read_tasks(self) -> dict[int, str]:
-        table = self._table("meta/tasks.parquet")
-        names = next(name for name in table.column_names if name != "task_index")
-        return dict(zip(table["task_index"].to_pylist(), map(str, table[names].to_pylist()), strict=True))
-
-    def _read_episodes(self) -> list[LeRobotEpisode]:
-        video = f"videos/{self.camera}"
-        columns = ["episode_index", "length", "data/chunk_index", "data/file_index", "dataset_from_index"]
-        columns += [
-            f"{video}/{name}" for name in ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
-        ]
-        rows = [row for path in self._episode_files() for row in self._table(path, columns).to_pylist()]
-        rows = sorted(rows, key=lambda row: row["episode_index"])[: int(self.info["total_episodes"])]
-        first: dict[str, int] = {}
-        episodes = []
-        for row in rows:
-            data = self._place("data", row["data/chunk_index"], row["data/file_index"])
-            place = self._place("video", row[f"{video}/chunk_index"], row[f"{video}/file_index"])
-            first.setdefault(data, row["dataset_from_index"])
-            episodes.append(
-                LeRobotEpisode(
-                    row["episode_index"],
-                    data,
-                    row["dataset_from_index"] - first[data],
-                    row["length"],
-                    f"{self.root}/{place}",
-                    row[f"{video}/from_timestamp"],
-                    row[f"{video}/to_timestamp"],
-                )
-            )
-        return episodes
-
-    def _episode_files(self) -> list[str]:
-        if not self.root.startswith(REMOTE):
-            paths = sorted(Path(self.root, "meta", "episodes").glob("*/*.parquet"))
-            return [str(path.relative_to(self.root)) for path in paths]
-        import fsspec
-
-        files, _ = fsspec.core.url_to_fs(self.root)
-        pattern = f"{self.root.removeprefix(REMOTE)}/meta/episodes/*/*.parquet"
-        return sorted(path[path.index("meta/episodes/") :] for path in files.glob(pattern))
-
-    def _place(self, kind: str, chunk: int, file: int) -> str:
-        pattern = self.info[f"{kind}_path"]
-        path = pattern.format(chunk_index=chunk, file_index=file, video_key=self.camera)
-        if os.path.isabs(path) or ".." in path.split("/"):
-            raise ValueError(f"its {kind}_path {pattern!r} leaves the folder")
-        return path
+        return self.files.open(path)
 
     def _most_tables(self) -> int:
         """Return how many data files of average length have actions of `MAX_BYTES`."""
@@ -196,15 +180,19 @@ class LeRobotDataset:
         row_bytes = 4 * (len(self.specs) + len(self._outcome_columns())) + 16
         return max(1, files * MAX_BYTES // max(1, rows * row_bytes))
 
-    def _actions(self, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the actions, tasks, episodes and outcomes (reward, end) of all rows of a data file."""
-        names = ["task_index", "episode_index", *(["action"] if self.specs else [])]
+    def _actions(self, path: str) -> tuple[np.ndarray, list[str], np.ndarray, np.ndarray]:
+        """Return the actions, texts, episodes and outcomes (reward, end) of all rows of a data file."""
+        names = ["episode_index", *([self.action] if self.specs else [])]
         stated = self._outcome_columns()
-        table = self._table(path, [*names, *stated])
+        table = self.files.table(path, list(dict.fromkeys([*names, self.text, *stated])))
         none = np.zeros((len(table), 0), np.float32)
         outcomes = np.concatenate([none, *(_numbers(table[name]) for name in stated)], axis=1)
-        actions = _numbers(table["action"]) if self.specs else none
-        return actions, table["task_index"].to_numpy(), table["episode_index"].to_numpy(), outcomes
+        actions = _numbers(table[self.action], len(self.specs)) if self.specs else none
+        said = table[self.text].to_pylist()
+        texts = [str(each or "") for each in said]
+        if self.sentences:
+            texts = [self.sentences.get(int(each or 0), "") for each in said]
+        return actions, texts, table["episode_index"].to_numpy(), outcomes
 
     @property
     def states_outcomes(self) -> bool:
@@ -216,7 +204,7 @@ class LeRobotDataset:
         return [REWARD, ends[0]] if ends and REWARD in self.info["features"] else []
 
     def steps(self, episode: LeRobotEpisode) -> tuple[np.ndarray, list[str], np.ndarray]:
-        """Return the action after each frame of an episode but the last, its task in words, and its outcome.
+        """Return the action after each frame of an episode but the last, its text, and its outcome.
 
         Outcomes are `[steps, 2]`, reward and end, or `[steps, 0]` if the dataset does not state them.
 
@@ -224,48 +212,104 @@ class LeRobotDataset:
             InputError: the episode has one frame, other actions than frames, or damaged data.
         """
         try:
-            actions, tasks, owners, outcomes = self.actions(episode.data_path)
+            actions, texts, owners, outcomes = self.actions(episode.data_path)
         # A missing or damaged parquet file raises many types.
         except Exception as error:
             raise InputError(f"{episode.data_path} cannot be read ({' '.join(str(error).split())})") from None
         rows = slice(episode.first_row, episode.first_row + episode.num_rows)
-        found = int((owners[rows] == episode.index).sum())
-        frames = round((episode.end - episode.start) * self.stored_fps)
-        if found != episode.num_rows or frames != episode.num_rows:
-            raise InputError(f"it has {found} actions and {frames} frames; record or convert it again")
-        if frames < 2:
+        # Offsets that do not fit the file would give an episode the actions of another one, unnoticed.
+        found, count = int((owners[rows] == episode.index).sum()), episode.num_rows
+        if found != count:
+            raise InputError(f"it has {found} rows of {count}; record or convert it again")
+        for each in episode.footage:
+            frames = count if each.column else round((each.end - each.start) * self.stored_fps)
+            if frames != count:
+                rate = count / max(each.end - each.start, 1e-9)
+                raise InputError(
+                    f"it has {count} actions and {frames} frames, as if its video had {rate:.4g} frames per "
+                    f"second and not the fps of meta/info.json, {self.stored_fps:g}; correct one, or record "
+                    "it again"
+                )
+        if count < 2:
             raise InputError("it has one frame, and an action needs the frames before and after it")
         if not np.isfinite(actions[rows]).all():
-            raise InputError("it has an action that is not a finite number")
-        texts = [self.tasks.get(int(task), "") for task in tasks[rows]]
-        return actions[rows][:-1], texts[:-1], outcomes[rows][:-1]
+            wrong = np.isneginf(actions[rows]).all(axis=1)
+            raise InputError(
+                f"it has actions of other than {len(self.specs)} numbers"
+                if wrong.any()
+                else "it has an action that is not a finite number"
+            )
+        return actions[rows][:-1], texts[rows][:-1], outcomes[rows][:-1]
 
-    def clip(self, number: int, format: RoundFormat, takes: ActionConfig) -> Clip | BrokenClip:
-        """Return an episode as a clip with its actions."""
+    def times(self, episode: LeRobotEpisode) -> np.ndarray:
+        """Return the times of the rows of an episode, in seconds; empty if the dataset has none.
+
+        Raises:
+            InputError: its data cannot be read.
+        """
+        if "timestamp" not in self.info["features"]:
+            return np.empty(0)
+        try:
+            column = self.files.table(episode.data_path, ["timestamp"])["timestamp"]
+        except Exception as error:  # as `steps`
+            raise InputError(f"{episode.data_path} cannot be read ({' '.join(str(error).split())})") from None
+        return _numbers(column)[episode.first_row :][: episode.num_rows].astype(np.float64).ravel()
+
+    @property
+    def unread(self) -> list[str]:
+        """Columns and cameras that it has, and that are not read."""
+        read = {*self.cameras, self.action, self.text, "timestamp", "task_index", *ENDS, *INDEXES}
+        return [name for name in self.info["features"] if name not in {*read, *self._outcome_columns()}]
+
+    def clip(
+        self, number: int, format: RoundFormat, takes: ActionConfig, outcomes: bool = True
+    ) -> Clip | BrokenClip:
+        """Return an episode as a clip with its actions.
+
+        Args:
+            number: of the episode.
+            format: of the model's rounds.
+            takes: the actions that the model takes.
+            outcomes: whether rewards are needed; if not, those that are no numbers do no harm.
+        """
         episode = self.episodes[number]
         name = f"{os.path.basename(self.root)} episode {episode.index}"
         try:
-            numbers, texts, outcomes = self.steps(episode)
-            rate = max((spec.rate for spec in self.specs), default=0.0) or self.fps
-            stride = max(1, round(self.fps / rate))
+            numbers, texts, stated = self.steps(episode)
+            rate = max((spec.rate for spec in self.specs), default=0.0) or self.rate
+            stride = max(1, round(self.rate / rate))
             taken = [column for column, spec in enumerate(self.specs) if takes.takes[spec.field]]
             specs, numbers = [self.specs[column] for column in taken], numbers[::stride, taken]
             actions = [Action.of_numbers(specs, row) for row in numbers.tolist()]  # one per action, not frame
             for action in set(actions):
                 action.check(takes)
-            rewards, ends = outcomes.T.tolist() if outcomes.shape[1] else ((), ())
-            known = Outcomes(tuple(rewards), tuple(map(bool, ends)), self.fps) if rewards else None
+            usable = stated.shape[1] and (outcomes or np.isfinite(stated).all())
+            rewards, ends = stated.T.tolist() if usable else ((), ())
+            known = Outcomes(tuple(rewards), tuple(map(bool, ends)), self.rate) if rewards else None
         except InputError as error:
             return BrokenClip(name, str(error))
-        tracks: dict[str, Any] = {
-            field: Track(tuple(getattr(action, field) for action in actions), per_action=True)
-            for field in ("keys", "vector", "mouse")
-            if takes.takes[field] and any(spec.kind in (field, "key") for spec in self.specs)
+        controls = {
+            kind.name: self._track([action.part(kind.name) for action in actions], stride, format)
+            for kind, _ in specs_by_kind(specs)
         }
-        if takes.text and any(texts):
-            tracks["text"] = _text_track(texts, self.fps)
-        span = Span(episode.video_path, episode.start, episode.num_rows, self.fps, self.stored_fps)
-        return Clip(name, span, format, **tracks, outcomes=known)
+        text = _text_track(texts, self.rate) if takes.text and any(texts) else Track()
+        shots = tuple(self._shot(each, episode) for each in episode.footage)
+        video = shots[0] if len(shots) == 1 else Tiles(shots)
+        return Clip(name, video, format, text, controls=controls, outcomes=known)
+
+    def _track(self, values: list[Any], stride: int, format: RoundFormat) -> Track:
+        """Return the values of a control: one for each action, or where the rates differ, by their times."""
+        if abs(format.fps / format.action_frames * stride / self.rate - 1) <= RATE_TOLERANCE:
+            return Track(tuple(values), per_action=True)
+        step = stride / self.rate
+        times = tuple((index * step, (index + 1) * step) for index in range(len(values)))
+        return Track(tuple(values), times=times)
+
+    def _shot(self, footage: Footage, episode: LeRobotEpisode) -> Span | ImageRows:
+        if footage.column:
+            path = f"{self.root}/{footage.path}"
+            return ImageRows(path, footage.column, episode.first_row, episode.num_rows, self.rate, self.root)
+        return Span(footage.path, footage.start, episode.num_rows, self.rate, self.stored_fps)
 
 
 class LeRobotSource:
@@ -279,25 +323,29 @@ class LeRobotSource:
 
     def __init__(self, name: str, data: DataConfig, model: WorldModelConfig) -> None:
         config, key = data.sources[name], f"data.sources.{name}"
-        self.dataset = LeRobotDataset(config.path, key, config.columns.get("video", ""))
-        self.format, self.takes = RoundFormat.of(model), model.action
-        check_specs(key, self.dataset.specs, model)
-        slow, fast = sorted([self.dataset.fps, float(model.fps)])
-        if fast % slow:
-            raise ConfigError(
-                f"{key} has {self.dataset.fps:g} frames per second, and the model {model.fps}; set model.fps "
-                "to a multiple or a divisor."
+        self.dataset = LeRobotDataset(config.path, key, config.columns)
+        self.format, self.takes, self.outcomes = RoundFormat.of(model), model.action, model.outcomes
+        # Frames and actions are drawn by their times, so rates need not agree.
+        check_specs(key, [replace(spec, rate=0.0) for spec in self.dataset.specs], model)
+        recorded = max((spec.rate for spec in self.dataset.specs), default=0.0)
+        if recorded > model.fps / model.action_frames * (1 + RATE_TOLERANCE):
+            LOG.warning(
+                "%s has %g actions per second and the model takes %g: of the others it will know nothing; "
+                "set model.action.per_round or chunk_frames to take them all.",
+                key,
+                recorded,
+                model.fps / model.action_frames,
             )
         self.chosen = self._chosen(key, config.split)
         self.size = len(self.chosen)
-        told = ("imagine", "describe") if model.action.text and any(self.dataset.tasks.values()) else ()
+        told = ("imagine", "describe") if model.action.text and self.dataset.has_texts else ()
         self.tasks = ("rounds", "inverse", *told)
         if not self.size:
             raise ConfigError(f"{key} has no episodes.")
 
     def at(self, index: int) -> Clip | BrokenClip:
         """Return an episode."""
-        return self.dataset.clip(self.chosen[index % self.size], self.format, self.takes)
+        return self.dataset.clip(self.chosen[index % self.size], self.format, self.takes, self.outcomes)
 
     def _chosen(self, key: str, split: str) -> list[int]:
         """Return the episodes of a split, which `worldmodel data split` stores."""
@@ -331,7 +379,7 @@ class LeRobotSource:
     def cost(self, index: int, rounds: int) -> float:
         """Return the number of rounds of an episode."""
         episode = self.dataset.episodes[self.chosen[index % self.size]]
-        frames = int((episode.num_rows - 1) / self.dataset.fps * self.format.fps + 1e-3)
+        frames = int((episode.num_rows - 1) / self.dataset.rate * self.format.fps + 1e-3)
         return max(1, min(rounds, frames // self.format.chunk))
 
     def close(self) -> None:
@@ -339,12 +387,35 @@ class LeRobotSource:
         self.dataset.actions.cache_clear()
 
 
-def _numbers(column: Any) -> np.ndarray:
-    """Return a column of numbers or lists of them as `[rows, numbers]`, without an object for each."""
+def _feature(name: str, offered: Sequence[str]) -> str:
+    """Return the feature of a name, with or without the usual prefix; empty if there is none."""
+    return next((each for each in offered if name in (each, each.removeprefix("observation.images."))), "")
+
+
+def _numbers(column: Any, width: int = 0) -> np.ndarray:
+    """Return a column of numbers or lists of them as `[rows, numbers]`, without an object for each.
+
+    Args:
+        column: the column.
+        width: numbers of a row; a row with others is minus infinity. 0: all rows have equally many.
+    """
     values = column.combine_chunks()
+    counts = np.ones(len(column), np.int64)
     while hasattr(values.type, "value_type"):
+        if hasattr(values, "offsets"):
+            ends = values.offsets.to_numpy()
+            inner = np.concatenate([[0], np.cumsum(counts)])
+            counts = np.add.reduceat(np.append(np.diff(ends), 0), inner[:-1]) if len(counts) else counts
+        else:
+            counts = counts * values.type.list_size
         values = values.flatten()
-    return values.to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(column), -1)
+    found = values.to_numpy(zero_copy_only=False).astype(np.float32)
+    if not width or found.size == width * len(column):
+        return found.reshape(len(column), -1)
+    right = np.repeat(counts == width, counts)
+    rows = np.full((len(column), width), -np.inf, np.float32)
+    rows[counts == width] = found[right].reshape(-1, width)
+    return rows
 
 
 def _text_track(texts: Sequence[str], fps: float) -> Track:
@@ -386,7 +457,7 @@ def with_action_spec(config: TrainConfig) -> TrainConfig:
 def _stated(source: SourceConfig) -> tuple[ActionSpec, ...]:
     """Return the action spec of a source, if it has one."""
     if source.kind == "lerobot":
-        return LeRobotDataset(source.path).specs
+        return LeRobotDataset(source.path, columns=source.columns).specs
     if source.kind != "clips":
         return ()
     specs, _ = read_recording(source.root or Path(source.path).parent) or ((), 0)

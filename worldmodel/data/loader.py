@@ -24,8 +24,8 @@ from worldmodel.data.sampler import Sample, StepSampler, rank_share
 from worldmodel.data.sources import Source, StreamedSource, open_sources
 from worldmodel.data.staging import StagedFrames, StageFrames
 from worldmodel.data.worker import BadClip, Failure, Request, Result, Worker, make_episode, with_timeout
-from worldmodel.errors import ConfigError
-from worldmodel.types import Episode
+from worldmodel.episodes import Episode
+from worldmodel.errors import ConfigError, cause
 
 MAX_ATTEMPTS = 20
 """Bad clips in a row, in place of one sample, before the run fails."""
@@ -90,6 +90,7 @@ class StepCollator(BaseNode[list[PendingSample]]):
 
     def next(self) -> list[PendingSample]:
         samples = [next(self.source)]
+        # A failure ends the step at once: the samples after it may never come.
         while not samples[-1].last and not isinstance(samples[-1].result, Failure):
             samples.append(next(self.source))
         return samples
@@ -152,7 +153,8 @@ class BatchLoader:
         """Number of bad clips of the stage so far, by source, over all ranks."""
         self.unreadable: list[tuple[str, str]] = []
         """Source of each clip that this rank could not read in the newest step, and the reason."""
-        self.logged: set[str] = set()
+        self.causes: Counter[str] = Counter()
+        """Clips that this rank could not read, by cause."""
         self.stall_s = 0.0
         """Seconds that the caller waited for batches."""
         self.workers = [Worker(config.timeout_s) for _ in range(config.num_workers)]
@@ -186,9 +188,12 @@ class BatchLoader:
         try:
             for step in range(first_step, self.stage.steps):
                 samples, rounds = self.sampler.samples(step), self.stage.rounds
+                # Every rank computes the costs of all samples of the step, and takes its own share of them:
+                # the division needs no communication.
                 costs = [self._source(sample).cost(sample.episode, rounds) for sample in samples]
                 turns = [sample.turn for sample in samples]
                 own = [samples[index] for index in rank_share(costs, self.dp_rank, self.dp_size, turns)]
+                # A rank without samples still takes part in the step, with no batches.
                 if not own:
                     yield PendingSample(step, last=True)
                 for sample in own:
@@ -221,6 +226,8 @@ class BatchLoader:
         if sample is None or request is None:
             return pending
         bad: list[str] = []
+        # A replacement is drawn from (episode, attempt), so a resumed run replaces the same clips by the same
+        # ones.
         while isinstance(result := make(request), BadClip):
             bad.append(result.reason)
             sampler = self.sampler.samplers.get(sample.source)
@@ -263,14 +270,18 @@ class BatchLoader:
         return batches
 
     def _add_bad(self, samples: list[PendingSample]) -> None:
-        """Log this rank's bad clips of a step, and count those of all ranks."""
+        """Log this rank's bad clips of a step, and count the bad clips of all ranks."""
         self.unreadable = [
             (each.sample.source, reason) for each in samples if each.sample for reason in each.bad
         ]
         for source, reason in self.unreadable:
-            if reason not in self.logged:
-                log.warning("Skipped a clip of %s: %s", source, reason)
-            self.logged.add(reason)
+            self.causes[kind := cause(f"{source}: {reason}")] += 1
+            count = self.causes[kind]
+            if str(count).rstrip("0") == "1":  # 1, 10, 100, ...
+                more = f" (the {count}th for this reason)" if count > 1 else ""
+                log.warning("Skipped a clip of %s: %s%s", source, reason, more)
+        # Counted over all ranks, so that every rank fails in the same step, and none waits for one that has
+        # gone.
         counts = Counter(source for source, _ in self.unreadable)
         if self.sum_counts is not None:
             names = sorted(self.sources)
@@ -282,8 +293,9 @@ class BatchLoader:
         if self.bad.total() > self.config.max_bad_fraction * max(read, MIN_CLIPS):
             source, count = self.bad.most_common(1)[0]
             raise ConfigError(
-                f"{self.bad.total()} of {read} clips cannot be used, {count} of them of "
-                f"data.sources.{source} (the log names each); repair them or raise data.max_bad_fraction."
+                f"{self.bad.total()} of {read + self.bad.total()} clips cannot be used, {count} of them of "
+                f"data.sources.{source} (the log says why); run `worldmodel data check`, and repair them or "
+                "raise data.max_bad_fraction."
             )
 
     def _collated(self, samples: list[PendingSample]) -> Step:
@@ -310,6 +322,7 @@ class BatchLoader:
                     *encoded,
                 )
                 if episode.prompt is not None:
+                    # Texts are packed, so their lengths need not agree; the number of observations must.
                     shape = (len(episode.observations), bool(encoded))
                 by_shape.setdefault(shape, []).append((pending.sample.index, episode))
         step = samples[0].step
@@ -325,7 +338,7 @@ class BatchLoader:
     def state(self) -> dict[str, Any]:
         """Return the arguments with which another loader continues from here.
 
-        Bookmarks are those of this rank's streams; they save reading and change nothing.
+        Bookmarks of this rank's streams save reading and change nothing.
         """
         return {"first_step": self.step, "bad": dict(self.bad), "bookmarks": self.bookmarks()}
 

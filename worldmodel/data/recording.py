@@ -1,10 +1,11 @@
-"""What a recording states beside its frames and actions: their rate, and the meaning of actions."""
+"""Metadata of a recording: its frame rate, and the meaning of its actions."""
 
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from worldmodel.actions import specs_by_kind
 from worldmodel.config import ActionSpec, WorldModelConfig
 from worldmodel.errors import ConfigError
 
@@ -29,19 +30,24 @@ def read_recording(folder: str | Path) -> tuple[tuple[ActionSpec, ...], int] | N
     return specs, whole_fps(fps, repr(str(file)))
 
 
+def is_whole(fps: float) -> bool:
+    """Return whether a frame rate counts as a whole number: 29.97, and all within half a percent of one."""
+    whole = round(fps) if math.isfinite(fps) else 0
+    return whole >= 1 and abs(fps - whole) <= 0.005 * whole
+
+
 def whole_fps(fps: float, key: str) -> int:
     """Return a frame rate as a whole number: 30 for 29.97, and for all within half a percent of it.
 
     Raises:
         ConfigError: it is another fraction, or not above 0; the message begins with `key`.
     """
-    whole = round(fps) if math.isfinite(fps) else 0
-    if whole < 1 or abs(fps - whole) > 0.005 * whole:
+    if not is_whole(fps):
         raise ConfigError(
             f"{key} has {fps:g} frames per second, and a model a whole number of them; record it again, or "
             "encode its videos and write its tables anew, at a whole number."
         )
-    return whole
+    return round(fps)
 
 
 def check_specs(key: str, specs: Sequence[ActionSpec], model: WorldModelConfig) -> None:
@@ -52,21 +58,8 @@ def check_specs(key: str, specs: Sequence[ActionSpec], model: WorldModelConfig) 
     """
     takes = model.action
     taken = [spec for spec in specs if takes.takes[spec.field]]
-    keys = [spec.name for spec in taken if spec.kind == "key"]
-    if missing := sorted(set(keys) - set(takes.keys)):
-        raise ConfigError(
-            f"{key} has the keys {', '.join(missing)}, which the model does not take; set "
-            f"model.action.keys to [{', '.join(keys)}]."
-        )
-    vector = [spec for spec in taken if spec.kind == "vector"]
-    names = [spec.name for spec in vector]
-    if vector and (
-        len(vector) != takes.vector_size or (takes.vector_names and names != list(takes.vector_names))
-    ):
-        raise ConfigError(
-            f"{key} has vectors of {', '.join(names)}; set model.action.vector_size to {len(names)} and "
-            f"vector_names to [{', '.join(names)}]."
-        )
+    for kind, own in specs_by_kind(taken):
+        kind.check_specs(key, own, takes.kinds[kind.name])
     known = {spec.name: spec for spec in takes.spec}
     for spec in taken:
         other = known.get(spec.name, spec)

@@ -46,6 +46,9 @@ class Mixture:
 
     def __init__(self, weights: Sequence[float], seed: int, salt: int = 0) -> None:
         self.seed, self.salt = seed, salt
+        # Exact quotas per block, unlike independent draws, make the number of samples before any step a sum
+        # of a product and one partial block: resuming costs the same at any step. A source with a tiny weight
+        # still gets one sample in a block.
         quotas = np.maximum(np.round(np.asarray(weights) / sum(weights) * BLOCK).astype(int), 1)
         quotas[np.argmax(quotas)] += BLOCK - quotas.sum()  # the rounding error
         self.quotas = quotas
@@ -89,6 +92,7 @@ class EpisodeSampler:
         self.size = source.size if not self.streams and source.size else sys.maxsize
         self.window = min(window, self.size)
         if bucket:
+            # Whole buckets in a window, so that only the last window of an epoch has one that is not full.
             self.window -= self.window % bucket if self.window > bucket else 0
         if isinstance(source, StreamedSource) and source.streams:
             self.window = source.window * source.streams
@@ -105,6 +109,7 @@ class EpisodeSampler:
         rng = np.random.default_rng((*self.key, epoch, window, ROWS))
         if not self.streams:
             return self._bucketed(first + rng.permutation(min(self.window, self.size - first)), rng)
+        # Position p stays a row of stream p % streams: each stream is shuffled apart, and streams take turns.
         orders = [rng.permutation(self.window // self.streams) for _ in range(self.streams)]
         return first + (np.stack(orders, axis=1) * self.streams + np.arange(self.streams)).flatten()
 
@@ -124,6 +129,8 @@ class EpisodeSampler:
             return int(self.rows(0, window)[offset])
         epoch, offset = divmod(position, self.size)
         windows = self.windows(epoch)
+        # Windows are visited in random order, and the short last one may come anywhere. Positions after it
+        # are moved on by what it lacks, so that a division finds their window again.
         missing = -self.size % self.window  # rows that the last window is short of
         end = (int(np.argmax(windows == len(windows) - 1)) + 1) * self.window - missing
         if offset < end:
@@ -147,6 +154,8 @@ class EpisodeSampler:
         place, stream = divmod(row - first, step)
         count = length // step
         rng = np.random.default_rng((*self.key, episode, attempt, REPLACEMENT))
+        # An offset of 1 to count - 1 gives another row wherever there is one; attempts differ in their random
+        # numbers.
         place = (place + int(rng.integers(1, max(count, 2)))) % count
         return epoch * self.size + first + place * step + stream
 
@@ -242,6 +251,8 @@ class StepSampler:
         """Count the earlier steps of each task."""
         if len(self.tasks) == 1:
             return Counter({self.tasks[0]: step})
+        # The task of a step is drawn from (seed, step), so only counting finds how many came before. The
+        # count is kept for the next step; far into a run, the first call takes seconds.
         first, counts = self._counted
         if step < first:
             first, counts = 0, Counter()
@@ -273,6 +284,7 @@ def _owners(costs: Sequence[float], dp_size: int, turns: Sequence[int | None]) -
     loads = [0.0] * dp_size
     for owner, cost in zip(owners, costs, strict=True):
         loads[owner] += cost * (owner >= 0)
+    # Greedy: the costliest sample to the rank with the least work, ties by index, the same on every rank.
     for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
         if owners[index] < 0:
             owners[index] = loads.index(min(loads))

@@ -1,25 +1,27 @@
 """Sources of episodes. An episode is a pure function of (task, seed, index), so any order can be replayed."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
 from worldmodel.media import use_decoder
-from worldmodel.types import Episode
-from worldmodel.worlds.registry import get_world, world_names
 
 SOURCE_KINDS = {
-    "clips": ("worldmodel.data.tables", "TableSource"),
-    "text": ("worldmodel.data.text", "open_text"),
-    "webdataset": ("worldmodel.data.tar", "TarSource"),
-    "huggingface": ("worldmodel.data.huggingface", "HuggingFaceSource"),
-    "lerobot": ("worldmodel.data.lerobot", "LeRobotSource"),
-    "flow": ("worldmodel.flow.source", "FlowSource"),
+    "clips": "worldmodel.data.tables:TableSource",
+    "text": "worldmodel.data.text:open_text",
+    "webdataset": "worldmodel.data.tar:TarSource",
+    "huggingface": "worldmodel.data.huggingface:HuggingFaceSource",
+    "lerobot": "worldmodel.data.lerobot:LeRobotSource",
+    "flow": "worldmodel.flow.log.source:FlowSource",
 }
-"""Module and function that open each kind of source; imported on first use. Worlds are kinds, too."""
+"""Kinds of sources that are read from files: what opens each, as `module:name`, imported on first use."""
+
+_generators: "dict[str, str | Opener]" = {"shapes": "worldmodel.shapes.source:open_source"}
+"""Kinds of sources that generate their episodes; see `register_source`."""
 
 
 class Recipe(Protocol):
@@ -87,6 +89,10 @@ class StreamedSource(Source, Protocol):
         """Number of rows of each stream that are shuffled together."""
         ...
 
+    def sample(self) -> Iterator[Recipe]:
+        """Yield the recipe of every row once, from all streams in turn."""
+        ...
+
     def marks(self, window: int) -> dict[str, Any]:
         """Return bookmarks of the streams that this process reads, at or before a window; JSON."""
         ...
@@ -94,6 +100,20 @@ class StreamedSource(Source, Protocol):
     def resume(self, bookmarks: Mapping[str, Any]) -> None:
         """Begin at bookmarks of an earlier run; called before `at`."""
         ...
+
+
+Opener = Callable[[str, DataConfig, WorldModelConfig], Source]
+"""Opens one of `data.sources` by its name, for a model; raises ConfigError if the source does not fit."""
+
+
+def register_source(kind: str, opener: str | Opener) -> None:
+    """Register a kind of source that generates its episodes.
+
+    Args:
+        kind: Value of `data.sources.NAME.kind`.
+        opener: A function with the arguments of `open_source`, or its name as `module:name`.
+    """
+    _generators[kind] = opener
 
 
 def open_sources(config: DataConfig, model: WorldModelConfig) -> dict[str, Source]:
@@ -125,10 +145,11 @@ def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> Sourc
         ConfigError: a setting or the source's index is wrong; the message names the source.
     """
     source = config.sources[name]
-    if source.kind in world_names():
-        return get_world(source.kind).open_source(name, config, model)
-    if source.kind not in SOURCE_KINDS:
-        kinds = ", ".join([*world_names(), *SOURCE_KINDS])
-        raise ConfigError(f"data.sources.{name}.kind is {source.kind!r}; use one of {kinds}.")
-    module, opener = SOURCE_KINDS[source.kind]
-    return getattr(import_module(module), opener)(name, config, model)
+    openers = _generators | SOURCE_KINDS
+    if source.kind not in openers:
+        raise ConfigError(f"data.sources.{name}.kind is {source.kind!r}; use one of {', '.join(openers)}.")
+    opener = openers[source.kind]
+    if isinstance(opener, str):
+        module, _, attribute = opener.partition(":")
+        opener = getattr(import_module(module), attribute)
+    return opener(name, config, model)

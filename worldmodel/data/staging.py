@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worldmodel.batch import to_device
-from worldmodel.types import Episode
+from worldmodel.episodes import Episode
 
 
 @dataclass
@@ -25,7 +25,7 @@ class StagedFrames:
 
     @property
     def started(self) -> bool:
-        """Whether copies are on the device, or on their way to it."""
+        """Whether copies are on the device or being copied to it."""
         return self._moved is not None
 
     def start(self) -> None:

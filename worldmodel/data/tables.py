@@ -4,6 +4,8 @@ Opening a table reads some of its rows; the offsets of all are stored beside it 
 """
 
 import csv
+import gzip
+import hashlib
 import json
 import os
 import threading
@@ -20,8 +22,11 @@ from worldmodel.data.clips import BrokenClip, Clip, Files, RoundFormat
 from worldmodel.data.columns import Row, RowReader
 from worldmodel.data.index_file import indexed
 from worldmodel.data.recording import check_specs, read_recording
-from worldmodel.errors import ConfigError, InputError
+from worldmodel.errors import ConfigError, InputError, pip_install
+from worldmodel.io import atomic_file, user_cache
 
+MAX_ARRAY_BYTES, MAX_UNPACKED_BYTES = 2**29, 2**33
+"""Largest json list, which is parsed at once, and largest content of a .gz file."""
 NUM_PROBED = 100
 """Rows, spread over the table, that are checked before training starts."""
 
@@ -47,15 +52,17 @@ class Table(Protocol):
 
 
 class LineTable:
-    """A csv file with a header, or a jsonl file; takes 8 bytes of memory per row.
+    """A csv or tsv file with a header, or a jsonl file; takes 8 bytes of memory per row.
 
-    A record of a csv file may contain line breaks inside quotes.
+    A record of a csv file may contain line breaks inside quotes, and semicolons or tabs between cells.
     """
 
     def __init__(self, path: Path) -> None:
-        self.csv = path.suffix == ".csv"
+        self.csv = path.suffix in (".csv", ".tsv")
         self.file = path.open("rb")
-        self.starts = indexed(path, "rows", partial(_record_offsets, self.file, self.csv))
+        self.delimiter = _delimiter(self.file.readline()) if self.csv else ""
+        self.file.seek(0)
+        self.starts = indexed(path, "rows", partial(_record_offsets, self.file, self.delimiter))
         if self.csv:
             self.columns: Sequence[str] = self._fields(0) if len(self.starts) > 1 else []
         else:
@@ -103,13 +110,24 @@ class LineTable:
 
     def _fields(self, number: int) -> list[str]:
         try:
-            return next(csv.reader([self._record(number).strip("\r\n")]))
+            return next(csv.reader([self._record(number).strip("\r\n")], delimiter=self.delimiter))
         except (csv.Error, UnicodeDecodeError) as error:
             raise InputError(f"it is not valid csv ({error})") from None
 
 
-def _record_offsets(file: IO[bytes], is_csv: bool) -> np.ndarray:
-    """Return the offset of every record that is not blank, and the size of the file."""
+def _delimiter(header: bytes) -> str:
+    """Return what is between the cells of a header: a comma, or a tab or semicolon if it has no comma."""
+    found = [mark for mark in (",", "\t", ";") if mark.encode() in header]
+    return found[0] if found else ","
+
+
+def _record_offsets(file: IO[bytes], delimiter: str) -> np.ndarray:
+    """Return the offset of every record that is not blank, and the size of the file.
+
+    Args:
+        file: the file.
+        delimiter: what is between the cells of csv; empty for lines of another kind.
+    """
     starts, end = array("q"), 0
 
     def lines() -> Iterator[str]:
@@ -118,7 +136,7 @@ def _record_offsets(file: IO[bytes], is_csv: bool) -> np.ndarray:
             end += len(line)
             yield line.decode("latin-1")  # any bytes; records are decoded as UTF-8 when they are read
 
-    records = csv.reader(lines()) if is_csv else ([line] for line in lines())
+    records = csv.reader(lines(), delimiter=delimiter) if delimiter else ([line] for line in lines())
     while True:
         start = end
         try:
@@ -132,6 +150,30 @@ def _record_offsets(file: IO[bytes], is_csv: bool) -> np.ndarray:
             starts.append(start)
 
 
+class ArrayTable:
+    """A json file with a list of objects, which is kept in memory."""
+
+    def __init__(self, path: Path) -> None:
+        if path.stat().st_size > MAX_ARRAY_BYTES:
+            raise InputError(f"a json list may have {MAX_ARRAY_BYTES // 2**20} MiB; write it as jsonl")
+        try:
+            self.rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        except ValueError as error:
+            raise InputError(f"it is not valid JSON ({error})") from None
+        if not isinstance(self.rows, list) or not all(isinstance(row, dict) for row in self.rows):
+            raise InputError("it is not a list of objects")
+        self.columns: Sequence[str] = list(dict.fromkeys(column for row in self.rows for column in row))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, number: int) -> Row:
+        return self.rows[number]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class ParquetTable:
     """A parquet file, read row group by row group; only the columns in `wanted`."""
 
@@ -140,9 +182,7 @@ class ParquetTable:
             from pyarrow import ArrowException
             from pyarrow.parquet import ParquetFile
         except ImportError:
-            raise ConfigError(
-                f"Reading {str(path)!r} requires pyarrow: pip install 'worldmodel[data]'."
-            ) from None
+            raise ConfigError(f"Reading {str(path)!r} requires pyarrow: {pip_install('data')}.") from None
         try:
             self.file = ParquetFile(path, memory_map=True)
         except (ArrowException, OSError) as error:
@@ -176,25 +216,71 @@ class ParquetTable:
         return self.file.read_row_group(number, columns=self.wanted)
 
 
+KINDS = {
+    ".csv": LineTable,
+    ".tsv": LineTable,
+    ".jsonl": LineTable,
+    ".json": ArrayTable,
+    ".parquet": ParquetTable,
+}
+PACKED = ".gz"
+
+
+def is_table(path: str | Path) -> bool:
+    """Return whether a path ends as that of a table does."""
+    path = Path(path)
+    return (Path(path.stem) if path.suffix == PACKED else path).suffix in KINDS
+
+
 def open_table(path: str | Path) -> Table:
-    """Open a table by its suffix.
+    """Open a table by its suffix; one that ends in .gz is unpacked into the user's cache.
 
     Raises:
         ConfigError: the file does not exist, has another suffix, or cannot be read.
     """
     path = Path(path).expanduser()
-    kinds = {".csv": LineTable, ".jsonl": LineTable, ".parquet": ParquetTable}
     if not path.is_file():
         raise ConfigError(f"There is no table {str(path)!r}; check the path.")
-    if path.suffix not in kinds:
-        raise ConfigError(f"The table {str(path)!r} does not end in one of {', '.join(kinds)}.")
+    if not is_table(path):
+        raise ConfigError(
+            f"The table {str(path)!r} does not end in one of {', '.join(KINDS)}, or that and .gz."
+        )
     try:
-        table = kinds[path.suffix](path)
-    except (OSError, InputError) as error:
+        opened = _unpacked(path) if path.suffix == PACKED else path
+        kind = KINDS[opened.suffix]
+        if kind is ArrayTable and not _is_list(opened):  # lines of objects, as c4 has
+            kind = LineTable
+        table = kind(opened)
+    except (OSError, EOFError, InputError) as error:
         raise ConfigError(f"The table {str(path)!r} cannot be read: {error}.") from None
     if not len(table):
         raise ConfigError(f"The table {str(path)!r} has no rows.")
     return table
+
+
+def _is_list(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def _unpacked(path: Path) -> Path:
+    """Return the content of a .gz file as one in the user's cache.
+
+    Raises:
+        InputError: it is larger than a table may be.
+        OSError: it is damaged.
+    """
+    found = path.stat()
+    key = hashlib.sha256(f"{os.path.abspath(path)} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()
+    target = user_cache() / "tables" / f"{key[:32]}{Path(path.stem).suffix}"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with gzip.open(path) as packed, atomic_file(target) as temporary, temporary.open("wb") as file:
+            while block := packed.read(2**20):
+                file.write(block)
+                if file.tell() > MAX_UNPACKED_BYTES:
+                    raise InputError(f"it has more than {MAX_UNPACKED_BYTES // 2**30} GiB when unpacked")
+    return target
 
 
 class TableSource:
@@ -211,7 +297,7 @@ class TableSource:
         config = data.sources[name]
         self.key, self.format = f"data.sources.{name}", RoundFormat.of(model)
         self.table = open_table(config.path)
-        path = Path(config.path).expanduser()
+        self.path = path = Path(config.path).expanduser()
         self.label = path.name
         root = Path(config.root).expanduser() if config.root else path.parent
         if not root.is_dir():

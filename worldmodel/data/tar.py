@@ -19,7 +19,7 @@ import numpy as np
 
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Part, RoundFormat
-from worldmodel.data.columns import ASKED, FIELDS, Row, RowReader
+from worldmodel.data.columns import Row, RowReader, own_columns
 from worldmodel.data.files import find_files, open_file
 from worldmodel.data.index_file import indexed
 from worldmodel.errors import ConfigError, InputError
@@ -41,7 +41,7 @@ class ByteRange(NamedTuple):
 class TarSource:
     """Clips in tar files.
 
-    `data.sources.NAME.columns` maps a clip's fields to those of the json parts (see columns.py). Fields with
+    `data.sources.NAME.columns` maps a clip's fields to fields of the json parts (see columns.py). Fields with
     the same name (`text`, `keys`, `start`, …) need no mapping, and the txt part is the text where the json
     has none.
 
@@ -62,16 +62,13 @@ class TarSource:
         tables = clip_ranges(self.shards)
         numbers = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         self.ranges = np.column_stack([numbers, np.concatenate(tables)])
-        self.size = len(self.ranges)
+        self.size = self.num_rows = len(self.ranges)
         if not self.size:
             raise ConfigError(f"{key}: no sample of {config.path!r} has a video ({', '.join(KINDS)}).")
         self.format = RoundFormat.of(model)
         some = np.unique(np.linspace(0, self.size - 1, NUM_PROBED).astype(int))
         fields = {field for number in some for field in self._fields(number)}
-        taken = model.action.takes
-        own = {field: field for field in FIELDS if field in fields and taken.get(field, True)}
-        if not own.keys() >= {*ASKED}:  # a question without its answer, or the other way round
-            own = {field: column for field, column in own.items() if field not in ASKED}
+        own = own_columns(fields, model.action)
         if TEXT in fields and model.action.text:
             own = {"text": TEXT, **own}
         columns = {**own, **config.columns}
@@ -86,7 +83,7 @@ class TarSource:
         video = Part(self.shards[shard], *offsets[:2])
         name = f"{os.path.basename(video.path)}/{self._name(video)}"
         try:
-            return self.reader.clip(self._row(index % self.size), name, video=video)
+            return self.reader.clip(self.row(index % self.size), name, video=video)
         except InputError as error:
             return BrokenClip(name, str(error))
 
@@ -99,12 +96,16 @@ class TarSource:
 
     def _fields(self, number: int) -> Sequence[str]:
         try:
-            return list(self._row(number))
+            return list(self.row(number))
         except InputError:
             return []
 
-    def _row(self, number: int) -> Row:
-        """Return the content of a clip's json and txt parts."""
+    def row(self, number: int) -> Row:
+        """Return the content of a clip's json and txt parts.
+
+        Raises:
+            InputError: they cannot be read.
+        """
         shard, _, _, *offsets = (int(x) for x in self.ranges[number])
         text, record = (Part(self.shards[shard], *part) for part in (offsets[:2], offsets[2:]))
         if max(text.size, record.size) > MAX_TEXT_BYTES:

@@ -8,9 +8,9 @@ from worldmodel.config import DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip
 from worldmodel.data.columns import check_column
 from worldmodel.data.huggingface import HuggingFaceSource
-from worldmodel.data.tables import ParquetTable, open_table
+from worldmodel.data.tables import ParquetTable, is_table, open_table
+from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.types import Episode
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,7 @@ def open_text(name: str, config: DataConfig, model: WorldModelConfig) -> TextSou
     Raises:
         ConfigError: as the two sources.
     """
-    is_table = Path(config.sources[name].path).suffix in (".csv", ".jsonl", ".parquet")
-    return (TextSource if is_table else TextStream)(name, config, model)
+    return (TextSource if is_table(config.sources[name].path) else TextStream)(name, config, model)
 
 
 def _column(key: str, config: SourceConfig) -> str:

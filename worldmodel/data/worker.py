@@ -1,17 +1,10 @@
 """Worker processes that make episodes on request.
 
 Every worker has a connection of its own and shares no lock with others, so a worker that is killed or hangs
-affects no other: the trainer sees the connection close at once, or time out. A worker imports this module
-only: the training script is not imported a second time, and notebooks work.
+affects no other: the trainer sees the connection close at once, or time out.
 """
 
-import os
 import queue
-import signal
-import socket
-import struct
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,12 +13,13 @@ from typing import TypeVar
 
 from worldmodel.config import DecoderName
 from worldmodel.data.sources import Recipe
+from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError, InputError, WorldModelError
 from worldmodel.media import use_decoder
-from worldmodel.messages import receive, send
-from worldmodel.types import Episode
+from worldmodel.processes import Child, ChildError, Connection
 
 T = TypeVar("T")
+# There are as many workers as cores to use: more threads in each would only take turns.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 MALLOC_OPTIONS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
 """Without these glibc returns the memory of every decoded frame to the kernel and requests it again."""
@@ -82,18 +76,7 @@ class Worker:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        here, there = socket.socketpair()
-        limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            here.setsockopt(socket.SOL_SOCKET, option, limit)
-        with there:
-            self.process = subprocess.Popen(  # noqa: S603 -- this interpreter, and fixed code
-                [sys.executable, "-P", "-c", f"from {__name__} import main; main({there.fileno()})"],
-                pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **ONE_THREAD, **MALLOC_OPTIONS, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-        self.connection = here
+        self.child = Child(f"{__name__}:serve", environment={**ONE_THREAD, **MALLOC_OPTIONS})
         self.sending, self.receiving = threading.Lock(), threading.Lock()
 
     def make(self, request: Request) -> Result:
@@ -105,34 +88,31 @@ class Worker:
         name = request.recipe.name
         try:
             with self.sending:
-                send(self.connection, request)
-                self.receiving.acquire()  # results arrive in the order of the requests
+                self.child.send(request, self.timeout_s)
+                # Taken before the other lock is left: results arrive in the order of the requests.
+                self.receiving.acquire()
             try:
-                return receive(self.connection)
+                return self.child.receive(self.timeout_s)
             finally:
                 self.receiving.release()
-        except BlockingIOError:
+        except TimeoutError:
             return Failure(
                 ConfigError(
-                    f"Data worker {self.process.pid} did not finish {name} within {self.timeout_s:g} s; "
+                    f"Data worker {self.child.pid} did not finish {name} within {self.timeout_s:g} s; "
                     "check that file, or raise data.timeout_s."
                 )
             )
-        except (EOFError, OSError):
-            code = self.process.wait(self.timeout_s)
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        except ChildError as error:
             return Failure(
                 ConfigError(
-                    f"Data worker {self.process.pid} {how} while making {name}; "
+                    f"Data worker {self.child.pid} {error} while making {name}; "
                     "if memory ran out, lower data.num_workers or data.prefetch."
                 )
             )
 
     def close(self) -> None:
         """Kill the process; a call of `make` in another thread then returns."""
-        self.process.kill()
-        self.process.wait()
-        self.connection.close()
+        self.child.close()
 
 
 def with_timeout(items: Iterator[T], timeout_s: float, on_timeout: Callable[[], T]) -> Iterator[T]:
@@ -143,6 +123,8 @@ def with_timeout(items: Iterator[T], timeout_s: float, on_timeout: Callable[[], 
     requested, closed = threading.Semaphore(0), threading.Event()
     produced: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
 
+    # One item at a time: the time limit then counts from when an item is asked for, and a source that hangs
+    # is named by what is asked of it.
     def produce() -> None:
         for item in items:
             produced.put((item,))
@@ -163,12 +145,7 @@ def with_timeout(items: Iterator[T], timeout_s: float, on_timeout: Callable[[], 
         requested.release()
 
 
-def main(descriptor: int) -> None:
-    """Serve requests on an inherited connection until the other side closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the trainer
-    with socket.socket(fileno=descriptor) as connection:
-        while True:
-            try:
-                send(connection, make_episode(receive(connection)))
-            except (EOFError, OSError):
-                return
+def serve(trainer: Connection) -> None:
+    """Make the episodes that the trainer requests, in the worker's process."""
+    while True:
+        trainer.send(make_episode(trainer.receive()))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from worldmodel import batch
 from worldmodel.diffusion.solver import Solver
-from worldmodel.diffusion.step_cache import StepCache
 from worldmodel.diffusion.swin import ChunkTrace, half
 
 C = TypeVar("C")
@@ -41,6 +40,21 @@ class ChunkGenerator(Protocol[Given]):
         ...
 
 
+@runtime_checkable
+class StepCache(Protocol):
+    """What decides in which steps a prediction is reused; each chunk has its own (`make_step_cache`)."""
+
+    def decide(self, latents: Float[Tensor, "b t c h w"], last: bool) -> Bool[Tensor, " b"]:
+        """Return the rows whose prediction the next step needs, on the CPU; `last` if no step follows it."""
+        ...
+
+    def complete(
+        self, latents: Float[Tensor, "b t c h w"], computed: Float[Tensor, "n t c h w"]
+    ) -> Float[Tensor, "b t c h w"]:
+        """Return the predictions of all rows: the computed ones, and those that are reused."""
+        ...
+
+
 @dataclass(eq=False)
 class Chunk(Generic[C]):
     """A chunk (or a batch of chunks that started together) between noise and data."""
@@ -57,8 +71,6 @@ class Chunk(Generic[C]):
     """The trace that this one follows in its first half."""
     step_cache: StepCache | None = None
     """Which steps reuse an earlier prediction; None computes all."""
-    guidance_interval: tuple[float, float] = (0.0, 1.0)
-    """Shares of the steps after which guidance starts and stops."""
     step: int = 0
     caches: tuple[Any, ...] = ()
     """Caches of the context, one per condition; filled before the first step."""
@@ -83,12 +95,6 @@ class Chunk(Generic[C]):
         return self.previous is not None and self.step < half(self.solver.num_steps)
 
     @property
-    def branches(self) -> int:
-        """Number of predictions of this step: the second is the unconditional one, with guidance."""
-        start, stop = (round(share * self.solver.num_steps) for share in self.guidance_interval)
-        return len(self.conditions) if start <= self.step < stop else 1
-
-    @property
     def shape(self) -> tuple[Any, ...]:
         """Chunks of one shape can share a pass of the generator."""
         return batch.shapes((self.latents, self.context, self.conditions[0])), self.follows
@@ -108,12 +114,14 @@ class Chunk(Generic[C]):
         return self.step_cache.decide(self.latents, last=self.step == self.solver.num_steps - 1)
 
     def advance(self, predictions: Sequence[Float[Tensor, "n t c h w"]]) -> None:
-        """Take one step, given the predictions of the needed rows under the conditions of its branches.
+        """Take one step, given the predictions of the needed rows under each of its conditions.
 
         Guidance extrapolates away from the unconditional one (Ho & Salimans 2022, arXiv:2207.12598, eq. 6).
         """
         prediction, *unconditional = predictions
         if unconditional:
+            # Scale 1 is the conditional prediction; above, the difference that the condition makes is
+            # exaggerated.
             prediction = unconditional[0] + self.guidance_scale * (prediction - unconditional[0])
         if self.step_cache is not None:
             prediction = self.step_cache.complete(self.latents, prediction)
@@ -126,24 +134,28 @@ class Chunk(Generic[C]):
 class Denoiser(Generic[C]):
     """Advances chunks step by step; steps, guidance and noise levels may differ from chunk to chunk.
 
-    The result of a chunk is that of denoising it alone, up to rounding.
+    Each chunk comes out as if it were denoised alone, up to rounding.
     """
 
     def __init__(self, generator: ChunkGenerator[C]) -> None:
         self.generator = generator
+        # By branch: the chunks of the last step, and their stacked conditions and caches. They change only
+        # when a chunk joins or leaves; copying the keys and values of all context frames in every step would
+        # cost more than the step.
         self._stacked: dict[int, tuple[tuple[int, ...], C, Any]] = {}
 
     def step(self, chunks: Sequence[Chunk[C]]) -> None:
         """Advance every chunk by one step of its solver; chunks of one shape share a pass."""
         groups: dict[tuple[Any, ...], list[Chunk[C]]] = {}
         for chunk in chunks:
+            # Chunks at different steps share a pass: the generator takes a noise level per frame.
             groups.setdefault(chunk.shape, []).append(chunk)
         for group in groups.values():
             self._prefill([chunk for chunk in group if not chunk.caches])
             needed = [chunk.needed() for chunk in group]
             predictions: list[list[Tensor]] = [[] for _ in group]
-            for branch in range(max(chunk.branches for chunk in group)):
-                rows = [row for row, chunk in enumerate(group) if chunk.branches > branch]
+            for branch in range(max(len(chunk.conditions) for chunk in group)):
+                rows = [row for row, chunk in enumerate(group) if len(chunk.conditions) > branch]
                 parts = self._predict([group[row] for row in rows], branch, [needed[row] for row in rows])
                 for row, part in zip(rows, parts, strict=True):
                     predictions[row].append(part)
@@ -202,5 +214,5 @@ class Denoiser(Generic[C]):
 
 
 def _timesteps(like: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Float[Tensor, "b t"]:
-    """Return one timestep per frame: that of each chunk, for all of its frames."""
+    """Return one timestep per frame, equal for all frames of a chunk."""
     return torch.cat([like.new_full(latents.shape[:2], timestep) for latents, timestep in parts])

@@ -12,6 +12,8 @@ A world does not define a task. `reward_fn` and `termination_fn` define one, and
 0 and never by a model that predicts none.
 """
 
+from worldmodel.errors import pip_install
+
 try:
     import gymnasium
     from gymnasium.vector import AutoresetMode
@@ -19,7 +21,7 @@ except ImportError as error:
     if not (error.name or "").startswith("gymnasium"):
         raise
     raise ImportError(
-        "worldmodel.env needs gymnasium 1.1 or newer; install it with `pip install 'worldmodel[gym]'`.",
+        f"worldmodel.env needs gymnasium 1.1 or newer; install it with {pip_install('gym')}.",
         name="gymnasium",
     ) from None
 

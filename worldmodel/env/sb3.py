@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, pip_install
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
     from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 except ImportError:
     raise ImportError(
-        "worldmodel.env.sb3 needs Stable-Baselines3; install it with `pip install 'worldmodel[rl]'`.",
+        f"worldmodel.env.sb3 needs Stable-Baselines3; install it with {pip_install('rl')}.",
         name="stable_baselines3",
     ) from None
 

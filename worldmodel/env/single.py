@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from worldmodel.actions import Action
 from worldmodel.config import ActionConfig, ImageSize, height_width
 from worldmodel.env.actions import (
     ActionType,
@@ -18,12 +19,12 @@ from worldmodel.env.actions import (
     resolve_action_types,
     to_action,
 )
+from worldmodel.episodes import Outcome, StepResult
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.media import Frames
 from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout import LocalEngine, Session, start_images
-from worldmodel.types import Action, Outcome, StepResult
-from worldmodel.worlds import get_world, world_names
+from worldmodel.rollout import LocalEngine, Session
+from worldmodel.worlds import get_world, start_images, world_names
 
 ObsType = Literal["frame", "clip"]
 """Observations: the last frame of a round, or all its frames."""
@@ -66,7 +67,7 @@ class WorldSpec:
             info = world.info
             width, height = map(int, info.size.split("x"))
             return cls((height, width), info.chunk_frames, info.fps, parse_action_schema(info.action_schema))
-        except (AttributeError, ConfigError):
+        except (AttributeError, KeyError, TypeError, ConfigError):
             raise ConfigError(
                 f"{type(world).__name__} does not publish its frame size and actions; "
                 "pass world_spec=WorldSpec(...)."
@@ -101,8 +102,9 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
             one of the model's start images, if it has any.
         actions: `"keys"` (`MultiBinary`, in the order of the model's keys), `"key"` (`Discrete`: exactly one
             of them), `"vector"`, `"mouse"` or `"camera"` (`Box`), `"text"` (`Text`), or several of them
-            (`Dict`). By default the first type that the model supports. Of a model with several actions in
-            a round, the space is the batched one of so many: for keys `MultiDiscrete` and `Box` `[n, keys]`.
+            (`Dict`), or spaces of kinds of your own. By default the first type that the model supports. Of a
+            model with several actions in a round, the space is the batched one of so many: for keys
+            `MultiDiscrete` and `Box` `[n, keys]`.
         obs_type: `"frame"`: the newest frame `[h, w, 3]`; `"clip"`: all frames of the round `[t, h, w, 3]`,
             where a shorter start is padded in front with its first frame.
         reward_fn: Reward of a round, from its frames and action; by default the one that the model predicts,
@@ -208,7 +210,11 @@ class WorldEnv(gymnasium.Env[np.ndarray, Any]):
         return self.transition(parsed, self.world.step(parsed))
 
     def render(self) -> Any:
-        """Return the newest frame, or the list of frames since the last call or reset."""
+        """Return the newest frame, or the list of frames since the last call or reset.
+
+        Raises:
+            InputError: the environment was not reset.
+        """
         if self.render_mode is None:
             return None
         if self.render_mode == "rgb_array_list":

@@ -9,12 +9,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from worldmodel.env.actions import describe_value, split_actions
+from worldmodel.actions import Action
+from worldmodel.actions.kind import describe_value
+from worldmodel.env.actions import split_actions
 from worldmodel.env.single import SessionLike, WorldEnv, check_choice
+from worldmodel.episodes import StepResult
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, Session, play_round
-from worldmodel.types import Action, StepResult
 
 
 def play_sessions(sessions: Sequence[Session], actions: Sequence[Action]) -> list[StepResult]:

@@ -1,95 +1,100 @@
-"""The model card of an evaluated model, README.md of its folder."""
+"""The model card of an evaluated model, README.md of its folder: one table, and links for the rest."""
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from huggingface_hub import EvalResult
+from huggingface_hub import EvalResult, ModelCard
 
 from worldmodel.config import WorldModelConfig
-from worldmodel.eval.goals import Goal, interval, measured, show
-from worldmodel.eval.suite import EvalSuite
-from worldmodel.eval.tables import data_tables, markdown, split_tables
+from worldmodel.eval.published import Run, published_table
+from worldmodel.eval.suite import CardText
 from worldmodel.models.loading.model_card import action_section, card_text
 
 _METRICS = {"%": "accuracy", "dB": "psnr", "fps": "fps", "s": "latency_s", "x": "ratio", "": "score"}
 """Types of metric on the Hub, by unit; shares are from 0 to 1 there."""
+_TABLE = re.compile(r"^\| Figure \|.*\n(?:\|.*\n)*", re.MULTILINE)
 
 
 def model_card(
-    results: Mapping[str, Any],
+    runs: Sequence[Run],
     name: str,
-    suite: EvalSuite,
+    text: CardText,
     training: Mapping[str, Any] | None = None,
     config: WorldModelConfig | None = None,
 ) -> str:
     """Return a model card in markdown, with the figures also as metadata for the Hub.
 
     Args:
-        results: Results of `evaluate`.
+        runs: Published figures.
         name: Shipped name or folder of the model, for the commands.
-        suite: The suite that measured the results.
+        text: Sections that depend on the world.
         training: Record of the training; its `command`, `commit`, `minutes`, `hardware` and `stages` (each
             with `objective`, `steps`, `minutes`) are included if present.
         config: Configuration of the model, for the tags of the metadata and the meaning of its actions.
     """
-    text = suite.card
     parts = [
         text.about,
         f"## Use\n\n{text.usage.replace('{name}', name)}",
         *action_section(config.action.spec if config else ()),
-        _figures(results, suite),
+        f"## Figures\n\n{published_table(runs).markdown()}\n\n{_conditions(runs)} {text.judging}\n",
         f"## Data\n\n{text.data}",
         _training(training or {}),
-        _limits(results, suite),
-        _reproduce(results, name),
+        _limits(runs, text),
+        f"## Reproduce\n\n```sh\n{_commands(runs, name)}worldmodel verify {shlex.quote(name)}\n```\n",
     ]
-    return card_text(name, "\n".join(parts), config, text.license_name, eval_results(results, suite))
+    results = eval_results(runs, text.dataset)
+    return card_text(name, "\n".join(parts), config, text.license_name, results)
 
 
-def eval_results(results: Mapping[str, Any], suite: EvalSuite) -> list[EvalResult]:
+def eval_results(runs: Sequence[Run], dataset: str) -> list[EvalResult]:
     """Return the published figures as entries of the metadata; shares are from 0 to 1."""
-    settings = {key: results["settings"][key] for key in ("seed", "num_inference_steps")}
-    return [
-        EvalResult(
-            task_type="image-to-video",
-            dataset_type=suite.card.dataset,
-            dataset_name=f"{suite.card.dataset} world",
-            dataset_args=settings,
-            metric_type=_METRICS[goal.unit],
-            metric_name=goal.title,
-            metric_value=float(figure["value"]),
-        )
-        for goal, figure in measured(suite.goals, results)
-    ]
+    shown = published_table(runs).rows
+    results: list[EvalResult] = []
+    for run in runs:
+        settings = {key: run.settings[key] for key in ("seed", "num_inference_steps")}
+        for row in run.rows:
+            if row not in shown:
+                continue
+            results.append(
+                EvalResult(
+                    task_type="image-to-video",
+                    dataset_type=dataset,
+                    dataset_name=f"{dataset} world",
+                    dataset_args=settings,
+                    metric_type=_METRICS[row.unit],
+                    metric_name=row.title,
+                    metric_value=float(row.figure["value"]),
+                )
+            )
+    return results
 
 
-def _figures(results: Mapping[str, Any], suite: EvalSuite) -> str:
-    lines = ["| Figure | Goal | Measured | 95 % interval | n |", "|---|---:|---:|---:|---:|"]
-    for goal, figure in measured(suite.goals, results):
-        missed = " (missed)" if goal.met(figure) is False else ""
-        lines.append(
-            f"| {goal.title} | {goal.text or '–'} | {show(figure['value'], goal.unit)}{missed} "
-            f"| {interval(figure, goal.unit)} | {figure['n']} |"
-        )
-    settings, machine = results["settings"], results["machine"]
-    threads = f"{machine['threads']} thread{'s' if machine['threads'] != 1 else ''}"
-    steps = settings["num_inference_steps"]
-    conditions = (
-        f"Measured with seed {settings['seed']} and {steps} denoising step{'s' if steps != 1 else ''}; "
-        f"speed on {threads} of {machine['processor']}, PyTorch {machine['torch']}. "
-        f"{suite.card.judging}"
-    )
-    tables = [
-        f"### {suite.splits[split]}, {table.title}\n\n{table.about}\n\n{markdown(table.rows)}\n"
-        for split, figures in results["figures"].get("action_following", {}).items()
-        for table in split_tables(figures)
-    ]
-    tables += [
-        f"### {table.title}\n\n{table.about}\n\n{markdown(table.rows)}\n"
-        for table in data_tables(results["figures"])
-    ]
-    return "\n".join(["## Figures\n", *lines, f"\n{conditions}\n", *tables])
+def with_figures(card: str, runs: Sequence[Run]) -> str:
+    """Return a card whose table of figures and metadata are those of `runs`; other text stays as it is."""
+    table = published_table(runs).markdown() + "\n"
+    if _TABLE.search(card):
+        text = _TABLE.sub(lambda _: table, card, count=1)
+    else:
+        text = f"{card.rstrip()}\n\n## Figures\n\n{table}"
+    loaded: Any = ModelCard(text)
+    known = loaded.data.eval_results
+    dataset = known[0].dataset_type if known else "recorded episodes"
+    loaded.data.model_name = loaded.data.model_name or loaded.data.get("name") or "model"
+    loaded.data.eval_results = eval_results(runs, dataset)
+    return str(loaded)
+
+
+def _conditions(runs: Sequence[Run]) -> str:
+    seeds = ", ".join(sorted({str(run.settings["seed"]) for run in runs}))
+    steps = ", ".join(sorted({str(run.settings["num_inference_steps"]) for run in runs}))
+    machine = next((run.conditions for run in runs if run.conditions), None)
+    speed = ""
+    if machine and any(row.path[:1] == ("speed",) for run in runs for row in run.rows):
+        threads = f"{machine['threads']} thread{'s' if machine['threads'] != 1 else ''}"
+        speed = f" Speed on {threads} of {machine['processor']}, PyTorch {machine['torch']}."
+    return f"Measured with seed {seeds} and {steps} denoising steps.{speed}"
 
 
 def _training(training: Mapping[str, Any]) -> str:
@@ -101,68 +106,34 @@ def _training(training: Mapping[str, Any]) -> str:
         lines.append(f"- Hardware: {training['hardware']}")
     if training.get("minutes"):
         lines.append(f"- Time: {training['minutes']:.0f} minutes of wall clock")
-    stages = training.get("stages") or {}
+    stages = []
+    for name, stage in (training.get("stages") or {}).items():
+        stages.append(f"{name} ({stage.get('steps', '–')} steps)")
     if stages:
-        lines += ["", "| Stage | Objective | Steps | Minutes |", "|---|---|---:|---:|"]
-        for name, stage in stages.items():
-            cells = [str(stage.get(key, "–")) for key in ("objective", "steps", "minutes")]
-            lines.append(f"| {' | '.join([name, *cells])} |")
+        lines.append(f"- Stages: {', '.join(stages)}")
     return "\n".join(lines) + "\n" if len(lines) > 2 else "## Training\n\nNot recorded.\n"
 
 
-def _limits(results: Mapping[str, Any], suite: EvalSuite) -> str:
-    lines = [f"- {limit}" for limit in suite.card.limits]
-    rows = measured(suite.goals, results)
-    lines += [_missed(goal, figure) for goal, figure in rows if goal.met(figure) is False]
-    lines += [*_weak_verbs(results["figures"]), *_drift(results["figures"])]
+def _limits(runs: Sequence[Run], text: CardText) -> str:
+    lines = [f"- {limit}" for limit in text.limits]
+    missed = sum(row.met is False for run in runs for row in run.rows)
+    if missed:
+        lines.append(f"- It misses {missed} of its goals, marked in the table.")
     lines.append("- Trained with one seed; differences smaller than the intervals above are not significant.")
     return "## Limits\n\n" + "\n".join(lines) + "\n"
 
 
-def _missed(goal: Goal, figure: Mapping[str, Any]) -> str:
-    return f"- Goal missed. {goal.title} ({show(figure['value'], goal.unit)}, goal {goal.text})."
-
-
-def _weak_verbs(figures: Mapping[str, Any]) -> list[str]:
-    by_verb = figures.get("action_following", {}).get("held-out", {}).get("by_verb", {})
-    ranked = sorted(by_verb, key=lambda verb: by_verb[verb]["strict"]["value"])[:3]
-    weak = [verb for verb in ranked if by_verb[verb]["strict"]["value"] < 1]
-    listed = [f"{verb} ({show(by_verb[verb]['strict']['value'], '%')})" for verb in weak]
-    return (
-        [f"- Weakest verbs on held-out combinations, whole frame right: {', '.join(listed)}."]
-        if listed
-        else []
-    )
-
-
-def _drift(figures: Mapping[str, Any]) -> list[str]:
-    strict = figures.get("rollouts", {}).get("strict", [])
-    if len(strict) < 2:
-        return []
-    first, last = (show(figure["value"], "%") for figure in (strict[0], strict[-1]))
-    return [
-        f"- Errors add up: the whole frame is right in {first} of rollouts in round 1, "
-        f"in {last} in round {len(strict)}."
-    ]
-
-
-def _reproduce(results: Mapping[str, Any], name: str) -> str:
-    settings = results["settings"]
-    return (
-        "## Reproduce\n\n```sh\n"
-        f"worldmodel eval {shlex.quote(name)} {_data_options(settings)}"
-        f"--num-samples {settings['num_samples']} --rounds {settings['rounds']} --seed {settings['seed']}\n"
-        "```\n"
-    )
-
-
-def _data_options(settings: Mapping[str, Any]) -> str:
-    """Return the options of an evaluation on recorded episodes; none for a world's own suite."""
-    options: list[str] = []
-    for name in ("data", "train_data", "inverse", "judge", "perceptual", "features"):
-        value = settings.get(name) or ()
-        for each in (value,) if isinstance(value, str) else value:
-            options.append(f"--{name.replace('_', '-')} {shlex.quote(each)} ")
-    if "inverse_dynamics_steps" in settings:
-        options.append(f"--inverse-dynamics-steps {settings['inverse_dynamics_steps']} ")
-    return "".join(options)
+def _commands(runs: Sequence[Run], name: str) -> str:
+    lines: list[str] = []
+    for run in runs:
+        settings = run.settings
+        options = [f"--split {settings['split']}"] if settings.get("split") else []
+        for option in ("data", "train_data", "inverse", "judge", "perceptual", "features"):
+            value = settings.get(option) or ()
+            for each in (value,) if isinstance(value, str) else value:
+                options.append(f"--{option.replace('_', '-')} {shlex.quote(each)}")
+        for option in ("inverse_dynamics_steps", "num_samples", "rounds", "seed"):
+            if option in settings:
+                options.append(f"--{option.replace('_', '-')} {settings[option]}")
+        lines.append(f"worldmodel eval {shlex.quote(name)} {' '.join(options)}\n")
+    return "".join(lines)

@@ -61,7 +61,7 @@ class Album:
     examples: list[Example] = field(default_factory=list)
 
     def wants(self, figure: str, right: bool | None) -> bool:
-        """Whether fewer such examples are kept than wanted."""
+        """Return whether another example of this kind is kept."""
         kept = sum(example.figure == figure and example.right == right for example in self.examples)
         return kept < (self.right if right else self.wrong)
 

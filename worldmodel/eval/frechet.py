@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from worldmodel.config import ImageSize, VisionConfig
 from worldmodel.errors import InputError
-from worldmodel.eval.metrics import Figure
+from worldmodel.eval.figures import Figure
 from worldmodel.eval.runner import Clips
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.vision.encoders import build_encoder
@@ -25,7 +25,7 @@ Features = Float[np.ndarray, "n d"]
 
 
 class FrameFeatures:
-    """Features of frames by a vision encoder of transformers, averaged over its places.
+    """Features of frames by a vision encoder of transformers, averaged over its positions.
 
     Args:
         folder: Folder of the encoder (SigLIP, CLIP, DINOv2, DINOv3).
@@ -57,12 +57,12 @@ def frechet_figure(made: Sequence[Features], truth: Sequence[Features]) -> Figur
     """Return the distance with its basic bootstrap interval at 95 %, for JSON.
 
     Episodes are drawn, predicted and recorded together: frames of one episode resemble each other. The basic
-    interval, unlike that of percentiles, corrects that resampled sets are farther apart than the sets
+    interval, unlike the percentile interval, corrects that resampled sets are farther apart than the sets
     themselves.
 
     Args:
         made: Features of the predicted frames of every episode.
-        truth: Those of the recorded ones.
+        truth: Features of the recorded frames.
 
     Raises:
         InputError: there is only one frame.

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from worldmodel.imports import import_callable
+from worldmodel.actions import Action
+from worldmodel.config.imports import import_callable
 from worldmodel.media import Frame, Frames
-from worldmodel.types import Action
 
 
 @dataclass(frozen=True, slots=True)

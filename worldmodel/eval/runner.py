@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from worldmodel.actions import Action
+from worldmodel.episodes import Outcome
 from worldmodel.media.tensors import to_frames, to_tensor
 from worldmodel.models import text
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round, start_worlds
 from worldmodel.rollout.session import sampling_params
-from worldmodel.types import Action, Outcome
 
 Images = UInt8[np.ndarray, "b h w 3"]
 Clips = UInt8[np.ndarray, "b t h w 3"]

@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from worldmodel.actions import Action
 from worldmodel.config import height_width
-from worldmodel.eval.metrics import Figure
+from worldmodel.eval.figures import Figure
+from worldmodel.eval.table import Unit
 from worldmodel.media import Frame
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action
 
 EARLY_ROUND, LATE_ROUND = 2, 50
 WARM_UP_ROUNDS = 2
+UNITS: dict[str, Unit] = {"fps": "fps", "first_frame": "s", "late_to_early": "x"}
+"""Units of the figures."""
 
 SessionInputs = Callable[[np.random.Generator, int], tuple[Frame, list[Action]]]
 """Draws a first frame and a number of actions."""
@@ -36,7 +39,7 @@ def speed(
     of a round are decoded together), with their mean and percentiles; `late_to_early`: median time of rounds
     50 and later relative to rounds 2 and later, over three whole windows of the backbone's history each,
     since the time of a round depends on its index in the window. Intervals cover the middle 95 % of the
-    rounds; that of the ratio spans repeats.
+    rounds; the interval of the ratio spans the repeats.
 
     Args:
         model: The model.

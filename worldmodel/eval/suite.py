@@ -1,4 +1,4 @@
-"""The evaluation of a model by the suite of its world."""
+"""The evaluation of a model by a suite of measurements."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,16 +8,19 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from tqdm import tqdm
 
+from worldmodel.actions import Action
 from worldmodel.config import WorldModelConfig
 from worldmodel.errors import InputError
+from worldmodel.eval.charts import Chart
 from worldmodel.eval.examples import Album
-from worldmodel.eval.goals import Goal
+from worldmodel.eval.goals import Goal, measured
+from worldmodel.eval.metrics import get_metric, metric_names
 from worldmodel.eval.runner import ModelSubject, Subject
+from worldmodel.eval.speed import UNITS as SPEED_UNITS
 from worldmodel.eval.speed import machine, speed
+from worldmodel.eval.table import Table, Unit, flat_rows
 from worldmodel.media import Frame
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action
-from worldmodel.worlds import get_world
 
 FORMAT = 1
 
@@ -32,6 +35,7 @@ class EvalSettings:
         rounds: Rounds of a rollout.
         seed: Seed of the samples and of the noise.
         num_inference_steps: Denoising steps; None takes the model's own number.
+        metrics: Metrics beside the suite's own, by name or as `module:Class`.
     """
 
     split: str | None = None
@@ -39,6 +43,7 @@ class EvalSettings:
     rounds: int = 10
     seed: int = 1234
     num_inference_steps: int | None = None
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("num_samples", 1), ("rounds", 1), ("num_inference_steps", 0)):
@@ -49,17 +54,21 @@ class EvalSettings:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One figure of a suite.
+    """One measurement of a suite.
 
     Attributes:
         name: Keys that lead to it in the results, joined by `/`.
         work: Samples that it plays, for the progress bar.
-        measure: Computes it.
+        measure: Returns its figures, nested as plain values.
+        tables: Returns the tables of these figures; by default one with every figure.
+        charts: Returns the charts of these figures.
     """
 
     name: str
     work: int
     measure: Callable[[Subject], Any]
+    tables: Callable[[Any], Sequence[Table]] | None = None
+    charts: Callable[[Any], Sequence[Chart]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,7 @@ class EvalSuite(Protocol):
         ...
 
     def parts(self, settings: EvalSettings, config: WorldModelConfig | None, album: Album) -> list[Part]:
-        """Return the figures to measure.
+        """Return the measurements.
 
         Args:
             settings: Settings of the evaluation.
@@ -118,61 +127,44 @@ class EvalSuite(Protocol):
         ...
 
 
-def suite_of(config: WorldModelConfig) -> EvalSuite:
-    """Return the suite of a model's world.
+def check_settings(suite: EvalSuite, settings: EvalSettings) -> None:
+    """Check the names of the split and the metrics.
 
     Raises:
-        InputError: The model names no world, or its world cannot evaluate it.
-        ConfigError: There is no world of this name.
+        InputError: The suite has no such split, or there is no such metric.
     """
-    suite = get_world(config.world).eval_suite() if config.world else None
-    if suite is None:
-        raise InputError(
-            f"model.world is {config.world}, which has no evaluation suite; pass recorded episodes "
-            "(worldmodel eval MODEL --data SOURCE)."
-        )
-    suite.check(config)
-    return suite
-
-
-def check_split(suite: EvalSuite, split: str | None) -> None:
-    """Check the name of a split.
-
-    Raises:
-        InputError: The suite has no such split.
-    """
+    split = settings.split
     if split is not None and split not in suite.splits:
         raise InputError(f"There is no split {split!r}; use one of: {', '.join(suite.splits)}.")
+    for name in settings.metrics:
+        get_metric(name)
 
 
 def evaluate(
     model: WorldModel | Subject,
-    settings: EvalSettings | None = None,
-    suite: EvalSuite | None = None,
+    settings: EvalSettings,
+    suite: EvalSuite,
     progress: bool = False,
+    only: Callable[[str], bool] | None = None,
 ) -> dict[str, Any]:
     """Measure a model.
 
     Args:
         model: The model, or anything that implements `Subject`; only a model's speed is measured.
         settings: Settings; the defaults measure all figures.
-        suite: The suite; by default that of the model's world.
+        suite: The suite, such as the one of the model's world (`worldmodel.worlds.suite_of`).
         progress: Whether to show a progress bar.
+        only: Chooses parts by their names; by default all.
 
     Returns:
-        Plain values for JSON: `figures` (every rate as value, low, high, n), `examples` with images as data
-        URIs, `settings`, `machine`.
+        Plain values for JSON: `figures` (every rate as value, low, high, n), `tables` and `charts` made from
+        them, `examples` with images as data URIs, `settings`, `machine`.
 
     Raises:
-        InputError: The model names no world, or the split is unknown.
+        InputError: The split or a metric is unknown.
     """
-    settings = settings or EvalSettings()
-    if suite is None:
-        if not isinstance(model, WorldModel):
-            raise InputError(f"A {type(model).__name__} has no world; pass a suite.")
-        suite = suite_of(model.config)
-    check_split(suite, settings.split)
-    album, figures, steps = Album(), {}, settings.num_inference_steps
+    check_settings(suite, settings)
+    album, steps = Album(), settings.num_inference_steps
     bar = tqdm(desc="evaluating", unit="sample", disable=not progress, smoothing=0.05)
     if isinstance(model, WorldModel):
         subject: Subject = ModelSubject(model, steps, lambda samples: _advance(bar, samples))
@@ -185,22 +177,41 @@ def evaluate(
     else:
         subject = model if steps is None else model.with_steps(steps)
         parts = suite.parts(settings, None, album)
+    parts = [part for part in parts if only is None or only(part.name)]
     bar.reset(total=sum(part.work for part in parts))
+    figures: dict[str, Any] = {}
+    tables: list[Table] = []
+    charts: list[Chart] = []
     with bar:
         for part in parts:
             bar.set_description(part.name.replace("/", ": ").replace("_", " "))
+            found = part.measure(subject)
             *groups, name = part.name.split("/")
             group = figures
             for each in groups:
                 group = group.setdefault(each, {})
-            group[name] = part.measure(subject)
+            group[name] = found
+            tables += _all_figures(part.name, found) if part.tables is None else part.tables(found)
+            charts += [] if part.charts is None else part.charts(found)
+    goals = Table("Figures and goals", measured(suite.goals, figures), "Ranges are 95 % intervals.")
     return {
         "format": FORMAT,
         "settings": asdict(settings),
         "machine": machine(),
         "figures": figures,
+        "tables": [table.to_json() for table in (goals, *tables) if table.rows],
+        "charts": [chart.to_json() for chart in charts],
         "examples": album.entries(),
     }
+
+
+def _all_figures(name: str, found: Any) -> list[Table]:
+    units: dict[str, Unit] = dict(SPEED_UNITS)
+    for metric in metric_names():
+        if metric != "perceptual":  # takes the file of its weights
+            units[metric] = get_metric(metric).unit
+    title = name.replace("/", ", ").replace("_", " ").capitalize()
+    return [Table(title, list(flat_rows(found, units)), details=True)]
 
 
 def _advance(bar: tqdm, samples: int) -> None:

@@ -1,4 +1,4 @@
-"""Uncertain futures: rounds with several lawful outcomes, of known probabilities."""
+"""Uncertain futures: rounds with several possible outcomes of known probability."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from worldmodel.actions import Action
 from worldmodel.eval.action_following import BATCH, Figures
 from worldmodel.eval.examples import Album, Example
+from worldmodel.eval.figures import Tally
 from worldmodel.eval.judge import Judge
-from worldmodel.eval.metrics import Tally
 from worldmodel.eval.runner import Subject
 from worldmodel.media import Frame, Frames
-from worldmodel.types import Action
 
 STEPS = (0, 1, 2, 4, 8, 16)
 """Numbers of denoising steps to compare; 0 decodes the regressed forecast, an average of the outcomes."""
@@ -23,7 +23,7 @@ SEEDS = 64
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One lawful outcome of a round.
+    """One possible outcome of a round.
 
     Attributes:
         probability: Its probability.
@@ -44,7 +44,7 @@ class UncertainCase:
         caption: The action in words, for the report.
         action: The action of the round.
         start: Frame before the round.
-        outcomes: All lawful outcomes; their probabilities sum to 1.
+        outcomes: All possible outcomes; their probabilities sum to 1.
         kind: Kind of the action; rates are also reported by kind.
     """
 
@@ -69,8 +69,8 @@ def uncertain_futures(
     `valid`: every frame is strictly right for one and the same outcome, so a ghost or an average of outcomes
     fails. `valid_end`: the last frame is. `total_variation`: distance between the outcomes of `SEEDS` samples
     and the true distribution, 0 to 1, averaged over the cases of `coverage`; a sample that is not valid at
-    its end is an outcome of probability 0. `sampling_noise` is the distance of as many exact draws, below
-    which no model can be expected to come, and `copy_last_frame` the validity of repeating the start.
+    its end is an outcome of probability 0. `sampling_noise` is the same distance of as many exact draws, the
+    floor for any model, and `copy_last_frame` the validity of a model that repeats the start.
 
     Args:
         subject: The model.

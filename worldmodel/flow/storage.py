@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from worldmodel.errors import ConfigError, OutputError
+from worldmodel.errors import ConfigError, OutputError, pip_install
 from worldmodel.flow.errors import FlowError
 from worldmodel.io import TEMPORARY_PREFIX, atomic_file
 
@@ -34,7 +34,7 @@ class Storage:
         except ImportError as error:
             scheme = address.split("://")[0]
             raise ConfigError(
-                f"{address!r} requires another package ({error}); for s3:// pip install 'worldmodel[s3]'."
+                f"{address!r} requires another package ({error}); for s3:// {pip_install('s3')}."
                 if scheme == "s3"
                 else f"{address!r} requires another package: {error}."
             ) from None

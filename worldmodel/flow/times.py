@@ -4,10 +4,13 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from worldmodel.data.columns import ASKED, KINDS
+from worldmodel.actions import action_kinds
+from worldmodel.data.columns import ASKED
 
-TIMED = (*KINDS, *ASKED, "events")
-"""Columns whose values may have a start and an end; so may these fields of the column `row`."""
+
+def is_timed(column: str) -> bool:
+    """Return whether values of a column, or of a field of the column `row`, may have a start and an end."""
+    return column in (*ASKED, "events") or any(kind.name == column for kind in action_kinds())
 
 
 def in_part(column: str, value: Any, start_s: float, end_s: float) -> Any:
@@ -19,10 +22,10 @@ def in_part(column: str, value: Any, start_s: float, end_s: float) -> Any:
     if column == "row":
         return {name: in_part(name, each, start_s, end_s) for name, each in value.items()}
     entries = value
-    if column in TIMED and isinstance(value, str) and value.lstrip().startswith("["):
+    if is_timed(column) and isinstance(value, str) and value.lstrip().startswith("["):
         with suppress(json.JSONDecodeError):  # a sentence may begin with a bracket
             entries = json.loads(value)
-    if column not in TIMED or not isinstance(entries, list):
+    if not is_timed(column) or not isinstance(entries, list):
         return value
     try:
         times = [(float(entry["start"]), float(entry["end"])) for entry in entries]

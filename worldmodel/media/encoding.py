@@ -55,7 +55,9 @@ def write_video(frames: Frames, path: str | Path, fps: float, scale: int | None 
 
 
 def encode_video(frames: Frames, fps: float, scale: int | None = None, suffix: str = ".mp4") -> bytes:
-    """Encode frames in memory; arguments and errors as in `write_video`."""
+    """Encode frames as the content of a file; arguments and errors as in `write_video`."""
+    # A file, not BytesIO: FFmpeg opens an .mp4 again by its name to move the index to the front, without
+    # which players would have to load all of it before they show a frame.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"video{suffix}"
         write_video(frames, path, fps, scale)
@@ -63,7 +65,7 @@ def encode_video(frames: Frames, fps: float, scale: int | None = None, suffix: s
 
 
 def encode_png(image: Frame | Image.Image, **options: Any) -> bytes:
-    """Encode an image as PNG (lossless); `options` are those of Pillow."""
+    """Encode an image as PNG (lossless); `options` are passed to Pillow."""
     return _encode_image(image, "PNG", **options)
 
 

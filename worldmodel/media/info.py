@@ -1,4 +1,4 @@
-"""What a video or image file contains: sizes and lengths, and small versions of its frames."""
+"""Sizes, lengths and thumbnails of video and image files."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -37,12 +37,13 @@ class SharedVideo:
         self.lock = threading.Lock()
         try:
             self.file = _open(path)
-            kind = sniff.detect_format(self.file.read(64))
+            beginning = self.file.read(64)
+            kind = sniff.detect_format(beginning)
             self.file.seek(0)
         except OSError as error:
             raise InputError(f"{self.name} cannot be read ({error.strerror or error}).") from None
         if kind not in limits.video_formats:
-            raise InputError(f"{self.name} is no video of a known format.")
+            raise InputError(f"{self.name} is {sniff.describe(kind, beginning)}, not a video.")
         with decoding_errors(self.name):
             container: Any = av.open(self.file, "r", format=DEMUXERS[kind])
             self.container: InputContainer = container

@@ -5,6 +5,14 @@ MP4_BOXES = {
     *(b"free", b"skip", b"wide", b"uuid"),
 }
 """Top-level boxes of an MP4; bytes after the last of them are ignored."""
+NOT_MEDIA = {
+    b"version https://git-lfs": "a pointer of Git LFS (run `git lfs pull` for the file)",
+    b"<!doctype html": "a web page",
+    b"<html": "a web page",
+    b"<?xml": "an XML message of a server",
+    b"<error": "an XML message of a server",
+}
+"""What comes in place of a file that was not downloaded, by its beginning."""
 MAX_BOXES = 100_000
 MATROSKA_HEADER, MATROSKA_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
@@ -30,6 +38,10 @@ def describe(kind: str, data: bytes) -> str:
     """Describe a format for a message about a file."""
     if kind == "heif":
         return "a HEIC or AVIF image"
+    start = data[:64].lstrip().lower()
+    for beginning, what in NOT_MEDIA.items():
+        if start.startswith(beginning):
+            return what
     return f"of kind {kind}" if kind else f"of an unknown kind (it starts with {data[:8]!r})"
 
 

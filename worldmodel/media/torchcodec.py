@@ -1,10 +1,9 @@
-"""Decoding by torchcodec, on the CPU or on a GPU (NVDEC), where training reads frames at given times.
+"""Decoding by torchcodec, where training reads frames at given times.
 
-PyAV still opens the file and checks its header; frames are cropped and resized as those of PyAV.
+PyAV still opens the file and checks its header; frames are cropped and resized as with PyAV.
 """
 
 import importlib
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,12 +22,10 @@ def use_decoder(name: DecoderName) -> None:
     """Set the decoder of this process.
 
     Raises:
-        ConfigError: torchcodec cannot be imported, or there is no CUDA device for `nvdec`.
+        ConfigError: torchcodec cannot be imported.
     """
     global _decoder
     if name != "pyav" and name != _decoder:
-        import torch  # workers that do without it start sooner
-
         try:
             importlib.import_module("torchcodec.decoders")
         except (ImportError, OSError, RuntimeError) as error:
@@ -37,8 +34,6 @@ def use_decoder(name: DecoderName) -> None:
                 f"data.decoder is {name}, but torchcodec cannot be imported ({reason}); install a build "
                 "of it for this torch and the shared libraries of FFmpeg, or use data.decoder=pyav."
             ) from None
-        if name == "nvdec" and not torch.cuda.is_available():
-            raise ConfigError("data.decoder is nvdec, but there is no CUDA device; use torchcodec or pyav.")
     _decoder = name
 
 
@@ -57,8 +52,7 @@ class TimedFrames:
     def __init__(self, source: Any) -> None:
         from torchcodec.decoders import VideoDecoder  # type: ignore[import-not-found]
 
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if _decoder == "nvdec" else "cpu"
-        self.decoder = VideoDecoder(source, dimension_order="NHWC", num_ffmpeg_threads=1, device=device)
+        self.decoder = VideoDecoder(source, dimension_order="NHWC", num_ffmpeg_threads=1)
 
     def at(self, times: Sequence[float]) -> Iterator[Image.Image]:
         """Yield the frames on screen at times, in seconds after the start of the file, up to its end."""
@@ -66,4 +60,4 @@ class TimedFrames:
         inside = [start + time for time in times if start + time < self.decoder.metadata.end_stream_seconds]
         for first in range(0, len(inside), BATCH):
             frames = self.decoder.get_frames_played_at(inside[first : first + BATCH])
-            yield from map(Image.fromarray, frames.data.cpu().numpy())
+            yield from map(Image.fromarray, frames.data.numpy())

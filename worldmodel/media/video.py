@@ -76,7 +76,7 @@ class Video:
 
     @cached_property
     def duration_s(self) -> float:
-        """Duration of the video track: that of the header, else that of its packets; 0 without a track.
+        """Duration of the video track from the header, else from its packets; 0 without a track.
 
         Raises:
             InputError: the packets cannot be read.

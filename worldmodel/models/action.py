@@ -1,4 +1,4 @@
-"""The action adapter: text, keys, vectors, mouse and camera to tokens before the queries."""
+"""The action adapter: the actions of a round to tokens before the queries."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from worldmodel.actions import Action, ActionKind, Numbers, Rows, Words, action_kinds, resolve_camera_targets
 from worldmodel.batch import to_device
 from worldmodel.config import ActionConfig
 from worldmodel.errors import InputError
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.types import Action, Pose, resolve_camera_targets, rotate
 
 TEXT_SLOT, SLOT = 32, 8
 """Action tokens are padded to a multiple of this, with or without texts, so that nearly all rounds have the
@@ -21,23 +21,28 @@ same length."""
 class ActionAdapter(nn.Module):
     """Embeds an action as padding, a marker and the parts of the action, in a multiple of `slot` tokens.
 
-    The actions of a chunk follow each other, each after a marker of its own.
+    The actions of a chunk follow each other, each after a marker of its own. A kind whose embedding is `Rows`
+    or `Numbers` has a table or a small network here, under its own name; texts use the backbone's table.
     """
 
     def __init__(self, config: ActionConfig, width: int) -> None:
         super().__init__()
         self.config = config
-        self.slot = TEXT_SLOT if config.text else SLOT
+        self.kinds = tuple(kind for kind in action_kinds() if kind.name in config.kinds)
+        self.embeddings = {kind.name: kind.embedding(config.kinds[kind.name]) for kind in self.kinds}
+        has_words = any(isinstance(embedding, Words) for embedding in self.embeddings.values())
+        self.slot = TEXT_SLOT if has_words else SLOT
         scale = width**-0.5
         self.blank = nn.Parameter(torch.randn(width) * scale)
         self.marker = nn.Parameter(torch.randn(width) * scale)
         self.places = nn.Embedding(config.per_round, width) if config.per_round > 1 else None
-        self.keys = nn.Embedding(len(config.keys), width) if config.keys else None
-        self.vector = _numbers_to_token(config.vector_size, width) if config.vector_size else None
-        self.mouse = _numbers_to_token(2, width) if config.mouse else None
-        self.camera = _numbers_to_token(9, width) if config.camera else None
-        for table in (self.places, self.keys):
-            if table is not None:
+        for name, embedding in self.embeddings.items():
+            if isinstance(embedding, Rows):
+                self.add_module(name, nn.Embedding(len(embedding.names), width))
+            elif isinstance(embedding, Numbers):
+                self.add_module(name, _numbers_to_token(embedding.size, width))
+        for table in self.children():
+            if isinstance(table, nn.Embedding):
                 nn.init.normal_(table.weight, std=scale)
         self.new_weights = frozenset[str]()
         """Names of the weights that `adapted` found in another adapter in part or not at all."""
@@ -45,9 +50,14 @@ class ActionAdapter(nn.Module):
     @property
     def max_tokens(self) -> int:
         """Most tokens of a round's action."""
-        numbers = sum(layer is not None for layer in (self.vector, self.mouse, self.camera))
-        longest = 1 + self.config.max_text_tokens + len(self.config.keys) + numbers
+        longest = 1 + sum(embedding.max_positions for embedding in self.embeddings.values())
         return -(-self.config.per_round * longest // self.slot) * self.slot
+
+    @property
+    def max_text_tokens(self) -> int:
+        """Most tokens of the texts of one action; 0 if the model takes no text."""
+        texts = (each for each in self.embeddings.values() if isinstance(each, Words))
+        return sum(embedding.max_tokens for embedding in texts)
 
     def adapted(
         self, weights: Mapping[str, Tensor], former: ActionConfig, wanted: Callable[[str], bool]
@@ -60,7 +70,7 @@ class ActionAdapter(nn.Module):
         """
         own = {name: tensor for name, tensor in self.state_dict().items() if wanted(name)}
         taken, new = dict(weights), set[str]()
-        for name, (dim, mine, theirs) in _labels(self.config, former).items():
+        for name, (dim, mine, theirs) in self._labels(former).items():
             known = (
                 name in own and name in weights and own[name].shape[1 - dim] == weights[name].shape[1 - dim]
             )
@@ -77,6 +87,21 @@ class ActionAdapter(nn.Module):
         self.new_weights |= new | (own.keys() - taken.keys())
         return own | {name: tensor for name, tensor in taken.items() if name in own}
 
+    def _labels(self, former: ActionConfig) -> dict[str, tuple[int, list[Any], list[Any]]]:
+        """Return the dimension of weights with an entry for each name, number or action, and their names."""
+        found: dict[str, tuple[int, list[Any], list[Any]]] = {
+            "places.weight": (0, list(range(self.config.per_round)), list(range(former.per_round)))
+        }
+        for kind in self.kinds:
+            own = self.embeddings[kind.name]
+            if kind.name not in former.kinds or isinstance(own, Words):
+                continue
+            other: Any = kind.embedding(former.kinds[kind.name])
+            mine, theirs = list(own.names), list(other.names)
+            found |= {f"{kind.name}.weight": (0, mine, theirs)} if isinstance(own, Rows) else {}
+            found |= {f"{kind.name}.0.weight": (1, mine, theirs)} if isinstance(own, Numbers) else {}
+        return found
+
     def validate(self, action: Action, backbone: Backbone) -> list[list[int]]:
         """Check every part of an action; return the token ids of the text of each action in the round.
 
@@ -90,14 +115,23 @@ class ActionAdapter(nn.Module):
         return action.of_round(self.config.per_round).chunk or (action,)
 
     def _token_ids(self, action: Action, backbone: Backbone) -> list[int]:
-        longest = self.config.max_text_tokens
-        if action.text is None:
-            return []
-        if len(action.text) > 40 * longest:
-            raise InputError(f"The action has {len(action.text.split())} words; use one short sentence.")
-        ids = backbone.token_ids(action.text)
-        if not 0 < len(ids) <= longest:
-            raise InputError(f"The action has {len(ids)} tokens; use 1 to {longest}.")
+        """Return the ids of the texts of one action.
+
+        Raises:
+            InputError: one is empty or too long.
+        """
+        ids: list[int] = []
+        for name, embedding in self.embeddings.items():
+            text = action.part(name)
+            if not isinstance(embedding, Words) or text is None:
+                continue
+            longest = embedding.max_tokens
+            if len(text) > 40 * longest:
+                raise InputError(f"The action has {len(text.split())} words; use one short sentence.")
+            own = backbone.token_ids(text)
+            if not 0 < len(own) <= longest:
+                raise InputError(f"The action has {len(own)} tokens; use 1 to {longest}.")
+            ids += own
         return ids
 
     def of_rounds(self, actions: Sequence[Action]) -> list[Action]:
@@ -112,9 +146,10 @@ class ActionAdapter(nn.Module):
         ids = [each for action in actions for each in self.validate(action, backbone)]
         every = [each for action in actions for each in self._in_order(action)]
         looked_up = [self._look_up(backbone.embed, ids)]
-        if self.keys is not None:
-            pressed = [list(map(self.config.keys.index, each.keys)) for each in every]
-            looked_up.append(self._look_up(self.keys, pressed))
+        for kind in self.kinds:
+            if isinstance(self.embeddings[kind.name], Rows):
+                rows: Any = [self._features(kind, action) for action in every]
+                looked_up.append(self._look_up(self.get_submodule(kind.name), rows))
         embedded = [
             [self.marker[None], *parts, *self._numbers(action)]
             for action, *parts in zip(every, *looked_up, strict=True)
@@ -135,7 +170,7 @@ class ActionAdapter(nn.Module):
     def text_states(self, actions: Sequence[Action], backbone: Backbone) -> Float[Tensor, "b n d"]:
         """Return the backbone's hidden states of the texts of actions, which see nothing else, then zeros."""
         ids = [self.validate(action, backbone)[0] for action in actions]
-        return backbone.text_states(self._moved(ids, torch.long), self.config.max_text_tokens + 1)
+        return backbone.text_states(self._moved(ids, torch.long), self.max_text_tokens + 1)
 
     def _numbers(self, action: Action) -> list[Tensor]:
         """Return the tokens of the numbers of one action: a matrix product of several would round otherwise.
@@ -144,22 +179,17 @@ class ActionAdapter(nn.Module):
         the same weights.
         """
         parts = []
-        for layer, size, numbers in (
-            (self.vector, self.config.vector_size, self._scaled(action.vector or ())),
-            (self.mouse, 2, action.mouse or ()),
-            (self.camera, 9, pose_features(action.camera.pose) if action.camera else ()),
-        ):
-            if layer is not None:
-                (values,) = self._moved([numbers], self.marker.dtype)
-                parts.append(layer(values.view(-1, size)))
+        for kind in self.kinds:
+            embedding = self.embeddings[kind.name]
+            if isinstance(embedding, Numbers):
+                (values,) = self._moved([self._features(kind, action)], self.marker.dtype)
+                parts.append(self.get_submodule(kind.name)(values.view(-1, embedding.size)))
         return parts
 
-    def _scaled(self, vector: Sequence[float]) -> Sequence[float]:
-        """Scale a vector from its bounds, if it has any, to [-1, 1]."""
-        if not vector or not self.config.vector_low:
-            return vector
-        bounds = zip(vector, self.config.vector_low, self.config.vector_high, strict=True)
-        return [2 * (x - low) / (high - low) - 1 for x, low, high in bounds]
+    def _features(self, kind: ActionKind, action: Action) -> Sequence[float]:
+        """Return the input of a kind's embedding; nothing for an action without the kind."""
+        value = action.part(kind.name)
+        return () if value is None else kind.features(value, self.config.kinds[kind.name])
 
     def _moved(self, rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Sequence[Tensor]:
         """Return rows of numbers on the model's device, moved together."""
@@ -170,27 +200,6 @@ class ActionAdapter(nn.Module):
         """Embed rows of ids together: each look-up would have a gradient as large as the table."""
         (ids,) = self._moved([[each for row in rows for each in row]], torch.long)
         return table(ids).split([len(row) for row in rows])
-
-
-def pose_features(pose: Pose) -> list[float]:
-    """Return a motion as nine numbers: the translation and the first two columns of the rotation matrix.
-
-    Source: Zhou et al. 2019 (arXiv:1812.07035): networks learn this continuous form better than quaternions.
-    """
-    return [
-        *pose.translation,
-        *rotate(pose.rotation, (1.0, 0.0, 0.0)),
-        *rotate(pose.rotation, (0.0, 1.0, 0.0)),
-    ]
-
-
-def _labels(config: ActionConfig, former: ActionConfig) -> dict[str, tuple[int, list[Any], list[Any]]]:
-    """Return the dimension of weights that has an entry for each key, number or action, and their names."""
-    return {
-        "places.weight": (0, list(range(config.per_round)), list(range(former.per_round))),
-        "keys.weight": (0, list(config.keys), list(former.keys)),
-        "vector.0.weight": (1, list(config.vector_names), list(former.vector_names)),
-    }
 
 
 def _numbers_to_token(size: int, width: int) -> nn.Sequential:

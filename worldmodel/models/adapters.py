@@ -22,7 +22,7 @@ class Adapters:
         """Attach adapters, unmerged.
 
         Args:
-            model: The model, whose layers are replaced by those of peft.
+            model: The model, whose layers are replaced by peft's.
             folders: Folders of `worldmodel export --adapters`, or of peft for the backbone alone, by name.
             elsewhere: Components that do not run in this process, and get no adapters here.
 

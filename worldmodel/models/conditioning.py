@@ -1,4 +1,4 @@
-"""The condition adapter: predicted states become the condition of the video generator."""
+"""Condition adapters: each translates the predicted state for one kind of video generator."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from worldmodel.batch import map_tensors
 from worldmodel.config import ConditionAdapterConfig
-from worldmodel.models.layers.norm import RMSNorm, upcast
+from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.models.layers.resampler import Resampler
-from worldmodel.models.layers.spatial import LocalFeedForward, SelfAttention, rope_table
+from worldmodel.models.state import State, StateHead, last_frame
+
+CELL_CHANNELS = 8
+"""Channels per latent cell and frame for the features of a state's cells, in generators of diffusers."""
 
 
 @dataclass(frozen=True)
@@ -28,131 +31,114 @@ class Condition:
     """Tokens for cross-attention."""
     pooled: Float[Tensor, "b d"] | None = None
     """Modulates every layer."""
-    cells: Float[Tensor, "b m d"] | None = None
-    """Added to the features of the latent cells, in row-major order."""
+    cells: Float[Tensor, "b m f"] | None = None
+    """Features of the latent cells, in row-major order."""
     forecast: Float[Tensor, "b t c h w"] | None = None
-    """The next observation's latents, regressed from the states."""
+    """The next observation's latents, regressed by the state head; zeros where there is no state, for
+    generators of diffusers."""
     text: Float[Tensor, "b l e"] | None = None
     """The action's text, embedded by the generator's own text encoder."""
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Codes of the rounds of a batch of episodes, in training."""
+
+    code: Float[Tensor, "b r v k"]
+    before: Float[Tensor, "b v k"] | None = None
+    """Code of the round before the first one; None if that was an observation without one."""
+
+    def following(self) -> Float[Tensor, "b r v k"]:
+        """Return the code that led to what each round observes; zeros, which say nothing, where none did."""
+        first = torch.zeros_like(self.code[:, 0]) if self.before is None else self.before
+        return torch.cat([first[:, None], self.code[:, :-1]], dim=1)
+
+    def rounds(self, first: int, end: int) -> "Codes":
+        """Return the codes of some rounds."""
+        return Codes(self.code[:, first:end], self.code[:, first - 1] if first else self.before)
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Teacher-forced prediction of every round of a batch of episodes."""
 
-    states: Float[Tensor, "b r n d"]
+    hidden: Float[Tensor, "b r n d"]
     context: Float[Tensor, "b r s c h w"]
+    state: State
+    """Batch axis is `b * r`, rounds fastest."""
     condition: Condition
     """Batch axis is `b * r`, rounds fastest."""
 
 
-class Layer(nn.Module):
-    """A transformer layer with full attention over the cells of one frame."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.attention_norm, self.attention = RMSNorm(width), SelfAttention(width, num_heads)
-        self.feed_forward_norm, self.feed_forward = RMSNorm(width), LocalFeedForward(width)
-
-    def forward(
-        self, x: Float[Tensor, "b n d"], rope: Float[Tensor, "2 n e"], grid: tuple[int, int]
-    ) -> Float[Tensor, "b n d"]:
-        x = x + self.attention(self.attention_norm(x), rope)[0]
-        return x + self.feed_forward(self.feed_forward_norm(x), grid)
-
-
 class ConditionAdapter(nn.Module, ABC):
-    """Maps states to the generator's condition."""
+    """Maps predicted states to the generator's condition."""
 
     reads_text: ClassVar[bool] = False
-    """Whether the states are those of the action's text alone."""
-    null_tokens: nn.Parameter
+    """Whether it reads the hidden states of the action's text, in place of a predicted state."""
     """The tokens of no state; they begin as zeros."""
 
     @abstractmethod
-    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Map states, and the context frames of the chunk, to a condition."""
+    def forward(self, state: State, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Map a state, and the context frames of the chunk, to a condition."""
+
+    @abstractmethod
+    def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return the unconditional condition, for guidance and condition dropout."""
+
+
+class NoAdapter(ConditionAdapter):
+    """Takes the place of the adapter in a model without a generator: the forecast is shown as it is."""
+
+    def __init__(self, chunk_latents: int) -> None:
+        super().__init__()
+        self.chunk_latents = chunk_latents
+
+    def forward(self, state: State, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return the forecast."""
+        return Condition(forecast=state.forecast)
 
     def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Return the unconditional condition, for guidance and condition dropout: here, learned tokens."""
-        return Condition(tokens=self.null_tokens.expand(len(context), -1, -1))
+        """Return a forecast that nothing changes."""
+        return Condition(forecast=unchanged(context, self.chunk_latents))
 
 
 class GridAdapter(ConditionAdapter):
-    """A small transformer over the grid of states makes a feature per cell and forecasts latents.
+    """Linear layers, for our own generator: a token per query, a feature per latent cell, and a vector."""
 
-    The backbone is causal and has positions in a sequence only; here every cell attends to all others with
-    rotary positions in rows and columns, so that objects can move. The forecast is a residual to the last
-    context frame. It is trained first, without the generator ("state alignment"); the generator then
-    predicts a correction to it, or (`forecast: none`) is not given it. A state is of one cell, or of a square
-    of `query_merge` x `query_merge` cells, each of which gets a projection of its own.
-    """
-
-    heads = ("to_tokens", "to_cells", "to_pooled", "null_token")
-    """Parts that only a generator reads; without one there are none of them."""
-
-    def __init__(
-        self,
-        config: ConditionAdapterConfig,
-        state_width: int,
-        latent_channels: int,
-        chunk_latents: int,
-        grid: tuple[int, int],
-        width: int,
-        query_merge: int = 1,
-    ) -> None:
+    def __init__(self, hidden_width: int, width: int, num_tokens: int, head: StateHead) -> None:
         super().__init__()
-        self.grid, self.chunk_latents, self.head_width = grid, chunk_latents, config.width // config.num_heads
-        self.query_merge = query_merge
-        self.norm = RMSNorm(state_width)
-        self.from_state = nn.Linear(state_width, query_merge**2 * config.width)
-        self.from_context = nn.Conv2d(latent_channels, config.width, 3, padding=1)
-        self.layers = nn.ModuleList(Layer(config.width, config.num_heads) for _ in range(config.num_layers))
-        self.last_norm = RMSNorm(config.width)
-        self.to_latents = nn.Linear(config.width, chunk_latents * latent_channels)
-        nn.init.zeros_(self.to_latents.weight)
-        self.has_heads = width > 0
-        if self.has_heads:
-            self.to_tokens = nn.Linear(state_width, width)
-            self.to_cells = nn.Linear(config.width, width)
-            self.to_pooled = nn.Linear(state_width, width)
-            self.null_token = nn.Parameter(torch.randn(1, width) * 0.02)
+        self.grid, self.merge, self.num_tokens = head.grid, head.merge, num_tokens
+        self.chunk_latents = head.chunk_latents
+        self.norm = RMSNorm(hidden_width)
+        self.to_tokens = nn.Linear(hidden_width, width)
+        self.to_cells = nn.Linear(head.width, width)
+        self.to_pooled = nn.Linear(hidden_width, width)
+        self.null_token = nn.Parameter(torch.randn(1, width) * 0.02)
 
-    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Map states and the last context frame to a condition."""
-        states, last = self.norm(states), context[:, -1]
-        side, columns = self.query_merge, self.grid[1] // self.query_merge
-        divided = rearrange(
-            self.from_state(states), "b (h w) (p q d) -> b (h p w q) d", w=columns, p=side, q=side
-        )
-        x = divided + rearrange(self.from_context(last), "b d h w -> b (h w) d")
-        rope = rope_table(torch.zeros(1, dtype=torch.long, device=x.device), self.grid, self.head_width)
-        for layer in self.layers:
-            x = layer(x, rope, self.grid)
-        x = self.last_norm(x)
-        change = rearrange(
-            self.to_latents(x), "b (h w) (t c) -> b t c h w", h=self.grid[0], t=self.chunk_latents
-        )
-        forecast = last[:, None] + upcast(change)
-        if not self.has_heads:
-            return Condition(forecast=forecast)
+    def forward(self, state: State, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Map a state to a condition."""
+        assert state.cells is not None, "checked by the config"
+        hidden = self.norm(state.hidden)
+        cells = rearrange(self.to_cells(state.cells), "b (h w) d -> b h w d", h=self.grid[0])
         return Condition(
-            tokens=self.to_tokens(states),
-            pooled=self.to_pooled(states.mean(dim=1)),
-            cells=self.to_cells(x),
-            forecast=forecast,
+            tokens=self.to_tokens(hidden),
+            pooled=self.to_pooled(hidden.mean(dim=1)),
+            cells=repeat(cells, "b h w d -> b (h p w q) d", p=self.merge, q=self.merge),
+            forecast=state.forecast,
         )
 
     def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
         """Return the unconditional condition, whose forecast repeats the last context frame."""
-        forecast = repeat(context[:, -1], "b c h w -> b t c h w", t=self.chunk_latents)
-        if not self.has_heads:
-            return Condition(forecast=forecast)
-        cells = math.prod(self.grid)
-        tokens = self.null_token.expand(len(context), cells // self.query_merge**2, -1)
+        tokens = self.null_token.expand(len(context), self.num_tokens, -1)
+        # Zeros add nothing to features and modulation; the tokens alone are learned, since attention needs
+        # some.
         zeros = torch.zeros_like(tokens[:, 0])
+        cells = math.prod(self.grid) * self.merge**2
         return Condition(
-            tokens=tokens, pooled=zeros, cells=repeat(zeros, "b d -> b n d", n=cells), forecast=forecast
+            tokens=tokens,
+            pooled=zeros,
+            cells=repeat(zeros, "b d -> b n d", n=cells),
+            forecast=unchanged(context, self.chunk_latents),
         )
 
 
@@ -173,9 +159,9 @@ class TextAdapter(ConditionAdapter):
         self.to_pooled = nn.Linear(text_width, width)
         self.null_tokens = nn.Parameter(torch.randn(1, width) * 0.02)
 
-    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Map the states of `num_tokens` positions, zeros after the end of a text, to a condition."""
-        states = self.norm(states)
+    def forward(self, state: State, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Map hidden states of `num_tokens` positions, zeros after the end of a text, to a condition."""
+        states = self.norm(state.hidden)
         written = (states != 0).any(dim=2, keepdim=True)
         mean = states.sum(dim=1) / written.sum(dim=1).clamp(min=1)
         tokens = torch.where(written, self.to_tokens(states), self.null_tokens)
@@ -191,18 +177,60 @@ class TextAdapter(ConditionAdapter):
         return Condition(tokens=tokens, pooled=pooled, cells=cells)
 
 
-class PromptAdapter(ConditionAdapter):
+class PlacedAdapter(ConditionAdapter):
+    """What the adapters for generators of diffusers share: a state also enters on its own cells.
+
+    The generator reads the forecast, and a linear function of the cells' features, as channels of the latent
+    cells that they are about (`generator.diffusers.state_channels`). Without a state head there are tokens
+    alone.
+    """
+
+    null_tokens: nn.Parameter
+    """The tokens of no state; they begin as zeros."""
+
+    def __init__(self, head: StateHead | None) -> None:
+        super().__init__()
+        self.merge, self.shape = 1, (0, 0, 0)
+        if head is not None:
+            self.merge, self.shape = head.merge, (head.chunk_latents, *head.grid)
+            self.to_cells = nn.Linear(head.width, head.chunk_latents * CELL_CHANNELS)
+
+    def placed(self, tokens: Float[Tensor, "b n d"], state: State) -> Condition:
+        """Return the condition of tokens and a state."""
+        if state.cells is None:
+            return Condition(tokens=tokens)
+        cells = rearrange(self.to_cells(state.cells), "b (h w) d -> b h w d", h=self.shape[1])
+        cells = repeat(cells, "b h w d -> b (h p w q) d", p=self.merge, q=self.merge)
+        return Condition(tokens=tokens, cells=cells, forecast=state.forecast)
+
+    def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return learned tokens, and zeros on the cells: no forecast, and not one of no change."""
+        tokens = self.null_tokens.expand(len(context), -1, -1)
+        frames, rows, columns = self.shape
+        if not frames:
+            return Condition(tokens=tokens)
+        count = rows * columns * self.merge**2
+        return Condition(
+            tokens=tokens,
+            cells=tokens.new_zeros(len(context), count, frames * CELL_CHANNELS),
+            forecast=context.new_zeros(len(context), frames, *context.shape[2:]),
+        )
+
+
+class PromptAdapter(PlacedAdapter):
     """A Q-Former maps states to the generator's text embedding space, in place of a prompt.
 
     Source: Pandora (arXiv:2406.09455), whose adapter ends in the 77 text tokens of its generator; the
-    Q-Former is that of BLIP-2 (arXiv:2301.12597).
+    Q-Former is BLIP-2's (arXiv:2301.12597).
     """
 
-    def __init__(self, config: ConditionAdapterConfig, state_width: int, token_width: int) -> None:
-        super().__init__()
-        self.norm = RMSNorm(state_width)
+    def __init__(
+        self, config: ConditionAdapterConfig, hidden_width: int, token_width: int, head: StateHead | None
+    ) -> None:
+        super().__init__(head)
+        self.norm = RMSNorm(hidden_width)
         self.resampler = Resampler(
-            in_width=state_width,
+            in_width=hidden_width,
             width=config.width,
             out_width=token_width,
             num_queries=config.num_tokens,
@@ -211,27 +239,32 @@ class PromptAdapter(ConditionAdapter):
         )
         self.null_tokens = nn.Parameter(torch.zeros(config.num_tokens, token_width))
 
-    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Return tokens `[b, num_tokens, token_width]`."""
-        return Condition(tokens=self.resampler(self.norm(states)))
+    def forward(self, state: State, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return tokens `[b, num_tokens, token_width]`, and the state on its cells."""
+        return self.placed(self.resampler(self.norm(state.hidden)), state)
 
 
-class StreamAdapter(ConditionAdapter):
+class StreamAdapter(PlacedAdapter):
     """A linear layer; states enter the generator beside its prompt, through an added cross-attention.
 
     Source: PAN (arXiv:2511.09057), sec. 3: a linear layer, then an added cross-attention whose output starts
     at zero (`generator.diffusers.state_cross_attention`).
     """
 
-    def __init__(self, state_width: int, token_width: int, num_tokens: int) -> None:
-        super().__init__()
-        self.norm = RMSNorm(state_width)
-        self.project = nn.Linear(state_width, token_width)
+    def __init__(self, hidden_width: int, token_width: int, num_tokens: int, head: StateHead | None) -> None:
+        super().__init__(head)
+        self.norm = RMSNorm(hidden_width)
+        self.project = nn.Linear(hidden_width, token_width)
         self.null_tokens = nn.Parameter(torch.zeros(num_tokens, token_width))
 
-    def forward(self, states: Float[Tensor, "b n s"], context: Float[Tensor, "b k c h w"]) -> Condition:
-        """Return tokens `[b, n, token_width]`."""
-        return Condition(tokens=self.project(self.norm(states)))
+    def forward(self, state: State, context: Float[Tensor, "b k c h w"]) -> Condition:
+        """Return tokens `[b, n, token_width]`, and the state on its cells."""
+        return self.placed(self.project(self.norm(state.hidden)), state)
+
+
+def unchanged(context: Float[Tensor, "b k c h w"], chunk_latents: int) -> Float[Tensor, "b t c h w"]:
+    """Return the forecast that nothing happens: the last context frame, repeated."""
+    return repeat(last_frame(context), "b c h w -> b t c h w", t=chunk_latents)
 
 
 def choose(keep: Tensor, first: Condition, second: Condition) -> Condition:

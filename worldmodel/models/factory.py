@@ -1,4 +1,4 @@
-"""Builds the parts of a world model from its config: our own, or those of transformers and diffusers."""
+"""Builds the parts of a world model from its config: our own, or parts of transformers and diffusers."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from worldmodel.models.codec.autoencoder import Codec, VideoCodec
 from worldmodel.models.conditioning import (
     ConditionAdapter,
     GridAdapter,
+    NoAdapter,
     PromptAdapter,
     StreamAdapter,
     TextAdapter,
@@ -15,6 +16,7 @@ from worldmodel.models.conditioning import (
 from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.models.generator.dit import DiT
 from worldmodel.models.generator.none import NoGenerator
+from worldmodel.models.state import StateHead
 from worldmodel.models.vision.adapter import LatentVision, VisionAdapter
 
 
@@ -22,7 +24,7 @@ def codec(config: WorldModelConfig, folder: Path | None) -> VideoCodec:
     """Build the codec; one of diffusers is read from the model folder, if there is one.
 
     Raises:
-        ConfigError: the config's factors or channels are not those of the autoencoder.
+        ConfigError: the config's factors or channels differ from the autoencoder's.
     """
     if config.codec.is_ours:
         return Codec(config.codec)
@@ -79,21 +81,18 @@ def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) 
     return made
 
 
-def condition_adapter(config: WorldModelConfig, width: int, generator: VideoGenerator) -> ConditionAdapter:
+def condition_adapter(
+    config: WorldModelConfig, width: int, generator: VideoGenerator, state: StateHead | None
+) -> ConditionAdapter:
     """Build the adapter from states of the given width to the generator's condition."""
-    kind, tokens = config.condition_adapter.kind, generator.token_width
-    if kind == "prompt":
-        return PromptAdapter(config.condition_adapter, width, tokens)
-    if kind == "text":
-        return TextAdapter(width, tokens, config.action.max_text_tokens + 1, config.codec.cells)
-    if kind == "stream":
-        return StreamAdapter(width, tokens, config.num_queries)
-    return GridAdapter(
-        config.condition_adapter,
-        width,
-        config.codec.latent_channels,
-        config.chunk_latents,
-        config.codec.grid,
-        tokens,
-        config.query_merge,
-    )
+    adapter, tokens = config.condition_adapter, generator.token_width
+    if config.generator is None:
+        return NoAdapter(config.chunk_latents)
+    if adapter.kind == "prompt":
+        return PromptAdapter(adapter, width, tokens, state)
+    if adapter.kind == "text":
+        return TextAdapter(width, tokens, config.action.text.max_tokens + 1, config.codec.cells)
+    if adapter.kind == "stream":
+        return StreamAdapter(width, tokens, config.num_queries, state)
+    assert state is not None, "checked by the config"
+    return GridAdapter(width, tokens, config.num_queries, state)

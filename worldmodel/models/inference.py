@@ -1,7 +1,9 @@
 """Switches that make inference cheaper."""
 
-from dataclasses import replace
+from functools import partial
 
+from worldmodel.config.imports import import_object
+from worldmodel.errors import ConfigError
 from worldmodel.models import quantization as quantizing
 from worldmodel.models.world_model import WorldModel
 
@@ -16,7 +18,8 @@ def optimize(
 
     Args:
         model: The model, with its adapters.
-        cache_threshold: Replaces the one of the config (step caching).
+        cache_threshold: Experiment: relative change of the generator's prediction below which a denoising
+            step reuses the last one that was computed (step caching), 0.1 for example; 0 computes every step.
         quantization: int8 or fp8 weights of the linear layers of backbone and generator.
         compile: Whether to compile the generator's transformer blocks.
 
@@ -24,7 +27,10 @@ def optimize(
         ConfigError: the threshold is below 0, or the quantization is not available.
     """
     if cache_threshold is not None:
-        model.config = replace(model.config, cache_threshold=cache_threshold)
+        if not cache_threshold >= 0:
+            raise ConfigError(f"cache_threshold is {cache_threshold}; use 0 or more, 0 for no caching.")
+        step_cache = import_object("worldmodel.experiments.step_cache:StepCache")
+        model.make_step_cache = partial(step_cache, cache_threshold) if cache_threshold else None
     if quantization is not None:
         quantizing.quantize([model.backbone.model, model.generator], quantization)
     if compile:

@@ -38,6 +38,13 @@ Factors = dict[str, tuple[Tensor, Tensor]]
 """Factors `[out, rank]` and `[rank, in]` by the name of the layer to whose weight their product is added."""
 FIXED = ("text_encoder", "image_encoder")
 """Parts of a generator that are never trained."""
+NEW = "channels"
+"""Part of a generator that begins as zeros, and so is trained whole beside the LoRA of what is pretrained."""
+
+
+def is_new(name: str) -> bool:
+    """Return whether a module or weight is a part that is trained whole beside LoRA."""
+    return NEW in name.split(".")
 
 
 def root_of(model: nn.Module, component: str) -> nn.Module:
@@ -55,7 +62,7 @@ def add(model: nn.Module, train: Mapping[str, TrainedConfig]) -> None:
         if not how.lora_rank:
             continue
         root = root_of(model, component)
-        names = _linear(root)
+        names = [name for name in _linear(root) if not is_new(name)]
         if not names:
             raise ConfigError(f"{component} has no linear layers for LoRA; remove it from stages.NAME.train.")
         # Serving engines match the layers of language models by the last part of the name.
@@ -147,7 +154,7 @@ def digest(folder: Path, found: Mapping[str, Path]) -> str:
 
 
 def read_whole(model: nn.Module, folder: Path, elsewhere: Collection[str] = ()) -> dict[str, nn.Parameter]:
-    """Read the weights in a folder of adapters that were trained whole, like those of the model.
+    """Read the weights in a folder of adapters that were trained whole, like the model's.
 
     Raises:
         ModelError: the file is damaged, does not fit the model, or has weights of a component that runs

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from worldmodel.episodes import Outcome
 from worldmodel.models.layers.norm import RMSNorm, upcast
-from worldmodel.types import Outcome
 
 NUM_BINS, LARGEST = 65, 8.0
 """Bins of the reward, and the largest magnitude of its symlog, which stands for rewards of 3,000."""

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, pip_install
 
 Method = Literal["int8", "fp8"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -31,7 +31,7 @@ def quantize(parts: Sequence[nn.Module], method: str) -> None:
         raise ConfigError(f"quantization is {method!r}; the in-process engine has {' and '.join(METHODS)}.")
     if importlib.util.find_spec("torchao") is None:
         raise ConfigError(
-            f"quantization {method} needs torchao; run pip install 'worldmodel[quantization]', or omit it."
+            f"quantization {method} needs torchao; run {pip_install('quantization')}, or omit it."
         )
     from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 

@@ -1,17 +1,16 @@
 """Text about observations: the sequences from which the backbone decodes descriptions and answers."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from worldmodel.batch import to_device
-from worldmodel.models.vision.adapter import Observation
-
-if TYPE_CHECKING:
-    from worldmodel.models.world_model import WorldModel
+from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.vision.adapter import EncodedObservation, Observation
+from worldmodel.parallel.agreement import Agreement
 
 MAX_TOKENS = 96
 """Longest text that is decoded by default."""
@@ -19,8 +18,22 @@ TextSequence = tuple[Float[Tensor, "_ d"], Int[Tensor, " _"]]
 """Embeddings, and the token that each position should predict, or -100."""
 
 
+@runtime_checkable
+class TextModel(Protocol):
+    """The parts of a world model that texts about observations are made with."""
+
+    backbone: Backbone
+    prompt_marker: nn.Parameter
+    answer_marker: nn.Parameter
+    agreement: Agreement
+
+    def encode_observation(self, observation: Observation) -> EncodedObservation:
+        """Map an observation to vision tokens and queries."""
+        ...
+
+
 @torch.no_grad()
-def generate(model: "WorldModel", observation: Observation, prompt: str | None, max_tokens: int) -> list[str]:
+def generate(model: TextModel, observation: Observation, prompt: str | None, max_tokens: int) -> list[str]:
     """Describe observations, or answer a prompt about them, by greedy decoding."""
     rows = observation.unstack()
     prefix = torch.stack([row for row, _ in sequences(model, rows, [prompt] * len(rows))])
@@ -28,7 +41,7 @@ def generate(model: "WorldModel", observation: Observation, prompt: str | None, 
 
 
 def sequences(
-    model: "WorldModel",
+    model: TextModel,
     observations: Sequence[Observation],
     prompts: Sequence[str | None],
     answers: Sequence[str] | None = None,
@@ -53,8 +66,8 @@ def sequences(
     return rows
 
 
-def _vision_tokens(model: "WorldModel", observations: Sequence[Observation]) -> list[Float[Tensor, "_ d"]]:
-    """Encode observations of different lengths, those of equal length as one batch."""
+def _vision_tokens(model: TextModel, observations: Sequence[Observation]) -> list[Float[Tensor, "_ d"]]:
+    """Encode observations of different lengths; observations of equal length form one batch."""
     tokens: dict[int, Tensor] = {}
     shapes = sorted({each.shape for each in observations})
     (calls,) = model.agreement.most(len(shapes))

@@ -1,16 +1,17 @@
-"""The figure: six verbs, from an observation and an action to the next observation.
+"""The figure: seven verbs, from an observation and an action to the next observation.
 
      observation o_i            action a_i
           │ encode_observation       │ encode_action
           └─────► [ v…v  a…a  q…q ] ◄┘     one round of the backbone's sequence
-                           │ predict_states      hidden states at the queries = the state ŝ_{i+1}
+                           │ predict_states      hidden states at the queries
+                           │ read_state          the predicted state ŝ_{i+1}: features, code, forecast
                            │ condition           condition adapter
     context latents ─► denoise ─► decode ─► o_{i+1} ─► next round
 
 `worldmodel.rollout` plays rounds with these verbs; `forward` runs teacher-forced rounds in one pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, SupportsIndex
@@ -20,29 +21,33 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from worldmodel.actions import Action
 from worldmodel.config import WorldModelConfig, height_width
-from worldmodel.diffusion.sampler import Chunk, Denoiser
+from worldmodel.diffusion.sampler import Chunk, Denoiser, StepCache
 from worldmodel.models import factory, text
 from worldmodel.models.action import ActionAdapter
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.models.conditioning import Condition, Prediction
-from worldmodel.models.loading.model_folder import PretrainedMixin
-from worldmodel.models.outcome import OutcomeHead
+from worldmodel.models.code import CodeSampling
+from worldmodel.models.conditioning import Codes, Condition, Prediction
+from worldmodel.models.loading.model_folder import PretrainedModel
+from worldmodel.models.state import State, StateHead
 from worldmodel.models.vision.adapter import EncodedObservation, Observation
 from worldmodel.parallel.agreement import Agreement
-from worldmodel.types import Action
 
 if TYPE_CHECKING:
     from worldmodel.rollout import Session
 
 
-class WorldModel(nn.Module, PretrainedMixin):
-    """An any-to-any world model: backbone, three adapters, video generator, codec."""
+class WorldModel(PretrainedModel):
+    """An any-to-any world model: backbone, three adapters, state head, video generator, codec."""
 
     agreement = Agreement()  # the processes that train the model
 
+    make_step_cache: Callable[[], StepCache] | None = None
+    """Makes what decides which denoising steps of a chunk reuse a prediction; None computes every step."""
+
     def __init__(self, config: WorldModelConfig, backbone: Backbone, folder: Path | None = None) -> None:
-        """Build the parts around a backbone; those of other libraries are read from `folder`, if given."""
+        """Build the parts around a backbone; parts of other libraries are read from `folder`, if given."""
         super().__init__()
         self.config = config
         width, scale = backbone.width, backbone.width**-0.5
@@ -53,9 +58,9 @@ class WorldModel(nn.Module, PretrainedMixin):
         self.queries = nn.Parameter(torch.randn(config.num_queries, width) * scale)
         self.blank_latents = nn.Parameter(torch.randn(config.codec.latent_channels, *config.codec.grid) * 0.1)
         self.prompt_marker, self.answer_marker = (nn.Parameter(torch.randn(width) * scale) for _ in range(2))
+        self.state = StateHead.from_config(config, width)
         self.generator = factory.generator(config, self.codec, folder)
-        self.condition_adapter = factory.condition_adapter(config, width, self.generator)
-        self.outcome = OutcomeHead(width) if config.outcomes else None
+        self.condition_adapter = factory.condition_adapter(config, width, self.generator, self.state)
 
     @classmethod
     def from_config(
@@ -70,11 +75,21 @@ class WorldModel(nn.Module, PretrainedMixin):
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         negative_prompt: str | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
     ) -> "Session":
-        """Open a session: a live rollout."""
+        """Open a session: a live rollout; see `Session`."""
         from worldmodel.rollout import Session
 
-        return Session(self, seed, num_inference_steps, guidance_scale, negative_prompt=negative_prompt)
+        return Session(
+            self,
+            seed,
+            num_inference_steps,
+            guidance_scale,
+            negative_prompt=negative_prompt,
+            temperature=temperature,
+            top_k=top_k,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -86,16 +101,22 @@ class WorldModel(nn.Module, PretrainedMixin):
         """Data type of the model's own parameters; parts of other libraries may have another."""
         return self.blank_latents.dtype
 
-    # ---- the six verbs -------------------------------------------------------------------------------
+    # ---- the seven verbs -----------------------------------------------------------------------------
 
-    def encode_observation(self, observation: Observation) -> EncodedObservation:
-        """Map an observation to vision tokens and queries; one without latents is a blank one."""
+    def encode_observation(
+        self, observation: Observation, history: Float[Tensor, "b d"] | None = None
+    ) -> EncodedObservation:
+        """Map an observation to vision tokens and queries; one without latents is a blank one.
+
+        `history` is what the state remembers of the code that led to the observation (`StateHead.history`).
+        """
         if not observation.latents.shape[1]:
             observation = replace(observation, latents=self._blank_context(len(observation.latents)))
         vision = self.vision(observation)
         # On a latent grid, a query is a learned vector plus the feature of its newest latent cells.
         queries = self.queries if vision.queries is None else self.queries + vision.queries
-        return EncodedObservation(vision.tokens, queries.expand(len(vision.tokens), -1, -1), vision.cells)
+        tokens = vision.tokens if history is None else vision.tokens + history[:, None].to(vision.tokens)
+        return EncodedObservation(tokens, queries.expand(len(tokens), -1, -1), vision.cells)
 
     def encode_action(self, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
         """Map actions to tokens; an InputError says why the model does not take one."""
@@ -107,16 +128,35 @@ class WorldModel(nn.Module, PretrainedMixin):
         """Return the hidden states at the queries that end each round; in a rollout, an engine does this."""
         return self.backbone.predict_states(embeds, ends, self.config.num_queries)
 
+    def read_state(
+        self,
+        hidden: Float[Tensor, "b n d"],
+        context: Float[Tensor, "b s c h w"],
+        actions: Sequence[Action] | None = None,
+        *,
+        code: Float[Tensor, "b v k"] | None = None,
+        draws: Float[Tensor, "b v"] | None = None,
+        sampling: CodeSampling | None = None,
+    ) -> State:
+        """Map hidden states and context latents to the predicted state; see `StateHead.forward`.
+
+        Where the generator reads words in place of a state (`condition_adapter.kind: text`), these are the
+        hidden states of the actions' texts.
+        """
+        if self.condition_adapter.reads_text:
+            return State(self.action.text_states(actions or (), self.backbone))
+        if self.state is None:
+            return State(hidden)
+        return self.state(hidden, context, code, draws, sampling)
+
     def condition(
         self,
-        states: Float[Tensor, "b n d"],
+        state: State,
         context: Float[Tensor, "b s c h w"],
         actions: Sequence[Action] | None = None,
     ) -> Condition:
-        """Map states, context latents and, if the generator reads text, actions to its condition."""
-        if self.condition_adapter.reads_text:
-            states = self.action.text_states(actions or (), self.backbone)
-        return self._add_text(self.condition_adapter(states, context), actions)
+        """Map a state, context latents and, if the generator reads text, actions to its condition."""
+        return self._add_text(self.condition_adapter(state, context), actions)
 
     def denoise(self, chunks: Sequence[Chunk[Condition]]) -> list[Float[Tensor, "b t c h w"]]:
         """Generate the latents of chunks from noise."""
@@ -171,27 +211,34 @@ class WorldModel(nn.Module, PretrainedMixin):
         context: Float[Tensor, "b r s c h w"],
         actions: Sequence[Sequence[Action]],
         frames: Float[Tensor, "b r f 3 H W"] | None = None,
+        codes: Codes | None = None,
     ) -> Prediction:
         """Predict every round's next observation, teacher-forced, in one pass of the backbone.
 
         `actions[j][i]` is the action of episode j in round i; `frames` are for encoders that need pixels.
+        Without `codes` the most likely ones are taken, and later rounds do not know which.
         """
         batch, rounds = context.shape[:2]
         flat = [action for episode in actions for action in self.action.of_rounds(episode)]
+        past = context.flatten(0, 1)
         if self.condition_adapter.reads_text:
-            states = self.action.text_states(flat, self.backbone)
-            condition = self.condition_adapter(states, context.flatten(0, 1))
-            return Prediction(states.unflatten(0, (batch, rounds)), context, condition)
+            state = State(self.action.text_states(flat, self.backbone))
+            hidden = state.hidden.unflatten(0, (batch, rounds))
+            return Prediction(hidden, context, state, self.condition_adapter(state, past))
         pixels = None if frames is None else frames.flatten(0, 1)
-        seen = self.encode_observation(Observation(context.flatten(0, 1), pixels))
+        history = code = None
+        if codes is not None and self.state is not None:
+            history = self.state.history(codes.following().flatten(0, 1))
+            code = codes.code.flatten(0, 1)
+        seen = self.encode_observation(Observation(past, pixels), history)
         taken = self.encode_action(flat)
         parts = list(zip(seen.tokens, taken, seen.queries, strict=True))
         ends = torch.tensor([sum(map(len, each)) for each in parts]).view(batch, rounds).cumsum(dim=1)
         # One concatenation: a GPU computes it faster than the host could start one for every round.
         rows = list(torch.cat([part for each in parts for part in each]).split(ends[:, -1].tolist()))
-        states = self.predict_states(nn.utils.rnn.pad_sequence(rows, batch_first=True), ends)
-        condition = self.condition(states.flatten(0, 1), context.flatten(0, 1), flat)
-        return Prediction(states, context, condition)
+        hidden = self.predict_states(nn.utils.rnn.pad_sequence(rows, batch_first=True), ends)
+        state = self.read_state(hidden.flatten(0, 1), past, code=code)
+        return Prediction(hidden, context, state, self.condition(state, past, flat))
 
     def generate_text(
         self, observation: Observation, prompt: str | None = None, max_tokens: int = text.MAX_TOKENS

@@ -1,6 +1,6 @@
 """Collectives: all-to-all and all-gather with gradients, all-reduce without, and counts of sent bytes.
 
-Gradients are those of the *sum* of all ranks' losses, so the adjoint of a gather is a sum. If all ranks
+Gradients are of the *sum* of all ranks' losses, so the adjoint of a gather is a sum. If all ranks
 compute the same loss from gathered tensors, FSDP's mean over ranks cancels it.
 
 Sizes are never exchanged: every rank computes them from the layout.
@@ -40,6 +40,8 @@ def _exchange(input: Tensor, send: list[int], receive: list[int], group_name: st
     group = _resolve_process_group(GroupName(group_name))
     flat = input.contiguous()  # gloo ignores strides and permutes silently
     sent[name] += (flat.numel() - send[dist.get_rank(group)]) * flat.element_size()
+    # At least as long as what is sent: autograd wants gradients of the shape of the output, and the reverse
+    # exchange puts as many elements there as were sent.
     out = flat.new_empty(max(len(flat), sum(receive)))
     work = dist.all_to_all_single(out[: sum(receive)], flat, receive, send, group=group, async_op=True)
     assert work is not None, "this process is in the group"
@@ -68,6 +70,7 @@ def _(input: Tensor, ranks: int, group_name: str, name: str) -> Tensor:
 @torch.library.custom_op("worldmodel::all_reduce", mutates_args=())
 def _sum(input: Tensor, name: str) -> Tensor:
     out, ranks = input.clone(memory_format=torch.contiguous_format), dist.get_world_size()
+    # A ring sends each element twice (reduce-scatter, then all-gather), but for the process's own share.
     sent[name] += 2 * (ranks - 1) * out.numel() * out.element_size() // ranks
     dist.all_reduce(out)
     return out
@@ -127,6 +130,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sizes: Sequence[int], group: ProcessGroup, name: str) -> Tensor:
         ctx.plan = (sizes, group, name)
+        # Pieces are padded to the largest and cut afterwards: `all_gather_single` takes equal sizes only.
         largest, ranks = max(sizes), len(sizes)
         out = _gather(_padded(x, largest), ranks, group.group_name, name)
         if ranks * largest == sum(sizes):

@@ -29,6 +29,7 @@ def all_gather_kv(
 
     The adjoint is a reduce-scatter: each rank receives the summed gradients of its tokens. Bytes: `volume`.
     """
+    # Stacked, they are one message instead of two: `[2, b, g, n, d]`, gathered along tokens (axis 3).
     key, value = collectives.all_gather(torch.stack([key, value]), sizes, 3, group, NAME).unbind()
     return key, value
 

@@ -28,6 +28,7 @@ def block_mask(queries: Int[Tensor, "2 b n"], keys: Int[Tensor, "2 b m"]) -> "Bl
     lengths = (queries.shape[2], keys.shape[2])
     queries, keys = _padded(queries), _padded(keys)
     keys[1, :, lengths[1] :] = torch.iinfo(keys.dtype).max  # beyond the reach of all queries
+    # Flex attention skips blocks that are in neither list, and evaluates the rule only in partial ones.
     some, full = touched(queries, keys)
     partial = some & ~full
     many = int(queries.shape[1] > 1)  # one row may serve the whole batch
@@ -52,13 +53,23 @@ def touched(
     """
     stride = keys[1].max().long() + 1
     # Unique over documents: position and reach in the concatenation of all documents.
-    reach, position = (label.long() * stride + last for label, last in (queries, keys))
-    low_q, high_q, low_k, high_k = (*_range(queries[0]), *_range(keys[0]))
-    low_reach, high_reach, low_position, high_position = (*_range(reach), *_range(position))
-    some = (low_q[..., None] <= high_k[:, None]) & (low_k[:, None] <= high_q[..., None])
-    some &= low_position[:, None] <= high_reach[..., None]
-    one = (low_q == high_q)[..., None] & (low_k == high_k)[:, None] & (low_q[..., None] == low_k[:, None])
-    return some, one & (high_position[:, None] <= low_reach[..., None])
+    reach = queries[0].long() * stride + queries[1]
+    position = keys[0].long() * stride + keys[1]
+
+    # Intervals of labels and positions per block of 128, `[b, i]` for queries and `[b, j]` for keys.
+    low_query, high_query = _range(queries[0])
+    low_key, high_key = _range(keys[0])
+    low_reach, high_reach = _range(reach)
+    low_position, high_position = _range(position)
+
+    # Blocks whose intervals miss each other have no visible pair.
+    same = (low_query[..., None] <= high_key[:, None]) & (low_key[:, None] <= high_query[..., None])
+    some = same & (low_position[:, None] <= high_reach[..., None])
+
+    # Both blocks lie in one and the same document, and even the lowest reach covers the highest position.
+    one_document = (low_query == high_query)[..., None] & (low_key == high_key)[:, None]
+    one_document &= low_query[..., None] == low_key[:, None]
+    return some, one_document & (high_position[:, None] <= low_reach[..., None])
 
 
 def _range(x: Int[Tensor, "b n"]) -> tuple[Int[Tensor, "b i"], Int[Tensor, "b i"]]:
@@ -75,5 +86,6 @@ def _padded(tokens: Int[Tensor, "2 b n"]) -> Int[Tensor, "2 b m"]:
 def _block_lists(pairs: Bool[Tensor, "b i j"]) -> tuple[Int[Tensor, "b 1 i"], Int[Tensor, "b 1 i j"]]:
     """Return the number of key blocks of every query block, and their indices, padded with the others."""
     count = pairs.sum(dim=2, dtype=torch.int32)
+    # A stable sort of the complement moves the wanted blocks to the front and keeps their order.
     which = (~pairs).to(torch.int8).argsort(dim=2, stable=True).to(torch.int32)
     return count[:, None], which[:, None]

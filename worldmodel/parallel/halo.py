@@ -1,7 +1,7 @@
 """Halo exchange: convolutions over frames whose cells are divided over processes.
 
 Every process receives the cells next to its own from the processes that have them, and convolves both. The
-result is that of one process; the bytes grow with the edge of its piece, not with the piece.
+result equals one process's; the bytes grow with the edge of its piece, not with the piece.
 """
 
 from collections.abc import Callable
@@ -41,19 +41,26 @@ class Halo:
     @classmethod
     def of(cls, shards: Shards, grid: tuple[int, int], device: torch.device) -> "Halo":
         """Compute the exchange for frames of `grid` rows and columns, whose cells `shards` divide."""
+        # Every process computes the pieces of all others from `shards`, so no sizes or indices are exchanged.
         total, (rows, columns) = sum(shards.sizes), grid
         order = torch.arange(total) if shards.order is None else shards.order
         pieces = order.split(shards.sizes)
         own = torch.zeros(len(pieces), total, dtype=torch.bool)
         for rank, piece in enumerate(pieces):
             own[rank, piece] = True
+        # `[processes, cells]`: the neighbours of each process's cells that other processes have.
         needed = _neighbours(own, grid) & ~own
         rank = shards.group.rank
+        # `local` maps a cell of the clip to its index here; only entries of own cells are set and read.
         mine, local = pieces[rank], torch.empty(total, dtype=torch.long)
         local[mine] = torch.arange(len(mine))
+        # Both lists are in the order of cells, so sender and receiver agree without exchanging indices.
         sent = [(needed[other] & own[rank]).nonzero()[:, 0] for other in range(len(pieces))]
         received = [(needed[rank] & own[other]).nonzero()[:, 0] for other in range(len(pieces))]
         cells = torch.cat([mine, *received])
+        # The canvas holds only rows with cells of this process or next to them. Rows that are apart in the
+        # clip, or in different frames, must not touch in the convolution: an empty row goes between them and
+        # acts as the zero padding.
         present, which = (cells // columns).unique(return_inverse=True)
         apart = (present.diff() != 1) | (present[1:] % rows == 0)
         row = torch.cat([torch.zeros(1, dtype=torch.long), (1 + apart.long()).cumsum(0)])
@@ -73,6 +80,7 @@ class Halo:
         """Apply a 3x3 convolution with zero padding to this process's cells of every frame."""
         cells = torch.cat([x, self._exchange(x)], dim=1)
         canvas = x.new_zeros(len(x), prod(self.canvas), x.shape[2]).index_copy(1, self.place, cells)
+        # Results at received cells are incomplete (their other neighbours are elsewhere) and are dropped.
         out = convolution(canvas.unflatten(1, self.canvas).permute(0, 3, 1, 2)).flatten(2)
         return out.index_select(2, self.place[: x.shape[1]]).transpose(1, 2)
 

@@ -1,8 +1,8 @@
 """The exchanges of Ulysses: tokens of all heads for all tokens of some heads, and back, in groups of heads.
 
-Every group is an all-to-all of its own. While a rank attends with one group, those of the next groups arrive
-and the results of earlier ones are sent. Autograd runs the same steps in reverse: while the gradients of one
-group are computed, those of its neighbours are on their way.
+Every group is an all-to-all of its own. While a rank attends with one group, tensors of the next groups
+arrive and the results of earlier ones are sent. Autograd runs the same steps in reverse: while the gradients
+of one group are computed, the gradients of neighbouring groups are in transit.
 """
 
 from abc import ABC, abstractmethod
@@ -40,12 +40,14 @@ def exchange_heads(
         group: process group of the ranks.
     """
     inputs, results = [(of.query, of.key, of.key) for of in groups], [(of.query,) for of in groups]
+    # All groups are sent before the first is attended to: the network then works through them while this rank
+    # computes. Waiting happens group by group, in the same order.
     place = tokens, group, parts[0].shape[0], parts[0].shape[3]
     arriving, sent = _start(_AllHeads(inputs, *place), parts), []
     for index, flat in enumerate(arriving):
         out = attend(index, *_finish(_OwnHeads([inputs[index]], *place), [flat]))
         sent += _start(_OwnHeads([results[index]], *place), [out])
-    # Gradients are sent in this order: the backward pass begins with those of the last group.
+    # Gradients are sent in this order: the backward pass begins with the last group's.
     (out,) = _finish(_AllHeads(results[::-1], *place), sent[::-1])
     return out
 
@@ -86,6 +88,8 @@ class _Side(ABC):
             pieces = self.pieces(tensors, index)
             send = [sum(piece.numel() for piece in of) for of in pieces]
             receive = [rows * self.batch * self.width for rows in self.received(index)]
+            # One flat buffer in the order of ranks: an all-to-all takes contiguous pieces, while heads and
+            # tokens of `[b, k, n, d]` are not contiguous.
             flat = tensors[0].new_empty(sum(send))
             for values, piece in _pairs(flat, pieces):
                 values.copy_(piece)
@@ -94,6 +98,8 @@ class _Side(ABC):
 
     def finish(self, started: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Wait for the tensors of this side."""
+        # A key head that several ranks have read gets the sum of their gradients; in all other cases each
+        # element arrives exactly once.
         make, write = (torch.zeros, Tensor.add_) if self.sums else (torch.empty, Tensor.copy_)
         like = {"dtype": started[0].dtype, "device": started[0].device}
         tensors = tuple(make(self.batch, heads, tokens, self.width, **like) for heads, tokens in self.shapes)
@@ -116,6 +122,7 @@ class _AllHeads(_Side):
     @property
     def sums(self) -> bool:
         sent = [sum(len(of) for each in part for of in each) for part in zip(*self.heads, strict=True)]
+        # More heads sent than there are: at least one goes to several ranks.
         return sent != [heads for heads, _ in self.shapes]
 
     def pieces(self, tensors: Sequence[Tensor], index: int) -> list[list[Tensor]]:
@@ -149,10 +156,13 @@ def _pairs(flat: Tensor, pieces: Sequence[Sequence[Tensor]]) -> Iterator[tuple[T
     """Yield the elements of every piece, in its shape, and the piece."""
     every = [piece for of in pieces for piece in of]
     counts = [piece.numel() for piece in every]
+    # The buffer may be longer than what it holds: `start_all_to_all` pads it to the length of what it sent.
     for values, piece in zip(flat[: sum(counts)].split(counts), every, strict=True):
         yield values.view(piece.shape), piece
 
 
+# Two functions instead of one, so that autograd, too, separates starting from waiting: the backward pass of
+# `_Finish` sends gradients, and that of `_Start`, which runs later, waits for them.
 class _Start(torch.autograd.Function):
     """Starts to send tensors; in the backward pass, waits for their gradients."""
 

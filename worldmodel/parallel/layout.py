@@ -60,6 +60,7 @@ class Layout:
                 segment is a block.
             length: tokens per row; 0 is the length of the longest.
         """
+        # The longest row decides, so that all rows stack; `length` can only add padding.
         length = max(length, *(sum(size for document in row for _, size in document) for row in rows))
         columns = [_row(row, length) for row in rows]
         document, block, kind, position = (
@@ -82,6 +83,7 @@ class Layout:
         """Return the layout of a clip: frames of `cells` tokens attend to blocks up to their own."""
         blocks = blocks.cpu().to(torch.int32)
         # Blocks must not decrease along a document, so positions follow the order of blocks.
+        # The second argsort inverts the first: it gives every frame its rank in the order of blocks.
         index = blocks.argsort(stable=True).argsort()
         position = (index[:, None] * cells + torch.arange(cells)).to(torch.int32).view(1, -1)
         block = blocks.repeat_interleave(cells)[None]
@@ -112,6 +114,8 @@ class Layout:
     @cached_property
     def label(self) -> Int[Tensor, "b n"]:
         """Index of the document; every padding token is a document of its own."""
+        # A softmax over no keys is NaN, which would spread to all gradients. So padding attends to itself: as
+        # a document of one token it does so under the same rule as everything else.
         own = self.document.max() + 1 + torch.arange(self.length, dtype=torch.int32)
         return torch.where(self.kind == Kind.PAD, own, self.document)
 
@@ -121,10 +125,13 @@ class Layout:
 
         Token q attends to token k if `label[q] == label[k]` and `position[k] <= reach[q]`.
         """
+        # `_highest` looks at the flattened batch, so labels are made unique over rows, and blocks over
+        # documents.
         row = torch.arange(self.label.shape[0])[:, None] * (int(self.label.max()) + 1)
         document = row + self.label
         own = self.block - self.block.min()
         block = document * (int(own.max()) + 1) + own
+        # TEXT reaches its own position, FRAME the last one of its block, FULL the last one of its document.
         frame, full = _highest(self.position, block), _highest(self.position, document)
         reach = torch.where(self.kind == Kind.FRAME, frame, self.position)
         return torch.where(self.kind == Kind.FULL, full, reach)
@@ -147,6 +154,7 @@ class Layout:
         label, reach, position = (
             to_device(x, torch.device(device)) for x in (self.label, self.reach, self.position)
         )
+        # One comparison for all kinds of tokens: see `reach`.
         same = label[:, queries, None] == label[:, None, keys]
         return same & (position[:, None, keys] <= reach[:, queries, None])
 
@@ -175,9 +183,12 @@ class Layout:
 
     @torch.compiler.disable()
     def _documents(self) -> Int[Tensor, " documents"] | None:
+        # With sp alone a process still has whole sequences (of some heads), so documents stay whole. With cp,
+        # or in a balanced order, it has pieces of them, which lengths cannot describe.
         shared = self.shards is not None and (self.shards.order is not None or self.shards.group.cp > 1)
         text = (self.kind == Kind.TEXT) | (self.kind == Kind.PAD)
         step, follows = self.label.diff() != 0, self.position.diff() == 1
+        # A document that is interrupted by another one gives more runs of labels than labels.
         runs, labels = int(step.sum()) + len(step), sum(row.unique().numel() for row in self.label)
         if shared or not text.all() or not (step | follows).all() or runs != labels:
             return None
@@ -188,6 +199,8 @@ class Layout:
     def area(self) -> Int[Tensor, "b n"]:
         """Return the number of keys that every token attends to."""
         label = torch.arange(self.label.shape[0])[:, None] * (int(self.label.max()) + 1) + self.label
+        # Positions of one document become a stretch of one sorted list, so two binary searches count the keys
+        # of a token without looking at pairs: n log n instead of n².
         stride = int(self.position.max()) + 2  # offset of the next document, beyond its last position
         keys = (label * stride + self.position).flatten().sort().values
         last = torch.searchsorted(keys, label * stride + self.reach, right=True)
@@ -229,6 +242,8 @@ class Layout:
                 f"{group.sp} processes; lower these keys, or make sequences longer (more rounds, a larger "
                 "chunk_frames)."
             )
+        # The order of axes matters: cp cuts the sequence into rows, sp cuts every row. After the exchange of
+        # heads, the sp peers of a row have its queries together, and keys come from all rows.
         order, rows = None, evenly(self.length, group.cp)
         if balance and group.cp > 1:
             pieces = self._balanced(group)
@@ -243,6 +258,7 @@ class Layout:
         """
         shards = self.shards
         assert shards is not None and shards.order is None and not self.masked
+        # Fill processes from the front: the first `count` tokens lie on the first processes.
         first, left = [], count
         for size in shards.sizes:
             first.append(min(left, size))
@@ -255,6 +271,8 @@ class Layout:
 
     def _balanced(self, group: SequenceGroup) -> list[Int[Tensor, " m"]]:
         """Return the tokens of every cp rank, in equally many chunks each."""
+        # Causal attention costs a late token more than an early one. Several chunks per rank, early and late
+        # ones mixed, even that out.
         count = 4 * group.size
         # Kernels skip blocks of 128 tokens; shorter sequences need smaller chunks for a balance.
         sizes = flex_mask.SIZE if self.length >= flex_mask.SIZE * count else evenly(self.length, count)
@@ -334,18 +352,28 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def _row(documents: Sequence[Sequence[Segment]], length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the document, block, kind and position of every token of a row."""
-    segments = [
-        (number, block, kind, size)
-        for number, document in enumerate(documents)
-        for block, (kind, size) in enumerate(document)
-    ]
-    padding = length - sum(size for *_, size in segments)
-    segments.append((len(documents), 0, Kind.PAD, padding))
-    *columns, sizes = (torch.tensor(column) for column in zip(*segments, strict=True))
-    document, block, kind = (column.repeat_interleave(sizes, output_size=length) for column in columns)
-    totals = [*(sum(size for _, size in document) for document in documents), padding]
-    position = torch.cat([torch.arange(total) for total in totals])
-    return document, block, kind, position
+    numbers, blocks, kinds, sizes = [], [], [], []
+    positions = []
+    for number, segments in enumerate(documents):
+        for block, (kind, size) in enumerate(segments):
+            numbers.append(number)
+            blocks.append(block)
+            kinds.append(kind)
+            sizes.append(size)
+        positions.append(torch.arange(sum(size for _, size in segments)))
+    # Padding is one more document, of one segment; it may be empty.
+    padding = length - sum(sizes)
+    numbers.append(len(documents))
+    blocks.append(0)
+    kinds.append(Kind.PAD)
+    sizes.append(padding)
+    positions.append(torch.arange(padding))
+
+    repeats = torch.tensor(sizes)
+    document = torch.tensor(numbers).repeat_interleave(repeats, output_size=length)
+    block = torch.tensor(blocks).repeat_interleave(repeats, output_size=length)
+    kind = torch.tensor(kinds).repeat_interleave(repeats, output_size=length)
+    return document, block, kind, torch.cat(positions)
 
 
 def _highest(position: Int[Tensor, "b n"], group: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:

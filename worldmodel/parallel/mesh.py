@@ -78,6 +78,8 @@ class Mesh:
         # Combined axes are groups and meshes of their own over the same ranks: flattening is private API of
         # torch. NCCL allocates nothing for a group before its first collective.
         both: Any = sp if config.cp == 1 else cp if config.sp == 1 else dist.new_subgroups(sequence)[0]
+        # Processes that share a sequence see the same samples but hold different shards of the weights:
+        # sharding over cp and sp, too, costs nothing and saves memory.
         weights = init_device_mesh(
             device.type, (replicate, shard * sequence), mesh_dim_names=("replicate", "shard")
         )

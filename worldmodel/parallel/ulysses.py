@@ -34,15 +34,17 @@ class Heads:
     query: tuple[range, ...]
     """Query heads of each rank."""
     key: tuple[range, ...]
-    """Key heads of each rank: those of its query heads."""
+    """Key heads of each rank, which its query heads read."""
     shared: int
     """Query heads per key head."""
 
     def readers(self, rank: int) -> list[int] | None:
-        """Return, for every query head of `rank`, the index of its key head among those of the rank.
+        """Return, for every query head of `rank`, the index of its key head among the rank's.
 
         None if equal numbers of neighbouring query heads share each key head, as in grouped-query attention.
         """
+        # Kernels share key heads by position (query head i reads key head i // (queries / keys)). An uneven
+        # division of heads breaks that, and the caller repeats key heads by this index instead.
         index = [head // self.shared - self.key[rank].start for head in self.query[rank]]
         queries, keys = len(self.query[rank]), len(self.key[rank])
         grouped = queries % keys == 0 and index == [head // (queries // keys) for head in range(queries)]
@@ -50,18 +52,17 @@ class Heads:
 
     def split(self, groups: int) -> "list[Heads]":
         """Divide the heads of each rank into groups of neighbouring key heads, with their query heads."""
-        key = [_cut(part, groups) for part in self.key]
-        query = [
-            [
-                range(max(of.start, keys.start * self.shared), min(of.stop, keys.stop * self.shared))
-                for keys in parts
-            ]
-            for of, parts in zip(self.query, key, strict=True)
-        ]
-        return [
-            Heads(queries, keys, self.shared)
-            for queries, keys in zip(zip(*query, strict=True), zip(*key, strict=True), strict=True)
-        ]
+        cut = [_cut(keys, groups) for keys in self.key]
+        divided = []
+        for group in range(groups):
+            key = tuple(parts[group] for parts in cut)
+            query = []
+            for own, keys in zip(self.query, key, strict=True):
+                # A key head at the edge of a rank may have queries on two ranks: each takes its own.
+                first = max(own.start, keys.start * self.shared)
+                query.append(range(first, min(own.stop, keys.stop * self.shared)))
+            divided.append(Heads(tuple(query), key, self.shared))
+        return divided
 
 
 def _cut(heads: range, parts: int) -> list[range]:
@@ -81,6 +82,8 @@ def divide_heads(query_heads: int, key_heads: int, ranks: int) -> Heads:
             f"{query_heads} and mesh.cp for the rest."
         )
     shared = query_heads // key_heads
+    # Dividing query heads balances the work. Key heads follow: one whose queries lie on two ranks goes to
+    # both, a few more bytes instead of idle ranks.
     counts = [query_heads // ranks + (rank < query_heads % ranks) for rank in range(ranks)]
     query = [range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
     key = [range(part.start // shared, (part.stop - 1) // shared + 1) for part in query]
@@ -96,6 +99,8 @@ def head_groups(heads: Heads, query: Float[Tensor, "b k n d"], tokens: Sequence[
         tokens: number of tokens of each rank.
     """
     batch, count, _, width = query.shape
+    # Sizes come from numbers that all ranks know: ranks that formed different groups would wait for exchanges
+    # that others never start. A group has at least one key head on every rank.
     elements = batch * sum(tokens) * width * (count + 2 * count // heads.shared) // len(tokens)
     fewest = min(map(len, heads.key))
     return heads.split(max(1, min(MAX_GROUPS, fewest, elements * query.element_size() // MIN_GROUP_BYTES)))

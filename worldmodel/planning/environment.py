@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 import gymnasium
 import numpy as np
 
+from worldmodel.actions import Action
+from worldmodel.episodes import Outcome
 from worldmodel.errors import InputError
 from worldmodel.media import Frame, Frames
 from worldmodel.planning.objective import Objective
 from worldmodel.planning.proposals import ActionSet
 from worldmodel.planning.search import Plan, PlanSettings, SeenStates, plan
 from worldmodel.planning.simulator import S, Simulator
-from worldmodel.types import Action, Outcome
-from worldmodel.worlds.recorder.environment import EnvironmentEpisodes
+from worldmodel.recording.environment import EnvironmentEpisodes
 
 
 @dataclass(frozen=True)

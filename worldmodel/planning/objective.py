@@ -1,4 +1,4 @@
-"""What a plan is for: rewards, or an image to arrive at."""
+"""Objectives of plans: rewards, or a goal image."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,15 +7,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from worldmodel import media
+from worldmodel.actions import Action
 from worldmodel.config import ImageSize
+from worldmodel.episodes import Outcome
 from worldmodel.errors import InputError
 from worldmodel.media import Frame, Frames
-from worldmodel.types import Action, Outcome
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What a sequence of actions leads to."""
+    """Result of a sequence of actions."""
 
     actions: tuple[Action, ...] = ()
     rounds: tuple[Frames, ...] = ()

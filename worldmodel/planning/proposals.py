@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from worldmodel.actions import Action
 from worldmodel.config import WorldModelConfig
 from worldmodel.errors import InputError
-from worldmodel.types import Action
 
 KEPT = 0.3
 """Share of the former distribution that an update keeps, so that no action is given up at once."""
@@ -57,12 +57,10 @@ def action_set(config: WorldModelConfig) -> ActionSet:
         InputError: the model takes neither; name its actions.
     """
     takes = config.action
-    if takes.vector_size:
-        return Box(
-            takes.vector_low or (-1.0,) * takes.vector_size,
-            takes.vector_high or (1.0,) * takes.vector_size,
-            takes.per_round,
-        )
+    if takes.vector:
+        low, high = takes.vector.low or (-1.0,), takes.vector.high or (1.0,)
+        unbounded = 1 if takes.vector.low else takes.vector.size
+        return Box(low * unbounded, high * unbounded, takes.per_round)
     if not takes.keys:
         raise InputError(
             "This model takes neither keys nor vectors; name the actions to choose from (--action, Choices)."
@@ -144,7 +142,7 @@ class GaussianProposal(Proposal):
             self.mean[row] = first.vector
 
     def update(self, samples: np.ndarray, weights: np.ndarray) -> None:
-        """Move mean and deviation towards those of the weighted samples."""
+        """Move mean and deviation towards the weighted samples'."""
         mean = np.einsum("n,nha->ha", weights, samples)
         std = np.sqrt(np.einsum("n,nha->ha", weights, np.square(samples - mean)))
         self.mean = KEPT * self.mean + (1 - KEPT) * mean

@@ -14,14 +14,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from worldmodel.actions import Action
 from worldmodel.config.literals import check_literals
 from worldmodel.errors import ConfigError
 from worldmodel.media import Frame
 from worldmodel.planning.objective import Objective, Trajectory
 from worldmodel.planning.proposals import ActionSet, Choices
 from worldmodel.planning.simulator import S, Simulator
-from worldmodel.planning.tree import Node, Tree
-from worldmodel.types import Action
+from worldmodel.planning.tree import Node, Risk, Tree
 
 Method = Literal["random", "cem", "mppi", "search"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -53,6 +53,8 @@ class PlanSettings:
     seed: int = 0
     hold: int = 1
     """Rounds for which `random`, `cem` and `mppi` hold each action, of which they then choose fewer."""
+    risk: Risk = "expected"
+    """How several futures of a sequence count, if the search starts from several states."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -71,8 +73,11 @@ class Plan:
     """The best sequence that was found."""
 
     trajectory: Trajectory
-    """Its actions, and what the simulator predicts for each."""
+    """Its actions, and what the simulator predicts for each in the first future."""
     score: float
+    """Mean score of its futures, or the lowest (`risk`)."""
+    scores: tuple[float, ...]
+    """Score of each future."""
     num_rounds: int
     """Rounds that were played to find it."""
 
@@ -84,21 +89,24 @@ def plan(
     actions: ActionSet,
     settings: PlanSettings = PlanSettings(),
     follow: Sequence[Action] = (),
+    futures: Sequence[S] = (),
 ) -> Plan:
     """Return the best sequence of actions that a search finds.
 
     Except for `search`, the first samples are drawn around `follow`: the rest of the plan before this one.
+    Where the world is uncertain, `futures` are further states of the same moment in which other things happen
+    (`ModelSimulator.futures`): a sequence is played in all of them, and scored by `settings.risk`.
 
     Raises:
         ConfigError: `search` without a finite set of actions.
         InputError: the simulator does not take one of the actions, or a score is not a number.
     """
-    tree = Tree(simulator, start, objective, settings.batch_size)
+    tree = Tree(simulator, [start, *futures], objective, settings.batch_size, settings.risk)
     if settings.method == "search":
         best = _search(tree, actions, settings)
     else:
         best = _sample(tree, actions, settings, follow)
-    return Plan(best.trajectory, best.score, tree.rounds)
+    return Plan(best.trajectory, best.score, best.scores, tree.rounds)
 
 
 def _sample(tree: Tree[S], actions: ActionSet, settings: PlanSettings, follow: Sequence[Action]) -> Node[S]:
@@ -144,7 +152,7 @@ def _search(tree: Tree[S], actions: ActionSet, settings: PlanSettings) -> Node[S
     if not isinstance(actions, Choices):
         raise ConfigError("The method search needs a finite set of actions; use cem or mppi for vectors.")
     seen = SeenStates(settings.tolerance)
-    seen.add(tree.simulator.frames(tree.root.state)[-1])
+    seen.add(tree.simulator.frames(tree.root.states[0])[-1])
     frontier: Sequence[Node[S]] = [tree.root]
     best: Node[S] | None = None
     for _ in range(settings.horizon):
@@ -152,7 +160,7 @@ def _search(tree: Tree[S], actions: ActionSet, settings: PlanSettings) -> Node[S
             [(*node.trajectory.actions, action) for node in frontier for action in actions.actions]
         )
         best = max([*([best] if best else []), *made], key=lambda node: node.score)
-        going = [node for node in made if not node.trajectory.ended]
+        going = [node for node in made if not node.ended]
         frontier = [node for node in going if seen.add(node.trajectory.rounds[-1][-1])]
         frontier = sorted(frontier, key=lambda node: -node.score)[: settings.candidates]
         if best.score >= settings.until or not frontier:

@@ -1,12 +1,14 @@
-"""What plans are tried in; that of an environment itself is in `worldmodel.planning.environment`."""
+"""Simulators in which plans are tried; `worldmodel.planning.environment` has one of a real environment."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from worldmodel.actions import Action
+from worldmodel.episodes import Outcome
 from worldmodel.media import Frame, Frames
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round
-from worldmodel.types import Action, Outcome
 
 S = TypeVar("S")
 
@@ -58,6 +60,11 @@ class ModelSimulator:
         session = self.model.session(self.seed)
         session.reset(frame)
         return session.state
+
+    def futures(self, state: WorldState, count: int) -> list[WorldState]:
+        """Return worlds that differ from one in their seeds alone, and so in what happens next."""
+        (seed,) = state.seeds
+        return [replace(state, seeds=(seed + number,)) for number in range(1, count + 1)]
 
     def step(self, states: Sequence[WorldState], actions: Sequence[Action]) -> list[WorldState]:
         """Play one round of every world.

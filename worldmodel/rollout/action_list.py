@@ -3,34 +3,24 @@
 import json
 from pathlib import Path
 
+from worldmodel.actions import Action, control_kinds
 from worldmodel.errors import InputError
-from worldmodel.types import Action
 
 MAX_FILE_BYTES = 2**20
 
 
 def parse_action(text: str) -> Action:
-    """Parse one action: a sentence, `keys:red+left`, `mouse:0.1,-0.5`, `vector:0.1,-0.5`, `wait`, or JSON.
+    """Parse one action: a sentence, `KIND:VALUE` such as `keys:red+left`, `wait`, or JSON.
 
     Raises:
-        InputError: the text is empty, has an empty key name or a value that is not a number, or is not the
-            JSON of an action.
+        InputError: the text is empty, or its value or JSON cannot be parsed.
     """
-    kind, _, value = text.strip().partition(":")
+    kind, colon, value = text.strip().partition(":")
     if kind == "wait" and not value:
         return Action()
-    if kind == "keys":
-        keys = tuple(key.strip() for key in value.split("+"))
-        if not all(keys):
-            raise InputError(f"The action {text!r} has an empty key name; write it like keys:red+left.")
-        return Action(keys=keys)
-    if kind in ("mouse", "vector"):
-        try:
-            return Action.of({kind: [float(number) for number in value.split(",")]})
-        except ValueError:
-            raise InputError(
-                f"The action {text!r} is not a list of numbers; write it like {kind}:0.1,-0.5."
-            ) from None
+    for each in control_kinds():
+        if kind == each.name and colon:
+            return Action(**{kind: each.parse_argument(value, text)})
     if text.lstrip().startswith("{"):
         try:
             return Action.of(json.loads(text))

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from worldmodel import media
+from worldmodel.actions import Action
 from worldmodel.media import contact_sheet, write_image
-from worldmodel.types import Action
 
 Clip = UInt8[np.ndarray, "t h w 3"]
 

@@ -11,22 +11,29 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from worldmodel import batch
+from worldmodel.actions import Action
 from worldmodel.diffusion import swin
 from worldmodel.diffusion.sampler import Chunk
-from worldmodel.diffusion.step_cache import StepCache
+from worldmodel.diffusion.solver import EulerSolver
+from worldmodel.episodes import PredictedState
 from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_frames
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.prefix_cache import History, PrefixCache, remembered
+from worldmodel.models.code import CodeSampling
 from worldmodel.models.conditioning import Condition
+from worldmodel.models.state import State
 from worldmodel.models.vision.adapter import EncodedObservation, Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.state import Clips, WorldState, encode_context, film_frames, observe
-from worldmodel.types import Action
+
+CODE_STREAM = 2**61
+"""Keeps the random numbers of codes apart from those of noise."""
 
 
 class Engine(Protocol):
@@ -67,6 +74,10 @@ class SamplingParams:
     guidance_scale: float = 1.0
     negative_prompt: str = ""
     """Text that guidance leads away from, where the generator reads text."""
+    temperature: float = 1.0
+    """Of the code of states, as of language models: 0 takes the most likely future."""
+    top_k: int = 0
+    """Only so many of the most likely values of each variable of the code are drawn; 0 is all."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +120,21 @@ def play_round(
     worlds: Sequence[WorldState],
     actions: Sequence[Action],
     params: SamplingParams,
+    code: Float[Tensor, "b v k"] | None = None,
 ) -> list[WorldState]:
     """Play one round of every world as one batch; each comes out as it would alone, up to rounding.
+
+    With a `code` the future that it names happens, and none is drawn.
 
     Raises:
         InputError: the model does not take one of the actions; no world has changed then.
     """
     inputs = prepare(model, worlds, actions)
-    states = engine.predict_states(inputs.histories, model.config.num_queries)
-    condition = model.condition(states, inputs.context, inputs.actions)
+    hidden = engine.predict_states(inputs.histories, model.config.num_queries)
+    state = read_state(model, inputs, hidden, params, code)
+    condition = model.condition(state, inputs.context, inputs.actions)
     chunks = start_chunks(model, inputs, condition, params)
-    return finish(model, inputs, states, chunks, model.denoise(chunks))
+    return finish(model, inputs, state, chunks, model.denoise(chunks))
 
 
 @torch.no_grad()
@@ -130,6 +145,7 @@ def start_worlds(model: WorldModel, frames: Clips, seeds: tuple[int, ...]) -> Wo
     """
     frames = frames[:, -film_frames(model.config) :]
     count, chunk = frames.shape[1], model.config.chunk_frames
+    # Frames before the last whole rounds are the first observation; at least one frame must remain for it.
     first = count - chunk * min((count - 1) // chunk, model.config.history_rounds)
     world = WorldState.from_frames(model, frames, seeds)
     if first == count:
@@ -137,6 +153,8 @@ def start_worlds(model: WorldModel, frames: Clips, seeds: tuple[int, ...]) -> Wo
     seen = WorldState.from_frames(model, frames[:, :first], seeds)
     for start in range(first, count, chunk):
         seen = observe_round(model, seen, frames[:, start : start + chunk], (Action(),) * len(seeds))
+    # All frames are encoded at once, as the model would see an image or clip alone; only the memory
+    # comes from playing the rounds one by one.
     return replace(world, histories=seen.histories)
 
 
@@ -151,13 +169,15 @@ def observe_round(
     """
     inputs = prepare(model, [world], actions)
     moved = zip(inputs.actions, world.cameras, strict=True)
+    seen = WorldState.from_frames(model, frames, world.seeds)
     return replace(
-        WorldState.from_frames(model, frames, world.seeds),
+        seen,
         round=world.round + 1,
         histories=inputs.histories,
         cameras=tuple(action.move_camera(camera) for action, camera in moved),
         previous_latents=world.context[:, -1:],
         previous_frames=world.frames[:, -1:],
+        code=observed_code(model, world.context, seen.latents),
     )
 
 
@@ -175,12 +195,37 @@ def prepare(model: WorldModel, worlds: Sequence[WorldState], actions: Sequence[A
     cameras = (camera for world in worlds for camera in world.cameras)
     resolved = [action.relative_to(camera) for action, camera in zip(actions, cameras, strict=True)]
     taken = iter(model.encode_action(resolved))
-    observed = _encode(model, [observe(model, world.context, world.frames) for world in worlds])
+    observed = _encode(model, worlds)
     for world, seen in zip(worlds, observed, strict=True):
         for history, tokens, queries in zip(world.histories, seen.tokens, seen.queries, strict=True):
             parts = tokens, next(taken), queries
             histories.append((*remembered(history, model.config.history_rounds), torch.cat(parts)))
     return RoundInputs(tuple(worlds), tuple(actions), tuple(histories))
+
+
+def read_state(
+    model: WorldModel,
+    inputs: RoundInputs,
+    hidden: Float[Tensor, "b n d"],
+    params: SamplingParams,
+    code: Float[Tensor, "b v k"] | None = None,
+) -> State:
+    """Read the states of a round, and draw their codes if none is given.
+
+    A draw depends on a world's seed and the round's number alone, as noise does.
+    """
+    draws = None
+    if code is None and model.state is not None and model.state.code is not None:
+        rounds = [(seed, world.round) for world in inputs.worlds for seed in world.seeds]
+        draws = draw_uniform(rounds, model.state.code.length).to(hidden.device)
+    return model.read_state(
+        hidden,
+        inputs.context,
+        inputs.actions,
+        code=code,
+        draws=draws,
+        sampling=CodeSampling(params.temperature, params.top_k),
+    )
 
 
 def start_chunks(
@@ -195,6 +240,7 @@ def start_chunks(
         ConfigError: 0 steps, and the model regresses no forecast.
     """
     context, overlapping = inputs.context, model.config.sampler == "swin"
+    # One condition per state; with guidance, a second one without the state.
     branches = [batch.split(condition, inputs.sizes)]
     if params.guidance_scale != 1.0:
         null = model.null_condition(context, params.negative_prompt)
@@ -202,6 +248,7 @@ def start_chunks(
     chunks = []
     for world, *conditions in zip(inputs.worlds, *branches, strict=True):
         draws = [(seed, world.round) for seed in world.seeds]
+        # Drawn on the CPU, where equal seeds give equal numbers on every machine, then moved.
         latents, past = draw_noise(draws, model.config.latent_shape).to(context), world.context
         if overlapping:  # the noise of the context has random streams of its own
             draws = [(-1 - seed, index) for seed, index in draws]
@@ -210,7 +257,9 @@ def start_chunks(
             if conditions[0].forecast is None:
                 raise ConfigError("This model regresses no forecast; use 1 or more denoising steps.")
             latents, overlapping = conditions[0].forecast, False
-        solver = model.generator.solver(params.num_inference_steps)
+            solver = EulerSolver.of(0)  # a generator of diffusers has no schedule without steps
+        else:
+            solver = model.generator.solver(params.num_inference_steps)
         chunks.append(
             Chunk(
                 latents,
@@ -220,8 +269,7 @@ def start_chunks(
                 params.guidance_scale,
                 overlapping,
                 world.trace,
-                StepCache(threshold) if (threshold := model.config.cache_threshold) else None,
-                model.config.guidance_interval,
+                model.make_step_cache() if model.make_step_cache else None,
             )
         )
     return chunks
@@ -230,11 +278,11 @@ def start_chunks(
 def finish(
     model: WorldModel,
     inputs: RoundInputs,
-    states: Float[Tensor, "b n d"],
+    state: State,
     chunks: Sequence[Chunk[Condition]],
     latents: Sequence[Float[Tensor, "b t c h w"]],
 ) -> list[WorldState]:
-    """Decode the latents of a round, read its outcomes from the states, and return the worlds after it.
+    """Decode the latents of a round, read its outcomes from the state, and return the worlds after it.
 
     A blank world starts from the whole clip that a text describes.
     """
@@ -244,7 +292,10 @@ def finish(
         return [WorldState.from_latents(model, made, frames, world.seeds) for world, made, frames in rows]
     clips = _clips(model.decode(torch.cat(list(latents)), inputs.context), inputs.sizes)
     histories, actions = iter(inputs.histories), iter(inputs.actions)
-    outcomes = iter(model.outcome.read(states) if model.outcome is not None else ())
+    head = None if model.state is None else model.state.outcome
+    outcomes = iter(() if head is None else head.read(state.hidden))
+    codes = [None] * len(inputs.worlds) if state.code is None else state.code.split(inputs.sizes)
+    summaries = iter(_summaries(state))
     return [
         replace(
             world,
@@ -257,27 +308,67 @@ def finish(
             previous_latents=world.context[:, -1:],
             previous_frames=world.frames[:, -1:],
             outcomes=tuple(islice(outcomes, len(world))),
+            code=code,
+            states=tuple(islice(summaries, len(world))),
             trace=chunk.trace,
         )
-        for world, chunk, made, frames in zip(inputs.worlds, chunks, latents, clips, strict=True)
+        for world, chunk, made, frames, code in zip(inputs.worlds, chunks, latents, clips, codes, strict=True)
     ]
 
 
 def draw_noise(draws: Sequence[tuple[int, int]], shape: Sequence[int]) -> Float[Tensor, "b t c h w"]:
     """Draw the noise of rounds, each given by a world's seed and the round's index (-1: the first frame)."""
-    rows = []
-    for seed, index in draws:
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + index + 1) % 2**63)
-        rows.append(torch.randn(tuple(shape), generator=generator))
-    return torch.stack(rows)
+    return torch.stack([torch.randn(tuple(shape), generator=_generator(*each)) for each in draws])
 
 
-def _encode(model: WorldModel, observations: Sequence[Observation]) -> list[EncodedObservation]:
-    """Encode the observations of several states, those of equal shape as one batch."""
+def draw_uniform(draws: Sequence[tuple[int, int]], count: int) -> Float[Tensor, "b v"]:
+    """Draw numbers in [0, 1) for the codes of rounds, each given by a world's seed and the round's index."""
+    return torch.stack(
+        [torch.rand(count, generator=_generator(seed, index, CODE_STREAM)) for seed, index in draws]
+    )
+
+
+def _generator(seed: int, index: int, stream: int = 0) -> torch.Generator:
+    # The stride keeps pairs of seed and round apart for a million rounds; the modulus brings large and
+    # negative seeds into the range of the generator.
+    return torch.Generator().manual_seed((seed * 1_000_003 + index + 1 + stream) % 2**63)
+
+
+@torch.no_grad()
+def observed_code(
+    model: WorldModel, context: Float[Tensor, "b s c h w"], latents: Float[Tensor, "b t c h w"]
+) -> Float[Tensor, "b v k"] | None:
+    """Return the most likely code of a round that was observed; None for models without one."""
+    if model.state is None or model.state.code is None or latents.shape[1] != model.config.chunk_latents:
+        return None
+    log_posterior = model.state.posterior(context, latents)
+    return F.one_hot(log_posterior.argmax(dim=-1), log_posterior.shape[-1]).to(latents)
+
+
+def _summaries(state: State) -> list[PredictedState]:
+    """Return what users see of states, one per world."""
+    if state.cells is None:
+        return []
+    features = state.cells.float().mean(dim=1).cpu().numpy()
+    if state.code is None or state.log_probability is None:
+        return [PredictedState(row) for row in features]
+    values, likely = state.code.argmax(dim=-1).tolist(), state.log_probability.tolist()
+    return [
+        PredictedState(row, tuple(code), p) for row, code, p in zip(features, values, likely, strict=True)
+    ]
+
+
+def _encode(model: WorldModel, worlds: Sequence[WorldState]) -> list[EncodedObservation]:
+    """Encode what worlds observe and the codes that led to it; observations of equal shape form a batch."""
+    observations = [observe(model, world.context, world.frames) for world in worlds]
     encoded: dict[int, EncodedObservation] = {}
-    for shape in {each.shape for each in observations}:
-        rows = [row for row, each in enumerate(observations) if each.shape == shape]
-        together = model.encode_observation(Observation.stack([observations[row] for row in rows]))
+    for kind in {(each.shape, world.code is None) for each, world in zip(observations, worlds, strict=True)}:
+        rows = [
+            row for row, each in enumerate(observations) if (each.shape, worlds[row].code is None) == kind
+        ]
+        codes = [code for row in rows if (code := worlds[row].code) is not None]
+        history = model.state.history(torch.cat(codes)) if model.state is not None and codes else None
+        together = model.encode_observation(Observation.stack([observations[row] for row in rows]), history)
         parts = batch.split(together, [len(observations[row].latents) for row in rows])
         encoded |= dict(zip(rows, parts, strict=True))
     return [encoded[row] for row in range(len(observations))]

@@ -6,17 +6,20 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
+import torch
 
 from worldmodel import media
-from worldmodel.action_words import understand
+from worldmodel.actions import Action, AnyAction
+from worldmodel.actions.words import NOTHING_HAPPENS, understand
+from worldmodel.episodes import DESCRIBE, WHAT_HAPPENED, Outcome, StepResult
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.text import TextSequence, sequences
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.futures import Future, futures
 from worldmodel.rollout.recording import Recording
 from worldmodel.rollout.round import LocalEngine, SamplingParams, observe_round, play_round, start_worlds
 from worldmodel.rollout.state import WorldState, last_transition, newest_observation
-from worldmodel.types import DESCRIBE, NOTHING_HAPPENS, WHAT_HAPPENED, Action, AnyAction, Outcome, StepResult
 
 MAX_QUESTION_CHARACTERS = 400
 
@@ -45,13 +48,33 @@ class Session:
         guidance_scale: float | None = None,
         engine: LocalEngine | None = None,
         negative_prompt: str | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
     ) -> None:
+        """Open a session; `reset` starts its world.
+
+        Args:
+            model: The model.
+            seed: Of the codes and the noise of all rounds.
+            num_inference_steps: Denoising steps of a round; by default those of the model's config.
+            guidance_scale: Classifier-free guidance; by default that of the model's config.
+            engine: Runs the backbone; by default one of the session's own.
+            negative_prompt: Text that guidance leads away from, where the generator reads text.
+            temperature: Of the choice between possible futures, for models whose states have a code: 0 takes
+                the most likely one.
+            top_k: Only so many of the most likely values of each variable of the code; 0 is all.
+
+        Raises:
+            ConfigError: a setting is out of range.
+        """
         try:
             self.model, self.seed = model, operator.index(seed)
         except TypeError:
             raise ConfigError(f"seed is {seed!r}; use an integer.") from None
         self.engine = engine or LocalEngine(model.backbone)
-        self.params = sampling_params(model, num_inference_steps, guidance_scale, negative_prompt)
+        self.params = sampling_params(
+            model, num_inference_steps, guidance_scale, negative_prompt, temperature, top_k
+        )
         self._state: WorldState | None = None
         self._recording = Recording(())
 
@@ -67,10 +90,13 @@ class Session:
             text: A description, from which the model generates the first observation.
 
         Raises:
-            InputError: the observation or text cannot be used, or neither or both are given.
+            InputError: the observation or text cannot be used, neither or both are given, or the model was
+                not trained to start from a text.
         """
         if (observation is None) == (text is None):
             raise InputError("Pass either an observation (image or video) or text=.")
+        if text is not None:
+            check_task(self.model, "imagine")
         if text is None:
             state = start_worlds(self.model, self._read(observation)[None], (self.seed,))
         else:
@@ -95,7 +121,43 @@ class Session:
         """Continue from the state after an action, which a batch of rounds has made."""
         self._state, self._recording = state, self._recording.extended(action, state.frames[0])
         frames = state.frames[0].copy()  # the caller may draw on it: forks and snapshots share the state
-        return StepResult(frames, self.outcome)
+        predicted = state.states[0] if state.states else None
+        return StepResult(frames, self.outcome, predicted)
+
+    def futures(self, action: AnyAction = None, num_draws: int = 256, max_futures: int = 16) -> list[Future]:
+        """Return the distinct observations that an action may lead to, the most probable first.
+
+        The session does not change. Each future is rendered once, however often its code was drawn;
+        probabilities are shares of the draws. What `step` would make is among them, unless there are more
+        than `max_futures`. `choose` goes on with one.
+
+        Args:
+            action: What is done; None is the null action.
+            num_draws: Number of codes that are drawn.
+            max_futures: Number of futures to return at most.
+
+        Raises:
+            InputError: the states of the model have no code, or the model does not take such an action.
+        """
+        if num_draws < 1 or max_futures < 1:
+            raise InputError(f"num_draws is {num_draws} and max_futures {max_futures}; use 1 or more.")
+        taken = Action.of(action)
+        return futures(self.model, self.engine, self.state, taken, self.params, num_draws, max_futures)
+
+    def choose(self, future: Future) -> StepResult:
+        """Continue with one of the futures of the present state.
+
+        Raises:
+            InputError: it is a future of another moment.
+        """
+        before = future.world.previous_latents
+        if (
+            future.world.round != self.state.round + 1
+            or before is None
+            or not torch.equal(before, self.state.context[:, -1:])
+        ):
+            raise InputError("This is a future of another moment; call futures() again.")
+        return self.advance(future.action, future.world)
 
     def observe(self, observation: Any, action: AnyAction = None) -> np.ndarray:
         """Add a round whose outcome was observed instead of generated; return its frames.
@@ -115,16 +177,22 @@ class Session:
         return self.advance(taken, observe_round(self.model, state, frames[None], [taken])).frames
 
     def describe(self, question: str | None = None) -> str:
-        """Describe the newest observation, or answer a question about it ("how many objects are there")."""
+        """Describe the newest observation, or answer a question about it ("how many objects are there").
+
+        Raises:
+            InputError: the model was not trained to, or the question is empty or too long.
+        """
         prompt = read_question(question)
+        check_task(self.model, "describe" if question is None else "ask")
         return self.model.generate_text(newest_observation(self.model, self.state), prompt)[0]
 
     def infer_action(self) -> Action:
         """Return the action between the last two observations: a text, keys, numbers or a camera motion.
 
         Raises:
-            InputError: there is only one observation so far.
+            InputError: there is only one observation so far, or the model was not trained to.
         """
+        check_task(self.model, "inverse")
         (said,) = self.model.generate_text(transition(self.model, self.state), WHAT_HAPPENED)
         return understand(said, self.model.config.action)
 
@@ -138,6 +206,8 @@ class Session:
         Raises:
             InputError: there is only one observation so far.
         """
+        # The difference cancels what makes any text about these frames likely or unlikely.
+        check_task(self.model, "inverse")
         rows = confidence_rows(self.model, self.state, words)
         said, nothing = self.model.backbone.log_likelihoods(rows)
         return said - nothing
@@ -165,23 +235,39 @@ class Session:
         Raises:
             InputError: the snapshot is of a model with other shapes.
         """
+        # Shapes tell models apart that could not continue this state; another model of equal shapes could.
         width, cells = self.model.backbone.width, self.model.config.latent_shape[1:]
         parts = (part for history in snapshot.state.histories for part in history)
-        if tuple(snapshot.state.context.shape[2:]) != cells or any(part.shape[-1] != width for part in parts):
+        head = None if self.model.state is None else self.model.state.code
+        code = snapshot.state.code
+        fits = code is None or (head and tuple(code.shape[1:]) == (head.length, head.classes))
+        if (
+            not fits
+            or tuple(snapshot.state.context.shape[2:]) != cells
+            or any(part.shape[-1] != width for part in parts)
+        ):
             raise InputError("The snapshot was made by another model; restore it in a session of that model.")
         self._state, self._recording = snapshot.state, snapshot.recording
 
     def fork(self) -> "Session":
         """Return an independent copy of the session."""
         params = self.params
-        steps, guidance = params.num_inference_steps, params.guidance_scale
-        other = Session(self.model, self.seed, steps, guidance, self.engine, params.negative_prompt)
+        other = Session(
+            self.model,
+            self.seed,
+            params.num_inference_steps,
+            params.guidance_scale,
+            self.engine,
+            params.negative_prompt,
+            params.temperature,
+            params.top_k,
+        )
         other.restore(self.snapshot())
         return other
 
     @property
     def outcome(self) -> Outcome | None:
-        """What the model predicts for the last round; None before it, and for models without outcomes."""
+        """Predicted reward and end of the last round; None before it, and for models without outcomes."""
         return self.state.outcomes[0] if self.state.outcomes else None
 
     # ---- recording -----------------------------------------------------------------------------------
@@ -230,6 +316,8 @@ def sampling_params(
     num_inference_steps: int | None,
     guidance_scale: float | None,
     negative_prompt: str | None = None,
+    temperature: float = 1.0,
+    top_k: int = 0,
 ) -> SamplingParams:
     """Fill settings that are None from the model's config.
 
@@ -239,9 +327,36 @@ def sampling_params(
     config = model.config
     steps = config.num_inference_steps if num_inference_steps is None else num_inference_steps
     guidance = config.guidance_scale if guidance_scale is None else guidance_scale
-    if error := config.steps_error(steps) or config.sampling_error(steps, guidance, negative_prompt):
+    error = (
+        config.steps_error(steps)
+        or config.sampling_error(steps, guidance, negative_prompt)
+        or config.code_error(temperature, top_k)
+    )
+    if error:
         raise ConfigError(error)
-    return SamplingParams(steps, guidance, negative_prompt or "")
+    return SamplingParams(steps, guidance, negative_prompt or "", temperature, top_k)
+
+
+TASKS = {
+    "imagine": "start from a text",
+    "describe": "describe what it sees",
+    "ask": "answer questions",
+    "inverse": "read actions back",
+}
+"""What a model can be trained to do besides predicting rounds, by the name of the task."""
+
+
+def check_task(model: WorldModel, task: str) -> None:
+    """Check that a model was trained on a task, if its folder says on which ones: else it answers nonsense.
+
+    Raises:
+        InputError: it was not.
+    """
+    if model.tasks is not None and task not in model.tasks:
+        raise InputError(
+            f"This model was not trained to {TASKS[task]} (task {task}), but on {', '.join(model.tasks)}; "
+            "train it on the task, or use a model that was, such as shapes-tiny."
+        )
 
 
 def read_question(question: str | None) -> str:

@@ -7,14 +7,15 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from worldmodel.actions import Pose
 from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.diffusion.swin import ChunkTrace
+from worldmodel.episodes import Outcome, PredictedState
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.backbone.prefix_cache import History
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Outcome, Pose
 
 Clips = UInt8[np.ndarray, "b t h w 3"]
 
@@ -45,6 +46,10 @@ class WorldState:
     """Last frame of the observation before the newest."""
     outcomes: tuple[Outcome, ...] = ()
     """Reward and end of the newest round, per world, if the model predicts them; none before the first."""
+    code: Float[Tensor, "b v k"] | None = None
+    """Code of the newest round, one-hot, if the model's states have one; None before the first round."""
+    states: tuple[PredictedState, ...] = ()
+    """Predicted state of the newest round, per world; none before it, and for models without one."""
     trace: ChunkTrace[Condition] | None = None
     """The chunk that the next one overlaps (sampler: swin)."""
 
@@ -54,7 +59,7 @@ class WorldState:
 
     @property
     def is_blank(self) -> bool:
-        """Whether there is no observation yet."""
+        """Whether the first observation is still to come."""
         return self.round < 0
 
     @classmethod

@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from worldmodel.config import DataConfig, ImageSize, WorldModelConfig
+from worldmodel.config import ImageSize
+from worldmodel.episodes import StartImage
 from worldmodel.errors import ConfigError
 from worldmodel.media import Frame
-from worldmodel.types import StartImage
 
 if TYPE_CHECKING:
-    from worldmodel.data.sources import Source
     from worldmodel.eval.suite import EvalSuite
-    from worldmodel.worlds.recorder.episode import Recordable
+    from worldmodel.recording import Format, Recordable
 
 RGB = tuple[int, int, int]
 
@@ -43,20 +43,11 @@ class World:
     that need more than NumPy are imported inside its methods.
 
     Attributes:
-        name: Name in the registry, in `model.world` and in `data.sources.NAME.kind`.
+        name: Name in the registry and in `model.world`. If it generates training data, `register_source`
+            of `worldmodel.data.sources` makes it a kind of source.
     """
 
     name: str
-
-    def open_source(self, name: str, config: DataConfig, model: WorldModelConfig) -> "Source":
-        """Open one of `data.sources` of this kind.
-
-        Raises:
-            ConfigError: The source does not fit the model, or the world generates no episodes.
-        """
-        raise ConfigError(
-            f"data.sources.{name}: the world {self.name} generates no episodes; use another kind."
-        )
 
     def recordable(self, seed: int, rounds: int, size: ImageSize | None = None) -> "Recordable":
         """Return episodes of `rounds` actions for the recorder, with frames of `size`.
@@ -65,6 +56,27 @@ class World:
             ConfigError: The world generates no episodes.
         """
         raise ConfigError(f"The world {self.name} generates no episodes; record another.")
+
+    def record(
+        self,
+        folder: str | Path,
+        num_episodes: int,
+        rounds: int = 3,
+        seed: int = 0,
+        size: ImageSize | None = None,
+        format: "Format" = "clips",
+        progress: bool = False,
+    ) -> Path:
+        """Record episodes of `rounds` actions, as `worldmodel.recording.record_environment` does.
+
+        Raises:
+            ConfigError: The world generates no episodes.
+            OutputError: The folder cannot be written or has a recording of other settings.
+        """
+        from worldmodel import recording
+
+        episodes = self.recordable(seed, rounds, size)
+        return recording.record(episodes, folder, num_episodes, format, progress=progress)
 
     def documents(self, rng: np.random.Generator) -> Iterator[str]:
         """Yield texts on which a tokenizer is learned."""

@@ -10,7 +10,7 @@ import torch
 from architectures import TEXT, WAN, WAN_VAE
 from torch import Tensor
 
-pytest.importorskip("diffusers", reason="diffusers is not installed: worldmodel[diffusers]")
+pytest.importorskip("diffusers", reason="diffusers is not installed: openworldmodel[diffusers]")
 
 import diffusers
 from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
@@ -149,6 +149,7 @@ def generator(
     codec: VideoCodec | None = None,
     scheduling: dict[str, Any] | None = None,
     fps: int = 16,
+    state_channels: int = 0,
 ) -> DiffusersGenerator:
     """Make a generator around `transformer(kind)`."""
     time, space = FACTORS[family(kind)]
@@ -160,6 +161,7 @@ def generator(
         streamed,
         codec=codec,
         image_encoder=image_encoder(kind),
+        state_channels=state_channels,
     )
     return made.eval().requires_grad_(False)
 

@@ -51,7 +51,7 @@ def settings(
         ),
         backbone=BackboneConfig(architecture=DECODER),
         vision=VisionConfig(width=32, num_blocks=1),
-        action=ActionConfig(max_text_tokens=64),
+        action=ActionConfig(text={"max_tokens": 64}),
         condition_adapter=ConditionAdapterConfig(
             kind=condition, width=32, num_layers=1, num_heads=2, num_tokens=6, text=text
         ),

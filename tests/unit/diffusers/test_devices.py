@@ -12,6 +12,7 @@ from architectures import DECODER, SIGLIP
 from emulated_device import EmulatedDevice, train_step
 from transformers import PreTrainedTokenizerBase
 
+from worldmodel.actions import Action
 from worldmodel.config import (
     ActionConfig,
     BackboneConfig,
@@ -24,9 +25,9 @@ from worldmodel.config import (
     WorldModelConfig,
 )
 from worldmodel.data.loader import Batch
+from worldmodel.episodes import Episode
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.registry import OBJECTIVES
-from worldmodel.types import Action, Episode
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_objectives_run_on_one_device(
         codec=CodecConfig(image_size=32, temporal_factor=4, latent_channels=16, pretrained=str(folder)),
         backbone=BackboneConfig(architecture=DECODER),
         vision=VisionConfig(architecture=SIGLIP, max_frames=2),
-        action=ActionConfig(max_text_tokens=64),
+        action=ActionConfig(text={"max_tokens": 64}),
         condition_adapter=ConditionAdapterConfig(
             kind=condition, width=32, num_layers=1, num_heads=2, num_tokens=6, text=text
         ),

@@ -24,7 +24,7 @@ from worldmodel.config import (
     VisionConfig,
     WorldModelConfig,
 )
-from worldmodel.flow.clips import COLUMNS, ClipReader
+from worldmodel.flow.catalog.clips import COLUMNS, ClipReader
 from worldmodel.flow.stages import find_stage
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.rounds import RoundEncoder
@@ -41,7 +41,7 @@ def saved(pipeline: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_
         codec=CodecConfig(image_size=32, temporal_factor=4, latent_channels=16, pretrained=str(folder)),
         backbone=BackboneConfig(architecture=DECODER | {"model_type": "qwen3"}),
         vision=VisionConfig(architecture=SIGLIP, max_frames=2),
-        action=ActionConfig(max_text_tokens=64),
+        action=ActionConfig(text={"max_tokens": 64}),
         condition_adapter=ConditionAdapterConfig(
             kind="stream", width=32, num_layers=1, num_heads=2, text=True
         ),

@@ -35,7 +35,7 @@ def reads_text(pipeline: Callable[..., Any], tokenizer: PreTrainedTokenizerBase)
         codec=CodecConfig(image_size=32, temporal_factor=4, latent_channels=16, pretrained=str(folder)),
         backbone=BackboneConfig(architecture=DECODER),
         vision=VisionConfig(architecture=SIGLIP, max_frames=2),
-        action=ActionConfig(max_text_tokens=64),
+        action=ActionConfig(text={"max_tokens": 64}),
         condition_adapter=ConditionAdapterConfig(
             kind="stream", width=32, num_layers=1, num_heads=2, num_tokens=6, text=True
         ),

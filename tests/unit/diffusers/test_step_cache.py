@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from worldmodel.diffusion.sampler import Chunk, Denoiser
-from worldmodel.diffusion.step_cache import StepCache
+from worldmodel.experiments.step_cache import StepCache
 from worldmodel.models.conditioning import Condition
 
 STEPS = (8, 12, 10)

@@ -1,7 +1,5 @@
-"""Databases and topics of each kind."""
+"""Databases of each kind."""
 
-import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,22 +26,6 @@ def s3() -> Iterator[str]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database of each kind."""
-    return _database(request, tmp_path, request.param)
-
-
-def _database(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> str:
-    if kind == "sqlite":
+    if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'flow.db'}"
     return request.getfixturevalue("postgres").database()
-
-
-@pytest.fixture(
-    params=["memory", "sqlite", "postgresql", *(["pulsar"] if "PULSAR_URL" in os.environ else [])]
-)
-def topic_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of topics of each kind; Pulsar's if PULSAR_URL names a broker."""
-    if request.param == "memory":
-        return f"memory:{uuid.uuid4().hex}"
-    if request.param == "pulsar":
-        return os.environ["PULSAR_URL"]
-    return _database(request, tmp_path, request.param)

@@ -23,13 +23,13 @@ from worldmodel.data.loader import batches
 from worldmodel.errors import OutputError
 from worldmodel.flow.buffer import open_buffer
 from worldmodel.flow.buffer.base import Buffer
-from worldmodel.flow.buffer.lance import LanceBuffer
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.log import Log
-from worldmodel.flow.run import run_flow
+from worldmodel.flow.log.log import Log
 from worldmodel.flow.storage import Storage
+from worldmodel.flow.work.run import run_flow
 from worldmodel.io import TEMPORARY_PREFIX
 from worldmodel.media.encoding import encode_video
+from worldmodel.plugins.lance.buffer import LanceBuffer
 
 
 @pytest.fixture(params=["tar", "tar-s3", "lance", "lance-s3"])

@@ -19,19 +19,19 @@ from worldmodel.config import DataConfig, SourceConfig, WorldModelConfig, build
 from worldmodel.config.flow import FlowConfig, FlowSourceConfig
 from worldmodel.database import transaction
 from worldmodel.errors import ConfigError
-from worldmodel.flow import feeder, schema
 from worldmodel.flow.buffer import open_buffer
-from worldmodel.flow.catalog import Catalog
-from worldmodel.flow.chain import PACK, Chain
+from worldmodel.flow.catalog import schema
+from worldmodel.flow.catalog.catalog import Catalog
+from worldmodel.flow.catalog.chain import PACK, Chain
+from worldmodel.flow.catalog.records import BEGINNING, NewClip
 from worldmodel.flow.errors import FlowError, StageError
-from worldmodel.flow.feeder import Feeder, Lister
-from worldmodel.flow.log import FINISHED, Log
-from worldmodel.flow.pack import Packer
-from worldmodel.flow.records import BEGINNING, NewClip
-from worldmodel.flow.run import run_flow
-from worldmodel.flow.source import FlowSource
-from worldmodel.flow.stage import CLIP, Stage, stage
-from worldmodel.flow.topics import open_topic
+from worldmodel.flow.log.log import FINISHED, Log
+from worldmodel.flow.log.pack import Packer
+from worldmodel.flow.log.source import FlowSource
+from worldmodel.flow.stages.base import CLIP, Stage, stage
+from worldmodel.flow.work import feeder
+from worldmodel.flow.work.feeder import Lister
+from worldmodel.flow.work.run import run_flow
 
 LIMIT_S = 300.0
 """Time after which a flow that takes a second is taken to hang."""
@@ -168,18 +168,6 @@ def test_the_same_name_for_another_function_is_another_stage(tmp_path: Path, tab
     assert len(keys) == 2
     own = Stage("a", "2", ("x",), ("y",), make=lambda **settings: lambda batch: batch, settings={"b": 1})
     assert own.key(["p"]) == "2-a1184fbae98e", "results of earlier versions are found"
-
-
-def test_flows_that_share_topics_keep_their_clips(tmp_path: Path, table: Path) -> None:
-    mine, other = (flow_config(tmp_path / name, table) for name in ("mine", "other"))
-    with opened(mine) as catalog, opened(mine) as again, opened(other) as another:
-        feeding = Feeder(mine, catalog, "memory:shared")
-        feeding.feed()
-        feeding.feed()
-        for each, count in ((another, 0), (again, 16)):
-            topic = open_topic("memory:shared", each.chain.links[0].topic)
-            assert len(topic.claim(99, 60.0)) == count
-        feeding.close()
 
 
 def test_values_that_no_catalog_holds_are_named() -> None:

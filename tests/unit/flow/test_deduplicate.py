@@ -13,18 +13,15 @@ import pyarrow as pa
 import pytest
 from flow_stages import flow_config
 from PIL import Image
-from sqlalchemy import inspect, text
 
 from worldmodel import media
 from worldmodel.config.flow import FlowConfig
-from worldmodel.database import connect, transaction
 from worldmodel.errors import ConfigError
-from worldmodel.flow.duplicates import NEAR
-from worldmodel.flow.log import Log
-from worldmodel.flow.migrations import VERSION_TABLE, migrate
-from worldmodel.flow.run import run_flow
+from worldmodel.flow.catalog.duplicates import NEAR
+from worldmodel.flow.log.log import Log
+from worldmodel.flow.log.status import StatusReader
 from worldmodel.flow.stages import deduplicate, find_stage
-from worldmodel.flow.status import StatusReader
+from worldmodel.flow.work.run import run_flow
 
 
 def scene(seed: int, side: int = 160) -> np.ndarray:
@@ -91,8 +88,8 @@ def test_few_frames_are_looked_at_whatever_a_header_says(
         container.mux(stream.encode())
     assert media.probe(bytes(pipe.data), decode=False).duration_s == 2.0  # of its packets
     media.write_video(scene(0), tmp_path / "a.mp4", 8, scale=1)
-    shrunk = deduplicate._shrunk
-    monkeypatch.setattr(deduplicate, "_shrunk", lambda frame: seen.append(1) or shrunk(frame))
+    shrunk = deduplicate.shrunk
+    monkeypatch.setattr(deduplicate, "shrunk", lambda frame: seen.append(1) or shrunk(frame))
     assert distances([bytes(pipe.data), (tmp_path / "a.mp4").read_bytes()])[0, 1] <= NEAR
     assert len(seen) <= 64
 
@@ -216,20 +213,3 @@ def test_copies_that_are_added_later_are_dropped_although_no_segment_follows(tmp
     with closing(StatusReader(flow)) as reader:
         pack = reader.read().stages[-1]
     assert (pack.dropped, pack.waiting) == (NUM_CLIPS + 1 - len(before[0]), 0)
-
-
-def test_the_index_is_added_to_an_older_catalog(tmp_path: Path, database_url: str) -> None:
-    engine = connect(database_url)
-    migrate(engine)
-    old = [
-        text("DROP TABLE band"),
-        text("ALTER TABLE listing DROP COLUMN bookmark"),
-        text("ALTER TABLE listing DROP COLUMN digest"),
-        text("DROP TABLE identity"),
-        text(f"UPDATE {VERSION_TABLE} SET version_num = '1'"),
-    ]
-    before = inspect(engine).get_columns("band")
-    transaction(engine, lambda db: [db.execute(each) for each in old])
-    migrate(engine)
-    after = inspect(engine).get_columns("band")
-    assert [(c["name"], str(c["type"])) for c in after] == [(c["name"], str(c["type"])) for c in before]

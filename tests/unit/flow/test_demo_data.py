@@ -12,9 +12,9 @@ from worldmodel.config import build
 from worldmodel.config.flow import FlowConfig
 from worldmodel.demo import data_tab, flow_reader
 from worldmodel.errors import ConfigError
+from worldmodel.flow.catalog.records import BEGINNING
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.records import BEGINNING
-from worldmodel.flow.run import run_flow
+from worldmodel.flow.work.run import run_flow
 from worldmodel.media import write_video
 
 GREEN = (20, 200, 40)
@@ -38,7 +38,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> FlowConfig:
         "filter": {"settings": {"max_text_area": None, "min_sharpness": None, "min_motion": None}},
     }
     flow = {
-        "folder": str(folder / "flow"), "topics": "memory:", "stages": stages,
+        "folder": str(folder / "flow"), "executor": "threads", "stages": stages,
         "sources": {"mine": {"kind": "folder", "path": str(videos)}}, "segment_size": 2,
     }  # fmt: skip
     built = build(FlowConfig, flow)

@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 from worldmodel import media
+from worldmodel.actions import Action
 from worldmodel.config import SourceConfig, build
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import ConfigError, InputError, ModelError
-from worldmodel.flow.chain import Chain
-from worldmodel.flow.clips import COLUMNS, ClipReader
+from worldmodel.flow.catalog.chain import Chain
+from worldmodel.flow.catalog.clips import COLUMNS, ClipReader
 from worldmodel.flow.stages import find_stage, weights
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.loading import location
 from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.world_model import WorldModel
-from worldmodel.types import Action
 
 
 def run(settings: dict[str, Any], clips: list[dict[str, Any]]) -> list[dict[str, Any]]:

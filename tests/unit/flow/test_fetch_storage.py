@@ -54,7 +54,7 @@ def test_what_s3_does_not_have_is_dropped_by_name(s3: str, video: bytes) -> None
         f"{s3}/web/gone.mp4": "gone.mp4",
         "s3://no-such-bucket/clip.mp4": "no-such-bucket",
         f"{s3}/web": "folder",
-        f"{s3}/web/page.mp4": "html",
+        f"{s3}/web/page.mp4": "web page",
         f"{s3}/web/empty.mp4": "0 bytes",
         f"{s3}/web/clip.mp4#9+{len(video)}": str(9 + len(video)),
     }

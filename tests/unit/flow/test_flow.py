@@ -13,12 +13,12 @@ from flow_stages import CALLS, flow_config, write_table
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import ConfigError, DatabaseError
 from worldmodel.flow.buffer import open_buffer
-from worldmodel.flow.catalog import Catalog
-from worldmodel.flow.chain import Chain
+from worldmodel.flow.catalog.catalog import Catalog
+from worldmodel.flow.catalog.chain import Chain
 from worldmodel.flow.errors import FlowError, StageError
-from worldmodel.flow.log import Log
-from worldmodel.flow.run import run_flow
-from worldmodel.flow.status import FlowStatus, StatusReader
+from worldmodel.flow.log.log import Log
+from worldmodel.flow.log.status import FlowStatus, StatusReader
+from worldmodel.flow.work.run import run_flow
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_clip_that_fails_is_tried_again_and_then_a_dead_letter(
 def test_processes_give_the_same_log_as_threads(tmp_path: Path, table: Path) -> None:
     threads = flow_config(tmp_path / "threads", table)
     processes = flow_config(
-        tmp_path / "processes", table, {"read": {"workers": 2}, "measure": {"workers": 2}}, topics=""
+        tmp_path / "processes", table, {"read": {"workers": 2}, "measure": {"workers": 2}}, executor="local"
     )
     run_flow(threads)
     run_flow(processes)
@@ -178,7 +178,7 @@ def test_processes_give_the_same_log_as_threads(tmp_path: Path, table: Path) -> 
 def test_a_clip_that_ends_its_worker_takes_no_other_with_it(tmp_path: Path, table: Path, how: str) -> None:
     # On a busy machine, batches of other clips take seconds, too: neither limit may end those.
     stages = {"read": {}, "trouble": {"settings": {"how": how, "where": "/7.bin"}, "timeout_s": 10}}
-    config = flow_config(tmp_path / "flow", table, stages, topics="", lease_s=6, max_attempts=2)
+    config = flow_config(tmp_path / "flow", table, stages, executor="local", lease_s=6, max_attempts=2)
     run_flow(config)
     state = status(config).stages[1]
     assert (state.done, state.dead) == (29, 1)
@@ -188,25 +188,25 @@ def test_a_clip_that_ends_its_worker_takes_no_other_with_it(tmp_path: Path, tabl
     assert dead.examples[0]["address"].endswith("7.bin")
 
 
-@pytest.mark.parametrize("topics", ["memory:", pytest.param("", marks=pytest.mark.slow)])
-def test_a_stage_that_hangs_ends_the_run_with_its_name(tmp_path: Path, table: Path, topics: str) -> None:
+@pytest.mark.parametrize("executor", ["threads", pytest.param("local", marks=pytest.mark.slow)])
+def test_a_stage_that_hangs_ends_the_run_with_its_name(tmp_path: Path, table: Path, executor: str) -> None:
     stages = {"read": {}, "trouble": {"settings": {"how": "hang"}, "timeout_s": 0.3}}
-    config = flow_config(tmp_path / "flow", table, stages, topics=topics, lease_s=0.2, max_attempts=9)
+    config = flow_config(tmp_path / "flow", table, stages, executor=executor, lease_s=0.2, max_attempts=9)
     with pytest.raises(StageError, match="trouble"):
         run_flow(config)
     assert status(config).stages[0].done > 0
 
 
-@pytest.mark.parametrize("topics", ["memory:", pytest.param("", marks=pytest.mark.slow)])
-def test_a_stage_that_loses_rows_ends_the_run(tmp_path: Path, table: Path, topics: str) -> None:
+@pytest.mark.parametrize("executor", ["threads", pytest.param("local", marks=pytest.mark.slow)])
+def test_a_stage_that_loses_rows_ends_the_run(tmp_path: Path, table: Path, executor: str) -> None:
     stages = {"trouble": {"settings": {"how": "fewer"}}}
     with pytest.raises(FlowError, match="trouble"):
-        run_flow(flow_config(tmp_path / "flow", table, stages, topics=topics))
+        run_flow(flow_config(tmp_path / "flow", table, stages, executor=executor))
 
 
 def test_a_database_that_cannot_be_used_ends_the_run_and_fails_no_clip(tmp_path: Path, table: Path) -> None:
     stages = {"trouble": {"settings": {"how": "database"}, "timeout_s": 60}}
-    config = flow_config(tmp_path / "flow", table, stages, topics="memory:", max_attempts=1)
+    config = flow_config(tmp_path / "flow", table, stages, executor="threads", max_attempts=1)
     with pytest.raises(DatabaseError, match=r"\.bin"):
         run_flow(config)
     state = status(config)

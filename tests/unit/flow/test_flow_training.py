@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from worldmodel.config.flow import FlowConfig
-from worldmodel.flow.log import Log
-from worldmodel.flow.run import run_flow, train_command
+from worldmodel.flow.log.log import Log
+from worldmodel.flow.work.run import run_flow, train_command
 from worldmodel.media.encoding import encode_video
 
 NUM_CLIPS, SEGMENT, BATCH, STEPS = 24, 4, 4, 9

@@ -19,16 +19,16 @@ from worldmodel.cli import main
 from worldmodel.config import build, to_dict
 from worldmodel.config.flow import FlowConfig
 from worldmodel.data.clips import Part
-from worldmodel.flow import feeder
 from worldmodel.flow.buffer import open_buffer
-from worldmodel.flow.catalog import Catalog
-from worldmodel.flow.chain import Chain
-from worldmodel.flow.clip_table import ClipTable
-from worldmodel.flow.feeder import Lister
-from worldmodel.flow.log import Log
-from worldmodel.flow.records import BEGINNING
-from worldmodel.flow.run import run_flow
-from worldmodel.flow.status import StatusReader
+from worldmodel.flow.catalog.catalog import Catalog
+from worldmodel.flow.catalog.chain import Chain
+from worldmodel.flow.catalog.clip_table import ClipTable
+from worldmodel.flow.catalog.records import BEGINNING
+from worldmodel.flow.log.log import Log
+from worldmodel.flow.log.status import StatusReader
+from worldmodel.flow.work import feeder
+from worldmodel.flow.work.feeder import Lister
+from worldmodel.flow.work.run import run_flow
 from worldmodel.io import TEMPORARY_PREFIX
 
 datasets = pytest.importorskip("datasets")
@@ -54,7 +54,7 @@ def held(videos: list[bytes], tmp_path: Path) -> Path:
 def config(folder: Path, held: Path, **settings: Any) -> FlowConfig:
     values = {
         "folder": str(folder),
-        "topics": "memory:",
+        "executor": "threads",
         "sources": {"held": {"kind": "huggingface", "path": str(held), "licence": "cc0"}},
         "stages": {"fetch": {"settings": {"max_bytes": 2**20}}, "probe": {}},
         "segment_size": 2,
@@ -88,7 +88,7 @@ def test_files_of_rows_are_checked_and_packed_like_fetched_ones(
     assert (fetch.done, fetch.dropped, fetch.dead, probe.done) == (4, 3, 0, 4)
     reasons = {entry.address: entry.reason or "" for entry in entries if entry.reason}
     assert "1 MiB" in reasons[f"{held}/train#4"]
-    assert "html" in reasons[f"{held}/train#5"]
+    assert "web page" in reasons[f"{held}/train#5"]
     assert "row 7" in reasons[""]
     assert {name: value for name, (value,) in rows.items()} == {
         "sha256": hashlib.sha256(videos[1]).hexdigest(),
@@ -170,7 +170,7 @@ def test_parts_of_a_divided_clip_read_the_file_of_its_row(
 def test_a_killed_flow_goes_on_with_the_same_segments(held: Path, tmp_path: Path) -> None:
     once = config(tmp_path / "once", held)
     assert run_flow(once) == 0
-    again = config(tmp_path / "again", held, topics="", max_in_flight=4)
+    again = config(tmp_path / "again", held, executor="local", max_in_flight=4)
     path = tmp_path / "flow.yaml"
     path.write_text(json.dumps(to_dict(again)))
     command = [sys.executable, "-m", "worldmodel", "flow", "run", str(path)]

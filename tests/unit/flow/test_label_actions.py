@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from worldmodel import media
-from worldmodel.flow.clips import COLUMNS
+from worldmodel.flow.catalog.clips import COLUMNS
 from worldmodel.flow.stages import find_stage
 from worldmodel.models.world_model import WorldModel
-from worldmodel.worlds import recorder
+from worldmodel.worlds import get_world
 
 
 def run(clips: list[dict[str, Any]], **settings: Any) -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def run(clips: list[dict[str, Any]], **settings: Any) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clips of the shapes world, of two rounds each."""
-    return recorder.record_world("shapes", tmp_path_factory.mktemp("shapes"), 2, rounds=2)
+    return get_world("shapes").record(tmp_path_factory.mktemp("shapes"), 2, rounds=2)
 
 
 def test_rounds_get_the_actions_that_a_session_infers(table: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from flow_stages import flow_config
 
-from worldmodel.flow.export import export_log
-from worldmodel.flow.run import run_flow
+from worldmodel.flow.log.export import export_log
+from worldmodel.flow.work.run import run_flow
 
 
 def test_columns_of_the_sources_table_do_not_replace_those_of_the_export(tmp_path: Path) -> None:

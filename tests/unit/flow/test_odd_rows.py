@@ -10,10 +10,10 @@ import pytest
 from flow_stages import flow_config
 
 from worldmodel.config.flow import FlowSourceConfig
-from worldmodel.flow.log import Log
-from worldmodel.flow.run import run_flow
+from worldmodel.flow.log.log import Log
 from worldmodel.flow.sources import open_listing
-from worldmodel.flow.work import read_columns
+from worldmodel.flow.work.run import run_flow
+from worldmodel.flow.work.work import read_columns
 
 HALF = "\ud83d"
 """Half of a surrogate pair."""

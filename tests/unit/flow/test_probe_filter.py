@@ -95,7 +95,7 @@ def test_damaged_files_are_dropped_with_the_reason(counting: Path) -> None:
     rows = run("probe", bad, {})
     assert [bool(row["drop"]) for row in rows] == [True] * len(bad)
     assert "cut off" in rows[0]["drop"]
-    assert "<html>" in rows[2]["drop"]
+    assert "web page" in rows[2]["drop"]
     assert all(row["num_frames"] is None for row in rows)
 
 

@@ -10,12 +10,12 @@ from worldmodel.cli import main
 from worldmodel.config import to_dict
 from worldmodel.config.flow import FlowConfig
 from worldmodel.flow.buffer import open_buffer
-from worldmodel.flow.catalog import Catalog
-from worldmodel.flow.chain import Chain
+from worldmodel.flow.catalog.catalog import Catalog
+from worldmodel.flow.catalog.chain import Chain
+from worldmodel.flow.catalog.prune import FormerStage, Pruner
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.prune import FormerStage, Pruner
-from worldmodel.flow.run import run_flow
 from worldmodel.flow.storage import Storage
+from worldmodel.flow.work.run import run_flow
 
 FORMER = {"read": {}, "measure": {}}
 CURRENT = {"again": {"function": "flow_stages:read"}, "measure": {}}
@@ -102,7 +102,7 @@ def test_a_config_that_has_not_run_removes_nothing(flows: tuple[FlowConfig, Flow
 def test_results_are_removed_in_several_transactions(
     flows: tuple[FlowConfig, FlowConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worldmodel.flow.prune.BATCH", 7)
+    monkeypatch.setattr("worldmodel.flow.catalog.prune.BATCH", 7)
     found = pruner(flows[1])
     assert {type(each) for each in found.former()} == {FormerStage}
     found.remove(found.former())

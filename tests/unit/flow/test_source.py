@@ -17,8 +17,8 @@ from worldmodel.config.flow import FlowConfig
 from worldmodel.data.loader import BatchLoader, batches
 from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError
-from worldmodel.flow.run import run_flow
-from worldmodel.flow.status import StatusReader
+from worldmodel.flow.log.status import StatusReader
+from worldmodel.flow.work.run import run_flow
 from worldmodel.media.encoding import encode_video
 
 NUM_CLIPS = 27
@@ -143,7 +143,7 @@ def image_flow(folder: Path, texts: bool) -> FlowConfig:
         if texts:
             (files / f"{number}.txt").write_text(f"grey {40 * number}")
     values = {
-        "folder": str(folder / "flow"), "topics": "memory:", "segment_size": 4, "max_in_flight": 8,
+        "folder": str(folder / "flow"), "executor": "threads", "segment_size": 4, "max_in_flight": 8,
         "sources": {"mine": {"kind": "folder", "path": str(files)}},
         "stages": {"fetch": {"settings": {"root": str(files)}}, "probe": {}},
     }  # fmt: skip

@@ -14,7 +14,7 @@ from worldmodel.config import DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.config.flow import FlowSourceConfig
 from worldmodel.data.sources import open_source
 from worldmodel.errors import ConfigError
-from worldmodel.flow.records import NewClip
+from worldmodel.flow.catalog.records import NewClip
 from worldmodel.flow.sources import open_listing
 from worldmodel.flow.stages import find_stage
 

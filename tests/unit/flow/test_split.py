@@ -12,10 +12,10 @@ from flow_stages import flow_config
 from worldmodel import media
 from worldmodel.config.flow import FlowConfig, FlowStageConfig
 from worldmodel.errors import ConfigError
-from worldmodel.flow.chain import Chain
-from worldmodel.flow.log import Log
-from worldmodel.flow.run import run_flow
+from worldmodel.flow.catalog.chain import Chain
+from worldmodel.flow.log.log import Log
 from worldmodel.flow.stages import find_stage
+from worldmodel.flow.work.run import run_flow
 
 FPS = 8
 

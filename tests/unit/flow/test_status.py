@@ -16,13 +16,13 @@ from worldmodel.config import build, to_dict
 from worldmodel.config.flow import FlowConfig
 from worldmodel.data.tar import samples
 from worldmodel.errors import ConfigError, InputError, OutputError
-from worldmodel.flow.clip_table import ClipTable
+from worldmodel.flow.catalog.clip_table import ClipTable
+from worldmodel.flow.catalog.records import BEGINNING, NewClip, Result
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.export import export_log
-from worldmodel.flow.metrics import metrics_server
-from worldmodel.flow.records import BEGINNING, NewClip, Result
-from worldmodel.flow.run import run_flow
-from worldmodel.flow.status import StatusReader, general
+from worldmodel.flow.log.export import export_log
+from worldmodel.flow.log.metrics import metrics_server
+from worldmodel.flow.log.status import StatusReader, general
+from worldmodel.flow.work.run import run_flow
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +99,14 @@ def test_waiting_clips_have_an_age_and_an_estimated_end(tmp_path: Path) -> None:
         assert 0 <= (read.oldest_s or -1) < 60
 
 
-def test_the_cost_is_the_time_of_workers_times_the_prices_of_their_resources(tmp_path: Path) -> None:
+def test_the_time_that_is_left_is_known_for_stages_that_have_begun(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
-    table, prices = write_table(tmp_path / "files", 4), {"cpu": 3.0, "memory_gb": 0.5, "gpu": 8.0}
+    table = write_table(tmp_path / "files", 4)
     config = build(
         FlowConfig,
         {
             "folder": str(tmp_path / "flow"), "sources": {"files": {"path": str(table)}},
-            "stages": {"fetch": {}, "probe": {}}, "prices": prices,
+            "stages": {"fetch": {}, "probe": {}},
         },
     )  # fmt: skip
     with closing(StatusReader(config, create=True)) as reader:
@@ -114,25 +114,13 @@ def test_the_cost_is_the_time_of_workers_times_the_prices_of_their_resources(tmp
         reader.catalog.add("files", [NewClip(str(i), str(i)) for i in range(4)], 4, finished=True)
         reader.catalog.record("fetch", [Result(str(i)) for i in range(4)], seconds=1800.0)
         reader.catalog.record("probe", [Result("0")], seconds=3600.0)
-        status = reader.read()
         with metrics_server(reader.read, "127.0.0.1", 0) as port:
             found = metrics(port)
-    # fetch: half a core and 4 GB for half an hour; probe: a core and 1 GB for an hour.
-    costs = {"fetch": 0.5 * (0.5 * 3.0 + 4 * 0.5), "probe": 3.0 + 0.5, "pack": 0.0}
-    assert {stage.name: stage.cost for stage in status.stages} == pytest.approx(costs)
-    assert status.cost == pytest.approx(sum(costs.values()))
-    assert {name: found["worldmodel_flow_cost", name] for name in costs} == pytest.approx(costs)
-    assert found["worldmodel_flow_total_cost", None] == pytest.approx(sum(costs.values()))
+    assert found["worldmodel_flow_worker_seconds", "fetch"] == 1800.0
     assert found["worldmodel_flow_remaining_seconds", "fetch"] == 0.0
     assert found["worldmodel_flow_remaining_seconds", "probe"] > 0
     assert ("worldmodel_flow_remaining_seconds", "pack") not in found, "nothing is packed yet"
     assert ("worldmodel_flow_total_remaining_seconds", None) not in found
-
-
-@pytest.mark.parametrize(("name", "price"), [("gpu", -1.5), ("cpu", float("nan"))])
-def test_wrong_prices_are_named(name: str, price: float) -> None:
-    with pytest.raises(ConfigError, match=rf"prices\.{name} is {price}"):
-        build(FlowConfig, {"prices": {name: price}})
 
 
 def test_verdicts_are_counted_by_reason_with_examples(finished: FlowConfig) -> None:
@@ -163,7 +151,7 @@ def test_the_commands_show_status_and_reasons(path: str, capsys: pytest.CaptureF
     assert "4 dropped: # bytes, below #" in capsys.readouterr().out
     assert main(["flow", "status", path, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["stages"][1]["dropped"], shown["stages"][1]["cost"], shown["cost"]) == (4, None, None)
+    assert shown["stages"][1]["dropped"] == 4
     assert main(["flow", "status", path, "--stage", "banana"]) == 2
     assert "banana" in capsys.readouterr().err
 
@@ -238,7 +226,6 @@ def test_prometheus_reads_the_metrics(finished: FlowConfig) -> None:
         found = metrics(port)
         with pytest.raises(ConfigError, match=str(port)), metrics_server(reader.read, "127.0.0.1", port):
             pass
-    assert ("worldmodel_flow_cost", "measure") not in found, "the config has no prices"
     assert found["worldmodel_flow_clips_dropped", "measure"] == 4
     assert found["worldmodel_flow_clips_packed", None] == 14
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from flow_stages import flow_config, write_table
 
-from worldmodel.flow.catalog import Catalog
-from worldmodel.flow.chain import Chain
-from worldmodel.flow.feeder import Lister
-from worldmodel.flow.records import BEGINNING
-from worldmodel.flow.topics import Message, open_topic
-from worldmodel.flow.worker import IDLE, run_stage
+from worldmodel.database import transaction
+from worldmodel.flow.catalog.catalog import Catalog
+from worldmodel.flow.catalog.chain import Chain
+from worldmodel.flow.catalog.claims import Claims
+from worldmodel.flow.catalog.records import BEGINNING
+from worldmodel.flow.work.feeder import Lister
+from worldmodel.flow.work.loops import IDLE, run_stage
 
 
 @pytest.mark.parametrize(
@@ -33,13 +34,14 @@ def test_clips_of_a_batch_whose_worker_ended_have_an_attempt_alone(
 
     with closing(Catalog(config.place("catalog"), Chain.of(config))) as catalog:
         Lister(config, catalog).list_next()
+        catalog.admit(3)
         clips = [each.id for each in catalog.waiting(BEGINNING, 4)]
-        url = f"memory:{tmp_path}"
-        topic = open_topic(url, catalog.chain.link("read").topic)
-        topic.publish([Message(clip) for clip in clips])
+        lost = Claims(catalog, "read", 60.0)
         for number in range(ended):
-            assert len(topic.claim(4, lease_s=0.0)) == 4
+            transaction(catalog.engine, lost.lease.beat)
+            assert len(lost.claim(4)) == 4
+            transaction(catalog.engine, lost.lease.end)
             for clip in clips if number else ():  # each alone
                 catalog.attempt("read", clip)
-        run_stage(config, "read", url, stop, report)
+        run_stage(config, "read", stop, report)
         assert catalog.done("read", clips) == dict.fromkeys(clips, state)

@@ -1,26 +1,41 @@
 """Counterfactuals: rounds from the same recorded frame with another action."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from worldmodel.actions import Action
 from worldmodel.eval.action_following import BATCH
 from worldmodel.eval.data.episodes import EpisodeReader
-from worldmodel.eval.data.measures import Measure, Played
-from worldmodel.eval.data.subjects import play, subjects
-from worldmodel.eval.metrics import Tally
+from worldmodel.eval.data.subjects import play, subject_tables, subjects
+from worldmodel.eval.figures import Tally
+from worldmodel.eval.metrics import Metric, Played
 from worldmodel.eval.runner import Clips, Subject
+from worldmodel.eval.table import Table, Unit
 from worldmodel.media import Frame, Frames
-from worldmodel.types import Action
 
 PATCH = 8
 """Side of the patches by which pictures are compared, in pixels."""
 DIFFERENT = 16.0
 """Mean absolute difference of one patch, in grey levels, from which two pictures differ."""
 MAX_ROUNDS = 2000
-"""Most recorded rounds among which those with the same start are looked for."""
+"""Most recorded rounds that are searched for pairs with the same start."""
+TITLES: dict[str, tuple[str, Unit]] = {
+    "differ": ("another action, another picture", "%"),
+    "own_nearer": ("own action nearer to the truth", "%"),
+    "recognised": ("other action recognised", "%"),
+    "same_start_differ": ("same start: differs where the truth does", "%"),
+    "same_start_agree": ("same start: agrees where the truth does", "%"),
+}
+"""Titles and units of the figures."""
+
+
+def counterfactual_tables(results: Mapping[str, Any]) -> list[Table]:
+    """Return the table of the figures."""
+    about = "Recorded rounds, played with their own and with another action. Same start: pairs in the data."
+    return subject_tables(results, "Counterfactuals", TITLES, about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +79,16 @@ def counterfactuals(
     reader: EpisodeReader,
     count: int,
     forecasts: bool,
-    recogniser: Measure | None = None,
+    recogniser: Metric | None = None,
 ) -> dict[str, Any]:
     """Play recorded rounds with their own and with another action.
 
-    `differ`: share of rounds in which the two predictions differ, and `own_nearer`, share in which the one
-    with the own action is nearer to the recorded frames; both over rounds in which the recorded picture
-    changes, with the action of another such round as the other one. `same_start_differ`: share of pairs of
-    recorded rounds with the same start, other actions and different true frames whose predictions differ;
-    `same_start_agree`: those with the same true frames whose predictions agree. A figure is absent where the
-    data have no such rounds.
+    `differ`: share of rounds in which the two predictions differ, and `own_nearer`, share in which the
+    prediction for the own action is nearer to the recorded frames; both over rounds in which the recorded
+    picture changes, with the action of another such round as the other action. `same_start_differ`: share of
+    pairs of recorded rounds with the same start, other actions and different true frames whose predictions
+    differ; `same_start_agree`: share of the pairs with the same true frames whose predictions agree. A figure
+    is absent where the data have no such rounds.
 
     Args:
         subject: The model.
@@ -81,7 +96,7 @@ def counterfactuals(
         count: Most rounds and most pairs that are played.
         forecasts: Whether the model makes a forecast that 0 denoising steps show.
         recogniser: Recognises actions in frames; adds `recognised`, the share of rounds with another action
-            in which that one is recognised.
+            in which that action is recognised.
 
     Returns:
         Figures by name and row.

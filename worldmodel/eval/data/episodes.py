@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from worldmodel.actions import Action
 from worldmodel.config import DataConfig, WorldModelConfig, height_width
 from worldmodel.data.sources import Source, open_source
+from worldmodel.episodes import Episode, Outcome
 from worldmodel.errors import InputError
 from worldmodel.eval.action_following import BATCH
 from worldmodel.media import Frame, Frames
-from worldmodel.types import Action, Episode, Outcome
 
 MAX_SKIPPED = 100
 """Unusable episodes after which a source without any other is given up."""

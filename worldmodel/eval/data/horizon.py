@@ -1,35 +1,43 @@
 """Recorded episodes played on a model's own frames, measured round by round."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from worldmodel.eval.charts import Chart
 from worldmodel.eval.data.episodes import EpisodeReader, Recorded
-from worldmodel.eval.data.measures import Measure, Played
-from worldmodel.eval.data.subjects import play_all
+from worldmodel.eval.data.subjects import TITLES, play_all, subject_row
 from worldmodel.eval.examples import Album, Example
+from worldmodel.eval.figures import Figure, bootstrap_figure
 from worldmodel.eval.frechet import FrameFeatures, frechet_figure
-from worldmodel.eval.metrics import Figure, bootstrap_figure, rate_figure
+from worldmodel.eval.judge import Judge
+from worldmodel.eval.metrics import Metric, Played
 from worldmodel.eval.runner import Clips, Subject
+from worldmodel.eval.table import Table
 
 TRENDS = ("psnr", "sharpness", "right")
-"""Measures whose change over the rounds is reported."""
+"""Metrics whose change over the rounds is reported."""
+CHARTS = ("psnr", "right", "action")
+"""Metrics that the report draws."""
+MAX_ROWS = 8
+"""Rounds in a table."""
 MAX_SHOWN = 10
 """Rounds in the picture of an example."""
 
 Values = dict[tuple[str, str], list[list[float | bool]]]
-"""Of every measure and row, the values of every episode by round."""
+"""The values of every episode by round, by metric and row."""
 
 
 def horizon(
     subject: Subject,
     reader: EpisodeReader,
     count: int,
-    measures: Sequence[Measure],
+    metrics: Sequence[Metric],
     forecasts: bool,
     album: Album,
     features: FrameFeatures | None = None,
+    judge: Judge | None = None,
 ) -> dict[str, Any]:
     """Play episodes and measure every round.
 
@@ -37,16 +45,17 @@ def horizon(
         subject: The model.
         reader: Reads the episodes.
         count: Number of episodes.
-        measures: What is measured.
-        forecasts: Whether the model makes a forecast that 0 denoising steps show.
+        metrics: What is measured.
+        forecasts: Whether the model has a forecast that 0 denoising steps show.
         album: Where examples are kept.
         features: Features of frames; adds `frechet`, the Fréchet distance between the last frames of all
             predicted rounds and the recorded ones, by row.
+        judge: Compares frames with recorded ones, for the metrics that need a judge.
 
     Returns:
-        Figures by measure and row, one a round; the first is that of round 1. `trend` has the change per
-        round by measure and row, the mean of the slopes of the episodes. Episodes that end early count in
-        the rounds that they have.
+        Figures by metric and row, one for each round; the first entry is round 1. `trend` has the change per
+        round by metric and row, the mean slope of the episodes. Episodes that end early count in the rounds
+        that they have.
     """
     values: Values = {}
     found: dict[str, list[np.ndarray]] = {}
@@ -55,7 +64,7 @@ def horizon(
         seeds = [reader.seed + played + row for row in range(len(batch))]
         rows = play_all(subject, batch, seeds, forecasts)
         for name, clips in rows.items():
-            _measure(values, name, batch, clips, rows["truth"], measures)
+            _measure(values, name, batch, clips, rows["truth"], metrics, judge)
             if features is not None:
                 found.setdefault(name, []).extend(np.stack([features(clip) for clip in clips], axis=1))
         for index, episode in enumerate(batch):
@@ -63,9 +72,10 @@ def horizon(
             made = [clip[index] for clip in rows["model"]]
             album.add(_example(episode, made, rights[index] if rights else None))
         played += len(batch)
+    by_name = {metric.name: metric for metric in metrics}
     results: dict[str, Any] = {}
     for (measure, name), episodes in values.items():
-        results.setdefault(measure, {})[name] = by_round(episodes)
+        results.setdefault(measure, {})[name] = by_round(episodes, by_name[measure])
     for (measure, name), episodes in values.items():
         if measure in TRENDS and (slope := trend(episodes)):
             results.setdefault("trend", {}).setdefault(measure, {})[name] = slope
@@ -76,32 +86,77 @@ def horizon(
     return results
 
 
+def horizon_tables(results: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Table]:
+    """Return a table for every metric, round by round, and those of the trends and the Fréchet distance."""
+    by_name = {metric.name: metric for metric in metrics}
+    tables: list[Table] = []
+    for name, rows in results.items():
+        if name not in by_name:
+            continue
+        metric, length = by_name[name], max(map(len, rows.values()))
+        numbers = sorted({round(1 + i * (length - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)})
+        found = [
+            subject_row(f"round {number}", {row: each[number - 1] for row, each in rows.items()}, metric.unit)
+            for number in numbers
+        ]
+        title = f"{metric.title[:1].upper()}{metric.title[1:]}, by round"
+        tables.append(Table(title, [row for row in found if row is not None]))
+    trends = [
+        subject_row(by_name[name].title, rows, by_name[name].unit)
+        for name, rows in results.get("trend", {}).items()
+    ]
+    about = "Mean slope of the episodes over their rounds."
+    tables.append(Table("Change per round", [row for row in trends if row is not None], about))
+    if "frechet" in results:
+        row = subject_row("Fréchet distance", results["frechet"]["frechet"], "")
+        about = "Between the features of the last frames of all predicted and all recorded rounds."
+        tables.append(Table("Fréchet distance over the given network", [row] if row else [], about))
+    return [table for table in tables if table.rows]
+
+
+def horizon_charts(results: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Chart]:
+    """Return the charts of the metrics in `CHARTS`, round by round."""
+    charts: list[Chart] = []
+    for metric in metrics:
+        rows = results.get(metric.name)
+        if metric.name not in CHARTS or rows is None:
+            continue
+        length = max(map(len, rows.values()))
+        labels = [str(number + 1) for number in range(length)]
+        series = {title: rows[name] for name, title in TITLES.items() if name in rows}
+        title = f"{metric.title[:1].upper()}{metric.title[1:]}, round by round"
+        about = "Each round starts from the model's own frames, so errors accumulate. Shaded: 95 % intervals."
+        charts.append(Chart(f"horizon-{metric.name}", title, labels, series, about=about, unit=metric.unit))
+    return charts
+
+
 def _measure(
     values: Values,
     name: str,
     batch: Sequence[Recorded],
     clips: Sequence[Clips],
     truth: Sequence[Clips],
-    measures: Iterable[Measure],
+    metrics: Iterable[Metric],
+    judge: Judge | None,
 ) -> None:
-    """Add the values of every measure on a batch that one row has played."""
-    chosen = [each for each in measures if name != "truth" or each.of_truth]
+    """Add the values of every metric on a batch that one row has played."""
     starts = [np.stack([each.start for each in batch]), *(clip[:, -1] for clip in clips)]
-    for measure in chosen:
-        columns = [
-            measure(Played(before, clip, true, [each.actions[number] for each in batch]))
-            for number, (before, clip, true) in enumerate(zip(starts, clips, truth, strict=False))
-        ]
-        values.setdefault((measure.name, name), []).extend(list(row) for row in zip(*columns, strict=True))
+    rounds = [
+        Played(before, clip, true, [each.actions[number] for each in batch], judge=judge)
+        for number, (before, clip, true) in enumerate(zip(starts, clips, truth, strict=False))
+    ]
+    for metric in metrics:
+        if name == "truth" and not metric.of_truth:
+            continue
+        columns = [metric(played) for played in rounds]
+        values.setdefault((metric.name, name), []).extend(list(row) for row in zip(*columns, strict=True))
 
 
-def by_round(episodes: Sequence[Sequence[float | bool]]) -> list[Figure]:
-    """Return the figure of every round: a rate of verdicts, or a mean of numbers."""
+def by_round(episodes: Sequence[Sequence[float | bool]], metric: Metric) -> list[Figure]:
+    """Return the figure of every round, over the episodes that have it."""
     figures: list[Figure] = []
     for number in range(max(map(len, episodes))):
-        found = [values[number] for values in episodes if len(values) > number]
-        verdicts = isinstance(found[0], bool)
-        figures.append(rate_figure(int(sum(found)), len(found)) if verdicts else bootstrap_figure(found))
+        figures.append(metric.figure([values[number] for values in episodes if len(values) > number]))
     return figures
 
 

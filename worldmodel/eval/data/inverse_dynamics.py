@@ -1,7 +1,7 @@
 """An inverse-dynamics model: the action of a round, recognised in its frames.
 
-A small network is trained on recorded rounds. It predicts which words and keys an action has, each on its
-own, and its numbers. An action is recognised in frames if the network finds it more likely than all other
+A small network is trained on recorded rounds. It predicts the words and keys of an action independently, and
+its numbers. An action is recognised in frames if the network finds it more likely than all other
 candidates: `NUM_CANDIDATES` different actions of the data, or all of them if there are fewer.
 """
 
@@ -16,14 +16,14 @@ from einops import rearrange
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from worldmodel.actions import Action, action_kind, action_kinds
 from worldmodel.errors import InputError
 from worldmodel.eval.data.episodes import EpisodeReader
-from worldmodel.eval.data.measures import Played
-from worldmodel.types import Action
+from worldmodel.eval.metrics import Metric, Played
 
 NUM_CANDIDATES = 16
 MAX_WORDS = 512
-"""Most words and keys that are told apart, the most frequent ones."""
+"""Most words and keys that are distinguished, the most frequent ones."""
 MAX_BYTES = 2**28
 """Memory of the recorded rounds on which the network is trained."""
 NUM_FRAMES = 4
@@ -58,8 +58,7 @@ class ActionCode:
         self.words = [word for word, _ in counted.most_common(MAX_WORDS)]
         self.places = {word: place for place, word in enumerate(self.words)}
         self.parts = {
-            part: max(len(_numbers(action)[part]) for action in actions)
-            for part in ("vector", "mouse", "camera")
+            kind.name: max(len(_numbers(action)[kind.name]) for action in actions) for kind in action_kinds()
         }
         numbers = np.stack([self._flat(action) for action in actions])
         self.mean, self.scale = numbers.mean(axis=0), np.maximum(numbers.std(axis=0), 1e-6)
@@ -123,10 +122,10 @@ class InverseDynamics(nn.Module):
         return self.head(self.layers(rearrange(changes, "b f c h w -> b (f c) h w")))
 
 
-class ActionRecognised:
-    """Whether the action of a round is recognised in its frames (`worldmodel.eval.data.measures.Measure`)."""
+class ActionRecognised(Metric):
+    """The action of a round is recognised in its frames."""
 
-    name, of_truth = "action", True
+    name, title, of_truth = "action", "action recognised in the frames", True
 
     def __init__(self, network: InverseDynamics, code: ActionCode) -> None:
         self.network, self.code = network, code
@@ -208,20 +207,16 @@ def _pixels(frames: Rounds) -> Float[Tensor, "b f 3 h w"]:
 
 
 def _words(action: Action) -> list[str]:
-    """Return the words of an action's text and the names of its keys, in a chunk with their place."""
+    """Return the words of an action's text and the names of its keys, in a chunk with their position."""
     if action.chunk:
         return [f"{place} {word}" for place, each in enumerate(action.chunk) for word in _words(each)]
-    said = "".join(sign if sign.isalnum() else " " for sign in (action.text or "").lower()).split()
-    return [*said, *(f"key {key}" for key in action.keys)]
+    return [name for kind, value in action.parts for name in action_kind(kind).names_of(value)]
 
 
 def _numbers(action: Action) -> dict[str, Sequence[float]]:
+    """Return the numbers of each kind of action, in a chunk one action after the other."""
     if action.chunk:
         parts = [_numbers(each) for each in action.chunk]
         return {name: [x for part in parts for x in part[name]] for name in parts[0]}
-    camera = action.camera.pose if action.camera else None
-    return {
-        "vector": action.vector or (),
-        "mouse": action.mouse or (),
-        "camera": () if camera is None else (*camera.translation, *camera.rotation),
-    }
+    found: dict[str, Sequence[float]] = {kind.name: () for kind in action_kinds()}
+    return found | {kind: action_kind(kind).vector_of(value) for kind, value in action.parts}

@@ -1,14 +1,36 @@
 """Predicted rewards and ends of episodes against the recorded ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from worldmodel.episodes import Outcome
 from worldmodel.eval.data.episodes import EpisodeReader
-from worldmodel.eval.metrics import BOOTSTRAPS, Figure, mean_figure, rate_figure
+from worldmodel.eval.data.subjects import subject_tables
+from worldmodel.eval.figures import BOOTSTRAPS, Figure, mean_figure, rate_figure
 from worldmodel.eval.runner import Subject
-from worldmodel.types import Outcome
+from worldmodel.eval.table import Table, Unit
+
+TITLES: dict[str, tuple[str, Unit]] = {
+    "reward_f1": ("rewards, F1", ""),
+    "reward_recall": ("rewards found", "%"),
+    "reward_precision": ("rewards right", "%"),
+    "end_f1": ("ends, F1", ""),
+    "end_recall": ("ends found", "%"),
+    "end_precision": ("ends right", "%"),
+    "reward_error": ("error of the reward", ""),
+}
+"""Titles and units of the figures."""
+
+
+def outcome_tables(results: Mapping[str, Any]) -> list[Table]:
+    """Return the table of the figures."""
+    about = (
+        "Predicted on the model's own frames. A reward counts from half the mean size of the recorded "
+        "rewards other than 0. Copy: nothing happens, no reward and no end."
+    )
+    return subject_tables(results, "Rewards and ends", TITLES, about)
 
 
 def outcomes(subject: Subject, reader: EpisodeReader, count: int) -> dict[str, Any]:

@@ -1,21 +1,38 @@
 """Return to the start: an action and then its inverse."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from worldmodel.actions import Action
 from worldmodel.config import ActionConfig
 from worldmodel.errors import InputError
 from worldmodel.eval.data.counterfactuals import differ
 from worldmodel.eval.data.episodes import EpisodeReader
-from worldmodel.eval.data.subjects import play, subjects
-from worldmodel.eval.metrics import Tally, psnr
+from worldmodel.eval.data.subjects import play, subject_tables, subjects
+from worldmodel.eval.figures import Tally
+from worldmodel.eval.metrics.psnr import psnr
 from worldmodel.eval.runner import Subject
+from worldmodel.eval.table import Table, Unit
 from worldmodel.rollout.action_list import parse_action
-from worldmodel.types import Action
 
 Inverse = tuple[Action, Action]
+TITLES: dict[str, tuple[str, Unit]] = {
+    "moved": ("the action changes the picture", "%"),
+    "returned": ("back at the start", "%"),
+    "psnr": ("PSNR", "dB"),
+}
+"""Titles and units of the figures."""
+
+
+def return_tables(results: Mapping[str, Any]) -> list[Table]:
+    """Return the table of the figures."""
+    about = (
+        "PSNR and return count the worlds whose picture the action changes, against the start. A copy "
+        "never leaves the start, so its figures count all worlds."
+    )
+    return subject_tables(results, "Action and inverse", TITLES, about)
 
 
 def parse_inverse(text: str, takes: ActionConfig) -> Inverse:
@@ -44,8 +61,8 @@ def returns(
 
     `moved`: share of the worlds whose picture the first action changes; `returned`: share of these whose
     last picture is the start again; `psnr`: of the last picture of these against the start. The row `codec`
-    is the start encoded and decoded. The row `copy` repeats the start and is of all worlds: it always
-    returns and never moves, so a model's return says little without its `moved`.
+    is the start encoded and decoded. The row `copy` repeats the start and counts all worlds: it always
+    returns and never moves, so a model's return means little without its `moved`.
 
     Args:
         subject: The model.

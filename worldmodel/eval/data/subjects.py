@@ -4,16 +4,44 @@ model           the model, on its own frames
 zero_steps      the forecast of its states, without the generator (0 denoising steps)
 codec           the recorded frames, encoded and decoded: the ceiling of any model with this codec
 copy            the frame before the first round, repeated
-truth           the recorded frames, where a measure says something about them
+truth           the recorded frames, where a metric is defined on them
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from worldmodel.actions import Action
 from worldmodel.eval.data.episodes import Recorded
+from worldmodel.eval.figures import Figure
 from worldmodel.eval.runner import Clips, Subject
-from worldmodel.types import Action
+from worldmodel.eval.table import Row, Table, Unit
+
+TITLES = {
+    "model": "model",
+    "zero_steps": "0 steps",
+    "codec": "codec alone",
+    "copy": "copy",
+    "truth": "recorded frames",
+}
+"""Names in tables, in their order."""
+
+
+def subject_row(title: str, figures: Mapping[str, Figure], unit: Unit = "%") -> Row | None:
+    """Return the figure of the model beside the simpler predictions; None where the model has none."""
+    if "model" not in figures:
+        return None
+    beside = {TITLES[name]: figures[name] for name in TITLES if name in figures and name != "model"}
+    return Row(title, figures["model"], unit, baselines=beside)
+
+
+def subject_tables(
+    results: Mapping[str, Mapping[str, Figure]], title: str, names: Mapping[str, tuple[str, Unit]], about: str
+) -> list[Table]:
+    """Return a table with a row for every figure, of the title and unit in `names`; none without figures."""
+    found = [subject_row(names[name][0], each, names[name][1]) for name, each in results.items()]
+    rows = [row for row in found if row is not None]
+    return [Table(title, rows, about)] if rows else []
 
 
 def subjects(subject: Subject, forecasts: bool) -> dict[str, Subject]:
@@ -29,7 +57,7 @@ def play(
     Args:
         subject: The model.
         starts: The frame before the first round of every world.
-        actions: Of every world, the action of every round; all of the same number.
+        actions: The actions of every world, one for each round; all worlds have the same number.
         seeds: The seed of every world's noise.
     """
     worlds = subject.open(np.stack(list(starts)), seeds)

@@ -8,24 +8,26 @@ from typing import Any
 
 import numpy as np
 
+from worldmodel.actions import Action, example_action
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.errors import InputError
-from worldmodel.eval.data.counterfactuals import counterfactuals
+from worldmodel.eval.data.counterfactuals import counterfactual_tables, counterfactuals
 from worldmodel.eval.data.episodes import EpisodeReader
-from worldmodel.eval.data.horizon import horizon
+from worldmodel.eval.data.horizon import horizon, horizon_charts, horizon_tables
 from worldmodel.eval.data.inverse_dynamics import ActionRecognised, train_recogniser
-from worldmodel.eval.data.measures import Judged, Measure, Perceptual, Psnr, Sharpness, Ssim
-from worldmodel.eval.data.outcomes import outcomes
-from worldmodel.eval.data.returns import parse_inverse, returns
+from worldmodel.eval.data.outcomes import outcome_tables, outcomes
+from worldmodel.eval.data.returns import parse_inverse, return_tables, returns
+from worldmodel.eval.data.subjects import TITLES
 from worldmodel.eval.examples import Album
 from worldmodel.eval.frechet import FrameFeatures
-from worldmodel.eval.goals import Goal, Unit
+from worldmodel.eval.goals import Goal
 from worldmodel.eval.judge import Judge
-from worldmodel.eval.perceptual import PerceptualDistance
+from worldmodel.eval.metrics import Metric, get_metrics
+from worldmodel.eval.metrics.perceptual import Perceptual
 from worldmodel.eval.runner import Subject
 from worldmodel.eval.suite import CardText, EvalSettings, Part
+from worldmodel.eval.table import Unit
 from worldmodel.media import Frame
-from worldmodel.types import Action
 
 SHOWN_ROUNDS = (1, 5, 10, 30, 50, 100, 200)
 """Rounds of the published table."""
@@ -73,6 +75,8 @@ class DataSuite:
     """
 
     splits: Mapping[str, str] = {}
+    own_metrics = ("psnr", "ssim", "sharpness")
+    """Metrics of every round, by name; a judge adds `right`."""
 
     def __init__(
         self,
@@ -90,13 +94,13 @@ class DataSuite:
         self.forecasts = not config.least_inference_steps and steps > 0  # else it is the model's own row
         self.outcomes = config.outcomes
         self.inverses = [parse_inverse(pair, config.action) for pair in settings.inverse]
-        self.measures: list[Measure] = [Psnr(), Ssim(), Sharpness()]
+        self.judge = judge
+        judged = () if judge is None else ("right",)
+        self.metrics: list[Metric] = get_metrics((*self.own_metrics, *judged, *settings.metrics))
         if settings.perceptual is not None:
-            self.measures.append(Perceptual(PerceptualDistance(settings.perceptual)))
+            self.metrics.append(Perceptual(settings.perceptual))
         size = config.codec.image_size
         self.features = None if settings.features is None else FrameFeatures(settings.features, size)
-        if judge is not None:
-            self.measures.append(Judged(judge))
         self.goals: Sequence[Goal] = _goals(settings.rounds)
         self.card = _card(self.reader.name, config, settings.rounds)
 
@@ -117,24 +121,35 @@ class DataSuite:
             return recogniser[0].summary
 
         def played(subject: Subject) -> Any:
-            measures = [*self.measures, *recogniser]
-            return horizon(subject, self.reader, count, measures, self.forecasts, album, self.features)
+            metrics = [*self.metrics, *recogniser]
+            forecasts, features = self.forecasts, self.features
+            return horizon(subject, self.reader, count, metrics, forecasts, album, features, self.judge)
 
         def swapped(subject: Subject) -> Any:
             return counterfactuals(subject, self.reader, quarter, self.forecasts, *recogniser)
 
-        parts = [
-            Part("horizon", rows * count * settings.rounds, played),
-            Part("counterfactuals", 2 * (rows - 1) * quarter, swapped),
-        ]
+        parts: list[Part] = []
         if self.training is not None and self.steps:
-            parts.insert(0, Part("inverse_dynamics", 0, inverse_dynamics))
+            parts.append(Part("inverse_dynamics", 0, inverse_dynamics))
+        parts += [
+            Part(
+                "horizon",
+                rows * count * settings.rounds,
+                played,
+                lambda found: horizon_tables(found, [*self.metrics, *recogniser]),
+                lambda found: horizon_charts(found, [*self.metrics, *recogniser]),
+            ),
+            Part("counterfactuals", 2 * (rows - 1) * quarter, swapped, counterfactual_tables),
+        ]
         if self.outcomes:
-            parts.append(Part("outcomes", count * settings.rounds, lambda s: outcomes(s, self.reader, count)))
+            work = count * settings.rounds
+            parts.append(Part("outcomes", work, lambda s: outcomes(s, self.reader, count), outcome_tables))
         if self.inverses:
             work = 4 * (rows - 1) * len(self.inverses) * quarter
             there_and_back = partial(returns, inverses=self.inverses, forecasts=self.forecasts)
-            parts.append(Part("returns", work, lambda s: there_and_back(s, self.reader, quarter)))
+            parts.append(
+                Part("returns", work, lambda s: there_and_back(s, self.reader, quarter), return_tables)
+            )
         return parts
 
     def session_inputs(self, rng: np.random.Generator, count: int) -> tuple[Frame, list[Action]]:
@@ -143,43 +158,40 @@ class DataSuite:
 
 
 def _goals(rounds: int) -> tuple[Goal, ...]:
-    """Return the figures of the published table; those of rounds that no episode has are left out there."""
-    ends = sorted({*(number for number in SHOWN_ROUNDS if number <= rounds), rounds})
-    goals = [
-        Goal(f"{title}, round {number}", ("horizon", measure, row, number - 1), unit)
-        for number in ends
-        for measure, row, title, unit in _FIGURES
-    ]
-    return (*goals, *_OTHERS)
+    """Return the figures of the published table; the table leaves out rounds that no episode has."""
+    goals: list[Goal] = []
+    for number in sorted({*(number for number in SHOWN_ROUNDS if number <= rounds), rounds}):
+        for metric, title, unit in _BY_ROUND:
+            beside = {TITLES[row]: ("horizon", metric, row, number - 1) for row in TITLES if row != "model"}
+            path = ("horizon", metric, "model", number - 1)
+            goals.append(Goal(f"{title}, round {number}", path, unit, baselines=beside))
+    for title, part, name, unit in _OTHERS:
+        beside = {TITLES[row]: (part, name, row) for row in TITLES if row != "model"}
+        goals.append(Goal(title, (part, name, "model"), unit, baselines=beside))
+    goals.append(Goal("Speed of one session", ("speed", "fps"), "fps"))
+    goals.append(Goal("Action to first frame", ("speed", "first_frame"), "s"))
+    return tuple(goals)
 
 
-_FIGURES: tuple[tuple[str, str, str, Unit], ...] = (
-    ("psnr", "model", "PSNR", "dB"),
-    ("psnr", "copy", "PSNR of a copy of the first frame", "dB"),
-    ("psnr", "zero_steps", "PSNR of the forecast (0 denoising steps)", "dB"),
-    ("psnr", "codec", "PSNR of the codec alone", "dB"),
-    ("ssim", "model", "SSIM", ""),
-    ("perceptual", "model", "Perceptual distance", ""),
-    ("right", "model", "Right by the judge", "%"),
-    ("action", "model", "Action recognised in the frames", "%"),
-    ("action", "truth", "Action recognised in the recorded frames", "%"),
+_BY_ROUND: tuple[tuple[str, str, Unit], ...] = (
+    ("psnr", "PSNR", "dB"),
+    ("ssim", "SSIM", ""),
+    ("perceptual", "Perceptual distance", ""),
+    ("right", "Right by the judge", "%"),
+    ("action", "Action recognised in the frames", "%"),
 )
-_OTHERS = (
-    Goal("Another action, another picture", ("counterfactuals", "differ", "model")),
-    Goal("Another action recognised in its picture", ("counterfactuals", "recognised", "model")),
-    Goal("Own action nearer to the truth than another", ("counterfactuals", "own_nearer", "model")),
-    Goal("Action and inverse: back at the start", ("returns", "returned", "model")),
-    Goal("Rewards, F1", ("outcomes", "reward_f1", "model"), ""),
-    Goal("Ends of episodes, F1", ("outcomes", "end_f1", "model"), ""),
-    Goal("Speed of one session", ("speed", "fps"), "fps"),
-    Goal("Action to first frame", ("speed", "first_frame"), "s"),
+_OTHERS: tuple[tuple[str, str, str, Unit], ...] = (
+    ("Another action, another picture", "counterfactuals", "differ", "%"),
+    ("Another action recognised in its picture", "counterfactuals", "recognised", "%"),
+    ("Own action nearer to the truth than another", "counterfactuals", "own_nearer", "%"),
+    ("Action and inverse: back at the start", "returns", "returned", "%"),
+    ("Rewards, F1", "outcomes", "reward_f1", ""),
+    ("Ends of episodes, F1", "outcomes", "end_f1", ""),
 )
 
 
 def _card(name: str, config: WorldModelConfig, rounds: int) -> CardText:
-    takes = config.action
-    action = "an action" if takes.text else {"keys": [*takes.keys[:1]]} if takes.keys else None
-    action = {"vector": [*takes.vector_low] or [0.0] * takes.vector_size} if action is None else action
+    action = example_action(config.action)
     return CardText(
         about="A world model that continues video round after round under actions.\n",
         usage="""```python

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from worldmodel.flow.buffer.base import UNUSED_S
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.stage import CLIP
+from worldmodel.flow.stages.base import CLIP
 from worldmodel.flow.storage import Storage
 from worldmodel.io import TEMPORARY_PREFIX
 

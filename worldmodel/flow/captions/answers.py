@@ -3,9 +3,8 @@
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from worldmodel.database import connect, lock_schema, transaction
+from worldmodel.database import connect, insert, lock_schema, reads, transaction, writes
 from worldmodel.flow.errors import StageError
-from worldmodel.flow.transactional import insert, reads, writes
 
 _metadata = sa.MetaData()
 answer = sa.Table(

@@ -2,8 +2,8 @@
 
 import base64
 import hashlib
+import itertools
 import json
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import httpx
 
 from worldmodel.errors import InputError
-from worldmodel.flow.attempts import retry_after
 from worldmodel.flow.captions.answers import Answers
 from worldmodel.flow.errors import StageError
+from worldmodel.retry import Backoff, retry_after
 
 T = TypeVar("T")
 MAX_PAUSE_S = 60.0
@@ -102,10 +102,10 @@ class Endpoint:
         return parsed
 
     def _attempts(self, body: dict[str, Any], parse: Callable[[str], T]) -> tuple[str, T]:
-        problem, asked_s = "", 0.0
-        for attempt in range(self.retries + 1):
+        backoff = Backoff(self.retry_delay_s, MAX_PAUSE_S, self.retries)
+        for attempt in itertools.count():
             self.answers.check_budget()
-            pause_s, asked_s = self.retry_delay_s * 2**attempt * random.uniform(0.5, 1.0), 0.0
+            asked_s, unusable = 0.0, False
             try:
                 response = self.client.post(self.url, json=body)
             except httpx.TransportError as error:
@@ -118,15 +118,18 @@ class Endpoint:
                         text = self._text(response)
                         return text, parse(text)
                     except InputError as error:
-                        problem = str(error)
+                        problem, unusable = str(error), True
                         # The same request would get the same answer.
-                        body, pause_s = {**body, "temperature": 0.5, "seed": attempt}, 0.0
+                        body = {**body, "temperature": 0.5, "seed": attempt}
                 else:
                     problem = self._problem(response)
                     asked_s = retry_after(response.headers.get("Retry-After", ""))
-            if attempt < self.retries:
-                time.sleep(min(max(pause_s, asked_s), MAX_PAUSE_S))
-        raise UnavailableError(problem, asked_s)
+            pause_s = backoff.pause_s(asked_s)
+            if pause_s is None:
+                raise UnavailableError(problem, asked_s)
+            if not unusable:  # an endpoint that answers need not be spared
+                time.sleep(pause_s)
+        raise AssertionError("unreachable")
 
     def _text(self, response: httpx.Response) -> str:
         """Return the text of a response, and count its tokens."""

@@ -10,7 +10,7 @@ from worldmodel.errors import InputError
 
 @dataclass(frozen=True)
 class Prompts:
-    """Texts of the requests; those of a version whose answers are plain text may be empty."""
+    """Texts of the requests; a version whose answers are plain text may leave them empty."""
 
     grid: str = ""
     """With {count} and {times}."""

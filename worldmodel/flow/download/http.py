@@ -10,10 +10,10 @@ from weakref import WeakValueDictionary
 import httpcore
 import httpx
 
-from worldmodel.flow.attempts import retry_after
 from worldmodel.flow.download.address import HTTP, Address, DownloadError
 from worldmodel.flow.download.guard import GuardedBackend
 from worldmodel.flow.download.robots import Robots
+from worldmodel.retry import retry_after
 
 REDIRECTS = (301, 302, 303, 307, 308)
 TEMPORARY = (408, 425, 429)
@@ -73,7 +73,9 @@ class Client:
             httpx.create_ssl_context(), max_connections=None, max_keepalive_connections=64,
             keepalive_expiry=30, network_backend=GuardedBackend(allow_private),
         )  # fmt: skip
-        self.robots = Robots(self, user_agent.split("/")[0]) if robots else None
+        # At most half of a file's time goes to the rules, so that some is left for the file itself.
+        agent = user_agent.split("/")[0]
+        self.robots = Robots(self.read_text, limits.timeout_s / 2, agent) if robots else None
         self.hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def download(self, address: Address, accept: Callable[[bytes], None]) -> Download:

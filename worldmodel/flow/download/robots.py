@@ -3,19 +3,16 @@
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import httpx
 from protego import Protego
 
 from worldmodel.flow.download.address import DownloadError
 
-if TYPE_CHECKING:
-    from worldmodel.flow.download.http import Client
-
 MAX_BYTES = 500 * 1024
-"""What is read of a file; RFC 9309, section 2.5."""
+"""Bytes that are read of a file; RFC 9309, section 2.5."""
 KEPT_S = 24 * 3600.0
 MAX_HOSTS = 20_000
 MAX_KEPT_BYTES = 16 * 2**20
@@ -38,15 +35,18 @@ class Kept:
 
 
 class Robots:
-    """What the hosts of one client permit.
+    """Permissions of the hosts of one client.
 
     Args:
-        client: reads the files.
+        read: reads the file of a URL up to a number of bytes; returns its status code and its content.
+        timeout_s: for one file.
         agent: our product token, which the rules name.
     """
 
-    def __init__(self, client: "Client", agent: str) -> None:
-        self.client, self.agent = client, agent
+    def __init__(
+        self, read: Callable[[httpx.URL, int], Awaitable[tuple[int, bytes]]], timeout_s: float, agent: str
+    ) -> None:
+        self.read, self.timeout_s, self.agent = read, timeout_s, agent
         self.known: OrderedDict[str, Kept] = OrderedDict()
 
     async def check(self, url: httpx.URL) -> None:
@@ -75,14 +75,13 @@ class Robots:
             num_bytes -= self.known.popitem(last=False)[1].num_bytes
 
     async def _read(self, origin: str) -> Protego:
-        """Read rules, in at most half the time that a file may take: so some is left for the file."""
-        url, seconds = httpx.URL(f"{origin}/robots.txt"), self.client.limits.timeout_s / 2
+        url = httpx.URL(f"{origin}/robots.txt")
         try:
-            async with asyncio.timeout(seconds):
-                status, data = await self.client.read_text(url, MAX_BYTES)
+            async with asyncio.timeout(self.timeout_s):
+                status, data = await self.read(url, MAX_BYTES)
         except TimeoutError:
             raise DownloadError(
-                f"robots.txt of {url.host} was not read within {seconds:g} s", temporary=True
+                f"robots.txt of {url.host} was not read within {self.timeout_s:g} s", temporary=True
             ) from None
         if status >= 500 or status == 429:
             raise DownloadError(f"robots.txt of {url.host} cannot be read (HTTP {status})", temporary=True)

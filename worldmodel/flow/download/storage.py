@@ -4,10 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from worldmodel.errors import pip_install
 from worldmodel.flow.download.address import Address, DownloadError
 from worldmodel.flow.errors import FlowError
 
-EXTRAS = {"s3": "worldmodel[s3]", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
+REMEDIES = {
+    "s3": pip_install("s3"),
+    "gs": "pip install gcsfs",
+    "gcs": "pip install gcsfs",
+    "hf": "pip install huggingface_hub",
+}
+"""What installs the file system of a protocol."""
 
 
 def read_storage(address: Address, root: str | None, options: Mapping[str, Any], max_bytes: int) -> bytes:
@@ -33,10 +40,8 @@ def read_storage(address: Address, root: str | None, options: Mapping[str, Any],
     try:
         storage, path = fsspec.url_to_fs(location, **options)
     except ImportError:
-        needed = EXTRAS[address.protocol]
-        raise FlowError(
-            f"Reading {address.protocol}:// requires a package: pip install '{needed}'."
-        ) from None
+        remedy = REMEDIES[address.protocol]
+        raise FlowError(f"Reading {address.protocol}:// requires a package: {remedy}.") from None
     except ValueError as error:
         raise DownloadError(f"the address {location[:200]!r} is wrong ({error})") from None
     end = None if address.size is None else address.offset + address.size

@@ -1,85 +1,79 @@
-"""The executor of one machine: processes per stage, or threads with `topics: memory:`.
+"""The executors of one machine: `local` gives every stage processes, `threads` gives it threads.
 
 Several machines may run it with one PostgreSQL catalog: they share the work.
 """
 
-import json
-import logging
 import os
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
-from worldmodel.config import to_dict
 from worldmodel.config.flow import FlowConfig
-from worldmodel.flow.chain import Chain
+from worldmodel.errors import WorldModelError
+from worldmodel.flow.catalog.chain import Chain
 from worldmodel.flow.errors import FlowError, StageError
-from worldmodel.flow.worker import BUSY, FEED, run_role
+from worldmodel.flow.executors.health import Health
+from worldmodel.flow.work.loops import BUSY, FEED, run_role
+from worldmodel.flow.worker import ENDED
+from worldmodel.processes import Child, ChildError
 
-MAX_DEATHS = 5
-"""Workers of a stage that may end or hang in a row, without a batch in between, before the run fails."""
 STOP_S = 30.0
-"""How long workers may take to finish their batches at the end."""
+"""Time limit for workers to finish their batches at the end."""
+FEED_TIMEOUT_S = 300.0
+"""Time limit for listing some clips, or packing a segment."""
+STDERR = 2
+"""Descriptor of standard error."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
-log = logging.getLogger(__name__)
 
+class Worker:
+    """A worker process, and a thread that reads its reports.
 
-@dataclass
-class Health:
-    """Whether the workers of a stage get on."""
+    Args:
+        config: The flow.
+        role: `FEED`, or the name of its stage.
+        timeout_s: How long a batch may take.
+        health: That of all workers of the role.
+    """
 
-    deaths: int = 0
-    """Workers that ended or hung since the last finished batch."""
-    last: str = ""
-    """How the last of them ended."""
-
-
-@dataclass
-class Process:
-    """A worker process."""
-
-    role: str
-    timeout_s: float
-    task: str
-    health: Health
-    busy_since: float | None = None
-    ended: bool = False
-    error: str = ""
-    process: Any = field(init=False)
-    reader: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "worldmodel.flow.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={
-                **ONE_THREAD,
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            },
+    def __init__(self, config: FlowConfig, role: str, timeout_s: float, health: Health) -> None:
+        self.role, self.timeout_s, self.health = role, timeout_s, health
+        self.busy_since: float | None = None
+        self.ended = False
+        """Whether it has nothing more to do."""
+        self.error: WorldModelError | None = None
+        # Threads that the user has asked for go before one per worker; what a stage prints must not be in
+        # the output of the command, so it goes to standard error.
+        self.child = Child(
+            "worldmodel.flow.worker:work",
+            config,
+            role,
+            environment={**ONE_THREAD, **os.environ},
+            stdout=STDERR,
         )
-        self.process.stdin.write(self.task + "\n")
-        self.process.stdin.flush()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self) -> None:
-        for line in self.process.stdout:
-            report = json.loads(line)
-            if "state" in report:
-                if self.busy_since is not None and report["state"] != BUSY:
+        """Follow the reports; a thread, since a worker that nobody reads would have to wait."""
+        while True:
+            try:
+                report = self.child.receive()
+            except ChildError as error:
+                self.health.last = str(error)
+                return
+            except WorldModelError as error:
+                self.error = error
+                return
+            if report == ENDED:
+                self.ended = True
+            elif report == BUSY:
+                self.busy_since = time.monotonic()
+            else:
+                if self.busy_since is not None:
                     self.health.deaths = 0
-                self.busy_since = time.monotonic() if report["state"] == BUSY else None
-            self.ended = self.ended or "ended" in report
-            self.error = report.get("error", self.error)
+                self.busy_since = None
 
     def check(self) -> bool:
         """Return whether it runs; kill it if it hangs.
@@ -88,26 +82,17 @@ class Process:
             FlowError: it failed in a way that another worker would, too.
         """
         if self.busy_since is not None and time.monotonic() - self.busy_since > self.timeout_s:
-            self.process.kill()
-            self.process.wait()
+            self.child.close()
+            self.reader.join()
             self.health.last = f"did not finish a batch within {self.timeout_s:g} s"
             return False
-        if self.process.poll() is None:
+        if self.child.alive:
             return True
-        self.reader.join(5.0)  # its last line says why it ended
-        if self.error:
-            raise FlowError(self.error)
-        self.health.last = f"ended with code {self.process.returncode}"
+        self.reader.join()  # its last report says why it ended
+        self.child.close()
+        if self.error is not None:
+            raise FlowError(str(self.error))
         return False
-
-    def stop(self, deadline: float) -> None:
-        """End it after its batch."""
-        self.process.terminate()
-        try:
-            self.process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 def run(
@@ -124,28 +109,25 @@ def run(
     Raises:
         FlowError: a stage hangs or its workers die again and again; the message names it. Or as the worker.
     """
-    topics = config.topics or config.place("catalog")
     chain = Chain.of(config)
-    if topics.startswith("memory:"):
-        return _run_threads(config, chain, topics, watch, stop, interval_s)
-    _run_processes(config, chain, topics, watch, stop, interval_s)
-    return None
+    if config.executor == "threads":
+        _run_threads(config, chain, watch, stop, interval_s)
+    else:
+        _run_processes(config, chain, watch, stop, interval_s)
 
 
 def _run_processes(
     config: FlowConfig,
     chain: Chain,
-    topics: str,
     watch: Callable[[], None],
     stop: threading.Event,
     interval_s: float,
 ) -> None:
-    healths = {role: Health() for role in (FEED, *(link.name for link in chain.links))}
+    healths = {role: Health(role) for role in (FEED, *(link.name for link in chain.links))}
 
-    def start(role: str) -> Process:
-        timeout_s = config.feed_timeout_s if role == FEED else chain.link(role).stage.timeout_s
-        task = json.dumps({"config": to_dict(config), "role": role, "topics": topics})
-        return Process(role, timeout_s, task, healths[role])
+    def start(role: str) -> Worker:
+        timeout_s = FEED_TIMEOUT_S if role == FEED else chain.link(role).stage.timeout_s
+        return Worker(config, role, timeout_s, healths[role])
 
     workers = [start(FEED), *(start(link.name) for link in chain.links for _ in range(link.workers))]
     try:
@@ -153,30 +135,21 @@ def _run_processes(
             for index, worker in enumerate(workers):
                 if worker.check() or worker.ended:
                     continue
-                health = worker.health
-                health.deaths += 1
-                log.warning("A worker of the stage %s %s; it is replaced.", worker.role, health.last)
-                if health.deaths >= MAX_DEATHS:
-                    raise StageError(
-                        f"The stage {worker.role} does not get on: {health.deaths} workers in a row ended "
-                        f"or hung; the last {health.last}."
-                    )
+                worker.health.died()
                 workers[index] = start(worker.role)
             watch()
             stop.wait(interval_s)
     finally:
         deadline = time.monotonic() + STOP_S
         for worker in workers:
-            if worker.process.poll() is None:
-                worker.process.terminate()
+            worker.child.process.terminate()
         for worker in workers:
-            worker.stop(deadline)
+            worker.child.close(max(0.1, deadline - time.monotonic()))
 
 
 def _run_threads(
     config: FlowConfig,
     chain: Chain,
-    topics: str,
     watch: Callable[[], None],
     stop: threading.Event,
     interval_s: float,
@@ -193,7 +166,7 @@ def _run_threads(
                 busy[threading.get_ident()] = (role, time.monotonic())
 
         try:
-            run_role(config, role, topics, halt, report)
+            run_role(config, role, halt, report)
         except BaseException as error:  # raised by the thread that waits
             errors.put(error)
 
@@ -204,7 +177,7 @@ def _run_threads(
     try:
         while not stop.is_set() and threads[0].is_alive() and errors.empty():
             for ident, (role, since) in list(busy.items()):
-                limit = config.feed_timeout_s if role == FEED else chain.link(role).stage.timeout_s
+                limit = FEED_TIMEOUT_S if role == FEED else chain.link(role).stage.timeout_s
                 if time.monotonic() - since > limit:
                     hanging.add(ident)
                     raise StageError(f"The stage {role} did not finish a batch within {limit:g} s.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from worldmodel.config.flow import FlowSourceConfig
 from worldmodel.errors import ConfigError
-from worldmodel.flow.records import NewClip
+from worldmodel.flow.catalog.records import NewClip
 
 LISTINGS = {
     "table": "worldmodel.flow.sources.table",

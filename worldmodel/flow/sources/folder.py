@@ -11,7 +11,7 @@ from typing import Any
 
 from worldmodel.config.flow import FlowSourceConfig
 from worldmodel.errors import ConfigError
-from worldmodel.flow.records import NewClip, clip_id
+from worldmodel.flow.catalog.records import NewClip, clip_id
 from worldmodel.flow.sources import table
 from worldmodel.flow.text import is_odd, storable
 

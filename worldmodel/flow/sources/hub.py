@@ -8,8 +8,8 @@ from typing import Any
 
 from worldmodel.config.flow import FlowSourceConfig
 from worldmodel.data.huggingface import TEXT_NAMES, VIDEO_NAMES
-from worldmodel.errors import ConfigError
-from worldmodel.flow.records import NewClip
+from worldmodel.errors import ConfigError, pip_install
+from worldmodel.flow.catalog.records import NewClip
 from worldmodel.flow.sources.rows import ADDRESSES, ClipRows
 
 
@@ -85,7 +85,7 @@ class HubListing:
         try:
             import datasets
         except ImportError:
-            raise ConfigError(f"{self.key} requires datasets: pip install 'worldmodel[data]'.") from None
+            raise ConfigError(f"{self.key} requires datasets: {pip_install('data')}.") from None
         try:
             dataset = datasets.load_dataset(config.path, split=config.split, streaming=True)
             if dataset.features is not None:  # columns of text have none to decode

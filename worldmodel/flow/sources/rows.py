@@ -7,16 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from worldmodel.config.flow import FlowSourceConfig
-from worldmodel.data.columns import FIELDS, PRESETS, Preset, Row, check_column, count_segments, parse_seconds
+from worldmodel.data.columns import (
+    PRESETS,
+    Preset,
+    Row,
+    check_column,
+    count_segments,
+    parse_seconds,
+    source_fields,
+)
 from worldmodel.data.columns import parse_segment as parse_segment
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.flow.records import NewClip, clip_id
+from worldmodel.flow.catalog.records import NewClip, clip_id
 from worldmodel.flow.text import is_odd, storable, storable_json
 
 ADDRESSES = ("address", "url", "contentUrl", "video", "path", "file", "file_name", "image")
 """Usual names of the column of addresses; the first that a table has is used."""
-CONTENTS = ("address", "licence", *(field for field in FIELDS if field != "video"))
-"""What `sources.NAME.columns` may name."""
 MAX_ROW_BYTES = 100_000
 
 
@@ -57,13 +63,11 @@ class ClipRows:
                         f"{', '.join(offered)}."
                     )
                 self.columns["address"] = found
-            self.columns = {
-                **{field: field for field in CONTENTS if field in offered and field != "address"},
-                **self.columns,
-            }
+            contents = ("licence", *(field for field in source_fields() if field != "video"))
+            self.columns = {**{field: field for field in contents if field in offered}, **self.columns}
             for field, column in self.columns.items():
-                if field not in CONTENTS:
-                    raise ConfigError(f"{key}.columns has {field!r}; use {', '.join(CONTENTS)}.")
+                if field not in ("address", *contents):
+                    raise ConfigError(f"{key}.columns has {field!r}; use address, {', '.join(contents)}.")
                 check_column(f"{key}.columns.{field}", column, offered)
             if self.segments:
                 check_column(f"{key}.preset", self.segments, offered)

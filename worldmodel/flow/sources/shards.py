@@ -8,7 +8,7 @@ from worldmodel.config.flow import FlowSourceConfig
 from worldmodel.data.clips import Part
 from worldmodel.data.tar import JSON, MAX_TEXT_BYTES, TEXT, VIDEO, ByteRange, find_shards, samples
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.flow.records import NewClip, clip_id
+from worldmodel.flow.catalog.records import NewClip, clip_id
 from worldmodel.flow.sources.rows import plain
 from worldmodel.flow.text import is_odd, storable
 

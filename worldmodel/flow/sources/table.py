@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from worldmodel.config.flow import FlowSourceConfig
 from worldmodel.data.tables import open_table
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.flow.records import NewClip
+from worldmodel.flow.catalog.records import NewClip
 from worldmodel.flow.sources.rows import ClipRows, bad_row
 
 

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from worldmodel.errors import ConfigError
-from worldmodel.flow.stage import Stage
+from worldmodel.flow.stages.base import Stage
 
 STAGES = {
     "fetch": "worldmodel.flow.stages.fetch:Fetch",
@@ -29,7 +29,7 @@ def find_stage(name: str) -> Stage:
         raise ConfigError(f"There is no stage {name!r}; use {known}, or module:function for your own.")
     found = load_attribute(STAGES.get(name, name))
     if not isinstance(found, Stage):
-        raise ConfigError(f"{name!r} is not a stage; decorate it with worldmodel.flow.stage.stage.")
+        raise ConfigError(f"{name!r} is not a stage; decorate it with worldmodel.flow.stages.base.stage.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the stage `label_actions` runs: a model's inverse dynamics gives actions to videos that have none."""
+"""The model behind the stage `label_actions`: its inverse dynamics names the actions of videos."""
 
 import json
 from collections.abc import Mapping
@@ -8,18 +8,17 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from worldmodel.action_words import understand
+from worldmodel.actions.words import understand
 from worldmodel.config import SourceConfig
+from worldmodel.episodes import WHAT_HAPPENED
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.flow.clips import ClipReader
-from worldmodel.flow.stage import DROP
-from worldmodel.flow.stages.label_actions import OUTPUTS
+from worldmodel.flow.catalog.clips import ClipReader
+from worldmodel.flow.stages.base import DROP
 from worldmodel.flow.stages.models import load_parts
-from worldmodel.flow.stages.rows import Row, result_of
+from worldmodel.flow.stages.rows import Row
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.vision.adapter import Observation
-from worldmodel.types import WHAT_HAPPENED
 
 
 class ActionLabeler:
@@ -47,7 +46,7 @@ class ActionLabeler:
                 f"{1 + self.chunk}, a round of the model, and 1."
             )
 
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def __call__(self, batch: pa.RecordBatch) -> list[Row]:
         """Label a batch; clips shorter than a round are dropped."""
         rows: list[Row] = []
         clips: dict[int, np.ndarray] = {}
@@ -74,7 +73,7 @@ class ActionLabeler:
                 labels.setdefault(index, []).append(understand(text, self.model.config.action).as_dict())
         for index, actions in labels.items():
             rows[index]["actions"] = json.dumps(actions)
-        return result_of(batch, OUTPUTS, rows)
+        return rows
 
     @torch.no_grad()
     def label(self, frames: np.ndarray) -> list[str]:

@@ -14,7 +14,7 @@ from worldmodel.flow.captions.answers import Answers
 from worldmodel.flow.captions.endpoint import Endpoint, UnavailableError
 from worldmodel.flow.captions.prompts import PROMPTS, Caption
 from worldmodel.flow.captions.strategies import View, by_differences, by_grid, by_video
-from worldmodel.flow.stage import DROP, RETRY, RETRY_AFTER, Resources, stage
+from worldmodel.flow.stages.base import DROP, RETRY, RETRY_AFTER, Resources, stage
 from worldmodel.flow.stages.rows import Row, interval, result_of
 
 Strategy = Literal["grid", "video", "differential"]

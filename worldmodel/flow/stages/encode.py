@@ -5,8 +5,9 @@ from typing import Literal
 
 import pyarrow as pa
 
-from worldmodel.flow.clips import COLUMNS
-from worldmodel.flow.stage import Resources, stage
+from worldmodel.flow.catalog.clips import COLUMNS
+from worldmodel.flow.stages.base import Resources, stage
+from worldmodel.flow.stages.rows import result_of
 from worldmodel.flow.stages.weights import weights_digest
 
 PARTS = ("codec", "generator/text_encoder", "generator/tokenizer")
@@ -32,7 +33,7 @@ class Encode:
     Args:
         model: a shipped model, a model folder, or a repository on the Hub.
         tasks: tasks for which there will be latents, of rounds, imagine, describe and ask. Latents of our own
-            codec are the same for all; those of causal ones (of diffusers) are stored for each.
+            codec are the same for all; latents of causal codecs (of diffusers) are stored for each.
         texts: whether texts are also encoded if the model's generator takes none, for the objective prompt.
         dtype: bfloat16, float16 or float32, of latents and text states.
         columns: as `data.sources.NAME.columns` of the training.
@@ -69,4 +70,4 @@ class Encode:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Encode a batch."""
-        return self.run(batch)
+        return result_of(batch, OUTPUTS, self.run(batch))

@@ -1,4 +1,4 @@
-"""What the stage `encode` runs: the codec and the text encoder of a model."""
+"""The models behind the stage `encode`: the codec and the text encoder."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -13,11 +13,10 @@ from worldmodel.config import SourceConfig
 from worldmodel.data.clips import Clip
 from worldmodel.data.latents import TEXT
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.flow.clips import ClipReader
-from worldmodel.flow.stage import DROP
-from worldmodel.flow.stages.encode import OUTPUTS
+from worldmodel.flow.catalog.clips import ClipReader
+from worldmodel.flow.stages.base import DROP
 from worldmodel.flow.stages.models import load_parts
-from worldmodel.flow.stages.rows import Row, result_of
+from worldmodel.flow.stages.rows import Row
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.world_model import WorldModel
@@ -66,7 +65,7 @@ class Encoder:
         return [model.codec, model.generator.get_submodule("text_encoder")]
 
     @torch.no_grad()
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def __call__(self, batch: pa.RecordBatch) -> list[Row]:
         """Encode a batch, clips of equal length together; clips shorter than a round are dropped."""
         rows: list[Row] = []
         clips: dict[int, np.ndarray] = {}
@@ -86,7 +85,7 @@ class Encoder:
             made = self.latents([clips[index] for index in chosen])
             for row, index in enumerate(chosen):
                 rows[index]["latents"] = save({name: self._stored(x[row]) for name, x in made.items()})
-        return result_of(batch, OUTPUTS, rows)
+        return rows
 
     def latents(self, clips: Sequence[np.ndarray]) -> dict[str, Tensor]:
         """Encode clips of equal length."""

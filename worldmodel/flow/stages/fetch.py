@@ -25,7 +25,7 @@ from worldmodel.flow.download import (
 )
 from worldmodel.flow.download.address import HTTP
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.stage import DROP, RETRY, RETRY_AFTER, Resources, stage
+from worldmodel.flow.stages.base import DROP, RETRY, RETRY_AFTER, Resources, stage
 from worldmodel.flow.stages.rows import Row, result_of
 from worldmodel.media import sniff
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from worldmodel import media
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.flow.stage import DROP, Resources, stage
-from worldmodel.flow.stages import load_attribute, scores
+from worldmodel.flow.stages import load_attribute
+from worldmodel.flow.stages.base import DROP, Resources, stage
 from worldmodel.flow.stages.rows import Row, each_clip, interval
-from worldmodel.media import Frames
+from worldmodel.media import Frames, scores
 
 SCORES = ("motion", "sharpness", "black", "letterbox", "text_area", "aesthetic")
 OUTPUTS = pa.schema({name: pa.float64() for name in SCORES})

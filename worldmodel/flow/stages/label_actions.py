@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from worldmodel.flow.clips import COLUMNS
-from worldmodel.flow.stage import Resources, stage
+from worldmodel.flow.catalog.clips import COLUMNS
+from worldmodel.flow.stages.base import Resources, stage
+from worldmodel.flow.stages.rows import result_of
 from worldmodel.flow.stages.weights import weights_digest
 
 OUTPUTS = pa.schema({"actions": pa.string()})
@@ -49,9 +50,8 @@ class LabelActions:
         max_rows: int = 64,
         device: str = "",
     ) -> None:
-        from worldmodel.flow.stages.action_labeler import (
-            ActionLabeler,  # imports torch, which other workers need not
-        )
+        # It imports torch, which other workers need not.
+        from worldmodel.flow.stages.action_labeler import ActionLabeler
 
         self.run = ActionLabeler(
             model=model, columns=columns, max_frames=max_frames, max_rows=max_rows, device=device
@@ -59,4 +59,4 @@ class LabelActions:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Label a batch."""
-        return self.run(batch)
+        return result_of(batch, OUTPUTS, self.run(batch))

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from worldmodel import media
 from worldmodel.errors import InputError
-from worldmodel.flow.stage import Resources, stage
+from worldmodel.flow.stages.base import Resources, stage
 from worldmodel.flow.stages.rows import Row, each_clip, interval
 
 OUTPUTS = pa.schema(

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from worldmodel.errors import InputError
-from worldmodel.flow.stage import CLIP, DROP, RETRY, RETRY_AFTER
+from worldmodel.flow.stages.base import CLIP, DROP, RETRY, RETRY_AFTER
 
 Row = dict[str, Any]
 

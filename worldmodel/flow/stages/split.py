@@ -10,10 +10,11 @@ from scenedetect import FrameTimecode
 from scenedetect.detectors import ContentDetector
 
 from worldmodel import media
-from worldmodel.data.columns import ASKED, KINDS, track_of
+from worldmodel.actions import ActionKind, action_kinds
+from worldmodel.data.columns import ASKED, QUESTION, track_of
 from worldmodel.errors import ConfigError, InputError
-from worldmodel.flow.clips import COLUMNS, clip_row
-from worldmodel.flow.stage import CLIP, DROP, PARENT, Resources, stage
+from worldmodel.flow.catalog.clips import COLUMNS, clip_row
+from worldmodel.flow.stages.base import CLIP, DROP, PARENT, Resources, stage
 from worldmodel.flow.stages.rows import Row, interval
 
 OUTPUTS = pa.schema({PARENT: pa.string(), "start_s": pa.float64(), "end_s": pa.float64(), DROP: pa.string()})
@@ -113,11 +114,10 @@ def find_shots(clip: Row, threshold: float, max_side: int) -> list[tuple[float, 
 
 def _undivided(clip: Row) -> str:
     """Return the name of a field of a clip that cannot be divided (see the class), or an empty string."""
-    for field in (*KINDS, *ASKED):
+    fields: dict[str, ActionKind] = {kind.name: kind for kind in action_kinds()}
+    for field, kind in (fields | dict.fromkeys(ASKED, QUESTION)).items():
         with suppress(InputError):  # a column of another meaning, or one that training refuses
             row = clip_row({name: clip.get(name) for name in COLUMNS})
-            track = track_of(row.get(field), field)
-            targets = field == "camera" and any(each and each.mode == "target" for each in track.values)
-            if track.per_action or (track.times and targets):
+            if not kind.is_divisible(track_of(row.get(field), kind, field)):
                 return field
     return ""

@@ -1,4 +1,4 @@
-"""What identifies the parts of a model that a stage runs: their weights, not only the model's name."""
+"""Identity of the parts of a model that a stage runs: their weights, not only the model's name."""
 
 import hashlib
 import json

@@ -16,22 +16,17 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
 )
 
 from worldmodel.batch import to_device
 from worldmodel.config import SMALL_DECODER, BackboneConfig
 from worldmodel.errors import ConfigError, InputError, ModelError
+from worldmodel.models.backbone.families import VISION_LANGUAGE, check_model_type
+from worldmodel.models.backbone.reference import Reference
 from worldmodel.models.layers import attention
 from worldmodel.models.loading import base_models, pretrained
-from worldmodel.models.loading.base_models import check_model_type
-from worldmodel.models.loading.reference import Reference
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import SequenceGroup
-
-VISION_LANGUAGE = {"qwen2_5_vl": Qwen2ForCausalLM, "qwen3_vl": Qwen3ForCausalLM}
-"""Vision-language models, and the class of the language model inside."""
 
 LANGUAGE_WEIGHTS = {
     "model.language_model.": "model.",
@@ -92,6 +87,7 @@ class Backbone(nn.Module):
         if not multimodal and not num_layers:
             model = pretrained.load_model(AutoModelForCausalLM, folder, weights_dtype, attention.NAME)
             return cls(model, _tokenizer(folder))
+        # Prefixes of weights and what replaces them; None leaves the weights in their file, unread.
         renaming: dict[str, str | None] = LANGUAGE_WEIGHTS if multimodal else {"": ""}
         if num_layers:
             prefix = "model.language_model.layers." if multimodal else "model.layers."
@@ -105,7 +101,7 @@ class Backbone(nn.Module):
     def save_pretrained(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write the model and the tokenizer in the format of transformers, or the `reference`, if any.
 
-        `dtype` is that of the weights in the files; None takes theirs.
+        `dtype` is the data type of the weights in the files; None keeps the model's.
         """
         if self.reference is not None:
             self.reference.save(folder, dtype)
@@ -167,8 +163,11 @@ class Backbone(nn.Module):
         """
         given, embeds = embeds.dtype, self._to_weight_dtype(embeds)
         if cache is not None:
+            # `base_model` stops before the output layer: a round needs hidden states, not logits of a
+            # vocabulary.
             output = self.model.base_model(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
             return self._from_weight_dtype(output.last_hidden_state, given)
+        # `layout.take` and `gather` do nothing in one process; with shards each has its tokens in between.
         layout = layout or Layout.causal(embeds.shape[1])
         layout = layout.shard(self.sequence, balance=True)
         output = self.model.base_model(
@@ -191,6 +190,7 @@ class Backbone(nn.Module):
         Ends count from the first position of `embeds`, which follow those in the cache.
         """
         hidden = self(embeds, cache)
+        # Hidden states of the queries are the predicted state: rounds end with them, `[b, r, q]`.
         positions = to_device(ends[:, :, None] + torch.arange(-num_queries, 0), hidden.device)
         return hidden[torch.arange(len(embeds), device=hidden.device)[:, None, None], positions]
 
@@ -232,6 +232,7 @@ class Backbone(nn.Module):
         embeds, tokens = prefix, []
         finished = torch.zeros(prefix.shape[0], dtype=torch.bool, device=prefix.device)
         for _ in range(max_tokens):
+            # Rows that have ended go on with the end token, which `text` drops, until all have ended.
             token = self.logits(self(embeds, cache)[:, -1]).argmax(dim=-1).masked_fill(finished, self.end)
             finished = finished | (token == self.end)
             if finished.all():
@@ -312,6 +313,9 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, str]:
     if model_type not in VISION_LANGUAGE:
         return whole, model_type
     text = whole.get_text_config()
+    # transformers nests the language model's settings in the vision-language model's, without what the
+    # outer one shares with it (tied embeddings). Multimodal rotary positions (`mrope…`) are dropped: for a
+    # single sequence their three axes are equal.
     values = text.to_dict()
     for name in ("model_type", "architectures", "dtype"):
         values.pop(name, None)

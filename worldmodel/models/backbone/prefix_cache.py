@@ -77,6 +77,7 @@ class PrefixCache:
         """Yield histories as batches of equal cached and new lengths, for the backbone to run."""
         digests = [_digests(history) for history in histories]
         found = [self._longest(each) for each in digests]
+        # Only equal lengths can be stacked: padding a cache would change positions, and with them results.
         groups: dict[tuple[int, int], list[int]] = {}
         for row, (history, (parts, prefix)) in enumerate(zip(histories, found, strict=True)):
             known = prefix.length if prefix else 0
@@ -92,17 +93,21 @@ class PrefixCache:
         for row, digest in enumerate(group.digests):
             rows = slice(row, row + 1)
             layers: list[Any] = group.cache.layers  # filled by the backbone
+            # Cloned: a view of one row would keep the keys and values of the whole batch in memory.
             prefix = Prefix(tuple((layer.keys[rows].clone(), layer.values[rows].clone()) for layer in layers))
             with self._lock:
                 replaced = self._known.pop(digest, None)
                 self._known[digest] = prefix
                 self._held += prefix.num_bytes - (replaced.num_bytes if replaced else 0)
+                # The newest prefix stays even if it is above the limit alone, or its session would compute
+                # all rounds anew.
                 while self._held > self.max_bytes and len(self._known) > 1:
                     self._held -= self._known.popitem(last=False)[1].num_bytes
 
     def _longest(self, digests: list[bytes]) -> tuple[int, Prefix | None]:
         """Return the longest cached proper prefix: how many parts it covers, and its keys and values."""
         with self._lock:
+            # Proper prefixes only: the last part must run, since its hidden states are what is asked for.
             for parts in range(len(digests) - 1, 0, -1):
                 prefix = self._known.get(digests[parts - 1])
                 if prefix is not None:
@@ -126,6 +131,8 @@ def _digests(history: History) -> list[bytes]:
     """Return a digest of every prefix of a history, of the content of its parts."""
     digests, digest = [], hashlib.blake2b(digest_size=32)
     for part in history:
+        # With dtype and shape, equal bytes of parts that are divided differently have different digests.
+        # Copying the digest after each part gives the digests of all prefixes in one pass.
         digest.update(str((part.dtype, tuple(part.shape))).encode())
         digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         digests.append(digest.copy().digest())

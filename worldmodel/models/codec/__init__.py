@@ -1,1 +1,1 @@
-"""Video codecs: our autoencoder and those of diffusers."""
+"""Video codecs: our autoencoder and codecs of diffusers."""

@@ -77,7 +77,7 @@ class VideoCodec(nn.Module, ABC):
     def decode(
         self, latents: Float[Tensor, "b t2 c h2 w2"], context: Float[Tensor, "b s c h2 w2"] | None = None
     ) -> Float[Tensor, "b t 3 h w"]:
-        """Decode latents that follow those of `context`; values can be slightly outside [-1, 1]."""
+        """Decode latents that follow the latents of `context`; values can be slightly outside [-1, 1]."""
 
     def frames_before(self, count: int) -> int:
         """Return how many frames the first `count` latent frames of a clip cover."""

@@ -1,1 +1,1 @@
-"""Video generators: our diffusion transformer and those of diffusers."""
+"""Video generators: our diffusion transformer and generators of diffusers."""

@@ -1,4 +1,4 @@
-"""The interface of a video generator, the same for our transformer and for those of diffusers."""
+"""The interface of a video generator, the same for our transformer and for generators of diffusers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

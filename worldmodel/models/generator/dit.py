@@ -55,6 +55,7 @@ class Block(nn.Module):
         self.cross_norm = RMSNorm(width)
         self.feed_forward = LocalFeedForward(width)
         self.modulation = nn.Parameter(torch.zeros(6, width))
+        # Attention to the condition begins without effect; gradients decide what to add.
         nn.init.zeros_(self.cross_out.weight)
 
     def forward(
@@ -72,6 +73,8 @@ class Block(nn.Module):
 
         `frame` is the frame of each token; None: all frames are here, one after the other.
         """
+        # One modulation from noise level and state for all layers, and a learned offset in each (PixArt's
+        # adaLN-single): most of adaLN's parameters for a small table.
         parts = modulation + self.modulation
         if frame is None:
             parts = parts.repeat_interleave(x.shape[1] // modulation.shape[1], dim=1)
@@ -148,7 +151,10 @@ class DiT(VideoGenerator):
     def prefill(self, context: Context, condition: Condition) -> KVCache:
         """Return keys and values of the context frames, layer by layer."""
         sigma = context.new_zeros(context.shape[:2])
+        # A context frame is known: its forecast is the frame itself, and sigma 0 marks it as clean.
         forecast = context if self.residual else None
+        # Frame indices count from the chunk: it begins at 0, and context frames end at -1. So a chunk has
+        # equal positions in every round.
         first_frame = -context.shape[1]
         return self.velocity(context, sigma, forecast, condition, first_frame=first_frame, keep=True)[1]
 
@@ -171,6 +177,7 @@ class DiT(VideoGenerator):
             torch.cat([timestep.new_zeros(len(timestep), past), timestep], dim=1),
             None if forecast is None else torch.cat([context, forecast], dim=1),
             condition,
+            # Block-causal: context does not see the chunk, as in `prefill`, so both ways give equal features.
             blocks=torch.tensor([0] * past + [1] * frames),
             first_frame=-(past + frames),
             keep=keep,
@@ -239,6 +246,7 @@ class DiT(VideoGenerator):
         assert condition.tokens is not None, "and tokens"
         frames, cells = latents.shape[1], math.prod(self.grid)
         layout = Layout.unmasked(frames * cells) if blocks is None else Layout.frames(blocks, cells)
+        # Without a mask all tokens cost the same, and contiguous pieces are balanced already.
         layout = layout.shard(self.sequence, balance=layout.masked)
         inputs = latents if forecast is None else torch.cat([latents, forecast], dim=2)
         x = self.embed(layout.take(rearrange(inputs, "b t c h w -> b (t h w) c")))
@@ -247,6 +255,7 @@ class DiT(VideoGenerator):
         modulation = rearrange(self.modulation(F.silu(level)), "b t (m d) -> b t m d", m=6)
         frame = None
         if layout.shards is not None:
+            # A process has pieces of frames then, so the modulation of each token is looked up by its frame.
             frame = layout.take(torch.arange(frames, device=x.device).repeat_interleave(cells), 0)
         indices = torch.arange(first_frame, first_frame + frames, device=latents.device)
         rope = layout.take(rope_table(indices, self.grid, self.config.width // self.config.num_heads))
@@ -259,5 +268,8 @@ class DiT(VideoGenerator):
         output = layout.gather(self.project(normalise(x)))
         output = upcast(rearrange(output, "b (t h w) c -> b t c h w", t=frames, h=self.grid[0]))
         if forecast is not None:
+            # x = (1 - sigma) clean + sigma noise, so the velocity noise - clean is (x - clean) / sigma. The
+            # network's output corrects the forecast of the clean frame; the clamp keeps context frames (sigma
+            # 0) finite, whose velocity nobody reads.
             output = (latents - (forecast + output)) / sigma.clamp(min=1e-3)[:, :, None, None, None]
         return output, KVCache(tuple(present))

@@ -6,7 +6,7 @@ A `Layout` is the mask. If processes share the layout, they exchange heads, keys
     reference   the formula in fp32 or better, head by head: the split of heads does not change the result
     sdpa        torch's fused attention with a dense mask; plain products for bf16 on a CPU
     flex        compiled block-sparse attention, for long sequences with any mask; trains on CUDA
-    flash       flash-attn, for packed causal documents on CUDA (`worldmodel[flash]`)
+    flash       flash-attn, for packed causal documents on CUDA (`openworldmodel[flash]`)
     auto        flash or flex for long sequences on CUDA, sdpa elsewhere
     unmasked    torch's fused attention without a mask: the memory of flex and flash, for estimates
 """
@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, pip_install
 from worldmodel.parallel.context import all_gather_kv
 from worldmodel.parallel.head_exchange import exchange_heads
 from worldmodel.parallel.layout import Layout
@@ -58,7 +58,7 @@ def use(name: str) -> None:
         raise ConfigError(f"attention is {name!r}; use one of {', '.join(KERNELS)}.")
     if name == "flash" and not _flash_installed():
         raise ConfigError(
-            "attention=flash needs flash-attn, which is not installed: pip install worldmodel[flash] (a CUDA "
+            f"attention=flash needs flash-attn, which is not installed: {pip_install('flash')} (a CUDA "
             "compiler builds it), or use attention=auto."
         )
     _kernel = name
@@ -133,6 +133,7 @@ def _attend(
     """Attend as `attend_cached`; return the keys and values by group of heads."""
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
+    # One process, or the whole sequence on each: no collective, and the code below does not run.
     shards = layout.shards if isinstance(layout, Layout) else None
     if shards is None:
         present = key, value
@@ -142,9 +143,12 @@ def _attend(
     sequence, presents = shards.group, []
     sp_group, cp_group = sequence.sp_group, sequence.cp_group
     assert sp_group is not None and cp_group is not None, "shards need the process groups of a mesh"
+    # sp first: tokens of all heads become all tokens of some heads (of this cp row). Then cp gathers the keys
+    # and values of the other rows, for these heads only. The mask stays that of the layout.
     groups = [divide_heads(query.shape[1], key.shape[1], sequence.sp)]
     if sequence.sp > 1:
         groups = head_groups(groups[0], query, shards.sp_sizes)
+    # Keys and values of earlier tokens were kept after their exchange, so they are already by head.
     counts = [len(heads.key[sequence.sp_rank]) for heads in groups]
     pasts = None if past is None else list(zip(*(part.split(counts, dim=1) for part in past), strict=True))
 
@@ -176,10 +180,12 @@ def _compute(
     query: Tensor, key: Tensor, value: Tensor, layout: Mask, scale: float, softcap: float | None
 ) -> Tensor:
     name = _kernel
+    # A mask of ones would select slower kernels for the same result.
     if isinstance(layout, Layout) and not layout.masked:
         layout = None
     if name == "auto":
         name = _choose(query, layout)
+    # Their masks describe all queries of the layout; the last queries after cached keys take a dense mask.
     if name in ("flex", "flash") and isinstance(layout, Layout) and query.shape[2] == layout.queries:
         return (_flex if name == "flex" else _flash)(query, key, value, layout, scale, softcap)
     if name == "unmasked":
@@ -187,6 +193,7 @@ def _compute(
         return F.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=shared)
     mask = layout.visible(query.device) if isinstance(layout, Layout) else layout
     if mask is not None:
+        # Fewer queries than keys: they are the last tokens (keys of the first ones came from a cache).
         mask = mask[..., -query.shape[2] :, :]
     kernel = _reference if name == "reference" else _sdpa
     return kernel(query, key, value, mask, scale, softcap)
@@ -293,6 +300,8 @@ def _flash(
     batch, longest = query.shape[0], int(starts.diff().max())
     if layout.document.shape[0] < batch:  # one row for the whole batch
         offsets = torch.arange(batch, dtype=torch.int32)[:, None] * layout.length
+        # flash-attn sees the batch as one long sequence; the starts of one row repeat with its length as
+        # offset.
         starts = torch.cat([(starts[:-1] + offsets).flatten(), starts[-1:] * batch])
     starts = starts.to(query.device, non_blocking=True)
     q, k, v = (rearrange(part, "b k n d -> (b n) k d") for part in (query, key, value))

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,36 +19,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from worldmodel.errors import ConfigError, ModelError
+from worldmodel.errors import ConfigError, ModelError, pip_install
 from worldmodel.io import atomic_folder, user_cache
+from worldmodel.models.backbone.families import check_model_type
 from worldmodel.models.loading import pretrained
-
-MODEL_TYPES = (
-    "arcee",
-    "cohere",
-    "cohere2",
-    "ernie4_5",
-    "exaone4",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "glm",
-    "glm4",
-    "granite",
-    "hunyuan_v1_dense",
-    "llama",
-    "ministral3",
-    "mistral",
-    "olmo",
-    "olmo2",
-    "olmo3",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "seed_oss",
-    "smollm3",
-)
-"""Decoder families that may be loaded: known code, no remote code, served by vLLM as they are."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +125,14 @@ def convert(file: Path, folder: Path) -> None:
     """Write the model and the tokenizer of a GGUF file as a folder of transformers.
 
     Raises:
-        ConfigError: the package `gguf` is missing, or the family is not one of `MODEL_TYPES`.
+        ConfigError: the package `gguf` is missing, or the family is not supported.
         ModelError: the file cannot be read, or lacks weights.
         OutputError: the folder cannot be written.
     """
     try:
         import gguf  # noqa: F401 -- transformers imports it
     except ImportError:
-        raise ConfigError("GGUF files need the package gguf; run `pip install worldmodel[gguf]`.") from None
+        raise ConfigError(f"GGUF files need the package gguf; run {pip_install('gguf')}.") from None
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         config: Any = AutoConfig.from_pretrained(**source, local_files_only=True)
@@ -192,19 +165,6 @@ def convert(file: Path, folder: Path) -> None:
         model.to(torch.bfloat16).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         (temporary / CHECKSUMS).write_text(json.dumps(checksums(temporary)) + "\n", encoding="utf-8")
-
-
-def check_model_type(model_type: object, extra: Container[str] = ()) -> str:
-    """Check that a family is one of `MODEL_TYPES` or `extra`, and return it.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not isinstance(model_type, str) or (model_type not in MODEL_TYPES and model_type not in extra):
-        raise ConfigError(
-            f"Backbone type {model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}."
-        )
-    return model_type
 
 
 def sha256(file: Path) -> str:

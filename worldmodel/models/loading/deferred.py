@@ -6,7 +6,7 @@
     deferred.materialize(model, device)
     deferred.load_shards(model)  # then a checkpoint, which holds what training changed
 
-A process never holds more than its own shards, and those of one tensor while it reads.
+A process never holds more than its own shards, and the shards of one tensor while it reads.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,32 +1,50 @@
-"""Where models are: shipped with the package, in a folder, or on the Hub. It imports no torch."""
+"""Where models are: shipped with the packages, in a folder, or on the Hub. It imports no torch."""
 
-import importlib.resources
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from worldmodel.errors import ModelError
+from worldmodel.errors import ModelError, pip_install
 
 CONFIG = "config.json"
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "start_images/*.png")
 """Files that are downloaded from the Hub: configs, weights, tokenizers, pictures to start from."""
-
-
 BACKBONE = "backbone"
 """Folder that every whole model has."""
+WORLDS_PACKAGE = "worldmodel_worlds"
+WORLDS = ("shapes-chance", "shapes-smol")
+"""Models of that package, a distribution of its own (`pretrained/` of the repository)."""
 
 
 def shipped_models() -> list[str]:
-    """Return the names of the models inside the package."""
+    """Return the names of the models that are installed with the packages."""
     return [name for name, folder in _shipped().items() if (folder / BACKBONE).is_dir()]
 
 
 def _shipped() -> dict[str, Path]:
-    """Return the folders of models, and of parts of models, inside the package."""
-    root = Path(str(importlib.resources.files("worldmodel").joinpath("pretrained")))
-    return {entry.name: entry for entry in sorted(root.iterdir()) if entry.is_dir()} if root.is_dir() else {}
+    """Return the folders of models, and of parts of models, that are installed with the packages."""
+    found = {}
+    for root in _roots():
+        for folder in sorted(root.iterdir()):
+            if (folder / CONFIG).is_file():
+                found.setdefault(folder.name, folder)
+    return found
+
+
+def _roots() -> list[Path]:
+    """Return the folders of shipped models: of this package, and of the worlds if they are there.
+
+    The worlds lie beside this package in a clone, where they need not be installed.
+    """
+    package = Path(__file__).parents[2]
+    roots = [package / "pretrained", package.parent / "pretrained" / WORLDS_PACKAGE]
+    spec = importlib.util.find_spec(WORLDS_PACKAGE)
+    if spec is not None:
+        roots += map(Path, spec.submodule_search_locations or ())
+    return [root for root in roots if root.is_dir()]
 
 
 def resolve(name: str | Path) -> Path:
@@ -36,6 +54,11 @@ def resolve(name: str | Path) -> Path:
         ModelError: there is no such model, or it is not a model folder.
     """
     folder = _shipped().get(str(name), Path(name))
+    if not is_folder(folder) and str(name) in WORLDS:
+        raise ModelError(
+            f"The model {str(name)!r} is in the package {WORLDS_PACKAGE}, which is not installed; run "
+            f"{pip_install('worlds')}, or `pip install ./pretrained` in the root of a clone."
+        )
     if not is_folder(folder):
         raise ModelError(
             f"There is no model {str(name)!r}; pass a model folder, a repository on the Hub (user/name) or a "
@@ -47,14 +70,14 @@ def resolve(name: str | Path) -> Path:
 
 
 def is_repository(name: str | Path) -> bool:
-    """Return whether a name is that of a repository on the Hub, `user/name`, and not a folder here."""
+    """Return whether a name refers to a repository on the Hub, `user/name`, and not to a local folder."""
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name), re.ASCII)) and not is_folder(Path(name))
 
 
 def download(name: str, **options: Any) -> Path:
     """Download the settings and weights of a repository on the Hub, without code and pickles.
 
-    `options` are those of `snapshot_download`.
+    `options` are passed to `snapshot_download`.
 
     Raises:
         ModelError: there is no such repository, or it cannot be reached.

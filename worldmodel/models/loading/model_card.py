@@ -1,14 +1,13 @@
 """Model cards: metadata for the Hub, and the card of a model without measured figures."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from torch import nn
 
 from worldmodel.config import ActionSpec, WorldModelConfig, height_width
-
-if TYPE_CHECKING:
-    from worldmodel.models.world_model import WorldModel
+from worldmodel.models.backbone.causal_lm import Backbone
 
 
 def card_text(
@@ -38,14 +37,8 @@ def card_text(
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{body}"))
 
 
-def plain_card(model: "WorldModel", name: str, training: dict[str, Any] | None) -> str:
+def plain_card(model: nn.Module, config: WorldModelConfig, name: str, training: dict[str, Any] | None) -> str:
     """Return the card of a model: its components, actions and training."""
-    config = model.config
-    components = {
-        child: module for child, module in model.named_children() if any(True for _ in module.parameters())
-    }
-    kinds = {child: type(module).__name__ for child, module in components.items()}
-    kinds["backbone"] = model.backbone.model.config.model_type
     height, width = height_width(config.codec.image_size)
     actions = [kind for kind, takes in config.action.takes.items() if takes]
     lines = [
@@ -55,9 +48,12 @@ def plain_card(model: "WorldModel", name: str, training: dict[str, Any] | None) 
         'session.reset("first_frame.png")\nframes = session.step("...").frames\n```\n',
         "| Component | Kind | Parameters |\n|---|---|---:|",
     ]
-    for child, module in components.items():
+    for child, module in model.named_children():
         count = sum(parameter.numel() for parameter in module.parameters())
-        lines.append(f"| {child} | {kinds[child]} | {count / 1e6:,.1f} M |")
+        if not count:
+            continue
+        kind = module.model.config.model_type if isinstance(module, Backbone) else type(module).__name__
+        lines.append(f"| {child} | {kind} | {count / 1e6:,.1f} M |")
     lines += [
         f"\nIt generates {config.chunk_frames} frames of {width} x {height} pixels per round at {config.fps} "
         f"frames per second. Actions: {', '.join(actions) or 'none'}.\n",

@@ -13,48 +13,46 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import ModelHubMixin
 from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from worldmodel import config as configs
 from worldmodel.config import ActionConfig, BackboneConfig, WorldModelConfig
+from worldmodel.episodes import StartImage
 from worldmodel.errors import ConfigError, InputError, ModelError, OutputError
 from worldmodel.io import atomic_folder
 from worldmodel.media import read_image, write_image
 from worldmodel.models import lora
+from worldmodel.models.action import ActionAdapter
+from worldmodel.models.backbone import merging, reference
 from worldmodel.models.backbone.causal_lm import Backbone
-from worldmodel.models.conditioning import GridAdapter
-from worldmodel.models.loading import deferred, pretrained, reference
+from worldmodel.models.loading import deferred, pretrained
 from worldmodel.models.loading.location import BACKBONE, CONFIG, download, is_repository, resolve
 from worldmodel.models.loading.model_card import plain_card
-from worldmodel.types import StartImage
 
-if TYPE_CHECKING:
-    from worldmodel.models.world_model import WorldModel
-
-FORMAT = 3
-COMPONENTS = ("codec", "vision", "action", "condition_adapter", "generator", "outcome")
-"""Folders beside that of the backbone; see `components`."""
-FOR_GENERATOR = ("generator.", *(f"condition_adapter.{head}" for head in GridAdapter.heads))
+FORMAT = 1
+COMPONENTS = ("codec", "vision", "action", "state", "condition_adapter", "generator")
+"""Folders beside the backbone's; see `components`."""
+FOR_GENERATOR = ("generator.", "condition_adapter.")
 """Beginnings of the names of weights that a model without a generator does not have."""
 WEIGHTS, TOKENS, START_IMAGES = "model.safetensors", "tokens.safetensors", "start_images"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-FOLDERS_OF_FORMAT_1 = {"condition_adapter": "adapter"}
-TOKENS_OF_FORMAT_1 = {"blank_latents": "unseen", "prompt_marker": "ask", "answer_marker": "answer"}
-"""Current names, and those in folders of format 1."""
 
-M = TypeVar("M", bound="PretrainedMixin")
+M = TypeVar("M", bound="PretrainedModel")
 
 
-class PretrainedMixin(ModelHubMixin, library_name="worldmodel", tags=["world-model"]):
+class PretrainedModel(nn.Module, ModelHubMixin, library_name="worldmodel", tags=["world-model"]):
     """Loading and saving of model folders, and `push_to_hub`."""
 
+    config: WorldModelConfig
+    backbone: Backbone
+    action: ActionAdapter
     start_images: Sequence[StartImage] = ()
     """Images to start from, saved with the model."""
     tasks: tuple[str, ...] | None = None
@@ -129,7 +127,7 @@ class PretrainedMixin(ModelHubMixin, library_name="worldmodel", tags=["world-mod
             **_: Arguments of `ModelHubMixin.push_to_hub`, which need no action here.
 
         Raises:
-            OutputError: the folder cannot be written, or has files that are not those of a model.
+            OutputError: the folder cannot be written, or has files that do not belong to a model.
         """
         return save(self, Path(save_directory), dtype, training, card)  # pyright: ignore[reportArgumentType]
 
@@ -145,9 +143,8 @@ def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
         raise ModelError(
             f"{folder} has pickled weights ({pickles[0]}), which can run code; convert them to safetensors."
         )
-    version, config = _read_config(folder)
+    config = read_config(folder)
     config = config if dtype is None else _with_dtype(config, dtype)
-    folders, tokens = (FOLDERS_OF_FORMAT_1, TOKENS_OF_FORMAT_1) if version == 1 else ({}, {})
     backbone = Backbone.from_pretrained(backbone_folder(folder), dtype=config.backbone.dtype)
     backbone.reference = reference.read(folder / "backbone")
     model = cls(config, backbone, folder)
@@ -155,17 +152,21 @@ def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
         component = getattr(model, name)
         # Those of other libraries are read when they are built.
         if not hasattr(component, "save_pretrained"):
-            _fill(component.state_dict(), folder / folders.get(name, name) / WEIGHTS)
-    own = model.named_parameters(recurse=False)
-    _fill({str(tokens.get(name, name)): parameter for name, parameter in own}, folder / TOKENS)
+            _fill(component.state_dict(), folder / name / WEIGHTS)
+    _fill(dict(model.named_parameters(recurse=False)), folder / TOKENS)
     model.start_images = read_start_images(folder, config)
     model.tasks = read_tasks(folder)
     return model
 
 
 def components(config: WorldModelConfig) -> list[str]:
-    """Return the folders of a model beside that of the backbone."""
-    absent = {"generator": config.generator is None, "outcome": not config.outcomes}
+    """Return the folders of a model beside its backbone's."""
+    without_generator = config.generator is None
+    absent = {
+        "state": not config.has_state,
+        "condition_adapter": without_generator,
+        "generator": without_generator,
+    }
     return [name for name in COMPONENTS if not absent.get(name)]
 
 
@@ -180,7 +181,7 @@ def backbone_folder(folder: Path) -> Path:
             f"{folder} has no {BACKBONE}; the model is not complete, but training can start from its "
             "components (init_from: {codec: …})."
         )
-    return reference.resolve(folder / BACKBONE)
+    return merging.resolve(folder / BACKBONE)
 
 
 def read_start_images(folder: Path, config: WorldModelConfig) -> tuple[StartImage, ...]:
@@ -213,7 +214,9 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], bool] | None = None) -> None:
+def load_weights(
+    model: PretrainedModel, name: str | Path, wanted: Callable[[str], bool] | None = None
+) -> None:
     """Copy the weights of a saved model; those for its actions as far as the model takes the same.
 
     Those of components of other libraries stay in their files, for `deferred.load_shards`.
@@ -255,9 +258,9 @@ def load_weights(model: "WorldModel", name: str | Path, wanted: Callable[[str], 
 
 
 def _with_actions(
-    model: "WorldModel", theirs: dict[str, Tensor], former: ActionConfig, wanted: Callable[[str], bool]
+    model: PretrainedModel, theirs: dict[str, Tensor], former: ActionConfig, wanted: Callable[[str], bool]
 ) -> dict[str, Tensor]:
-    """Return the weights of another model with those of its action adapter as weights of this model's."""
+    """Return the weights of another model, its action adapter's converted to this model's actions."""
     prefix = "action."
     actions = {key.removeprefix(prefix): x for key, x in theirs.items() if key.startswith(prefix)}
     adapted = model.action.adapted(actions, former, lambda name: wanted(prefix + name))
@@ -265,7 +268,7 @@ def _with_actions(
     return rest | {prefix + name: x for name, x in adapted.items()}
 
 
-def _load_components(model: "WorldModel", folder: Path, wanted: Callable[[str], bool]) -> None:
+def _load_components(model: PretrainedModel, folder: Path, wanted: Callable[[str], bool]) -> None:
     """Copy the wanted weights of a folder without a backbone."""
     paths = {name: folder / name / WEIGHTS for name in COMPONENTS}
     found = {name: path for name, path in paths.items() if path.is_file()}
@@ -304,40 +307,22 @@ def read_config(folder: Path) -> WorldModelConfig:
         ModelError: config.json is damaged, or of a format that this version cannot read.
         ConfigError: a setting is unknown or has a wrong value.
     """
-    return _read_config(folder)[1]
-
-
-def _read_config(folder: Path) -> tuple[int, WorldModelConfig]:
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ModelError(f"{folder / CONFIG} is not readable JSON; download the model again.") from None
     values = values if isinstance(values, dict) else {}
     version, settings = values.get("format"), values.get("model")
-    if not isinstance(version, int) or not 1 <= version <= FORMAT or not isinstance(settings, dict):
+    if version != FORMAT or not isinstance(settings, dict):
         raise ModelError(
-            f"{folder / CONFIG} has format {version!r}, and this version reads 1 to {FORMAT}; update "
+            f"{folder / CONFIG} has format {version!r}, and this version reads format {FORMAT}; update "
             "worldmodel or download the model again."
         )
     if misplaced := sorted(values.keys() & {field.name for field in fields(WorldModelConfig)}):
         raise ConfigError(
             f"{folder / CONFIG} has {misplaced[0]!r} beside 'model'; write it inside of 'model'."
         )
-    settings = _with_new_names(settings)
-    if version < 3 and isinstance(rounds := settings.get("history_rounds"), int):
-        # It was the number of rounds in the context; the model was trained with no more of them.
-        settings["history_rounds"] = max(0, (rounds - 1) // 2)
-    return version, configs.build(WorldModelConfig, settings)
-
-
-def _with_new_names(settings: dict[str, Any]) -> dict[str, Any]:
-    """Rename former keys and values of a model's config."""
-    adapter = settings.pop("condition", settings.get("condition_adapter"))
-    if not isinstance(adapter, dict):
-        return settings
-    if adapter.get("kind") == "forecast":
-        adapter = adapter | {"kind": "grid"}
-    return settings | {"condition_adapter": adapter}
+    return configs.build(WorldModelConfig, settings)
 
 
 def _with_dtype(config: WorldModelConfig, dtype: torch.dtype) -> WorldModelConfig:
@@ -364,9 +349,13 @@ def _is_model(folder: Path) -> bool:
 
 
 def save(
-    model: "WorldModel", folder: Path, dtype: torch.dtype, training: dict[str, Any] | None, card: str | None
+    model: PretrainedModel,
+    folder: Path,
+    dtype: torch.dtype,
+    training: dict[str, Any] | None,
+    card: str | None,
 ) -> Path:
-    """Write a model folder; see `PretrainedMixin.save_pretrained`."""
+    """Write a model folder; see `PretrainedModel.save_pretrained`."""
     folder = folder.resolve()
     if folder.is_dir() and any(folder.iterdir()) and not _is_model(folder):
         raise OutputError(f"{folder} has files that are not those of a model; choose a new folder.")
@@ -391,7 +380,7 @@ def save(
                 write_image(
                     Image.fromarray(start.image), temporary / START_IMAGES / f"{number:02} {title}.png"
                 )
-            text = card or plain_card(model, folder.name, training)
+            text = card or plain_card(model, model.config, folder.name, training)
             (temporary / "README.md").write_text(text, encoding="utf-8")
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error

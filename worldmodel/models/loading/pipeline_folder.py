@@ -157,7 +157,7 @@ def load_model(
 
 
 def _check_weights(model: ModelMixin, slices: Mapping[str, Any], folder: Path) -> None:
-    """Check that the weights in a folder are those of a model.
+    """Check that the weights in a folder fit a model.
 
     Raises:
         ModelError: a weight is missing, has another shape, or is not one of the model.

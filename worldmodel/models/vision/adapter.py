@@ -49,7 +49,7 @@ class VisionFeatures:
     cells: Float[Tensor, "b t m d"] | None = None
     """One feature per latent cell."""
     queries: Float[Tensor, "b q d"] | None = None
-    """What is added to the queries: the features of their cells in the newest latent frame."""
+    """Features of the queries' cells in the newest latent frame, which are added to the queries."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class EncodedObservation:
     queries: Float[Tensor, "b q d"]
     """Embeddings that end the round, at whose positions the backbone predicts the next state."""
     cells: Float[Tensor, "b t m d"] | None = None
-    """One feature per latent cell; those of the newest frame are in the queries."""
+    """One feature per latent cell; the newest frame's are in the queries."""
 
 
 class VisionAdapter(nn.Module, ABC):

@@ -35,7 +35,7 @@ FAMILIES = {
 """Supported encoders, by `model_type`."""
 
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 1280
-"""Default bounds of a frame: those of the family's image processor."""
+"""Default bounds of a frame, from the family's image processor."""
 
 
 class QwenVisionEncoder(Encoder):
@@ -44,7 +44,7 @@ class QwenVisionEncoder(Encoder):
     aligned = True
 
     def __init__(self, model: PreTrainedModel, settings: Mapping[str, Any], frame: tuple[int, int]) -> None:
-        """Choose the resolution nearest to that of `frame` which fits whole features and the bounds."""
+        """Choose the resolution nearest to `frame`'s which fits whole features and the bounds."""
         super().__init__(model, settings)
         config = model.config
         self.patch, self.merge = int(config.patch_size), int(config.spatial_merge_size)
@@ -85,7 +85,7 @@ class QwenVisionEncoder(Encoder):
 
 
 def fit_size(frame: tuple[int, int], factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return the height and width nearest to those of `frame` that are multiples of `factor`.
+    """Return the height and width nearest to `frame`'s that are multiples of `factor`.
 
     A frame outside the bounds is scaled to the bound, rounding down if it is too large and up if it is too
     small, as in the family's image processor.

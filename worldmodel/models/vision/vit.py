@@ -55,7 +55,7 @@ class PatchEncoder(Encoder):
         select_layer: int,
         frame: tuple[int, int],
     ) -> None:
-        """Wrap a model whose features are those of hidden layer `select_layer` (-1 is the output).
+        """Wrap a model whose features are taken from hidden layer `select_layer` (-1 is the output).
 
         Frames of height and width `frame` are preprocessed by `settings`; by default they are resized to the
         square image size of the model.
@@ -82,7 +82,7 @@ class PatchEncoder(Encoder):
         self.grid = height // self.patch, width // self.patch
 
     def forward(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:
-        """Return the features of the patches of every frame; those of classes and registers are left out."""
+        """Return the features of the patches of every frame, without class and register tokens."""
         return self.everything(frames)[:, :, -math.prod(self.grid) :]
 
     def everything(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b t m e"]:

@@ -2,10 +2,10 @@
 
 import importlib.util
 
-from worldmodel.errors import ConfigError
+from worldmodel.errors import ConfigError, pip_install
 
 if importlib.util.find_spec("diffusers") is None:
     raise ConfigError(
         "This model's generator or codec is one of diffusers, which is not installed: "
-        "pip install worldmodel[diffusers]."
+        f"{pip_install('diffusers')}."
     )

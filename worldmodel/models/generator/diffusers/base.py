@@ -26,6 +26,7 @@ from worldmodel.models.generator.base import Context, Latents, LossOutput, PerFr
 from worldmodel.models.generator.diffusers.network import Network
 from worldmodel.models.generator.diffusers.scheduler import DiffusersSolver, NoisePath, Scheduler
 from worldmodel.models.generator.diffusers.self_attention import Processor, install
+from worldmodel.models.generator.diffusers.state_channels import StateChannels, as_channels
 from worldmodel.models.generator.diffusers.state_cross_attention import StateStream
 from worldmodel.models.generator.diffusers.tensor_parallel import divide_attention, divide_block
 from worldmodel.models.loading import pipeline_folder, pretrained
@@ -72,7 +73,8 @@ class Clip:
 class DiffusersGenerator(VideoGenerator):
     """A transformer and a scheduler of diffusers, and a text encoder if the generator takes text.
 
-    States enter as a prompt (`Condition.tokens` after, or in place of, the text embeddings) or as a stream.
+    States enter as a prompt (`Condition.tokens` after, or in place of, the text embeddings) or as a stream,
+    and their forecast and cells as channels on the latent cells that they are about (`state_channels`).
     """
 
     transformer_class: ClassVar[type[ModelMixin]]
@@ -86,7 +88,7 @@ class DiffusersGenerator(VideoGenerator):
 
     path: NoisePath
     timestep_per_frame: bool
-    """Whether each frame may have its own noise level; otherwise that of the first frame is used for all."""
+    """Whether each frame may have its own noise level; otherwise all have the first frame's."""
     text_length: int | None = None
     """Length of the text input in tokens; None if it is not fixed."""
     max_text_tokens: int
@@ -101,6 +103,7 @@ class DiffusersGenerator(VideoGenerator):
         text: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None,
         codec: VideoCodec | None = None,
         image_encoder: PatchEncoder | None = None,
+        state_channels: int = 0,
     ) -> None:
         """Build a generator around a transformer.
 
@@ -112,11 +115,14 @@ class DiffusersGenerator(VideoGenerator):
             text: text encoder and tokenizer.
             codec: the model's codec, for generators that encode pixels of their context.
             image_encoder: CLIP encoder, for transformers that also read image features.
+            state_channels: channels per latent cell of a state; 0 if there is none.
 
         Raises:
             ConfigError: the width of the image encoder is not the one that the transformer needs.
         """
         super().__init__()
+        # Checked here, where the settings to change are known; the transformer would fail in a matrix
+        # product.
         wanted, given = image_width(transformer), None if image_encoder is None else image_encoder.width
         if wanted != given:
             raise ConfigError(
@@ -133,6 +139,9 @@ class DiffusersGenerator(VideoGenerator):
         install(self.layers, self.processor_class)
         if streamed:
             self.network.stream = self.build_stream(transformer)
+        self.state_channels = state_channels
+        if state_channels:
+            self.network.channels = self.build_channels(transformer)
         self.token_width = self.width if streamed else self.text_width
         self.text_encoder, self.tokenizer = text or (None, None)
         self.image_encoder = image_encoder
@@ -144,7 +153,7 @@ class DiffusersGenerator(VideoGenerator):
 
     @classmethod
     def read_scheduler(cls, values: dict[str, Any], folder: Path | None = None) -> Scheduler:
-        """Build the scheduler of `values`, else that of a folder, else the default of the family.
+        """Build the scheduler of `values`, else of a folder, else the family's default.
 
         Raises:
             ModelError: it is of another class, or its arguments are wrong.
@@ -179,7 +188,7 @@ class DiffusersGenerator(VideoGenerator):
 
     @property
     def networks(self) -> list[nn.Module]:
-        """The transformer with its stream."""
+        """The transformer with what is added to it."""
         return [self.network]
 
     @property
@@ -197,6 +206,17 @@ class DiffusersGenerator(VideoGenerator):
         stream = self.new_stream(transformer).to(transformer.dtype)
         stream.defer(transformer)
         return stream
+
+    def build_channels(self, transformer: Any) -> StateChannels:
+        """Build state channels, which begin as zeros: in fp32, since they are trained whole beside LoRA."""
+        embedding, patch = self.patches(transformer)
+        made = StateChannels(embedding, self.state_channels, patch, self.width)
+        made.defer(transformer)
+        return made
+
+    @abstractmethod
+    def patches(self, transformer: Any) -> tuple[nn.Module, tuple[int, int, int]]:
+        """Return the patch embedding of a transformer, and latent frames, rows and columns of a patch."""
 
     @abstractmethod
     def new_stream(self, transformer: Any) -> StateStream:
@@ -243,6 +263,7 @@ class DiffusersGenerator(VideoGenerator):
 
         `sigma` is noise : (noise + signal); the nearest timestep of the scheduler is used.
         """
+        # Training uses the timesteps that sampling uses: the scheduler's, and no values between them.
         timestep = self.path.nearest(sigma if self.timestep_per_frame else sigma[:, :1].expand_as(sigma))
         noisy = self.path.add_noise(clean, noise, timestep)
         if continues_previous is None:
@@ -265,6 +286,15 @@ class DiffusersGenerator(VideoGenerator):
                 "or a video, and train it without the task imagine."
             )
 
+    def channels(self, condition: Condition, frames: int) -> Float[Tensor, "b t k h w"] | None:
+        """Return the input of the state channels for the latent frames of a clip, which end in a chunk.
+
+        It is None for conditions without a state, such as a prompt alone.
+        """
+        if self.network.channels is None or condition.forecast is None or condition.cells is None:
+            return None
+        return as_channels(frames, condition.forecast, condition.cells)
+
     def states(self, condition: Condition) -> Tensor | None:
         """Return the input of the stream; None if there is no stream."""
         return condition.tokens if self.network.stream is not None else None
@@ -280,6 +310,7 @@ class DiffusersGenerator(VideoGenerator):
         tokens, text, most = condition.tokens, condition.text, self.text_length
         assert tokens is not None, "the adapters of a generator make them"
         if self.network.stream is None:
+            # Without a stream the states are part of the prompt, after the text, which gives way to them.
             kept = None if most is None else max(0, most - tokens.shape[1])
             made = tokens if text is None else torch.cat([text[:, :kept].to(tokens.dtype), tokens], dim=1)
         elif text is not None:

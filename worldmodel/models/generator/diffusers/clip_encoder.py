@@ -1,7 +1,7 @@
 """CLIP image encoders for transformers that also read image features (image-to-video models of Wan 2.1).
 
-The features are those of the pipeline: the output of the second-to-last layer, the class token first. An
-encoder is never trained; it stays in fp32, as published, and is saved with the generator.
+The features are computed as in the pipeline: the output of the second-to-last layer, the class token first.
+An encoder is never trained; it stays in fp32, as published, and is saved with the generator.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def describe(architecture: Mapping[str, Any], image_size: tuple[int, int]) -> Pa
     """Build `generator.architecture.image_encoder`, with random weights, for frames of a height and width.
 
     Raises:
-        ConfigError: the arguments are not those of a CLIP vision model.
+        ConfigError: the arguments do not fit a CLIP vision model.
     """
     made = pretrained.build_config({**architecture, "model_type": MODEL_TYPE}, "generator")
     model = AutoModel.from_config(made, attn_implementation="sdpa")

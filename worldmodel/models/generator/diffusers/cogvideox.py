@@ -143,6 +143,11 @@ class CogVideoXGenerator(DiffusersGenerator):
         """Width of the text embeddings."""
         return self.transformer.config.text_embed_dim
 
+    def patches(self, transformer: Any) -> tuple[nn.Module, tuple[int, int, int]]:
+        """Return the embedding of text and patches, and the size of a patch."""
+        config = transformer.config
+        return transformer.patch_embed, (config.patch_size_t or 1, config.patch_size, config.patch_size)
+
     def new_stream(self, transformer: Any) -> StateStream:
         """Return a stream of new attentions: text and video share one, so there is none to copy."""
         return FreshStream([block.attn1 for block in transformer.transformer_blocks], self.width)
@@ -173,9 +178,16 @@ class CogVideoXGenerator(DiffusersGenerator):
         dtype, states, text = self.transformer.dtype, self.states(condition), self.prompt(condition)
         tokens = text.shape[1] + math.prod(x.shape[1:]) // (x.shape[2] * self.cells_per_token)
         layout = Layout.unmasked(tokens).shard(self.sequence)
-        with through(self.transformer, layout, self._rotary(x), text.shape[1]) as rotary:
+        words = text.shape[1]
+
+        def add(embedded: Float[Tensor, "b n d"], tokens: Float[Tensor, "b m d"]) -> Tensor:
+            return torch.cat([embedded[:, :words], embedded[:, words:] + tokens], dim=1)
+
+        with through(self.transformer, layout, self._rotary(x), words) as rotary:
             prediction = self.network(
                 None if states is None else states.to(dtype),
+                self.channels(condition, x.shape[1]),
+                add,
                 hidden_states=x.to(dtype),
                 encoder_hidden_states=text.to(dtype),
                 timestep=timestep[:, 0].long(),

@@ -6,6 +6,7 @@ from typing import Any
 from worldmodel.config import WorldModelConfig
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.codec.autoencoder import VideoCodec
+from worldmodel.models.conditioning import CELL_CHANNELS
 from worldmodel.models.generator.diffusers import clip_encoder
 from worldmodel.models.generator.diffusers.base import Clip, DiffusersGenerator, image_width
 from worldmodel.models.generator.diffusers.cogvideox import CogVideoXGenerator
@@ -31,6 +32,7 @@ def build_generator(
     chosen = config.generator
     assert chosen is not None
     streamed, clip, dtype = config.condition_adapter.kind == "stream", Clip.of(config), dtype_of(chosen.dtype)
+    channels = config.codec.latent_channels + CELL_CHANNELS if config.has_state else 0
     if folder is None and not chosen.pretrained:
         arguments = dict(chosen.architecture)
         described, text_described = (arguments.pop(f"{kind}_encoder", None) for kind in ("image", "text"))
@@ -48,7 +50,7 @@ def build_generator(
             )
         pipeline_folder.convert(transformer, dtype)
         scheduler = family.read_scheduler(chosen.scheduler)
-        made = family(transformer, scheduler, clip, streamed, None, codec, image)
+        made = family(transformer, scheduler, clip, streamed, None, codec, image, channels)
         made.text_architecture = text_described
         if config.condition_adapter.text:
             made.add_text_encoder()
@@ -60,9 +62,9 @@ def build_generator(
     scheduler = family.read_scheduler(chosen.scheduler, source.scheduler)
     text = pipeline_folder.load_text_encoder(source) if config.condition_adapter.text else None
     image = clip_encoder.load(source, clip.image_size) if image_width(transformer) else None
-    made = family(transformer, scheduler, clip, streamed, text, codec, image)
+    made = family(transformer, scheduler, clip, streamed, text, codec, image, channels)
     made.source = source
-    made.network.load_stream(weights)
+    made.network.load_added(weights)
     made.add_second(source)
     return made
 

@@ -92,6 +92,10 @@ class LTXGenerator(DiffusersGenerator):
         """Width of the text embeddings."""
         return self.transformer.config.caption_channels
 
+    def patches(self, transformer: Any) -> tuple[nn.Module, tuple[int, int, int]]:
+        """Return the first layer, which reads single latent cells."""
+        return transformer.proj_in, (1, 1, 1)
+
     def new_stream(self, transformer: Any) -> StateStream:
         """Return a stream of copies of the blocks' cross-attentions to the text."""
         attentions = [block.attn2 for block in transformer.transformer_blocks]
@@ -137,9 +141,15 @@ class LTXGenerator(DiffusersGenerator):
         layout = Layout.unmasked(tokens.shape[1]).shard(self.sequence)
         text, mask = self._masked(condition)
         dtype, states = self.transformer.dtype, self.states(condition)
+
+        def add(embedded: Float[Tensor, "b n d"], tokens: Float[Tensor, "b m d"]) -> Tensor:
+            return embedded + layout.take(tokens)
+
         with through(self.transformer, layout):
             prediction = self.network(
                 None if states is None else states.to(dtype),
+                self.channels(condition, frames),
+                add,
                 hidden_states=layout.take(tokens).to(dtype),
                 encoder_hidden_states=text.to(dtype),
                 timestep=layout.take(per_token) if count else per_token,

@@ -150,6 +150,10 @@ class WanGenerator(DiffusersGenerator):
         """Width of the text embeddings."""
         return self.transformer.config.text_dim
 
+    def patches(self, transformer: Any) -> tuple[nn.Module, tuple[int, int, int]]:
+        """Return the patch embedding, a convolution, and the size of a patch."""
+        return transformer.patch_embedding, tuple(transformer.config.patch_size)
+
     def new_stream(self, transformer: Any) -> StateStream:
         """Return a stream of copies of the blocks' cross-attentions to the text."""
         attentions = [block.attn2 for block in transformer.blocks]
@@ -199,11 +203,12 @@ class WanGenerator(DiffusersGenerator):
             timesteps = torch.cat([timestep.new_zeros(len(timestep), count), timestep], dim=1)
         if blocks is not None:
             blocks = torch.cat([blocks[:1].expand(count), blocks])
-        return self._predict(x, timesteps, first, condition, self._attention(x, blocks))[:, count:]
+        attention = self._attention(x, blocks)
+        return self._predict(x, timesteps, first, condition, attention)[:, count:]
 
     @property
     def networks(self) -> list[nn.Module]:
-        """The transformer with its stream, and the second one."""
+        """The transformer with what is added to it, and the second one."""
         return [*super().networks, *filter(None, [self.network_2])]
 
     def compile_layers(self) -> None:
@@ -304,10 +309,11 @@ class WanGenerator(DiffusersGenerator):
             timestep = timestep if attention is None else attention.layout.take(timestep)
         x = rearrange(x, "b t c h w -> b c t h w").contiguous()
         inputs, states = [x, timestep, self.prompt(condition)], self.states(condition)
+        channels = self.channels(condition, x.shape[2])
         if image_features is not None:
             inputs.append(image_features)
         if self.network_2 is None:
-            out = self._call(self.network, inputs, states, attention)
+            out = self._call(self.network, inputs, states, channels, attention)
         else:
             high = first >= self.boundary_ratio * self.scheduler.config.num_train_timesteps
             out = torch.empty_like(x[:, : self.transformer.config.out_channels])
@@ -317,19 +323,30 @@ class WanGenerator(DiffusersGenerator):
                 if not most:
                     continue
                 called = rows if len(rows) else rows.new_zeros(1)
-                given = None if states is None else states[called]
-                made = self._call(network, [each[called] for each in inputs], given, attention)
+                given, placed = (None if each is None else each[called] for each in (states, channels))
+                made = self._call(network, [each[called] for each in inputs], given, placed, attention)
                 out[rows] = made[: len(rows)]
         return rearrange(out, "b c t h w -> b t c h w")
 
     def _call(
-        self, network: Network, inputs: list[Tensor], states: Tensor | None, attention: TokenAttention | None
+        self,
+        network: Network,
+        inputs: list[Tensor],
+        states: Tensor | None,
+        channels: Tensor | None,
+        attention: TokenAttention | None,
     ) -> Tensor:
         x, timestep, text, *features = inputs
         dtype = network.transformer.dtype
+
+        def add(embedded: Float[Tensor, "b d t h w"], tokens: Float[Tensor, "b n d"]) -> Tensor:
+            return embedded + tokens.transpose(1, 2).unflatten(2, embedded.shape[2:])
+
         with through(network.transformer, attention):
             made = network(
                 None if states is None else states.to(dtype),
+                channels,
+                add,
                 hidden_states=x.to(dtype),
                 timestep=timestep,
                 encoder_hidden_states=text.to(dtype),
@@ -359,13 +376,15 @@ class WanGenerator(DiffusersGenerator):
         transformer = pipeline_folder.load_model(source.transformer_2, [WanTransformer3DModel], dtype)
         self.set_second(transformer, source.boundary_ratio)  # type: ignore[arg-type]
         assert self.network_2 is not None
-        self.network_2.load_stream(source.transformer_2)
+        self.network_2.load_added(source.transformer_2)
 
     def set_second(self, transformer: WanTransformer3DModel, boundary_ratio: float) -> None:
         """Use another transformer below a share of the schedule."""
         install(transformer.blocks, self.processor_class)
         stream = None if self.network.stream is None else self.build_stream(transformer)
         self.network_2, self.boundary_ratio = Network(transformer, stream), boundary_ratio
+        if self.state_channels:
+            self.network_2.channels = self.build_channels(transformer)
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
         """Write the generator, with its second transformer in `transformer_2`."""

@@ -1,0 +1,1 @@
+"""Weights of larger worlds, which the package `worldmodel` finds by name."""

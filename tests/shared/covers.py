@@ -1,0 +1,62 @@
+"""Which files and folders the long tests (marker `slow`) of a test file or of a folder of tests cover."""
+
+EVERYTHING = ("worldmodel", "train", "serving", "demo", "configs", "pretrained")
+"""What a test file covers that is not listed."""
+
+MODEL = ("worldmodel/models", "worldmodel/diffusion", "worldmodel/rollout")
+PARALLEL = ("train", "worldmodel/parallel", *MODEL)
+FLOW = ("worldmodel/flow", "worldmodel/plugins")
+WORLDS = ("worldmodel/shapes", "worldmodel/pretrained", "pretrained", *MODEL)
+
+COVERS: dict[str, tuple[str, ...]] = {
+    "tests/browser": ("demo", "serving"),
+    "tests/distributed": PARALLEL,
+    "tests/docs": (
+        "README.md",
+        "docs",
+        "examples",
+        "deploy",
+        "worldmodel/cli",
+        "worldmodel/config",
+        "configs",
+    ),
+    "tests/gpu": ("train", *MODEL),
+    "tests/hostile": ("serving", "worldmodel/media"),
+    "tests/packaging": (*EVERYTHING, "pyproject.toml", "README.md", "LICENSE"),
+    "tests/serving": ("serving", "worldmodel/rollout"),
+    "tests/serving/test_generator_processes.py": ("serving", "worldmodel/parallel", *MODEL),
+    "tests/serving/test_pan.py": ("serving", "configs", *MODEL),
+    "tests/serving/test_ray_serve.py": ("serving/replicas", "deploy/replicas"),
+    "tests/serving/test_vllm_engine.py": ("serving/engine", "worldmodel/models/backbone"),
+    "tests/serving/test_vllm_families.py": ("serving/engine", "worldmodel/models/backbone"),
+    "tests/unit/diffusers": ("train", *MODEL),
+    "tests/unit/flow": FLOW,
+    "tests/unit/flow/test_flow_training.py": (*FLOW, "worldmodel/data", "train"),
+    "tests/unit/test_action_chunks.py": ("train", *MODEL),
+    "tests/unit/test_action_words.py": ("train", "worldmodel/actions", *MODEL),
+    "tests/unit/test_backbone.py": ("worldmodel/models",),
+    "tests/unit/test_checkpoint.py": ("train",),
+    "tests/unit/test_distillation.py": ("train", *MODEL),
+    "tests/unit/test_dit.py": MODEL,
+    "tests/unit/test_env_rl.py": ("worldmodel/env", "worldmodel/rollout"),
+    "tests/unit/test_eval.py": ("worldmodel/eval", "worldmodel/shapes"),
+    "tests/unit/test_eval_data.py": ("worldmodel/eval", "worldmodel/data"),
+    "tests/unit/test_flow_engines.py": FLOW,
+    "tests/unit/test_gpu_benchmark.py": ("benchmarks", "train", "worldmodel/models"),
+    "tests/unit/test_inference.py": MODEL,
+    "tests/unit/test_new.py": ("worldmodel/cli", "worldmodel/config", "worldmodel/data", "train"),
+    "tests/unit/test_no_generator.py": ("train", *MODEL),
+    "tests/unit/test_one_frame_rounds.py": ("train", *MODEL),
+    "tests/unit/test_planning.py": ("worldmodel/planning", "worldmodel/env"),
+    "tests/unit/test_precomputed.py": ("train", "worldmodel/data", *MODEL),
+    "tests/unit/test_recorder.py": ("worldmodel/recording", "worldmodel/games"),
+    "tests/unit/test_shapes_chance.py": WORLDS,
+    "tests/unit/test_shapes_memory_model.py": WORLDS,
+    "tests/unit/test_shapes_smol.py": WORLDS,
+    "tests/unit/test_shapes_tiny.py": WORLDS,
+    "tests/unit/test_stage.py": ("train", "worldmodel/data"),
+    "tests/unit/test_start.py": ("train", "worldmodel/models"),
+    "tests/unit/test_train.py": ("train", *MODEL),
+    "tests/unit/test_train_sigterm.py": ("train",),
+    "tests/unit/test_verify.py": ("worldmodel/eval", *WORLDS),
+}

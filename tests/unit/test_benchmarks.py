@@ -1,0 +1,59 @@
+"""The runner of benchmarks/."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CITED = r"benchmarks/(\w+)\.py([^`]*`[^`]{0,20})"
+SCRIPTS = {path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_it_lists_every_script() -> None:
+    listed = run("--list")
+    assert listed.returncode == 0
+    assert {line.split()[0] for line in listed.stdout.splitlines()} == SCRIPTS
+    assert all(len(line.split()) > 3 for line in listed.stdout.splitlines()), "each says what it measures"
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    unknown = run("no-such-benchmark")
+    assert unknown.returncode == 2
+    assert "no-such-benchmark" in unknown.stderr and "server" in unknown.stderr
+
+
+def test_arguments_reach_the_script() -> None:
+    shown = run("parallel", "--help")
+    assert shown.returncode == 0
+    assert "--tables" in shown.stdout
+
+
+def test_every_script_is_behind_a_published_figure() -> None:
+    table = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", table, re.MULTILINE)
+    assert {name for name, _ in rows} == SCRIPTS
+    for name, where in rows:
+        pages = re.findall(r"docs/[\w/-]+\.md", where)
+        assert pages and all((ROOT / page).is_file() for page in pages), name
+        assert any(name in (ROOT / page).read_text(encoding="utf-8") for page in pages), name
+
+
+def test_pages_name_scripts_that_exist_or_the_commit_that_had_them() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "docs").rglob("*.md")
+        for name, rest in re.findall(CITED, path.read_text(encoding="utf-8"))
+        if name not in SCRIPTS and "of commit" not in " ".join(rest.split())
+    ]
+    assert not wrong

@@ -1,0 +1,1 @@
+"""Optimizers, learning-rate schedule and averages of weights."""

@@ -1,0 +1,1 @@
+"""The folder of a training run: its lock, logs, summary and publication."""

@@ -1,0 +1,204 @@
+"""Log of a training run: progress bar, metrics.jsonl, trackers, sample images and a plot of the losses."""
+
+import importlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from worldmodel.errors import ConfigError, pip_install
+from worldmodel.io import atomic_file
+from worldmodel.media import contact_sheet, write_image
+
+METRICS = "metrics.jsonl"
+MAX_CLIPS = 4
+"""Clips on one sample image."""
+
+
+class RunLog:
+    """Progress and metrics of one stage; does nothing on processes that are not `active`.
+
+    A record of metrics.jsonl holds the means over `every` steps, not rounded, so that runs can be compared
+    exactly. A stage that resumes from a checkpoint repeats the records of later steps; the last one counts.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        stage: str,
+        steps: int,
+        first_step: int,
+        active: bool,
+        every: int,
+        tracker: str = "none",
+    ) -> None:
+        self.run = run
+        self.stage = stage
+        self.active = active
+        self.every = every
+        if active:
+            run.mkdir(parents=True, exist_ok=True)
+            self.file = (run / METRICS).open("a", encoding="utf-8")
+            self.tensorboard = _open_tensorboard(run / "tensorboard" / stage)
+            self.tracker = _open_tracker(tracker, run, stage)
+            self.bar = tqdm(total=steps, initial=first_step, desc=stage, unit="step", mininterval=2)
+            self._reset()
+
+    def print(self, text: str) -> None:
+        """Print text above the progress bar."""
+        if self.active:
+            self.bar.write(text)
+
+    def step(
+        self,
+        step: int,
+        task: str,
+        losses: Mapping[str, float],
+        processed: Mapping[str, float],
+        stall_s: float,
+        figures: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record one step; writes the means every `every` steps.
+
+        Args:
+            step: index of the step, from 0.
+            task: task of its episodes; losses are averaged for each task separately.
+            losses: losses and other means of this step.
+            processed: what was processed, for example samples and tokens; recorded as rates.
+            stall_s: seconds that the step waited for data.
+            figures: of the steps since the last record, written as they are.
+        """
+        if not self.active:
+            return
+        for name, value in losses.items():
+            self.losses[f"{task}/{name}"].append(value)
+        for name, amount in processed.items():
+            self.processed[name] += amount
+        self.stall_s += stall_s
+        self.bar.update(1)
+        if (step + 1) % self.every == 0:
+            self._write(step + 1, figures or {})
+
+    def _write(self, step: int, figures: Mapping[str, float]) -> None:
+        elapsed = time.perf_counter() - self.started
+        means = {name: sum(values) / len(values) for name, values in self.losses.items()}
+        rates = {f"{name}_per_s": round(amount / elapsed, 3) for name, amount in self.processed.items()}
+        self.scalars(step, {**means, **rates, "stall_share": round(self.stall_s / elapsed, 4), **figures})
+        shown = {
+            name.split("/")[0]: f"{value:.4g}" for name, value in means.items() if name.endswith("/loss")
+        }
+        self.bar.set_postfix({**shown, "samples/s": f"{rates.get('samples_per_s', 0):.1f}"})
+        self._reset()
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write values after `step` steps; a step may have several records."""
+        if not self.active:
+            return
+        record = {"stage": self.stage, "step": step, **values, "time": time.time()}
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+        if self.tensorboard:
+            for name, value in values.items():
+                self.tensorboard.add_scalar(name, value, step)
+        if self.tracker:
+            self.tracker.log({f"{self.stage}/{name}": value for name, value in values.items()}, step=step)
+
+    def _reset(self) -> None:
+        self.losses: dict[str, list[float]] = defaultdict(list)
+        self.processed: dict[str, float] = defaultdict(float)
+        self.stall_s = 0.0
+        self.started = time.perf_counter()
+
+    def write_samples(self, step: int, truth: np.ndarray, predicted: np.ndarray) -> None:
+        """Write clips `[b, t, h, w, 3]`, the truth above the prediction, as an image into RUN/samples."""
+        if not self.active:
+            return
+        pairs = zip(truth[:MAX_CLIPS], predicted[:MAX_CLIPS], strict=True)
+        clips = [clip for pair in pairs for clip in pair]
+        captions = ["truth", f"{self.stage}, step {step}"] * (len(clips) // 2)
+        sheet = contact_sheet(clips, captions)
+        write_image(sheet, self.run / "samples" / f"{self.stage}-{step:06d}.png")
+        if self.tensorboard:
+            self.tensorboard.add_image("samples", np.asarray(sheet), step, dataformats="HWC")
+
+    def close(self) -> None:
+        """Close the bar and the files, and plot the losses of the run so far."""
+        if self.active:
+            self.bar.close()
+            self.file.close()
+            if self.tensorboard:
+                self.tensorboard.close()
+            if self.tracker:
+                self.tracker.finish()
+            plot_losses(self.run)
+
+
+def _open_tensorboard(folder: Path) -> Any:
+    """Open a TensorBoard event file, or return None where the extra `tensorboard` is not installed."""
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))
+
+
+def _open_tracker(name: str, run: Path, stage: str) -> Any:
+    """Open a run of Weights & Biases or of trackio, whose calls are the same; None for "none".
+
+    A stage that resumes is continued in its run.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    if name == "none":
+        return None
+    try:
+        package = importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(
+            f"tracker is {name!r}, which is not installed; {pip_install(name)} or use none."
+        ) from None
+    where = {"dir": str(run), "id": f"{run.name}-{stage}"} if name == "wandb" else {}
+    return package.init(project=run.name, name=f"{run.name}-{stage}", resume="allow", **where)
+
+
+def read_metrics(run: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """Read metrics.jsonl as {stage: {step: values}}; of repeated values the last one counts.
+
+    An incomplete last line is skipped.
+    """
+    stages: dict[str, dict[int, dict[str, Any]]] = {}
+    for line in (run / METRICS).read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        stages.setdefault(record["stage"], {}).setdefault(record["step"], {}).update(record)
+    return {stage: dict(sorted(records.items())) for stage, records in stages.items()}
+
+
+def plot_losses(run: Path) -> None:
+    """Plot every stage's losses over its steps into RUN/losses.png."""
+    stages = {stage: records for stage, records in read_metrics(run).items() if records}
+    if not stages:
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.2 * len(stages)), layout="tight")
+    axes = figure.subplots(len(stages), 1, squeeze=False)
+    for axis, (stage, records) in zip(axes[:, 0], stages.items(), strict=True):
+        for name in sorted(
+            {name for record in records.values() for name in record if name.endswith("/loss")}
+        ):
+            points = [(step, record[name]) for step, record in records.items() if name in record]
+            axis.plot(*zip(*points, strict=True), label=name.removesuffix("/loss"), linewidth=1.2)
+        axis.set(title=stage, xlabel="step", ylabel="loss", yscale="log")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    with atomic_file(run / "losses.png") as temporary:
+        figure.savefig(temporary, format="png", dpi=110)

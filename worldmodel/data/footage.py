@@ -1,0 +1,133 @@
+"""Frames that are not in one video file: images in the rows of a table, and cameras side by side."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from worldmodel import media
+from worldmodel.config import height_width
+from worldmodel.data.clips import Footage, RoundFormat
+from worldmodel.data.columns import inside
+from worldmodel.errors import InputError
+from worldmodel.media.shared_video import REMOTE
+
+MAX_OPEN = 16
+"""Row groups of images that a process keeps."""
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Encoded images in a column of a parquet file, one in each row of an episode."""
+
+    path: str
+    column: str
+    first_row: int
+    num_frames: int
+    fps: float
+    root: str
+    """Folder in which files lie that cells name in place of their bytes."""
+
+    def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
+        """Return up to `wanted` frames at the frame rate of a format, beginning with number `first`.
+
+        Raises:
+            InputError: the file is missing or damaged, or a row has no image.
+        """
+        count = max(min(wanted, self.length(format) - first), 1)
+        times = (np.arange(first, first + count) / format.fps).tolist()
+        rows = [min(int(time * self.fps + 1e-3), self.num_frames - 1) for time in times]
+        found = {row: self._image(row, format) for row in sorted({*rows})}
+        return np.stack([found[row] for row in rows])
+
+    def length(self, format: RoundFormat) -> int:
+        """Return the number of frames at the frame rate of a format, up to the last one's begin."""
+        return int((self.num_frames - 1) / self.fps * format.fps + 1e-3) + 1
+
+    def _image(self, row: int, format: RoundFormat) -> np.ndarray:
+        cell = _cell(self.path, self.column, self.first_row + row)
+        data, path = (cell.get("bytes"), cell.get("path")) if isinstance(cell, Mapping) else (cell, cell)
+        if isinstance(data, bytes):
+            return media.read_image(data, format.size)
+        if not isinstance(path, str) or self.root.startswith(REMOTE):
+            raise InputError(f"its row {row + 1} has no image in {self.column}")
+        return media.read_image(inside(os.path.abspath(self.root), path), format.size)
+
+
+def _cell(path: str, column: str, row: int) -> Any:
+    """Return a cell; the row groups that were read last are kept.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        starts = _starts(path, os.getpid())
+        group = int(np.searchsorted(starts, row, side="right")) - 1
+        return _group(path, column, group, os.getpid())[row - int(starts[group])].as_py()
+    # A missing or damaged parquet file raises many types.
+    except Exception as error:
+        raise InputError(f"{path!r} cannot be read ({' '.join(str(error).split())})") from None
+
+
+@lru_cache(maxsize=1024)
+def _starts(path: str, process: int) -> np.ndarray:
+    """Return the number of each row group's first row, and that of all rows."""
+    with _open(path) as file:
+        groups = range(file.num_row_groups)
+        return np.cumsum([0, *(file.metadata.row_group(number).num_rows for number in groups)])
+
+
+@lru_cache(maxsize=MAX_OPEN)
+def _group(path: str, column: str, number: int, process: int) -> Any:
+    with _open(path) as file:
+        return file.read_row_group(number, columns=[column])[column]
+
+
+def _open(path: str) -> Any:
+    from pyarrow.parquet import ParquetFile
+
+    if not path.startswith(REMOTE):
+        return ParquetFile(path, memory_map=True)
+    import fsspec
+
+    return ParquetFile(fsspec.open(path, "rb").open())  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Several cameras of one episode in one picture, row by row."""
+
+    parts: tuple[Footage, ...]
+
+    def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
+        """Return frames as the parts do, each scaled to its tile; without one, a tile is black."""
+        rows, columns = grid(len(self.parts))
+        height, width = height_width(format.size)
+        tops = np.linspace(0, height, rows + 1).astype(int)
+        lefts = np.linspace(0, width, columns + 1).astype(int)
+        whole: np.ndarray | None = None
+        for number, part in enumerate(self.parts):
+            row, column = divmod(number, columns)
+            size = int(tops[row + 1] - tops[row]), int(lefts[column + 1] - lefts[column])
+            found = part.read(replace(format, size=size), first, wanted)
+            if whole is None:
+                whole = np.zeros((len(found), height, width, 3), np.uint8)
+            count = min(len(whole), len(found))
+            whole = whole[:count]
+            whole[:, tops[row] : tops[row + 1], lefts[column] : lefts[column + 1]] = found[:count]
+        assert whole is not None
+        return whole
+
+    def length(self, format: RoundFormat) -> int:
+        """Return the number of frames that all parts have."""
+        return min(part.length(format) for part in self.parts)
+
+
+def grid(count: int) -> tuple[int, int]:
+    """Return rows and columns of tiles: two side by side, four in a square."""
+    columns = math.ceil(math.sqrt(count))
+    return math.ceil(count / columns), columns

@@ -1,0 +1,214 @@
+"""The state of a flow, from the catalog alone."""
+
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from worldmodel.config.flow import FlowConfig
+from worldmodel.database import reads
+from worldmodel.errors import InputError
+from worldmodel.flow.catalog.catalog import Catalog
+from worldmodel.flow.catalog.chain import DEAD, DROPPED, PACK, Chain
+from worldmodel.flow.catalog.schema import attempt, clip, lease, listing, outcome, run, segment, tally
+from worldmodel.leases import is_live
+
+WINDOW_S = 60.0
+"""Rates are measured over the last minute."""
+NEWEST = 10_000
+"""Verdicts of a stage that are counted by their reason: the newest."""
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """Where one stage stands; the last one, `pack`, is the writing of segments."""
+
+    name: str
+    done: int
+    dropped: int
+    dead: int
+    """Dead letters: clips that failed in every attempt."""
+    retried: int
+    waiting: int
+    """Clips that wait for it or are worked on."""
+    worker_s: float
+    """Seconds that its workers have spent on batches."""
+    rate: float
+    """Clips per second over the last minute, of all its workers together."""
+    oldest_s: float | None
+    """Age of the oldest clip that waits, in seconds since it was listed."""
+    end_s: float | None
+    """Seconds until it has worked on all clips in flight at this rate; None if nothing moves."""
+
+
+@dataclass(frozen=True)
+class FlowStatus:
+    """Where a flow stands."""
+
+    listed: int
+    all_listed: bool
+    stages: tuple[StageStatus, ...]
+    packed: int
+    segments: int
+    running: int
+    """Runs that are alive."""
+    error: str | None
+    """Why the last run failed."""
+
+    @property
+    def end_s(self) -> float | None:
+        """Seconds until all clips are packed; None while it cannot be estimated."""
+        ends = [stage.end_s for stage in self.stages]
+        known = [end for end in ends if end is not None]
+        return max(known) if self.all_listed and len(known) == len(ends) else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why clips have ended in a stage."""
+
+    state: str
+    """dropped or dead."""
+    reason: str
+    """With `#` in place of the numbers in it."""
+    count: int
+    examples: tuple[dict[str, Any], ...]
+    """A few of the newest clips: id, address, start_s, end_s, reason and fields."""
+
+
+class StatusReader:
+    """Reads the status of a flow; its queries do not depend on the number of clips.
+
+    Args:
+        config: the flow.
+        create: whether its catalog is created if there is none.
+
+    Raises:
+        FlowError: there is no catalog.
+        DatabaseError: it cannot be read.
+    """
+
+    def __init__(self, config: FlowConfig, create: bool = False) -> None:
+        self.catalog = Catalog(config.place("catalog"), Chain.of(config), create)
+        self.engine = self.catalog.engine
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.catalog.close()
+
+    @reads
+    def read(self, db: Connection) -> FlowStatus:
+        """Return the status now."""
+        chain, now = self.catalog.chain, time.time()
+        runs = db.execute(sa.select(run).order_by(run.c.started_at.desc())).all()
+        window_s = min(WINDOW_S, max(1.0, now - runs[0].started_at)) if runs else WINDOW_S
+        waiting = self._waiting(db, now)
+        stages, remaining = [], 0
+        for name, key in [*((link.name, link.key) for link in chain.links), (PACK, chain.key)]:
+            sums = self._sums(db, name, key)
+            count, oldest_s = waiting.get(name, (0, None))
+            remaining += count
+            rate = self._finished(db, name, key, now - window_s) / window_s
+            end_s = 0.0 if not remaining else remaining / rate if rate else None
+            moving = {"rate": rate, "oldest_s": oldest_s, "end_s": end_s}
+            stages.append(StageStatus(name, waiting=count, **moving, **sums))
+        segments = db.execute(
+            sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(segment.c.num_clips), 0)).where(
+                segment.c.key == chain.key
+            )
+        ).one()
+        running = sa.select(sa.func.count()).select_from(run).join(lease, lease.c.id == run.c.id)
+        running = running.where(is_live(db, lease))
+        listings = db.execute(sa.select(listing)).all()
+        return FlowStatus(
+            listed=sum(row.rows for row in listings),
+            all_listed=bool(listings) and all(row.finished for row in listings),
+            stages=tuple(stages),
+            packed=int(segments[1]),
+            segments=int(segments[0]),
+            running=db.execute(running).scalar_one(),
+            error=runs[0].error if runs else None,
+        )
+
+    def _sums(self, db: Connection, stage: str, key: str) -> dict[str, Any]:
+        names = ("done", "dropped", "dead", "retried")
+        sums = [sa.func.coalesce(sa.func.sum(tally.c[name]), 0).label(name) for name in (*names, "seconds")]
+        row = db.execute(sa.select(*sums).where(tally.c.stage == stage, tally.c.key == key)).one()._mapping
+        return {**{name: int(row[name]) for name in names}, "worker_s": float(row["seconds"])}
+
+    def _finished(self, db: Connection, stage: str, key: str, since: float) -> int:
+        """Count the clips that a stage has finished since a time."""
+        if stage == PACK:
+            query = sa.select(sa.func.coalesce(sa.func.sum(segment.c.num_clips), 0)).where(
+                segment.c.key == key, segment.c.sealed_at > since
+            )
+        else:
+            query = sa.select(sa.func.count()).where(
+                outcome.c.stage == stage,
+                outcome.c.key == key,
+                outcome.c.state.in_(("done", DROPPED, DEAD)),  # so that the index is used
+                outcome.c.finished_at > since,
+            )
+        return int(db.execute(query).scalar_one())
+
+    def _waiting(self, db: Connection, now: float) -> dict[str, tuple[int, float]]:
+        """Return how many clips are in each state, and the age of the oldest; few are in flight."""
+        query = (
+            sa.select(clip.c.state, sa.func.count(), sa.func.min(clip.c.listed_at))
+            .where(clip.c.state.in_(self.catalog.chain.names))
+            .group_by(clip.c.state)
+        )
+        return {state: (count, max(0.0, now - oldest)) for state, count, oldest in db.execute(query)}
+
+    @reads
+    def verdicts(self, db: Connection, stage: str, num_examples: int = 3) -> list[Verdict]:
+        """Return why a stage has dropped clips, or why they are dead letters, the most frequent first.
+
+        The newest 10,000 of both kinds are counted; reasons that differ only in their numbers count as one.
+
+        Raises:
+            InputError: there is no such stage.
+        """
+        key, names = self._key(stage), ("id", "address", "start_s", "end_s")
+        counts: Counter[tuple[str, str]] = Counter()
+        examples: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for state in (DROPPED, DEAD):
+            query = (
+                sa.select(*(clip.c[name] for name in names), outcome.c.reason, outcome.c.fields)
+                .join(clip, clip.c.id == outcome.c.clip)
+                .where(outcome.c.stage == stage, outcome.c.key == key, outcome.c.state == state)
+                .order_by(outcome.c.finished_at.desc())
+                .limit(NEWEST)
+            )
+            for row in db.execute(query).mappings():
+                group = (state, general(row["reason"] or ""))
+                counts[group] += 1
+                if len(examples.setdefault(group, [])) < num_examples:
+                    examples[group].append(dict(row))
+        return [Verdict(*group, count, tuple(examples[group])) for group, count in counts.most_common()]
+
+    @reads
+    def retried(self, db: Connection, stage: str, limit: int = 3) -> list[tuple[str, str]]:
+        """Return some clips that wait for another attempt, and why the last one failed."""
+        query = (
+            sa.select(attempt.c.clip, attempt.c.reason)
+            .join(clip, clip.c.id == attempt.c.clip)
+            .where(attempt.c.stage == stage, attempt.c.key == self._key(stage), clip.c.state == stage)
+            .limit(limit)
+        )
+        return [(row.clip, row.reason or "") for row in db.execute(query)]
+
+    def _key(self, stage: str) -> str:
+        chain = self.catalog.chain
+        if stage not in chain.names:
+            raise InputError(f"There is no stage {stage!r}; use one of {', '.join(chain.names)}.")
+        return chain.key if stage == PACK else chain.link(stage).key
+
+
+def general(reason: str) -> str:
+    """Return a reason without its numbers and quoted values, to count it with others like it."""
+    return re.sub(r"\d+(\.\d+)?", "#", re.sub(r"'[^']*'|https?://\S+", "…", reason))

@@ -1,1 +1,0 @@
-"""Revisions of the schema, each of which changes the one before it."""

@@ -1,0 +1,1 @@
+"""Third-party games: environments, policies that record them, and judges of their frames."""

@@ -1,0 +1,1 @@
+"""The buffer of a flow in Lance datasets: `buffer: lance:FOLDER`."""

@@ -1,0 +1,1 @@
+"""Topics of Apache Pulsar: `topics: pulsar://HOST:PORT`."""

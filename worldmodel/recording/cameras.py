@@ -1,0 +1,82 @@
+"""Images of an environment: what it renders, and what is in its observations."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from worldmodel.config import ImageSize
+from worldmodel.errors import InputError
+from worldmodel.media import crop_and_resize
+
+RENDER, OBSERVATION = "render", "observation"
+"""Cameras: the picture that the environment renders, and the images in its observations."""
+
+
+class Cameras:
+    """Takes pictures.
+
+    Args:
+        source: Name of the environment or dataset, for messages.
+        names: `render`, `observation`, or the path of an image such as `observation.top`.
+        size: Size of the frames; None keeps it.
+    """
+
+    def __init__(self, source: str, names: Sequence[str], size: ImageSize | None) -> None:
+        self.source, self.names, self.size = source, names, size
+
+    def frames(self, observation: Any, render: Callable[[], Any]) -> dict[str, np.ndarray]:
+        """Return the picture of every camera, uint8 `[h, w, 3]`.
+
+        Raises:
+            InputError: there is no such camera, or it gives no image.
+        """
+        frames: dict[str, np.ndarray] = {}
+        for camera in self.names:
+            picture = self._picture(camera, observation, render)
+            # A mapping may also hold other things than images.
+            images = list(images_in(camera, picture)) if isinstance(picture, Mapping) else [(camera, picture)]
+            if not images:
+                raise InputError(f"The camera {camera!r} of {self.source} has no image; name another.")
+            # Files and features are named after cameras.
+            frames |= {name.replace("/", "_"): self._frame(name, image) for name, image in images}
+        return frames
+
+    def _picture(self, camera: str, observation: Any, render: Callable[[], Any]) -> Any:
+        first, *path = camera.split(".")
+        picture = render() if first == RENDER else observation
+        if first not in (RENDER, OBSERVATION):
+            raise InputError(f"There is no camera {camera!r}; use render, observation or observation.NAME.")
+        for name in path:
+            if not isinstance(picture, Mapping) or name not in picture:
+                has = (
+                    f"it has {', '.join(map(str, picture))}"
+                    if isinstance(picture, Mapping)
+                    else "it has no parts"
+                )
+                raise InputError(f"The camera {camera!r} is not in the {first}; {has}.")
+            picture = picture[name]
+        return picture
+
+    def _frame(self, name: str, image: Any) -> np.ndarray:
+        image = np.asarray(image)
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            shape = f"{image.dtype} values of shape {list(image.shape)}"
+            raise InputError(
+                f"The camera {name!r} of {self.source} gives {shape}, not an image; record the "
+                "camera render, or an observation of uint8 [height, width, 3]."
+            )
+        if self.size is not None:
+            return crop_and_resize(Image.fromarray(image), self.size)
+        height, width = image.shape[:2]  # H.264 needs even sides
+        return np.pad(image, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
+def images_in(camera: str, picture: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the images of a camera: the picture itself, or those in a mapping of pictures."""
+    if isinstance(picture, Mapping):
+        for name, part in picture.items():
+            yield from images_in(f"{camera}.{name}", part)
+    elif np.ndim(picture) == 3 and np.shape(picture)[2] == 3:
+        yield camera, picture

@@ -1,0 +1,203 @@
+"""Training episodes of the shapes world, generated when they are requested and never stored."""
+
+import math
+from collections.abc import Collection
+from itertools import islice
+
+import numpy as np
+
+from worldmodel import shapes
+from worldmodel.actions import Action
+from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.episodes import DESCRIBE, WHAT_HAPPENED, Episode
+from worldmodel.errors import ConfigError
+from worldmodel.shapes.captions import SPLIT as CAPTIONS
+from worldmodel.shapes.captions import WRITTEN, sample_captioned_clip, what_happens
+from worldmodel.shapes.chance import sample_chance_rollout
+from worldmodel.shapes.films import SPLIT as FILMS
+from worldmodel.shapes.films import sample_film_rollout
+from worldmodel.shapes.memory import SPLIT as MEMORY
+from worldmodel.shapes.memory import sample_memory_rollout
+from worldmodel.shapes.scene import half_side_of
+from worldmodel.shapes.wordings import SPLIT as WORDINGS
+from worldmodel.shapes.wordings import sample_worded_rollout
+
+KEYS = (*shapes.COLOURS, *shapes.DIRECTIONS, "jump", "fall", "grow", "shrink", "vanish", "explode")
+"""Keys of the shapes world; a colour and a verb pressed together act on the object of that colour."""
+
+LABEL_WORDS = {
+    "colour": shapes.COLOURS,
+    "shape": shapes.SHAPES,
+    "size": shapes.SIZES,
+    "background": shapes.BACKGROUNDS,
+}
+"""Words that can hold on a latent cell, by kind, in the order of the label's last axis."""
+_WORDS = tuple(word for words in LABEL_WORDS.values() for word in words)
+_GRID = shapes.FRAME_SIZE // 8
+
+
+def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> "ShapesSource":
+    """Open one of `data.sources` of the kind `shapes`.
+
+    Raises:
+        ConfigError: The model has other frames or rounds than the world.
+    """
+    if model.codec.image_size != shapes.FRAME_SIZE:
+        raise ConfigError(
+            f"data.sources.{name} is the shapes world, whose frames have {shapes.FRAME_SIZE} pixels a "
+            f"side; set model.codec.image_size, now {model.codec.image_size}, to {shapes.FRAME_SIZE}."
+        )
+    if model.chunk_frames != shapes.FRAMES_PER_CLIP:
+        raise ConfigError(
+            f"data.sources.{name} is the shapes world, whose rounds have {shapes.FRAMES_PER_CLIP} "
+            f"frames; set model.chunk_frames, now {model.chunk_frames}, to {shapes.FRAMES_PER_CLIP}."
+        )
+    return ShapesSource(config.sources[name].split, model.action.keys)
+
+
+class ShapesSource:
+    """An endless source of episodes.
+
+    Tasks: `rounds` (actions and the clips they lead to), `imagine` (a caption and the scene it describes),
+    `describe` and `ask` (text about one image or clip), `inverse` (the action between two observations),
+    `document` (text alone).
+    """
+
+    tasks = ("rounds", "imagine", "describe", "ask", "inverse", "document")
+    texts = ()  # they come from the world: `ShapesWorld.documents`
+    size = None
+    streams = 0
+
+    def __init__(self, split: str = "train", keys: Collection[str] | None = None) -> None:
+        """Open a split.
+
+        Args:
+            split: One of `shapes.SPLITS` (every other of `arrivals` in words beyond the grammar), `chance`
+                for acts with several outcomes, `wordings` for single acts in words beyond the grammar,
+                `memory` for objects that are hidden and shown again, `films` for episodes that begin with
+                observed rounds, `captions`, where `imagine` has clips in which something happens, or
+                `written`: of acts in many words, `ask` has the words and what happens then, written out, and
+                `rounds` has these as actions.
+            keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
+        """
+        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY, FILMS, CAPTIONS, WRITTEN)
+        if split not in splits:
+            raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(splits)}.")
+        self.name = self.split = split
+        self.keys = keys
+
+    def at(self, index: int) -> "ShapesSource":
+        """Return itself: an episode depends on the index alone."""
+        return self
+
+    def cost(self, index: int, rounds: int) -> float:
+        """Return the number of rounds, the same for every index."""
+        return rounds
+
+    def close(self) -> None:
+        """Do nothing; no files are open."""
+
+    def episode(self, task: str, seed: int, index: int, rounds: int = 1) -> Episode:
+        """Return one episode; see the class for the tasks."""
+        rng = np.random.default_rng((seed, index, 7))
+        name = f"{self.split}/{task}/{seed}/{index}"
+        if task == "document":
+            return Episode(name, answer=next(islice(shapes.documents(rng), index % 4, None)))
+        if task == "imagine" and self.split == CAPTIONS:
+            told = sample_captioned_clip(seed, index)
+            return Episode(name, (told.clip.frames[:0], told.clip.frames), (Action(told.text),))
+        if task == "imagine":
+            scene = shapes.zone_scene(rng) if rng.random() < 0.8 else shapes.random_scene(rng)
+            clip = np.repeat(shapes.render(scene)[None], shapes.FRAMES_PER_CLIP, axis=0)
+            return Episode(name, (clip[:0], clip), (Action(shapes.caption(scene)),))
+        observed = 0
+        if self.split == "chance":
+            samples = sample_chance_rollout(seed, index, max(rounds, 1))
+        elif self.split == CAPTIONS:
+            samples = [sample_captioned_clip(seed, index)]
+        elif self.split == WORDINGS or (self.split == WRITTEN and index % 2):
+            samples = sample_worded_rollout(seed, index, max(rounds, 1))
+        elif self.split == "arrivals" and index % 2:
+            samples = sample_worded_rollout(seed, index, max(rounds, 1), self.split)
+        elif self.split == MEMORY:
+            samples = sample_memory_rollout(seed, index, max(rounds, 1))
+        elif self.split == FILMS:
+            samples, observed = sample_film_rollout(seed, index, max(rounds, 1))
+        else:
+            split = "single" if self.split == WRITTEN else self.split
+            samples = shapes.sample_rollout(split, seed, index, max(rounds, 1))
+        first = samples[0]
+        before = shapes.render(first.clip.before)[None]
+        if task == "inverse":
+            answer = shapes.canonical_text(first.clip.plan)
+            return Episode(name, (before, first.clip.frames), prompt=WHAT_HAPPENED, answer=answer)
+        if task == "ask" and self.split == WRITTEN:
+            return Episode(name, (before,), prompt=first.text, answer=what_happens(first))
+        if task in ("describe", "ask"):
+            scene = first.clip.before if rng.random() < 0.5 else first.clip.after
+            frames = before if scene is first.clip.before else first.clip.frames
+            if task == "describe":
+                return Episode(name, (frames,), prompt=DESCRIBE, answer=shapes.caption(scene))
+            prompt, answer = shapes.question(scene, rng)
+            return Episode(name, (frames,), prompt=prompt, answer=answer)
+        if task != "rounds":
+            raise ValueError(f"The shapes world has no task {task!r}; use one of {', '.join(self.tasks)}.")
+        if self.split == WRITTEN:
+            actions = tuple(Action(what_happens(sample)) for sample in samples)
+        else:
+            actions = tuple(_action(sample, rng, self.keys) for sample in samples)
+        clips = tuple(sample.clip.frames for sample in samples)
+        labels = _labels(first)
+        if observed:
+            labels = {"words": labels["words"]}  # no act is named in a film, and none is predicted
+        return Episode(name, (before, *clips), actions, labels=labels, observed=observed)
+
+
+def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[str] | None) -> Action:
+    """Return the action as text; one in ten of those that keys can express, as keys."""
+    if not sample.text:
+        return Action()
+    acts = [act for stage in sample.clip.plan.stages for act in stage]
+    if len(acts) == 1 and rng.random() < 0.1:
+        act = acts[0]
+        if act.verb == "stay":
+            return Action()
+        pressed = {act.target_colour, act.deed}
+        if act.deed in KEYS and act.target_colour and (known is None or pressed <= set(known)):
+            return Action(keys=(act.target_colour, act.deed))
+    return Action(sample.text)
+
+
+def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
+    """Return the labels of the first round; see `World.label_words`."""
+    before, after = sample.clip.before, sample.clip.after
+    targets = {act.target_colour for stage in sample.clip.plan.stages for act in stage}
+    named = np.zeros((_GRID, _GRID), dtype=np.float32)
+    for obj in before.objects:
+        if obj.colour in targets:
+            named[_covered(obj)] = 1
+    words, next_words = _words_on_cells(before), _words_on_cells(after)
+    next_words[(words == next_words).all(axis=-1)] = 0
+    return {"words": words, "next_words": next_words, "named": named}
+
+
+def _words_on_cells(scene: shapes.Scene) -> np.ndarray:
+    """Return which words hold on each latent cell, `[rows, columns, words]`."""
+    words = np.zeros((_GRID, _GRID, len(_WORDS)), dtype=np.float32)
+    words[..., _WORDS.index(scene.background)] = 1
+    for obj in scene.objects:
+        for word in (obj.colour, obj.shape, obj.size):
+            words[(*_covered(obj), _WORDS.index(word))] = 1
+    return words
+
+
+def _covered(obj: shapes.SceneObject) -> tuple[slice, slice]:
+    """Return the rows and columns of the latent cells whose centre an object covers."""
+    half = half_side_of(obj)
+    return _between(obj.y, half), _between(obj.x, half)
+
+
+def _between(middle: int, half: float) -> slice:
+    """Return the latent cells along one axis whose centre is at most `half` pixels from the middle."""
+    first, last = math.ceil((middle - half - 3.5) / 8), math.floor((middle + half - 3.5) / 8)
+    return slice(max(first, 0), last + 1)
