@@ -7,16 +7,11 @@ alignment  state alignment before the generator meets the states, against the ge
 states     predicted states at query positions, against text states: the language model writes what happens
            next, and the generator reads it (as in PAN 2)
 queries    a query for every latent cell, against one for 2 x 2 of them (`query_merge`)
-recipe     how a pretrained language model learns to bind words to things: rank and rate of LoRA, training in
-           full, numbers of layers, with and without vision alignment, mixed with text
 
-The time of a step is measured first, so all models train for `--minutes` on the same machine; with `--steps`
-they take equally many steps instead. They are judged on sentences in the grammar (held-out combinations of
-colour, shape and verb) and in other words. Several commands may train different `--variants` into one folder;
-each writes the table and the curves of all that are there.
+The time of a step is measured first, so both models train for `--minutes` on the same machine. They are
+judged on sentences in the grammar (held-out combinations of colour, shape and verb) and in other words.
 
     python benchmarks/ablations.py backbone --minutes 20 --out runs/ablations
-    python benchmarks/ablations.py recipe --steps 400 --set data.num_workers=4 stages.single.batch_size=48
 """
 
 import argparse
@@ -47,9 +42,6 @@ from worldmodel.shapes.evaluation.paraphrases import kinds, paraphrase_cases
 
 Settings = dict[str, Any]
 CALIBRATION_STEPS = 8
-FIGURES = "figures.json"
-LINES = [{"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"} for index in range(20)]
-"""Styles of the curves of a picture."""
 LORA = {"lora_rank": 64, "lora_alpha": 64, "lr": 1.0e-3}
 PRETRAINED = "smollm2-135m-instruct"
 GENERATOR = {"width": 256, "num_layers": 4, "num_heads": 4}
@@ -173,48 +165,12 @@ def queries() -> dict[str, Variant]:
     return {"a query per cell": Variant(settings, shares), "a query per 2 x 2 cells": Variant(merged, shares)}
 
 
-def recipe() -> dict[str, Variant]:
-    """Ways to train the pretrained layers, from the shipped one, which differ in one thing each."""
-    shares = {"alignment": 0.4, "single": 0.6}
-
-    def changed(backbone: Settings | None = None, layers: int = 10, **stage: Any) -> Variant:
-        settings = shipped()
-        settings["model"]["backbone"]["num_layers"] = layers
-        settings["stages"]["single"] |= stage
-        settings["stages"]["single"]["train"]["backbone"] = LORA if backbone is None else backbone
-        return Variant(settings, shares)
-
-    unbound, unaligned = changed(), changed()
-    unbound.settings["stages"]["alignment"]["loss_weights"] = {"word": 0.0}
-    del unaligned.settings["stages"]["alignment"]
-    return {
-        "LoRA of rank 64, lr 1e-3": changed(),
-        "rank 16": changed(LORA | {"lora_rank": 16, "lora_alpha": 16}),
-        "rank 256": changed(LORA | {"lora_rank": 256, "lora_alpha": 256}),
-        "lr 3e-4": changed(LORA | {"lr": 3.0e-4}),
-        "lr 3e-3": changed(LORA | {"lr": 3.0e-3}),
-        "LoRA by Muon, 0.006": changed(LORA | {"muon_lr": 0.006}),
-        "LoRA by Muon, 0.02": changed(LORA | {"muon_lr": 0.02}),
-        "in full, lr 1e-4, Muon 0.002": changed({"lr": 1.0e-4, "muon_lr": 0.002}),
-        "in full, lr 3e-4, Muon 0.006": changed({"lr": 3.0e-4, "muon_lr": 0.006}),
-        "in full, lr 3e-4, without Muon": changed({"lr": 3.0e-4, "muon_lr": 0.0}),
-        "in full, lr 2e-3, Muon 0.02": changed({"lr": 2.0e-3, "muon_lr": 0.02}),
-        "random weights, in full": Variant(backbone()["random, trained whole"].settings, shares),
-        "features are not words": unbound,
-        "no vision alignment": Variant(unaligned.settings, {"single": 1.0}),
-        "5 layers": changed(layers=5),
-        "20 layers": changed(layers=20),
-        "a fifth of text": changed(tasks={"rounds": 0.8, "describe": 0.2}),
-    }
-
-
 ABLATIONS: dict[str, Callable[[], dict[str, Variant]]] = {
     "backbone": backbone,
     "layers": layers,
     "alignment": alignment,
     "states": states,
     "queries": queries,
-    "recipe": recipe,
 }
 
 
@@ -270,14 +226,6 @@ def train(settings: Settings, run: Path, processes: int, overrides: Sequence[str
     return run / "model"
 
 
-def stepped(variant: Variant, steps: int) -> Settings:
-    """Return the config with so many steps over all stages."""
-    settings = copy.deepcopy(variant.settings)
-    for name, stage in settings["stages"].items():
-        stage["steps"] = max(1, round(steps * variant.shares[name]))
-    return settings
-
-
 def calibrated(
     variant: Variant, run: Path, minutes: float, processes: int, overrides: Sequence[str]
 ) -> Settings:
@@ -328,8 +276,8 @@ def figures(model: Path, writes: bool, num_samples: int, seed: int) -> dict[str,
     }
 
 
-def draw(name: str, runs: dict[str, Path], file: Path, over_steps: bool) -> None:
-    """Draw the losses of all variants over minutes or steps of training."""
+def draw(name: str, runs: dict[str, Path], file: Path) -> None:
+    """Draw the losses of both variants over minutes of training."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -345,21 +293,15 @@ def draw(name: str, runs: dict[str, Path], file: Path, over_steps: bool) -> None
     figure, axes = pyplot.subplots(
         1, len(shown), figsize=(4 * len(shown), 3.2), layout="constrained", squeeze=False
     )
-    for index, (label, each) in enumerate(records.items()):
+    for label, each in records.items():
         for axis, loss in zip(axes[0], shown, strict=True):
-            points = [
-                (record["step"] if over_steps else (record["time"] - each[0]["time"]) / 60, record[loss])
-                for record in each
-                if loss in record
-            ]
-            if points:
-                axis.plot(*zip(*points, strict=True), **LINES[index], label=label)
+            found = [record for record in each if loss in record]
+            minutes = [(record["time"] - each[0]["time"]) / 60 for record in found]
+            if found:
+                axis.plot(minutes, [record[loss] for record in found], label=label)
     for axis, loss in zip(axes[0], shown, strict=True):
-        axis.set(title=loss.split("/")[1], xlabel="steps" if over_steps else "minutes", ylim=(0, None))
-    if len(runs) > 2:
-        figure.legend(*axes[0][-1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    else:
-        axes[0][-1].legend(fontsize=8)
+        axis.set(title=loss.split("/")[1], xlabel="minutes", ylim=(0, None))
+    axes[0][-1].legend(fontsize=8)
     figure.suptitle(name)
     figure.savefig(file, dpi=120)
 
@@ -370,9 +312,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", choices=list(ABLATIONS))
-    parser.add_argument("--variants", nargs="+", default=[], metavar="NAME", help="train these; default: all")
     parser.add_argument("--minutes", type=float, default=20, help="training of each model")
-    parser.add_argument("--steps", type=int, help="steps of each model, instead of minutes")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the trainings")
     parser.add_argument("--out", type=Path, default=Path("runs/ablations"))
     parser.add_argument("--num-processes", type=int, default=2)
@@ -380,39 +320,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1234)
     args = parser.parse_args()
     variants = ABLATIONS[args.name]()
-    if unknown := set(args.variants) - variants.keys():
-        parser.error(f"no variant {', '.join(sorted(unknown))}; there are {'; '.join(variants)}")
-    runs = {label: args.out / args.name / folder_name(label) for label in variants}
+    runs = {label: args.out / args.name / re.sub(r"\W+", "-", label) for label in variants}
+    all_figures: dict[str, Any] = {}
     for label, variant in variants.items():
         run = runs[label]
-        if args.variants and label not in args.variants:
-            continue
         plan = run.with_suffix(".json")
         if not plan.is_file():
             plan.parent.mkdir(parents=True, exist_ok=True)
-            if args.steps:
-                settings = stepped(variant, args.steps)
-            else:
-                probe = run.with_name(f"{run.name}-timing")
-                settings = calibrated(variant, probe, args.minutes, args.num_processes, args.set)
+            probe = run.with_name(f"{run.name}-timing")
+            settings = calibrated(variant, probe, args.minutes, args.num_processes, args.set)
             plan.write_text(json.dumps(settings, indent=1))
         model = run / "model"
         if not model.is_dir():
             model = train(json.loads(plan.read_text()), run, args.num_processes, args.set)
-        found = figures(model, variant.writes, args.num_samples, args.seed)
-        (run / FIGURES).write_text(json.dumps(found, indent=1))
-        for what, each in found.items():
+        all_figures[label] = figures(model, variant.writes, args.num_samples, args.seed)
+        for what, each in all_figures[label].items():
             print(f"{what}; {label}", Table("", list(flat_rows(each, {}))).text(), sep="\n", flush=True)
-    runs = {label: run for label, run in runs.items() if (run / FIGURES).is_file()}
-    all_figures = {label: json.loads((run / FIGURES).read_text()) for label, run in runs.items()}
-    (args.out / args.name / FIGURES).write_text(json.dumps(all_figures, indent=1))
-    draw(args.name, runs, args.out / args.name / "curves.png", over_steps=bool(args.steps))
+    (args.out / args.name / "figures.json").write_text(json.dumps(all_figures, indent=1))
+    draw(args.name, runs, args.out / args.name / "curves.png")
     print(f"wrote {args.out / args.name}")
-
-
-def folder_name(label: str) -> str:
-    """Return a variant's name without the characters that do not belong in a path."""
-    return re.sub(r"\W+", "-", label)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ model is trained on the log by `worldmodel train` (objective joint, latents of t
 
 one-pass  the flow with training beside it, and the same three phases one after the other: fetch all, then
           probe, filter and encode all, then train. Workers, connections, batches and steps are the same.
-passes    training for three passes beside a flow that keeps what it made, and beside one that fetches and
-          encodes every clip again in each pass, as streams without a buffer do.
 memory    memory of the flow with few clips, and with ten times as many that a slow training reads.
 """
 
@@ -35,7 +33,7 @@ import yaml
 from worldmodel.flow.log.log import READER
 from worldmodel.flow.storage import Storage
 
-SEGMENT, BATCH, PASSES = 32, 8, 3
+SEGMENT, BATCH = 32, 8
 COLUMNS = {"address": "path", "text": "text", "keys": "keys"}
 
 
@@ -44,14 +42,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("one-pass", "passes", "memory", "serve"))
+    parser.add_argument("what", choices=("one-pass", "memory", "serve"))
     parser.add_argument("--clips", type=int, default=256, help="clips of a pass (default: %(default)s)")
     parser.add_argument(
         "--rounds", type=int, default=2, help="of a clip; training reads two (default: %(default)s)"
     )
     parser.add_argument("--pairs", type=int, default=2, help="of runs (default: %(default)s)")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    add_network(parser)
+    parser.add_argument("--latency-ms", type=float, default=200.0, help="of a request (default: %(default)s)")
+    parser.add_argument(
+        "--kilobytes-s", type=float, default=40.0, help="per connection (default: %(default)s)"
+    )
+    parser.add_argument("--connections", type=int, default=4, help="of fetch (default: %(default)s)")
     parser.add_argument("--folder", help="folder of the videos, kept for the next run")
     args = parser.parse_args()
     if args.what == "serve":
@@ -59,17 +61,8 @@ def main() -> None:
     videos = recorded(args)
     work = Path(tempfile.mkdtemp(prefix="flow-benchmark-"))
     with server(videos, args) as root:
-        {"one-pass": one_pass, "passes": passes, "memory": memory}[args.what](work, videos, root, args)
+        {"one-pass": one_pass, "memory": memory}[args.what](work, videos, root, args)
     return None
-
-
-def add_network(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the web server."""
-    parser.add_argument("--latency-ms", type=float, default=200.0, help="of a request (default: %(default)s)")
-    parser.add_argument(
-        "--kilobytes-s", type=float, default=40.0, help="per connection (default: %(default)s)"
-    )
-    parser.add_argument("--connections", type=int, default=4, help="of fetch (default: %(default)s)")
 
 
 def recorded(args: argparse.Namespace) -> Path:
@@ -90,10 +83,7 @@ def one_pass(work: Path, videos: Path, root: str, args: argparse.Namespace) -> N
     for number in range(args.pairs):
         folder = work / f"pair-{number}"
         folder.mkdir()
-        arms = [
-            partial(streamed, folder, videos, root, args, train),
-            partial(staged, folder, videos, root, args, train),
-        ]
+        arms = [partial(arm, folder, videos, root, args, train) for arm in (streamed, staged)]
         seconds = {arm.func: arm() for arm in (arms if number % 2 == 0 else arms[::-1])}
         ratios.append(seconds[staged] / seconds[streamed])
         print(f"{ratios[-1]:.2f} times as fast", flush=True)
@@ -139,26 +129,6 @@ def staged(folder: Path, videos: Path, root: str, args: argparse.Namespace, trai
         f"one after the other: {sum(walls):.1f} s = {each}; this balance allows {sum(walls) / max(walls):.2f}"
     )
     return sum(walls)
-
-
-def passes(work: Path, videos: Path, root: str, args: argparse.Namespace) -> None:
-    """Compare three passes over stored results with fetching and encoding in every pass, in turns."""
-    train = train_config(work / "train.yaml", PASSES * args.clips // BATCH)
-    ratios = []
-    for number in range(args.pairs):
-        seconds = {}
-        for copies in (1, PASSES) if number % 2 == 0 else (PASSES, 1):
-            folder = work / f"pair-{number}-{copies}"
-            folder.mkdir()
-            table = copied(videos, folder / "clips.jsonl", copies)
-            flow = flow_config(folder / "flow.yaml", folder / "flow", videos, root, args, table=table)
-            began = time.monotonic()
-            used = run("flow", "run", str(flow), "--train", str(train), "--", f"run_dir={folder / 'run'}")
-            seconds[copies] = time.monotonic() - began
-            kind = "stored once" if copies == 1 else "encoded in every pass"
-            print(f"{kind}: {PASSES} passes {seconds[copies]:.1f} s ({used:.1f} s of CPU)", flush=True)
-        ratios.append(seconds[PASSES] / seconds[1])
-    print(f"median of {len(ratios)} pairs: {statistics.median(ratios):.2f} times as fast")
 
 
 def copied(videos: Path, table: Path, copies: int) -> Path:

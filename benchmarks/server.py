@@ -2,12 +2,8 @@
 
 rounds      rounds per second of 1, 4 and 16 worlds that are steered without a pause, against one in process
 live        seconds from an action to its first frame on WebSockets of pace `asap`, 1 and 8 sessions
-overload    ten times as many videos as it can generate, for `--minutes`
 soak        clients that steer, ask, fork and order videos without a pause, for `--minutes`
 kills       SIGKILL at random moments under load: which accepted videos and stored worlds are lost
-
-With several interpreters as `--python`, `rounds` and `live` compare the versions in their environments, whose
-servers take turns.
 """
 
 import argparse
@@ -49,9 +45,9 @@ PARTS = 10
 class Server:
     """A process of `worldmodel serve` on one data folder, which can be started again at the same address."""
 
-    def __init__(self, model: str, folder: str, python: str = sys.executable, *options: str) -> None:
+    def __init__(self, model: str, folder: str, *options: str) -> None:
         self.port = "0"
-        self._command = [python, "-P", "-m", "worldmodel", "serve", model, "--engine", "in-process"]
+        self._command = [sys.executable, "-P", "-m", "worldmodel", "serve", model, "--engine", "in-process"]
         self._command += ["--data-dir", folder, *options]
         self._command += [part for name, value in LIMITS.items() for part in (f"--{name}", str(value))]
         self.start()
@@ -88,11 +84,11 @@ class Server:
 
 
 @contextmanager
-def serving(model: str, python: str = sys.executable, *, stored: bool = False) -> Iterator[Server]:
+def serving(model: str, *, stored: bool = False) -> Iterator[Server]:
     """Start a server in a folder of its own, with a database if worlds are stored, and stop it."""
     with tempfile.TemporaryDirectory() as folder:
         options = ("--database", f"sqlite:///{folder}/worlds.db") if stored else ()
-        server = Server(model, folder, python, *options)
+        server = Server(model, folder, *options)
         try:
             yield server
             assert server.process.poll() is None, "the server is gone"
@@ -152,11 +148,9 @@ def measure_rounds(args: argparse.Namespace) -> None:
     for _ in tqdm(range(args.repeats), desc="repeats"):
         runs.setdefault("1, in process", []).append((*play_in_process(session, args.num_samples), 1.0))
         for live in args.live or (1, 4, 16):
-            for python in args.python:
-                with serving(args.model, python) as server:
-                    measured = asyncio.run(steer(server, live, args.num_samples))
-                    name = f"{live}, HTTP" + (f", {python}" if len(args.python) > 1 else "")
-                    runs.setdefault(name, []).append((*measured, server.mean_batch()))
+            with serving(args.model) as server:
+                measured = asyncio.run(steer(server, live, args.num_samples))
+                runs.setdefault(f"{live}, HTTP", []).append((*measured, server.mean_batch()))
     rows = [("worlds", "rounds/s", "p50, s", "p95, s", "processor ms/round", "mean batch", "against 1")]
     one = statistics.median(rate for _, rate, _, _ in runs["1, in process"])
     for name, repeats in runs.items():
@@ -201,32 +195,29 @@ async def act_live(url: str, rounds: int) -> list[float]:
 
 def measure_live(args: argparse.Namespace) -> None:
     """Print the latency of live sessions, and the processor time of an action."""
-    latencies: dict[tuple[int, str], list[float]] = {}
-    worked: dict[tuple[int, str], list[float]] = {}
+    latencies: dict[int, list[float]] = {}
+    worked: dict[int, list[float]] = {}
 
     async def play(url: str, live: int) -> list[list[float]]:
         return await asyncio.gather(*(act_live(url, args.num_samples) for _ in range(live)))
 
     for _ in range(args.repeats):
-        for python in args.python:
-            with serving(args.model, python) as server:
-                asyncio.run(play(server.url, 1))  # warms up
-                for live in args.live or (1, 8):
-                    began = server.processor_s()
-                    seconds = np.concatenate(asyncio.run(play(server.url, live)))
-                    latencies.setdefault((live, python), []).extend(seconds)
-                    cost = 1000 * (server.processor_s() - began) / len(seconds)
-                    worked.setdefault((live, python), []).append(cost)
+        with serving(args.model) as server:
+            asyncio.run(play(server.url, 1))  # warms up
+            for live in args.live or (1, 8):
+                began = server.processor_s()
+                seconds = np.concatenate(asyncio.run(play(server.url, live)))
+                latencies.setdefault(live, []).extend(seconds)
+                worked.setdefault(live, []).append(1000 * (server.processor_s() - began) / len(seconds))
     rows = [("live sessions", "p50, ms", "p95, ms", "processor ms/action", "actions")]
-    for (live, python), seconds in latencies.items():
+    for live, seconds in latencies.items():
         half, most = 1000 * np.percentile(seconds, [50, 95])
-        name = f"{live}" + (f", {python}" if len(args.python) > 1 else "")
-        cost = statistics.median(worked[live, python])
-        rows.append((name, f"{half:.0f}", f"{most:.0f}", f"{cost:.0f}", f"{len(seconds)}"))
+        cost = statistics.median(worked[live])
+        rows.append((f"{live}", f"{half:.0f}", f"{most:.0f}", f"{cost:.0f}", f"{len(seconds)}"))
     print(aligned(rows))
 
 
-# ---- overload and soak -----------------------------------------------------------------------------------
+# ---- soak ------------------------------------------------------------------------------------------------
 
 
 class Record:
@@ -294,42 +285,6 @@ async def order_video(http: httpx.AsyncClient, record: Record) -> None:
     if video["status"] == "completed":
         record.finish()
         await http.delete(f"/v1/videos/{video['id']}")  # a key may keep 1,000
-
-
-async def overload(server: Server, rate: float, duration_s: float) -> Record:
-    """Order videos at a fixed rate, whatever the answers."""
-    record = Record(server, duration_s)
-    limits = httpx.Limits(max_connections=200)
-    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
-        watching, tasks = asyncio.create_task(record.watch()), []
-        for index in range(int(rate * duration_s)):
-            await asyncio.sleep(max(0.0, record.began + index / rate - time.perf_counter()))
-            tasks.append(asyncio.create_task(order_video(http, record)))
-        await asyncio.gather(watching, *tasks)
-    return record
-
-
-async def capacity(server: Server, videos: int = 12) -> float:
-    """Return the videos per second of four clients that order one after the other."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
-        record = Record(server, 600)
-        await order_video(http, record)  # warms up
-
-        async def client() -> None:
-            for _ in range(videos // 4):
-                await order_video(http, record)
-
-        began = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(4)))
-        return videos / (time.perf_counter() - began)
-
-
-def measure_overload(args: argparse.Namespace) -> None:
-    """Print what becomes of ten times the videos that the server can generate."""
-    with serving(args.model) as server:
-        rate = asyncio.run(capacity(server))
-        print(f"capacity: {rate:.2f} videos a second; ordered: {10 * rate:.1f} a second", flush=True)
-        print(asyncio.run(overload(server, 10 * rate, 60 * args.minutes)))
 
 
 async def soak(server: Server, clients: int, duration_s: float) -> Record:
@@ -439,7 +394,6 @@ def measure_kills(args: argparse.Namespace) -> None:
 MEASURES = {
     "rounds": measure_rounds,
     "live": measure_live,
-    "overload": measure_overload,
     "soak": measure_soak,
     "kills": measure_kills,
 }
@@ -454,8 +408,7 @@ def main() -> None:
     parser.add_argument("--num-samples", type=int, default=40, help="rounds of a world or session")
     parser.add_argument("--repeats", type=int, default=3, help="servers of each kind that are measured")
     parser.add_argument("--live", type=int, nargs="+", help="numbers of worlds or sessions")
-    parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters that take turns")
-    parser.add_argument("--minutes", type=float, default=10, help="length of the overload or the soak")
+    parser.add_argument("--minutes", type=float, default=10, help="length of the soak")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1234)
     args = parser.parse_args()

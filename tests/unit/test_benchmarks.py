@@ -34,9 +34,9 @@ def test_an_unknown_name_is_an_error() -> None:
 
 
 def test_arguments_reach_the_script() -> None:
-    shown = run("parallel", "--help")
+    shown = run("flow", "--help")
     assert shown.returncode == 0
-    assert "--tables" in shown.stdout
+    assert "--kilobytes-s" in shown.stdout
 
 
 def test_every_script_is_behind_a_published_figure() -> None:

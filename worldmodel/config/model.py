@@ -222,7 +222,7 @@ class WorldModelConfig:
     them, as when every frame of the training data has an action."""
     confidence_threshold: float | None = None
     """Value of `Session.confidence` below which the model has probably not understood an action in words;
-    null if it was not measured (`benchmarks/confidence.py`)."""
+    null if it was not measured."""
     sampler: Literal["chunk", "swin"] = "chunk"
     """chunk: chunks are generated one after the other. swin (an experiment): a chunk starts to be
     denoised while the one before it is still noisy (Causal Swin-DPM), which needs an even

@@ -3,7 +3,7 @@
 The samples of a step are a function of (seed, step) (see sampler.py), so the state of a loader is its step
 and the number of bad clips before it. Episodes are made by worker processes that can be lost without a hang
 (see worker.py): decoding in threads would slow down the trainer's own Python, and some sources are Python
-themselves (benchmarks/loading.py). No other module imports torchdata, whose nodes form the pipeline
+themselves (docs/how-to/data.md). No other module imports torchdata, whose nodes form the pipeline
 
     IterableWrapper ─► ParallelMapper (calls the workers, keeps the order) ─► StepCollator
                     ─► Mapper (makes batches and stages their frames) ─► Prefetcher
