@@ -17,7 +17,7 @@ from worldmodel.actions.words import say
 from worldmodel.episodes import Outcome
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
-from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld
+from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld, RemoteFuture
 from worldmodel.serving.client.aio import ModelInfo
 from worldmodel.serving.client.payloads import Observation
 from worldmodel.serving.errors import NotFoundError
@@ -26,6 +26,8 @@ from worldmodel.worlds.base import Target, World
 MAX_BRANCHES = 4
 MAX_MOMENTS = 200
 """Maximum number of moments of a branch, whose frames are kept in memory."""
+MAX_POSSIBLE = 8
+"""Maximum number of possible futures that are shown."""
 
 
 @dataclass
@@ -42,6 +44,8 @@ class Moment:
     """Reward and end that the model predicts for the round, if it predicts them."""
     doubtful: bool = False
     """Whether the model has probably not understood the words of the action."""
+    code: tuple[int, ...] | None = None
+    """Names the future that the visitor chose among several; None if one was drawn."""
 
     @property
     def label(self) -> str:
@@ -104,6 +108,9 @@ class RolloutHistory:
     current: int = 0
     futures: list[tuple[AsyncRemoteWorld, Moment]] = field(default_factory=list)
     """Two compared worlds, each one step ahead of the branch."""
+    possible: list[RemoteFuture] = field(default_factory=list)
+    """What may follow from the current moment by `foreseen_action`, the most probable first."""
+    foreseen_action: Action = field(default_factory=Action)
     count: int = 1
     key: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     """By which only the visitor can find it again."""
@@ -171,15 +178,28 @@ class RolloutHistory:
             )
         return self.branch
 
-    async def step(self, action: AnyAction) -> None:
-        """Run a round from the current moment, and drop the moments after it."""
+    async def step(self, action: AnyAction, code: tuple[int, ...] | None = None) -> None:
+        """Run a round from the current moment, and drop the moments after it.
+
+        With the `code` of a possible future, that future happens.
+        """
         branch, threshold = self._branch_with_room(), self.model.confidence_threshold
         await self._drop_futures()
         parsed, world = Action.of(action), await self._synchronised()
-        result = await world.step(parsed, confidence=threshold is not None)
+        result = await world.step(parsed, confidence=threshold is not None, code=code)
         doubtful = threshold is not None and world.confidence is not None and world.confidence < threshold
-        moment = Moment(parsed, result.frames, outcome=result.outcome, doubtful=doubtful)
+        moment = Moment(parsed, result.frames, outcome=result.outcome, doubtful=doubtful, code=code)
         branch.append(await self._complete(world, moment, branch.now))
+
+    async def foresee(self, action: AnyAction) -> None:
+        """List what may follow from the current moment; nothing happens yet."""
+        parsed = Action.of(action)
+        found = await (await self._synchronised()).futures(parsed, max_futures=MAX_POSSIBLE)
+        self.possible, self.foreseen_action = found, parsed
+
+    async def happen(self, index: int) -> None:
+        """Let one of the possible futures happen."""
+        await self.step(self.foreseen_action, self.possible[index].code)
 
     async def go(self, index: int) -> None:
         """Go to an earlier or later moment of the branch."""
@@ -187,7 +207,7 @@ class RolloutHistory:
         if 0 <= index < len(branch.moments) and index != branch.at:
             await self._synchronised()
             await self._return_to(branch, index)
-            branch.at = index
+            branch.at, self.possible = index, []
 
     async def _synchronised(self) -> AsyncRemoteWorld:
         """Return the world of the branch, in the state of the current moment.
@@ -220,7 +240,7 @@ class RolloutHistory:
                 raise
             await branch.world.reset()
             for earlier in branch.moments[1 : index + 1]:
-                await branch.world.step(earlier.action)
+                await branch.world.step(earlier.action, code=earlier.code)
             moment.snapshot = await branch.world.snapshot()
 
     async def fork(self) -> None:
@@ -292,7 +312,7 @@ class RolloutHistory:
         return Branch(name, world, [first], first_round=world.round)
 
     async def _drop_futures(self) -> None:
-        futures, self.futures = self.futures, []
+        futures, self.futures, self.possible = self.futures, [], []
         await asyncio.gather(*(world.close() for world, _ in futures))
 
     async def _complete(self, world: AsyncRemoteWorld, moment: Moment, earlier: Moment) -> Moment:

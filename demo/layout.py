@@ -72,6 +72,7 @@ class Layout:
             *(self.compare, self.undo, self.stage, self.timeline, self.branches, self.palette, self.words),
             *(self.action, self.answer, self.first, self.second, self.upload, self.download),
             *(self.own_words, self.describe, self.explain, self.asking, *self.stages),
+            *(self.foresee, self.possible),
         ]
 
     def _lay_out_start(self) -> None:
@@ -111,6 +112,8 @@ class Layout:
                 self.undo = _button("Undo", "wm-undo")
                 self.fork = _button("Fork", "wm-fork")
                 self.open_compare = _button("Compare", "wm-compare")
+                self.foresee = _button("Futures", "wm-foresee")
+            self.possible = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-possible")
             with gr.Column(visible=False, elem_id="wm-versus") as self.compare:
                 gr.HTML('<p class="wm-quiet">Two actions from this moment, side by side.</p>')
                 self.first = gr.Textbox(label="First action", max_length=TEXT_LIMIT, elem_id="wm-first")

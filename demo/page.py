@@ -112,6 +112,8 @@ class Page:
         on(at.branches.click, self._switch, [], "Changing the branch")
         on(at.fork.click, self._fork, [], "Forking")
         on(at.open_compare.click, self._open_compare, [], "Compare")
+        on(at.foresee.click, self._foresee, [at.action], "Futures")
+        on(at.possible.click, self._happen, [], "Going on")
         on(at.both.click, self._compare, [at.first, at.second], "Two futures")
         for index, choice in enumerate(at.choices):
             on(choice.click, functools.partial(self._choose, index), [], "Going on")
@@ -265,6 +267,7 @@ class Page:
             at.describe: gr.Button(visible="describe" in tasks),
             at.explain: gr.Button(visible="inverse" in tasks),
             at.asking: gr.Row(visible="ask" in tasks),
+            at.foresee: gr.Button(visible=self.model.has_futures),
             at.worlds: "",
         }
         if not worlds:
@@ -376,6 +379,16 @@ class Page:
         stages = dict(zip(at.stages, rendered, strict=True))
         return {at.main: gr.Row(visible=False), at.futures: gr.Column(visible=True), **stages}
 
+    async def _foresee(self, history: RolloutHistory, event: gr.EventData, text: str) -> Updates:
+        await history.foresee(_typed(history, text) if text.strip() else None)
+        words = text.strip() or "time passes"
+        fps = history.branch.world.info.fps
+        return {self.at.possible: rendering.possible(history.possible, words, fps)}
+
+    async def _happen(self, history: RolloutHistory, event: gr.EventData) -> Updates:
+        await history.happen(_index(event, len(history.possible)))
+        return self._show(history)
+
     async def _choose(self, index: int, history: RolloutHistory, event: gr.EventData) -> Updates:
         await history.choose(index)
         return self._show(history)
@@ -427,6 +440,7 @@ class Page:
             at.palette: rendering.palette(self.catalog, branch.now.targets, branch.at, keys, waits),
             at.action: gr.Textbox(placeholder=_hint(history)),
             at.answer: "",
+            at.possible: "",
             **dict.fromkeys(at.stages, ""),
         }
 

@@ -13,11 +13,13 @@ from worldmodel.demo.jobs import Job
 from worldmodel.episodes import StartImage
 from worldmodel.media import Frame, Frames
 from worldmodel.media.encoding import encode_png, encode_video
+from worldmodel.serving.client import RemoteFuture
 from worldmodel.worlds.base import SuggestedAction, Target, World
 
 STAGE_SIDE = 512
 """Least side of clips in pixels: browsers blur videos that they enlarge."""
 SAVED_SIDE = 384
+TILE_SIDE = 128
 SIGNS = {"left": "←", "right": "→", "up": "↑", "forward": "↑", "down": "↓", "backward": "↓"}
 MAX_TARGETS = 5
 """Rows of suggestions; more would push the timeline off the screen."""
@@ -131,6 +133,23 @@ def _chip(action: SuggestedAction, kind: str = "text") -> str:
 
 def _swatch(colour: tuple[int, int, int] | None) -> str:
     return f'<i style="background:rgb{colour}"></i>' if colour else ""
+
+
+def possible(futures: Sequence[RemoteFuture], action: str, fps: float) -> str:
+    """Return what may follow from a moment: for each future a button with its clip and its share."""
+    cells = []
+    for index, future in enumerate(futures):
+        share = f"{future.probability:.0%}"
+        clip = video_uri(future.frames, fps, TILE_SIDE, "gif")
+        cells.append(
+            f'<button type="button" class="wm-tile" data-index="{index}" '
+            f'aria-label="Let future {index + 1} happen, which has a share of {share}">'
+            f'<img src="{clip}" alt=""><small>{share}</small></button>'
+        )
+    return (
+        f'<p class="wm-quiet">What may follow after “{escape(action)}”, and how often. Select one to let it '
+        f'happen.</p><div class="wm-tiles">{"".join(cells)}</div>'
+    )
 
 
 def tiles(start_images: Iterable[StartImage]) -> str:

@@ -551,6 +551,8 @@ class ModelObject(ResponseBody):
     """Whether its worlds run on without actions, or wait for them."""
     confidence_threshold: float | None
     """Value of `x-confidence` below which it has probably not understood a text; null if not measured."""
+    has_futures: bool
+    """Whether the distinct futures of an action can be listed (`/v1/worlds/{id}/futures`)."""
 
 
 class ModelList(ResponseBody):

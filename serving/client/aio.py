@@ -83,6 +83,8 @@ class ModelInfo:
     """Whether its worlds run on without actions, or wait for them."""
     confidence_threshold: float | None = None
     """Confidence below which it has probably not understood a text; None if it was not measured."""
+    has_futures: bool = False
+    """Whether `futures` can list the distinct futures of an action."""
 
 
 @dataclass(frozen=True)

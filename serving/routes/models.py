@@ -57,4 +57,5 @@ def _model_object(context: ServerContext, name: str) -> protocol.ModelObject:
         tasks=list(context.service.tasks),
         pace=config.pace,
         confidence_threshold=context.service.confidence_threshold,
+        has_futures=config.has_code,
     )

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from worldmodel.config import StateConfig
 from worldmodel.demo import history as demo_history
 from worldmodel.demo.history import Origin, RolloutHistory
 from worldmodel.demo.jobs import JobQueue
 from worldmodel.errors import InputError
 from worldmodel.media import Frame
+from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.client import AsyncClient
 from worldmodel.serving.errors import NotFoundError
 from worldmodel.worlds import World
@@ -34,6 +37,39 @@ def play(address: str, body: Callable[[AsyncClient, RolloutHistory], Awaitable[N
             await history.close()
 
     asyncio.run(run())
+
+
+def test_a_chosen_future_happens_again_when_its_moment_is_returned_to(
+    make_model: Callable[..., WorldModel], serve: Callable[..., str]
+) -> None:
+    state = StateConfig(width=32, num_layers=1, num_heads=2, code_groups=3, code_classes=4)
+    model = make_model(state=state, num_inference_steps=1)
+    assert model.state is not None
+    torch.nn.init.normal_(model.state.to_latents.weight)  # zeros before training: all codes have one forecast
+    coded = serve(model, requests_per_minute=60_000)
+
+    async def body(client: AsyncClient, history: RolloutHistory) -> None:
+        assert history.model.has_futures
+        await history.foresee({"keys": ["left"]})
+        possible = history.possible
+        assert len(possible) > 1 and history.branch.at == 2  # nothing has happened
+        await history.happen(len(possible) - 1)
+        chosen = history.branch.now
+        assert np.abs(chosen.clip.astype(int) - possible[-1].frames).max() <= 1
+        assert not history.possible
+        await history.branch.world.close()  # the server has lost it, so its rounds are played again
+        await history.step({"keys": ["right"]})
+        following = history.branch.now.clip
+        await history.go(3)
+        chosen.snapshot = None
+        await history.branch.world.reset()
+        for moment in history.branch.moments[1:4]:
+            replayed = await history.branch.world.step(moment.action, code=moment.code)
+        np.testing.assert_array_equal(replayed.frames, chosen.clip)
+        again = await history.branch.world.step({"keys": ["right"]})
+        np.testing.assert_array_equal(again.frames, following)
+
+    play(coded, body)
 
 
 def test_a_world_that_the_server_lost_is_made_again(address: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from worldmodel.config import ActionConfig
+from worldmodel.config import ActionConfig, StateConfig
 from worldmodel.media.encoding import encode_png
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.client import AsyncClient
@@ -107,6 +108,32 @@ def test_the_shipped_game_starts_from_its_own_images_and_is_played_by_its_keys(
             await click(page, "a", at.anew, shown[at.worlds])
 
     asyncio.run(run())
+
+
+def test_a_visitor_picks_one_of_the_possible_futures(
+    make_model: Callable[..., WorldModel], serve: Callable[..., str]
+) -> None:
+    state = StateConfig(width=32, num_layers=1, num_heads=2, code_groups=3, code_classes=4)
+    model = make_model(state=state, num_inference_steps=1)
+    assert model.state is not None
+    torch.nn.init.normal_(model.state.to_latents.weight)  # zeros before training: all codes have one forecast
+
+    async def body(page: Any, shown: dict[Any, Any]) -> None:
+        at, worlds = page.at, shown[page.at.worlds]
+        assert (await page._greet(""))[at.foresee].visible
+        listed = (await click(page, "a", at.foresee, worlds, "the ball wanders off"))[at.possible]
+        (history, _) = page.histories[worlds.split()[0]]
+        shares = [round(100 * future.probability) for future in history.possible]
+        assert [int(share) for share in re.findall(r"<small>(\d+)%", listed)] == shares
+        assert len(shares) > 1 and history.branch.at == 0
+        chosen = history.possible[1]
+        played = await click(page, "a", at.possible, worlds, data={"index": "1"})
+        assert (history.branch.at, history.branch.now.code) == (1, chosen.code)
+        assert (history.branch.now.label, played[at.possible]) == ("the ball wanders off", "")
+        gone = await click(page, "a", at.possible, worlds, data={"index": "1"})
+        assert "no longer exists" in gone[at.status] and history.branch.at == 1
+
+    visit(serve(model, requests_per_minute=60_000), body)
 
 
 def test_two_pages_of_a_visitor_play_one_after_the_other(address: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from worldmodel.config import StateConfig
 from worldmodel.models.world_model import WorldModel
@@ -16,7 +17,10 @@ CODED = StateConfig(width=32, num_layers=1, num_heads=2, code_groups=3, code_cla
 
 @pytest.fixture(scope="module")
 def coded(make_model: Callable[..., WorldModel]) -> WorldModel:
-    return make_model(state=CODED, num_inference_steps=1)
+    model = make_model(state=CODED, num_inference_steps=1)
+    assert model.state is not None
+    torch.nn.init.normal_(model.state.to_latents.weight)  # zeros before training: all codes have one forecast
+    return model
 
 
 def test_futures_are_those_of_a_session_and_happen_by_their_codes(
@@ -28,6 +32,7 @@ def test_futures_are_those_of_a_session_and_happen_by_their_codes(
     with Client(serve(coded)) as client:
         world = client.worlds.create(image, seed=3)
         found = world.futures("left", num_draws=40, max_futures=5)
+        assert len(found) > 1
         assert [each.probability for each in found] == [each.probability for each in expected]
         assert [each.code for each in found] == [each.state.code for each in expected]
         for ours, theirs in zip(found, expected, strict=True):

@@ -19,6 +19,7 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round
 from worldmodel.rollout.round import draw_uniform
 from worldmodel.train.objectives.base import SampleRng
+from worldmodel.train.objectives.codec import reconstruction_error
 from worldmodel.train.objectives.state import StateObjective, predict_windows
 
 CODED = StateConfig(width=32, num_layers=1, num_heads=2, code_groups=3, code_classes=4)
@@ -346,6 +347,35 @@ def test_the_code_learns_which_of_two_futures_happened(make_model: Callable[...,
                 assert not torch.equal(codes.code[0], codes.code[1])
                 assert nats == pytest.approx(np.log(2), abs=0.35)
     assert errors["code"] < 0.2 * errors["none"]
+
+
+def test_the_forecast_is_compared_in_pixels_where_a_stage_asks_for_it(
+    make_model: Callable[..., WorldModel], image: np.ndarray
+) -> None:
+    model = make_model(generator=None, num_inference_steps=0)
+    clips = (image[None], np.random.default_rng(0).integers(0, 255, (8, *image.shape), dtype=np.uint8))
+    batch = Batch(0, "rounds", (0,), [Episode("a", clips, (Action(text="left"),))])
+    objective = StateObjective(model)
+
+    @torch.no_grad()
+    def losses() -> dict[str, float]:
+        inputs = objective.prepare(model, batch, SampleRng([(0,)]))
+        found = objective(model, inputs)
+        return {
+            name: float(value / inputs.counts[name]) for name, value in found.items() if inputs.counts[name]
+        }
+
+    without = losses()
+    objective.weights = {**objective.weights, "forecast_pixel": 0.3}
+    found = losses()
+    assert {name: value for name, value in found.items() if name != "forecast_pixel"} == without
+    with torch.no_grad():
+        inputs = objective.prepare(model, batch, SampleRng([(0,)]))
+        forecast = objective.predict(model, inputs).state.forecast
+        assert forecast is not None
+        made, true = (model.codec.decode(x[0, :, None]) for x in (forecast, inputs.content.target[0]))
+        errors = reconstruction_error(made, true)  # of every latent frame, one of which is drawn
+    assert any(found["forecast_pixel"] == pytest.approx(float(error), rel=1e-4) for error in errors)
 
 
 def test_draws_of_codes_and_noise_differ() -> None:

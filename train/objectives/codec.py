@@ -103,6 +103,20 @@ class CodecObjective(Objective):
         codec.set_scale(average.float(), deviation.float())
 
 
+def pixel_error(
+    model: WorldModel,
+    target: Float[Tensor, "b t c h w"],
+    clean: Float[Tensor, "b t c h w"],
+    rng: SampleRng,
+) -> Float[Tensor, " b"]:
+    """Compare one random latent frame of every clip after decoding, by the loss of the codec."""
+    rows = torch.arange(target.shape[0], device=target.device)
+    frame = rng.integers(target.shape[1], target.shape[0] // len(rng.streams)).flatten()
+    with torch.no_grad():
+        truth = model.codec.decode(target[rows, frame][:, None])
+    return reconstruction_error(model.codec.decode(clean[rows, frame][:, None]), truth)
+
+
 def reconstruction_error(
     made: Float[Tensor, "b t 3 h w"], truth: Float[Tensor, "b t 3 h w"]
 ) -> Float[Tensor, " b"]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from worldmodel.models.generator.base import LossOutput
 from worldmodel.models.state import State
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import Losses, Rounds, SampleRng, StageBatch
-from worldmodel.train.objectives.codec import reconstruction_error
+from worldmodel.train.objectives.codec import pixel_error
 from worldmodel.train.objectives.state import StateObjective
 
 
@@ -136,17 +135,3 @@ def sampler_context(
         return context
     noise = rng.normal(len(context) // len(rng.streams), *context.shape[1:])
     return swin.renoise(context, noise.flatten(0, 1))
-
-
-def pixel_error(
-    model: WorldModel,
-    target: Float[Tensor, "b t c h w"],
-    clean: Float[Tensor, "b t c h w"],
-    rng: SampleRng,
-) -> Float[Tensor, " b"]:
-    """Compare one random latent frame of every clip after decoding, by the loss of the codec."""
-    rows = torch.arange(target.shape[0], device=target.device)
-    frame = rng.integers(target.shape[1], target.shape[0] // len(rng.streams)).flatten()
-    with torch.no_grad():
-        truth = model.codec.decode(target[rows, frame][:, None])
-    return reconstruction_error(model.codec.decode(clean[rows, frame][:, None]), truth)

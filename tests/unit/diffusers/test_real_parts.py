@@ -280,6 +280,14 @@ def test_lora_on_bf16_weights(
     assert session.step(WORDS[0]).frames.shape == (CHUNK, *SIZE, 3)
 
 
+def test_single_frames_of_a_causal_codec_are_not_decoded(make: Callable[..., WorldModel]) -> None:
+    model = make("qwen3", "siglip", "wan", "stream")
+    objective = OBJECTIVES["state"](model)
+    objective.weights = {**objective.weights, "forecast_pixel": 0.3}
+    with pytest.raises(ConfigError, match="forecast_pixel"):
+        objective.prepare(model, batch_of(), SampleRng([(0,), (1,)]))
+
+
 def test_every_component_is_read_by_its_library(make: Callable[..., WorldModel], tmp_path: Path) -> None:
     folder = make("qwen2", "siglip", "wan", "stream").save_pretrained(tmp_path / "model")
     AutoModelForCausalLM.from_pretrained(folder / "backbone")
