@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from object_store import object_store
 from postgres import PostgresServer
 
 
@@ -19,6 +18,8 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     """The address of a bucket on a server that tests share."""
+    from object_store import object_store  # needs packages that the environment of Ray and Spark is without
+
     with object_store() as address:
         yield address
 
