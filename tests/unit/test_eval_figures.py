@@ -1,6 +1,7 @@
 """What is measured, and how figures are shown."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from worldmodel.episodes import Outcome
 from worldmodel.eval.data.episodes import EpisodeReader, Recorded
 from worldmodel.eval.data.horizon import by_round
 from worldmodel.eval.data.inverse_dynamics import BATCH, EPOCHS, train_recogniser
-from worldmodel.eval.data.outcomes import _f1, outcome_tables, outcomes
+from worldmodel.eval.data.outcomes import LATE, _f1, outcome_tables, outcomes
 from worldmodel.eval.examples import Album
 from worldmodel.eval.metrics import Played
 from worldmodel.eval.metrics.right import Right
@@ -93,14 +94,18 @@ def test_actions_of_all_of_sorted_data_are_recognised(tmp_path: Path) -> None:
 
 
 class Scored:
-    """Worlds whose squares reach a wall, which ends the episode; some subjects see every second end only."""
+    """Worlds whose squares reach a wall, which ends the episode; some subjects see every second end only.
 
-    def __init__(self, episodes: Sequence[Recorded], share: int) -> None:
-        self.episodes, self.share, self.round, self.outcomes = episodes, share, 0, ()
+    Some say everything rounds late.
+    """
+
+    def __init__(self, episodes: Sequence[Recorded], share: int, late: int = 0) -> None:
+        self.episodes, self.share, self.round, self.outcomes = episodes, share, -late, ()
 
     def step(self, actions: Sequence[Action]) -> np.ndarray:
+        quiet = Outcome(0.0, False)
         said = [
-            each.outcomes[self.round] if row % self.share == 0 else Outcome(0.0, False)
+            each.outcomes[self.round] if row % self.share == 0 and 0 <= self.round < 3 else quiet
             for row, each in enumerate(self.episodes)
         ]
         self.outcomes: tuple[Outcome, ...] = tuple(said)
@@ -137,11 +142,58 @@ def test_rewards_and_ends_are_compared_round_by_round(share: int, recall: float,
         assert figures[f"{name}_precision"]["model"]["value"] == 1
         assert figures[f"{name}_f1"]["copy"]["value"] == figures[f"{name}_recall"]["copy"]["value"] == 0
     error, copied = (figures["reward_error"][row]["value"] for row in ("model", "copy"))
-    assert copied == pytest.approx((6 * 2.1 + 2 * 0.1) / 24)
+    assert copied == pytest.approx((6 * 1.9 + 10 * 0.1) / 24)  # always 0.1, the median
     assert error == pytest.approx(copied * (1 - recall) if share == 1 else (3 * 2.1 + 0.1) / 24)
     (table,) = outcome_tables(figures)
     rows = {row.title: row for row in table.rows}
-    assert rows["rewards, F1"].figure == figures["reward_f1"]["model"]
-    assert rows["rewards, F1"].baselines == {"copy": figures["reward_f1"]["copy"]}
+    assert rows["unusual rewards, F1"].figure == figures["reward_f1"]["model"]
+    assert rows["unusual rewards, F1"].baselines == {"copy": figures["reward_f1"]["copy"]}
+    assert figures["end_steps"]["model"]["value"] == pytest.approx((LATE + 1) * (1 - recall))
+    assert figures["end_steps"]["copy"]["value"] == LATE + 1 and figures["end_steps"]["model"]["n"] == 6
+    assert figures["return_error"]["model"]["value"] == pytest.approx(3 * error)
     silent = SimpleNamespace(open=lambda images, seeds: SimpleNamespace(step=lambda actions: None))
     assert outcomes(silent, reader, 8) == {}  # type: ignore[arg-type]
+
+
+def test_outcomes_that_are_a_round_late_are_seen_as_such() -> None:
+    """The sum of the rewards, without the last one, F1 and the correlation tell; an end is one step late."""
+    reader = ScoredEpisodes()
+
+    def figures(late: int) -> dict[str, Any]:
+        subject = SimpleNamespace(open=lambda images, seeds: Scored(reader.now, 1, late))
+        return outcomes(subject, reader, 8)  # type: ignore[arg-type]
+
+    right, off = figures(0), figures(1)
+    assert right["reward_correlation"]["model"]["value"] == pytest.approx(1)
+    assert right["return_error"]["model"]["value"] == right["end_steps"]["model"]["value"] == 0
+    assert off["reward_correlation"]["model"]["value"] < 0
+    assert off["end_steps"]["model"]["value"] == 1
+    assert off["reward_f1"]["model"]["value"] == off["end_f1"]["model"]["value"] == 0
+    assert off["return_error"]["model"]["value"] == pytest.approx(6 * 2 / 8)
+
+
+class Rewarded(ScoredEpisodes):
+    """Every step has a reward of 0.5, but one of 3 in the last of every second episode."""
+
+    def batches(self, count: int) -> Iterator[list[Recorded]]:
+        for self.now in super().batches(count):
+            self.now = [
+                replace(
+                    each,
+                    outcomes=tuple(Outcome(3.0 if (row % 2, i) == (0, 2) else 0.5, False) for i in range(3)),
+                )
+                for row, each in enumerate(self.now)
+            ]
+            yield self.now
+
+
+def test_what_is_unusual_is_not_the_reward_of_every_step() -> None:
+    reader = Rewarded()
+    usual = Outcome(0.5, False)
+    constant = SimpleNamespace(step=lambda actions: None, outcomes=(usual,) * 4)
+    figures = outcomes(SimpleNamespace(open=lambda images, seeds: constant), reader, 8)  # type: ignore[arg-type]
+    assert figures["reward_f1"]["model"] == figures["reward_f1"]["copy"]
+    assert figures["reward_f1"]["model"]["value"] == 0 and figures["reward_f1"]["model"]["n"] == 4
+    assert figures["reward_correlation"]["model"]["value"] == 0
+    assert figures["reward_error"]["model"] == figures["reward_error"]["copy"]
+    assert "end_steps" not in figures and "end_f1" not in figures

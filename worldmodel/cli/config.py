@@ -82,7 +82,7 @@ def _kind_lines(settings: ActionConfig, indent: str, docs: Mapping[str, str]) ->
 def _setting_line(indent: str, name: str, value: Any) -> str:
     import yaml
 
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
+    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
     return f"{indent}{name}: {text.partition(chr(10))[0]}"
 
 

@@ -1,18 +1,22 @@
 """`worldmodel new`: write a config that trains a model from scratch on a dataset."""
 
 import re
+import sys
 from argparse import Namespace
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldmodel.cli.parser import Parser, option
-from worldmodel.config import VisionConfig, height_width
-from worldmodel.errors import InputError
+from worldmodel.config import SourceConfig, VisionConfig, height_width
+from worldmodel.errors import InputError, WorldModelError
 
 if TYPE_CHECKING:
     from worldmodel.train.recipe import Machine, Recipe
 
+NUM_TWINS = 100
+TWINS_SHARE = 0.05
+"""Share of the time that recording twin futures may take."""
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -37,6 +41,7 @@ def main(argv: list[str]) -> None:
     print(f"data       {facts.num_episodes} episodes, {facts.width} x {facts.height} pixels{scaled}")
     for line in glance(recipe.config.data):
         print(f"           {line}")
+    print(f"twins      {_twins(facts.train, args.twins, budget_s)}")
     print(f"machine    {machine.device}, {machine.tflops:.3g} TFLOP/s in a matrix product")
     frame, seen = model.codec.cells, model.codec.cells // model.vision.merge**2
     print(f"model      {recipe.parameters / 1e6:.1f} M parameters, {frame} latent cells per frame")
@@ -45,6 +50,23 @@ def main(argv: list[str]) -> None:
     print(f"time       about {sum(recipe.seconds.values()) / 60:.0f} minutes of steps ({minutes})")
     print(f"memory     about {recipe.memory / 2**30:.1f} GiB, without libraries")
     print(f"config     {path}\n\nnext:\n{_next_steps(args.out, recipe.config.run_dir, bool(facts.held))}")
+
+
+def _twins(source: SourceConfig, most: int, budget_s: float) -> str:
+    """Record twin futures of the held-out episodes, and return what there is of them."""
+    from worldmodel.data.twins import FOLDER, recording_folder, twins_of
+    from worldmodel.recording import record_twins
+
+    folder = recording_folder(source)
+    if twins_of(source):
+        return f"in {folder}/{FOLDER}"
+    if not most or folder is None:
+        return "none, so nothing will tell whether the model obeys"
+    try:
+        count = record_twins(folder, most, TWINS_SHARE * budget_s, progress=sys.stderr.isatty())
+    except WorldModelError as error:
+        return f"none: {error}"
+    return f"{count} pairs of futures of held-out episodes, in {folder / FOLDER}"
 
 
 def seconds(text: str) -> float:
@@ -159,7 +181,8 @@ def _parser() -> Parser:
     parser = Parser(
         "worldmodel new",
         "Look at a dataset and at this machine, and write a commented config that trains a model from\n"
-        "scratch in the given time. Holds a tenth of the episodes out if nothing is held out.",
+        "scratch in the given time. Holds a tenth of the episodes out if nothing is held out, and records\n"
+        "twin futures of these (see record --twins) if the environment was recorded on this machine.",
         "worldmodel new doorkey --budget 1h --out doorkey.yaml",
     )
     parser.add_argument(
@@ -176,6 +199,7 @@ def _parser() -> Parser:
         "(default: 64, or 128 on a machine with 64 GiB)",
         0,
     )
+    option(parser, "--twins", "most pairs of twin futures that are recorded; 0: none", NUM_TWINS)
     parser.add_argument(
         "--force",
         action="store_true",

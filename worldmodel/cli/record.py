@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from worldmodel.cli.parser import Parser, option, seed_number
+from worldmodel.data.twins import STEPS
 from worldmodel.errors import InputError
 
 
@@ -15,6 +16,8 @@ def main(argv: list[str]) -> None:
     from worldmodel.worlds import get_world, world_names
 
     if args.env in world_names():
+        if args.twins:
+            raise InputError(f"--twins is for environments, and {args.env} is a world of the library.")
         path = get_world(args.env).record(
             args.out,
             args.episodes,
@@ -41,9 +44,16 @@ def main(argv: list[str]) -> None:
             dict(map(env_arg, args.env_arg)),
         )
         path = recording.record_environment(
-            settings, args.out, args.episodes, args.format or "lerobot", args.workers, progress=True
+            settings,
+            args.out,
+            args.episodes,
+            args.format or "lerobot",
+            args.workers,
+            progress=True,
+            num_twins=args.twins,
+            twin_steps=args.twin_steps,
         )
-    print(f"{args.episodes} episodes: {path}")
+    print(f"{args.episodes} episodes{f' and {args.twins} twins' * bool(args.twins)}: {path}")
 
 
 def _parser() -> Parser:
@@ -51,7 +61,7 @@ def _parser() -> Parser:
         "worldmodel record",
         "Record episodes of a Gymnasium environment, or of a world of the library, as training data.\n"
         "Run the same command again to go on after an interruption, or with more episodes.",
-        "worldmodel record CartPole-v1 --out cartpole --episodes 200 --size 64\n"
+        "worldmodel record CartPole-v1 --out cartpole --episodes 200 --size 64 --twins 100\n"
         "  worldmodel record minigrid:MiniGrid-DoorKey-6x6-v0 --out doorkey --policy sticky --workers 2\n"
         "  worldmodel record shapes --out clips --episodes 24",
     )
@@ -101,6 +111,14 @@ def _add_environment_options(parser: Parser) -> None:
     )
     option(environment, "--env-arg", "argument of the environment", metavar="KEY=VALUE", repeated=True)
     option(environment, "--workers", "processes that play", 0)
+    option(
+        environment,
+        "--twins",
+        "pairs of twin futures, by which `worldmodel eval` and training say whether a model obeys: held-out "
+        "episodes are played again up to a moment, and from there on with two random sequences of actions",
+        0,
+    )
+    option(environment, "--twin-steps", "steps of these futures", STEPS)
 
 
 def frame_size(text: str) -> int | tuple[int, int] | None:

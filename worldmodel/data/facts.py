@@ -84,10 +84,8 @@ def _lerobot(path: str) -> DatasetFacts:
     if not count:
         raise InputError(f"{path!r} has no episodes.")
     train, split = SourceConfig("lerobot", path), Path(path, "meta", "split.json")
-    if count > 1 and Path(path).is_dir() and not split.exists():
-        held = held_out(count)
-        with atomic_file(split) as temporary:
-            temporary.write_text(json.dumps({"by": "episode", "seed": 0, "held-out": held}), encoding="utf-8")
+    if count > 1 and Path(path).is_dir():
+        hold_out(Path(path), count)
     height, width = dataset.shape
     rates = {spec.rate for spec in dataset.specs if spec.rate} if dataset.rate == dataset.fps else set()
     fps, chunk = _stated_round(path, dataset.fps, rates or {float(dataset.fps)})
@@ -229,6 +227,32 @@ def held_out(count: int, seed: int = 0) -> list[int]:
     """Return the numbers of a tenth of the episodes, at least one."""
     order = np.random.default_rng(seed).permutation(count)
     return sorted(order[: max(1, round(HELD_SHARE * count))].tolist())
+
+
+def hold_out(folder: Path, count: int) -> list[int]:
+    """Return the held-out episodes of a recording; in a LeRobot dataset without a split, store one.
+
+    Args:
+        folder: The LeRobot dataset or the folder of the table, which `new` divides in the same way.
+        count: Its number of episodes.
+
+    Raises:
+        InputError: its split cannot be read.
+    """
+    split = folder / "meta" / "split.json"
+    if split.is_file():
+        try:
+            return [int(number) for number in json.loads(split.read_text(encoding="utf-8"))["held-out"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{str(split)!r} cannot be read ({type(error).__name__}: {error}); run `worldmodel data "
+                "split` again."
+            ) from None
+    held = held_out(count)
+    if (folder / "meta" / "info.json").is_file():
+        with atomic_file(split) as temporary:
+            temporary.write_text(json.dumps({"by": "episode", "seed": 0, "held-out": held}), encoding="utf-8")
+    return held
 
 
 def _divide(

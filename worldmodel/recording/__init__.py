@@ -14,19 +14,24 @@ import signal
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from tqdm import tqdm
 
 from worldmodel import signals
+from worldmodel.data.facts import hold_out
+from worldmodel.data.twins import FOLDER, STEPS
 from worldmodel.errors import InputError, OutputError, pip_install
 from worldmodel.io import TEMPORARY_PREFIX
 from worldmodel.recording.episode import Recordable, RecordedEpisode, RecordingFormat
+from worldmodel.recording.origin import origin_of, remember
 
 if TYPE_CHECKING:
+    from worldmodel.recording.environment import EnvironmentEpisodes
     from worldmodel.recording.settings import ConversionSettings, EnvironmentSettings
+    from worldmodel.recording.twins import TwinEpisodes
 
 Format = Literal["lerobot", "clips"]
 FORMATS = {
@@ -34,6 +39,10 @@ FORMATS = {
     "vpt": ("worldmodel.recording.vpt", "VptEpisodes"),
 }
 """Formats that can be converted: module and class of their episodes."""
+MIN_TWINS = 10
+"""Fewest pairs of twin futures that are recorded within a time."""
+LOOKED_AT = 5
+"""Episodes after which an environment from which nothing can be learned is refused."""
 
 
 class Store(Protocol):
@@ -67,6 +76,8 @@ def record_environment(
     format: Format = "lerobot",
     num_workers: int = 0,
     progress: bool = False,
+    num_twins: int = 0,
+    twin_steps: int = STEPS,
 ) -> Path:
     """Record episodes of a Gymnasium environment, after those that the folder has.
 
@@ -77,16 +88,58 @@ def record_environment(
         format: `lerobot`, or `clips` for a table.
         num_workers: Processes that play; 0 plays in this one. The result is the same.
         progress: Show a progress bar with the remaining time.
+        num_twins: Pairs of twin futures that it shall have beside them (`worldmodel.data.twins`), of the
+            held-out episodes; where none are, a tenth is held out from then on.
+        twin_steps: Steps of these futures.
 
     Returns:
         The folder of a LeRobot dataset, or the path of a table.
 
     Raises:
-        InputError: The environment cannot be recorded; the episodes before are complete.
+        InputError: The environment cannot be recorded, or with twins is not reproducible; the episodes before
+            are complete.
         OutputError: The folder cannot be written or has a recording of other settings.
     """
-    episodes = _open_environment(settings)
-    return record(episodes, folder, num_episodes, format, num_workers, settings, progress)
+    if num_twins < 0:
+        raise InputError(f"num_twins is {num_twins}; use 1 or more, or 0 for none.")
+    episodes, folder = _open_environment(settings), Path(folder).expanduser()
+    if num_twins:  # before hours are spent
+        _twins(episodes, folder, num_episodes, twin_steps).check()
+    path = record(episodes, folder, num_episodes, format, num_workers, settings, progress)
+    remember(folder, settings)
+    if num_twins:
+        pairs = _twins(episodes, folder, num_episodes, twin_steps)
+        record(pairs, folder / FOLDER, 2 * num_twins, format, progress=progress)
+    return path
+
+
+def record_twins(folder: str | Path, num_twins: int, budget_s: float, progress: bool = False) -> int:
+    """Record twin futures beside a recording of an environment, as many as a time allows.
+
+    Args:
+        folder: A recording that was made on this machine.
+        num_twins: Most pairs that it shall have.
+        budget_s: Seconds that they may take; `MIN_TWINS` are recorded in any case.
+        progress: Show a progress bar with the remaining time.
+
+    Returns:
+        The number of pairs that it has.
+
+    Raises:
+        InputError: It was not recorded from an environment on this machine, or that has no twins.
+        OutputError: The folder cannot be written.
+    """
+    folder = Path(folder).expanduser()
+    origin = origin_of(folder)
+    if origin is None:
+        raise InputError(
+            f"{str(folder)!r} was not recorded from an environment on this machine; `worldmodel record` with "
+            "--twins plays it again."
+        )
+    pairs = _twins(_open_environment(origin.settings), folder, origin.num_episodes, STEPS)
+    count = max(min(MIN_TWINS, num_twins), min(num_twins, int(budget_s / pairs.check())))
+    record(pairs, folder / FOLDER, 2 * count, origin.format, progress=progress)
+    return count
 
 
 def convert(
@@ -144,6 +197,8 @@ def record(
         for left in folder.glob(f"{TEMPORARY_PREFIX}*"):  # of a recorder that was killed
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     played = _play(episodes, settings, first, num_episodes, num_workers)
+    if settings is not None:
+        played = _watched(played, settings, min(LOOKED_AT, num_episodes - first))
     bar = tqdm(total=num_episodes, initial=first, unit="episode", disable=not progress)
     # Outermost, so that everything is closed when a signal takes effect.
     with _after_the_episode() as received, _disk_errors(folder), bar:
@@ -220,6 +275,34 @@ def _play(
             pool.shutdown(cancel_futures=True)
 
 
+def _watched(
+    played: Generator[RecordedEpisode, None, None], settings: "EnvironmentSettings", count: int
+) -> Generator[RecordedEpisode, None, None]:
+    """Yield episodes, and refuse an environment if the first `count`, two or more, teach nothing.
+
+    Raises:
+        InputError: no picture ever changed, or every episode ended with its first step.
+    """
+    still = short = 0
+    with closing(played):
+        for number, episode in enumerate(played, start=1):
+            yield episode
+            if number > count:
+                continue
+            still += all(bool((frames == frames[0]).all()) for frames in episode.cameras.values())
+            short += len(episode.actions) == 1 < settings.max_steps
+            if number == count > 1 and short == count:
+                raise InputError(
+                    f"Each of the first {count} episodes of {settings.env_id} ended with its first step; "
+                    "check the policy and the arguments of the environment."
+                )
+            if number == count > 1 and still == count:
+                raise InputError(
+                    f"The picture of {settings.env_id} did not change in the first {count} episodes; record "
+                    "another camera, or a policy that acts."
+                )
+
+
 _opened: dict[str, Recordable] = {}
 """The environment that a worker process plays, by its settings."""
 
@@ -230,7 +313,7 @@ def _play_one(settings: "EnvironmentSettings", index: int) -> RecordedEpisode:
     return _opened[repr(settings)].episode(index)
 
 
-def _open_environment(settings: "EnvironmentSettings") -> Recordable:
+def _open_environment(settings: "EnvironmentSettings") -> "EnvironmentEpisodes":
     try:
         import gymnasium  # noqa: F401
     except ImportError:
@@ -238,6 +321,18 @@ def _open_environment(settings: "EnvironmentSettings") -> Recordable:
     from worldmodel.recording.environment import EnvironmentEpisodes
 
     return EnvironmentEpisodes(settings)
+
+
+def _twins(
+    episodes: "EnvironmentEpisodes", folder: Path, num_episodes: int, num_steps: int
+) -> "TwinEpisodes":
+    from worldmodel.recording.twins import TwinEpisodes
+
+    if num_episodes < 2:
+        raise InputError(
+            "Twins begin with episodes that are held out, and there is one; record 2 or more episodes."
+        )
+    return TwinEpisodes(episodes, hold_out(folder, num_episodes), num_steps)
 
 
 def _open_store(format: Format, folder: Path, recording: RecordingFormat) -> Store:

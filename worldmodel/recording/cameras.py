@@ -59,13 +59,14 @@ class Cameras:
             picture = picture[name]
         return picture
 
-    def _frame(self, name: str, image: Any) -> np.ndarray:
-        image = np.asarray(image)
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            shape = f"{image.dtype} values of shape {list(image.shape)}"
+    def _frame(self, name: str, picture: Any) -> np.ndarray:
+        image = _rgb(picture)
+        if image is None:
+            given = np.asarray(picture)
+            shape = f"{given.dtype} values of shape {list(given.shape)}"
             raise InputError(
-                f"The camera {name!r} of {self.source} gives {shape}, not an image; record the "
-                "camera render, or an observation of uint8 [height, width, 3]."
+                f"The camera {name!r} of {self.source} gives {shape}, not an image; record a camera of uint8 "
+                "[height, width] with 3 colour channels, 1, 4 or none."
             )
         if self.size is not None:
             return crop_and_resize(Image.fromarray(image), self.size)
@@ -78,5 +79,21 @@ def images_in(camera: str, picture: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(picture, Mapping):
         for name, part in picture.items():
             yield from images_in(f"{camera}.{name}", part)
-    elif np.ndim(picture) == 3 and np.shape(picture)[2] == 3:
+        return
+    coloured = np.ndim(picture) == 3 and np.shape(picture)[2] == 3
+    # Grey arrays inside of a mapping may be anything, such as a map.
+    alone = camera == OBSERVATION and np.ndim(picture) in (2, 3) and _rgb(picture) is not None
+    if coloured or alone:
         yield camera, picture
+
+
+def _rgb(picture: Any) -> np.ndarray | None:
+    """Return an RGB image of an RGB, RGBA or grey one, or of the newest of a list; None if it is none."""
+    if isinstance(picture, list | tuple) and picture and isinstance(picture[-1], np.ndarray):
+        picture = picture[-1]
+    image = np.asarray(picture)
+    if image.ndim == 2:
+        image = image[..., None]
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (1, 3, 4) or 0 in image.shape:
+        return None
+    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[..., :3]

@@ -3,7 +3,8 @@
 import importlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
 from worldmodel.actions import Action
-from worldmodel.errors import InputError
+from worldmodel.errors import InputError, WorldModelError
 from worldmodel.media import Frame
 from worldmodel.recording.cameras import OBSERVATION, RENDER, Cameras, images_in
 from worldmodel.recording.episode import RecordedEpisode, RecordingFormat
@@ -69,11 +70,45 @@ class EnvironmentEpisodes:
         """Play an episode.
 
         Raises:
-            InputError: a reward is not a number, or a frame is not an image.
+            InputError: the environment or the policy raises an error, a reward is not a number, or a frame is
+                not an image or has another size than the first.
         """
-        seed = int(np.random.SeedSequence((self.settings.seed, index)).generate_state(1)[0] >> 1)
-        self.policy.reset(seed)
-        return self._play(f"episode {index}", seed, self.policy, self.settings.max_steps)
+        name = f"episode {index}"
+        return self._play(name, self.seed(index), self._begin(index, name), self.settings.max_steps)
+
+    def actions(self, index: int) -> list[Any]:
+        """Return the elements of the action space that the policy chooses in an episode."""
+        name, taken = f"episode {index}", []
+        policy = self._begin(index, name)
+
+        def choose(observation: Any) -> Any:
+            taken.append(deepcopy(policy(observation)))
+            return taken[-1]
+
+        limit = self.settings.max_steps
+        self._play(name, self.seed(index), choose, limit, shown_from=limit + 1)
+        return taken
+
+    def future(self, index: int, actions: Sequence[Any], shown_from: int) -> RecordedEpisode:
+        """Play an episode again with given elements of the action space, until they or the episode end.
+
+        Args:
+            index: The episode, by its seed.
+            actions: The actions from its beginning.
+            shown_from: The step from which frames are recorded.
+        """
+        given, name = iter(actions), f"episode {index}, played again"
+        return self._play(name, self.seed(index), lambda _: next(given), len(actions), shown_from=shown_from)
+
+    def seed(self, index: int) -> int:
+        """Return the seed of an episode."""
+        return int(np.random.SeedSequence((self.settings.seed, index)).generate_state(1)[0] >> 1)
+
+    def _begin(self, index: int, name: str) -> Callable[[Any], Any]:
+        """Return the policy at the beginning of an episode."""
+        with _blamed(f"The policy {self.settings.policy!r}", f"at the beginning of {name}"):
+            self.policy.reset(self.seed(index))
+        return self.policy
 
     def replay(self, seed: int, actions: Sequence[Any], observations: Sequence[Any]) -> RecordedEpisode:
         """Play recorded elements of the action space, to see what was seen.
@@ -112,35 +147,42 @@ class EnvironmentEpisodes:
         choose: Callable[[Any], Any],
         max_steps: int,
         watch: Callable[[Any], None] = lambda _: None,
+        shown_from: int = 0,
     ) -> RecordedEpisode:
-        observation, info = self.env.reset(seed=seed)
+        """Play an episode, and record it from a step on."""
+        env_id = self.settings.env_id
+        with _blamed(env_id, f"at the beginning of {name}"):
+            observation, info = self._reset(seed)
+            frames = [] if shown_from else [self._frames(self.env, observation)]
         watch(observation)
-        frames, infos = [self._frames(self.env, observation)], [_plain(info)]
-        numbers, rewards, terminated, truncated = [], [], False, False
-        while len(rewards) < max_steps and not (terminated or truncated):
-            action = choose(observation)
-            if not self.env.action_space.contains(action):
-                raise InputError(
-                    f"The policy {self.settings.policy!r} chose {action!r}, which is not in "
-                    f"{self.env.action_space}; return an element of the action space."
-                )
-            step = self._step(self.env, action)
+        infos = [] if shown_from else [_plain(info)]
+        numbers, rewards, terminated, truncated, steps = [], [], False, False, 0
+        while steps < max_steps and not (terminated or truncated):
+            steps += 1
+            place = f"at step {steps} of {name}"
+            action = self._chosen(choose, observation, place)
+            with _blamed(env_id, place):
+                step = self._step(self.env, action)
             observation, terminated, truncated = step.observation, step.terminated, step.truncated
             watch(observation)
             if not math.isfinite(step.reward):
                 raise InputError(
-                    f"{self.settings.env_id} gave the reward {step.reward} at step {len(rewards) + 1} of "
-                    f"{name}; mend the environment, or wrap it so that rewards are finite."
+                    f"{env_id} gave the reward {step.reward} {place}; mend the environment, or wrap it so "
+                    "that rewards are finite."
                 )
-            frames.append(self._frames(self.env, observation))
-            infos.append(_plain(step.info))
-            numbers.append(self.mapping.numbers(action))
-            rewards.append(step.reward)
+            if steps > shown_from:
+                numbers.append(self.mapping.numbers(action))
+                rewards.append(step.reward)
+            if steps >= shown_from:
+                with _blamed(env_id, place):
+                    frames.append(self._frames(self.env, observation))
+                self._check_sizes(frames[0], frames[-1], place)
+                infos.append(_plain(step.info))
         text = observation.get("mission", "") if isinstance(observation, Mapping) else ""
         return RecordedEpisode(
-            {name: np.stack([frame[name] for frame in frames]) for name in frames[0]},
+            {name: np.stack([frame[name] for frame in frames]) for name in (frames[0] if frames else ())},
             tuple(Action.of_numbers(self.mapping.specs, row) for row in numbers),
-            np.stack(numbers),
+            np.array(numbers, np.float32).reshape(len(numbers), len(self.mapping.specs)),
             np.array(rewards, np.float32),
             bool(terminated),
             bool(truncated) or not terminated,  # a policy's last step within max_steps
@@ -149,9 +191,38 @@ class EnvironmentEpisodes:
             tuple(infos),
         )
 
+    def _chosen(self, choose: Callable[[Any], Any], observation: Any, place: str) -> Any:
+        """Return the action of a policy.
+
+        Raises:
+            InputError: it raises an error, or its action is not in the action space.
+        """
+        with _blamed(f"The policy {self.settings.policy!r}", place):
+            action = choose(observation)
+        if not self.env.action_space.contains(action):
+            raise InputError(
+                f"The policy {self.settings.policy!r} chose {action!r} {place}, which is not in "
+                f"{self.env.action_space}; return an element of the action space."
+            )
+        return action
+
+    def _check_sizes(self, first: Mapping[str, Frame], now: Mapping[str, Frame], place: str) -> None:
+        before, after = ({name: frame.shape[:2] for name, frame in each.items()} for each in (first, now))
+        if before != after:
+            raise InputError(
+                f"The frames of {self.settings.env_id} (height, width) are {after} {place}, and the first "
+                f"are {before}; pass a size, to which all are resized."
+            )
+
     def reset(self, seed: int) -> Frame:
         """Begin an episode, and return its first frame."""
-        return self.frame(self.env, self.env.reset(seed=seed)[0])
+        return self.frame(self.env, self._reset(seed)[0])
+
+    def _reset(self, seed: int) -> tuple[Any, Mapping[str, Any]]:
+        found: Any = self.env.reset(seed=seed)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
+            raise InputError(_old_interface(self.settings.env_id, "reset", "(observation, info)"))
+        return found
 
     def advance(self, env: gymnasium.Env, action: Action) -> Step:
         """Carry out a named action, or the actions of a chunk in order, in the environment or a copy of it.
@@ -176,7 +247,11 @@ class EnvironmentEpisodes:
         total, step = 0.0, None
         for _ in range(self.settings.frame_skip):
             # A copy: some environments scale or clip the action in place, and it is recorded and repeated.
-            observation, reward, terminated, truncated, info = env.step(deepcopy(element))
+            found: Any = env.step(deepcopy(element))
+            if not (isinstance(found, tuple) and len(found) == 5):
+                wanted = "(observation, reward, terminated, truncated, info)"
+                raise InputError(_old_interface(self.settings.env_id, "step", wanted))
+            observation, reward, terminated, truncated, info = found
             total += float(reward)
             step = Step(observation, total, bool(terminated), bool(truncated), info)
             if terminated or truncated:
@@ -204,6 +279,29 @@ class EnvironmentEpisodes:
 
     def _frames(self, env: gymnasium.Env, observation: Any) -> dict[str, np.ndarray]:
         return self._pictures.frames(observation, env.render)
+
+
+@contextmanager
+def _blamed(who: str, place: str) -> Iterator[None]:
+    """Turn an error in code of others into one that says whose it is and where it happened."""
+    try:
+        yield
+    except WorldModelError:
+        raise
+    # Environments and policies are any code.
+    except Exception as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise InputError(
+            f"{who} raised {type(error).__name__} ({reason}) {place}; correct it and run the same command "
+            "again, which goes on after the episodes that are complete."
+        ) from error
+
+
+def _old_interface(env_id: str, method: str, wanted: str) -> str:
+    return (
+        f"{env_id} does not return {wanted} from {method}, as environments for Gym before version 0.26 do; "
+        "update it, or wrap it with shimmy.GymV21CompatibilityV0."
+    )
 
 
 def _make(settings: EnvironmentSettings) -> gymnasium.Env:

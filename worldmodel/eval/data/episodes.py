@@ -27,12 +27,14 @@ class Recorded:
         actions: The action of every round.
         clips: The true frames of every round, uint8 `[t, h, w, 3]`.
         outcomes: Reward and end of every round; none if the source does not state them.
+        number: Its number in the source.
     """
 
     start: Frame
     actions: tuple[Action, ...]
     clips: tuple[Frames, ...]
     outcomes: tuple[Outcome, ...] = ()
+    number: int = 0
 
     @property
     def starts(self) -> list[Frame]:
@@ -90,7 +92,7 @@ class EpisodeReader:
                         break
                     continue
                 used += 1
-                yield self._checked(episode)
+                yield replace(self._checked(episode), number=index)
         finally:
             source.close()
         if not used:

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from worldmodel.eval.charts import Chart
+from worldmodel.eval.codec import ceiling
 from worldmodel.eval.data.episodes import EpisodeReader, Recorded
 from worldmodel.eval.data.subjects import TITLES, play_all, subject_row
 from worldmodel.eval.examples import Album, Example
-from worldmodel.eval.figures import Figure, bootstrap_figure
+from worldmodel.eval.figures import Figure, bootstrap_figure, rate_figure
 from worldmodel.eval.frechet import FrameFeatures, frechet_figure
 from worldmodel.eval.judge import Judge
 from worldmodel.eval.metrics import Metric, Played
@@ -20,6 +21,8 @@ TRENDS = ("psnr", "sharpness", "right")
 """Metrics whose change over the rounds is reported."""
 CHARTS = ("psnr", "right", "action")
 """Metrics that the report draws."""
+DETAILS_ROUND = 5
+"""Round, or the last of shorter episodes, in whose last frame small things are looked for."""
 MAX_ROWS = 8
 """Rounds in a table."""
 MAX_SHOWN = 10
@@ -55,9 +58,11 @@ def horizon(
     Returns:
         Figures by metric and row, one for each round; the first entry is round 1. `trend` has the change per
         round by metric and row, the mean slope of the episodes. Episodes that end early count in the rounds
-        that they have.
+        that they have. `details` has by row the share of small things that are as in the recorded frames
+        after `DETAILS_ROUND` rounds (`worldmodel.eval.codec.ceiling`).
     """
     values: Values = {}
+    seen: dict[str, list[np.ndarray]] = {}
     found: dict[str, list[np.ndarray]] = {}
     played = 0
     for batch in reader.batches(count):
@@ -65,6 +70,7 @@ def horizon(
         rows = play_all(subject, batch, seeds, forecasts)
         for name, clips in rows.items():
             _measure(values, name, batch, clips, rows["truth"], metrics, judge)
+            seen.setdefault(name, []).append(clips[min(DETAILS_ROUND, len(clips)) - 1][:, -1])
             if features is not None:
                 found.setdefault(name, []).extend(np.stack([features(clip) for clip in clips], axis=1))
         for index, episode in enumerate(batch):
@@ -79,6 +85,11 @@ def horizon(
     for (measure, name), episodes in values.items():
         if measure in TRENDS and (slope := trend(episodes)):
             results.setdefault("trend", {}).setdefault(measure, {})[name] = slope
+    shown = np.concatenate(seen.pop("truth"))
+    for name, frames in seen.items():
+        kept = ceiling(shown, np.concatenate(frames))
+        if kept.num_details:
+            results.setdefault("details", {})[name] = rate_figure(kept.num_kept, kept.num_details)
     if found:
         truth = found.pop("truth")
         distances = {name: frechet_figure(each, truth) for name, each in found.items()}

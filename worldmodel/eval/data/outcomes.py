@@ -12,10 +12,15 @@ from worldmodel.eval.figures import BOOTSTRAPS, Figure, mean_figure, rate_figure
 from worldmodel.eval.runner import Subject
 from worldmodel.eval.table import Table, Unit
 
+LATE = 5
+"""Rounds that are played after a recorded end, with its last action, to see an end that is late."""
 TITLES: dict[str, tuple[str, Unit]] = {
-    "reward_f1": ("rewards, F1", ""),
-    "reward_recall": ("rewards found", "%"),
-    "reward_precision": ("rewards right", "%"),
+    "reward_correlation": ("rewards, correlation", ""),
+    "reward_f1": ("unusual rewards, F1", ""),
+    "reward_recall": ("unusual rewards found", "%"),
+    "reward_precision": ("unusual rewards right", "%"),
+    "return_error": ("error of the sum of rewards", ""),
+    "end_steps": ("error of the end, in steps", ""),
     "end_f1": ("ends, F1", ""),
     "end_recall": ("ends found", "%"),
     "end_precision": ("ends right", "%"),
@@ -27,8 +32,9 @@ TITLES: dict[str, tuple[str, Unit]] = {
 def outcome_tables(results: Mapping[str, Any]) -> list[Table]:
     """Return the table of the figures."""
     about = (
-        "Predicted on the model's own frames. A reward counts from half the mean size of the recorded "
-        "rewards other than 0. Copy: nothing happens, no reward and no end."
+        "Predicted on the model's own frames. A reward is unusual from half the mean distance of recorded "
+        f"rewards from the median, of those that are not it. An end that is not predicted within {LATE} "
+        f"steps after the recorded one counts as {LATE + 1} late. Copy: the usual reward and no end."
     )
     return subject_tables(results, "Rewards and ends", TITLES, about)
 
@@ -36,8 +42,10 @@ def outcome_tables(results: Mapping[str, Any]) -> list[Table]:
 def outcomes(subject: Subject, reader: EpisodeReader, count: int) -> dict[str, Any]:
     """Play recorded episodes on the model's own frames, and compare what it predicts for every round.
 
-    A reward counts as an event if its magnitude is at least half the mean magnitude of the recorded rewards
-    that are not 0. Ends and events are few, so their precision, recall and F1 are given, not their accuracy.
+    The usual reward is the median of the recorded ones. A reward is an event if its distance from that is at
+    least half the mean distance of the recorded rewards that are not the usual one. Ends and events are few,
+    so their precision, recall and F1 are given, not their accuracy; `end_steps` is the mean distance in
+    rounds between the first predicted end and the recorded one.
 
     Args:
         subject: The model; nothing is measured if it predicts no outcomes.
@@ -45,10 +53,12 @@ def outcomes(subject: Subject, reader: EpisodeReader, count: int) -> dict[str, A
         count: Number of episodes.
 
     Returns:
-        Figures by name and row. The row `copy` is of a world in which nothing happens: no reward and no end.
+        Figures by name and row. The row `copy` is of a world in which nothing happens: always the usual
+        reward and no end.
     """
     true: list[Sequence[Outcome]] = []
     made: list[Sequence[Outcome]] = []
+    """Predicted outcomes, of episodes with an end also of the rounds after it."""
     played = 0
     for batch in reader.batches(count):
         worlds = subject.open(
@@ -62,15 +72,25 @@ def outcomes(subject: Subject, reader: EpisodeReader, count: int) -> dict[str, A
         played += len(batch)
         if rounds and all(rounds):
             known = [row for row, each in enumerate(batch) if each.outcomes]
+            if any(outcome.ended for row in known for outcome in batch[row].outcomes):
+                for _ in range(LATE):
+                    worlds.step([each.actions[-1] for each in batch])
+                    rounds.append(getattr(worlds, "outcomes", ()))
             true += [batch[row].outcomes for row in known]
             made += [[outcomes[row] for outcomes in rounds] for row in known]
     if not true:
         return {}
-    sizes = [abs(outcome.reward) for episode in true for outcome in episode if outcome.reward]
-    least = 0.5 * float(np.mean(sizes)) if sizes else np.inf
+    late, made = made, [each[: len(wanted)] for wanted, each in zip(true, made, strict=True)]
+    recorded = [np.array([outcome.reward for outcome in episode]) for episode in true]
+    predicted = [np.array([outcome.reward for outcome in episode]) for episode in made]
+    usual = float(np.median(np.concatenate(recorded)))
+    sizes = np.abs(np.concatenate(recorded) - usual)
+    least = 0.5 * float(sizes[sizes > 0].mean()) if sizes.any() else np.inf
     results: dict[str, Any] = {}
+    if sizes.any():
+        results["reward_correlation"] = {"model": _correlation(recorded, predicted)}
     for name, happened in (
-        ("reward", lambda outcome: abs(outcome.reward) >= least),
+        ("reward", lambda outcome: abs(outcome.reward - usual) >= least),
         ("end", lambda outcome: outcome.ended),
     ):
         pairs = [
@@ -90,13 +110,50 @@ def outcomes(subject: Subject, reader: EpisodeReader, count: int) -> dict[str, A
         }
         if found.sum():
             results[f"{name}_precision"] = {"model": rate_figure(int(hits.sum()), int(found.sum()))}
-    errors = [
-        float(np.mean([abs(a.reward - b.reward) for a, b in zip(*episode, strict=True)]))
-        for episode in zip(true, made, strict=True)
+    for name, distance in (
+        ("reward_error", lambda one, other: np.abs(one - other).mean()),
+        ("return_error", lambda one, other: abs(one.sum() - other.sum())),
+    ):
+        pairs = zip(recorded, predicted, strict=True)
+        results[name] = {
+            "model": mean_figure(float(distance(*pair)) for pair in pairs),
+            "copy": mean_figure(float(distance(each, np.full_like(each, usual))) for each in recorded),
+        }
+    ends = [
+        (_end(wanted, len(wanted)), _end(found, len(wanted) + LATE))
+        for wanted, found in zip(true, late, strict=True)
+        if any(outcome.ended for outcome in wanted)
     ]
-    zeros = [float(np.mean([abs(outcome.reward) for outcome in episode])) for episode in true]
-    results["reward_error"] = {"model": mean_figure(errors), "copy": mean_figure(zeros)}
+    if ends:
+        results["end_steps"] = {
+            "model": mean_figure(abs(found - wanted) for wanted, found in ends),
+            "copy": mean_figure(LATE + 1 for _ in ends),
+        }
     return results
+
+
+def _end(outcomes: Sequence[Outcome], without: int) -> int:
+    """Return the number of the first round that ends an episode, or another if none does."""
+    return next((number for number, outcome in enumerate(outcomes) if outcome.ended), without)
+
+
+def _correlation(recorded: Sequence[np.ndarray], predicted: Sequence[np.ndarray]) -> Figure:
+    """Return the correlation of rewards with a bootstrap interval over episodes; n is the number of rounds.
+
+    It is 0 if all predicted rewards are the same.
+    """
+
+    def of(chosen: Sequence[int]) -> float:
+        x, y = (np.concatenate([rewards[index] for index in chosen]) for rewards in (recorded, predicted))
+        x, y = x - x.mean(), y - y.mean()
+        size = float(np.sqrt((x**2).sum() * (y**2).sum()))
+        return float((x * y).sum()) / size if size else 0.0
+
+    rng, count = np.random.default_rng(0), len(recorded)
+    drawn = [of(rng.integers(count, size=count).tolist()) for _ in range(BOOTSTRAPS)]
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    total = sum(map(len, recorded))
+    return {"value": of(range(count)), "low": float(low), "high": float(high), "n": total}
 
 
 def _f1(hits: np.ndarray, wanted: np.ndarray, found: np.ndarray) -> Figure:

@@ -18,6 +18,7 @@ from worldmodel.eval.data.inverse_dynamics import ActionRecognised, train_recogn
 from worldmodel.eval.data.outcomes import outcome_tables, outcomes
 from worldmodel.eval.data.returns import parse_inverse, return_tables, returns
 from worldmodel.eval.data.subjects import TITLES
+from worldmodel.eval.data.twins import STEPS, read_twins, twin_figures, twin_reader, twin_tables
 from worldmodel.eval.examples import Album
 from worldmodel.eval.frechet import FrameFeatures
 from worldmodel.eval.goals import Goal
@@ -26,7 +27,7 @@ from worldmodel.eval.metrics import Metric, get_metrics
 from worldmodel.eval.metrics.perceptual import Perceptual
 from worldmodel.eval.runner import Subject
 from worldmodel.eval.suite import CardText, EvalSettings, Part
-from worldmodel.eval.table import Unit
+from worldmodel.eval.table import Path, Unit
 from worldmodel.media import Frame
 
 SHOWN_ROUNDS = (1, 5, 10, 30, 50, 100, 200)
@@ -88,6 +89,7 @@ class DataSuite:
     ) -> None:
         self.reader = EpisodeReader(data, config, settings.rounds, settings.seed)
         self.training = training and EpisodeReader(training, config, settings.rounds, settings.seed)
+        self.twins = twin_reader(data, config, settings.seed)
         self.steps = settings.inverse_dynamics_steps
         steps = settings.num_inference_steps
         steps = config.num_inference_steps if steps is None else steps
@@ -101,12 +103,12 @@ class DataSuite:
             self.metrics.append(Perceptual(settings.perceptual))
         size = config.codec.image_size
         self.features = None if settings.features is None else FrameFeatures(settings.features, size)
-        self.goals: Sequence[Goal] = _goals(settings.rounds)
+        self.goals: Sequence[Goal] = _goals(settings.rounds, self.twins is not None)
         self.card = _card(self.reader.name, config, settings.rounds)
 
     def check(self, config: WorldModelConfig) -> None:
         """Check that one episode can be read and fits the model; for errors see `EpisodeReader`."""
-        for reader in (self.reader, self.training):
+        for reader in (self.reader, self.training, self.twins):
             if reader is not None:
                 next(reader.read())
 
@@ -128,7 +130,14 @@ class DataSuite:
         def swapped(subject: Subject) -> Any:
             return counterfactuals(subject, self.reader, quarter, self.forecasts, *recogniser)
 
+        def obeyed(subject: Subject) -> Any:
+            assert self.twins is not None
+            pairs = list(read_twins(self.twins, count))
+            return twin_figures(subject, pairs, settings.seed, STEPS, self.forecasts, album)
+
         parts: list[Part] = []
+        if self.twins is not None:
+            parts.append(Part("twins", 2 * rows * count * max(STEPS), obeyed, twin_tables))
         if self.training is not None and self.steps:
             parts.append(Part("inverse_dynamics", 0, inverse_dynamics))
         parts += [
@@ -157,22 +166,57 @@ class DataSuite:
         return episode.start, list(islice(cycle(episode.actions), count))
 
 
-def _goals(rounds: int) -> tuple[Goal, ...]:
-    """Return the figures of the published table; the table leaves out rounds that no episode has."""
+def _goals(rounds: int, has_twins: bool) -> tuple[Goal, ...]:
+    """Return the figures of the published table; the table leaves out what was not measured.
+
+    Whether the model obeys comes first: by twin futures, or where there are none by weaker tests.
+    """
     goals: list[Goal] = []
+    for measure, title, unit in _TWINS if has_twins else ():
+        for step in STEPS:
+            goals.append(
+                _goal(f"{title}, {step} step{'s' * (step > 1)}", ("twins", measure, str(step)), unit)
+            )
+    for title, path, unit in () if has_twins else _WEAKER:
+        goals.append(_goal(f"Weaker than obeyed: {title[0].lower()}{title[1:]}", path, unit))
+    for title, path, unit in _NEXT:
+        goals.append(_goal(title, path, unit))
     for number in sorted({*(number for number in SHOWN_ROUNDS if number <= rounds), rounds}):
         for metric, title, unit in _BY_ROUND:
             beside = {TITLES[row]: ("horizon", metric, row, number - 1) for row in TITLES if row != "model"}
             path = ("horizon", metric, "model", number - 1)
             goals.append(Goal(f"{title}, round {number}", path, unit, baselines=beside))
-    for title, part, name, unit in _OTHERS:
-        beside = {TITLES[row]: (part, name, row) for row in TITLES if row != "model"}
-        goals.append(Goal(title, (part, name, "model"), unit, baselines=beside))
+    for title, path, unit in (*_OTHERS, *(_WEAKER if has_twins else ())):
+        goals.append(_goal(title, path, unit))
     goals.append(Goal("Speed of one session", ("speed", "fps"), "fps"))
     goals.append(Goal("Action to first frame", ("speed", "first_frame"), "s"))
     return tuple(goals)
 
 
+def _goal(title: str, path: Path, unit: Unit) -> Goal:
+    """Return the figure of the model at a path, beside the simpler predictions."""
+    beside = {TITLES[row]: (*path, row) for row in TITLES if row != "model"}
+    return Goal(title, (*path, "model"), unit, baselines=beside)
+
+
+_TWINS: tuple[tuple[str, str, Unit], ...] = (
+    ("obeyed", "Obeyed", "%"),
+    ("contrast", "Contrast of two futures", ""),
+    ("error_there", "Error where they differ, of a copy's", ""),
+)
+_WEAKER: tuple[tuple[str, Path, Unit], ...] = (
+    ("Own action nearer to the truth than another", ("counterfactuals", "own_nearer"), "%"),
+    ("Another action recognised by inverse dynamics", ("counterfactuals", "recognised"), "%"),
+)
+"""Weaker tests of obeying: a recorded round with another action has no truth of its own."""
+_NEXT: tuple[tuple[str, Path, Unit], ...] = (
+    ("Small things kept", ("horizon", "details"), "%"),
+    ("Drift of PSNR per round", ("horizon", "trend", "psnr"), "dB"),
+    ("Rewards, correlation", ("outcomes", "reward_correlation"), ""),
+    ("Unusual rewards, F1", ("outcomes", "reward_f1"), ""),
+    ("Sum of rewards, error", ("outcomes", "return_error"), ""),
+    ("Ends of episodes, error in steps", ("outcomes", "end_steps"), ""),
+)
 _BY_ROUND: tuple[tuple[str, str, Unit], ...] = (
     ("psnr", "PSNR", "dB"),
     ("ssim", "SSIM", ""),
@@ -180,13 +224,10 @@ _BY_ROUND: tuple[tuple[str, str, Unit], ...] = (
     ("right", "Right by the judge", "%"),
     ("action", "Action recognised in the frames", "%"),
 )
-_OTHERS: tuple[tuple[str, str, str, Unit], ...] = (
-    ("Another action, another picture", "counterfactuals", "differ", "%"),
-    ("Another action recognised in its picture", "counterfactuals", "recognised", "%"),
-    ("Own action nearer to the truth than another", "counterfactuals", "own_nearer", "%"),
-    ("Action and inverse: back at the start", "returns", "returned", "%"),
-    ("Rewards, F1", "outcomes", "reward_f1", ""),
-    ("Ends of episodes, F1", "outcomes", "end_f1", ""),
+_OTHERS: tuple[tuple[str, Path, Unit], ...] = (
+    ("Another action, another picture", ("counterfactuals", "differ"), "%"),
+    ("Action and inverse: back at the start", ("returns", "returned"), "%"),
+    ("Ends of episodes, F1", ("outcomes", "end_f1"), ""),
 )
 
 

@@ -40,6 +40,7 @@ class Played:
         actions: The action of every world.
         truths: For every world, the truth of each frame as the judge reads it; the true frames by default.
         judge: The judge of the world; None if it has none.
+        twin: The same worlds under other actions, with the truth of these; None if it is not known.
     """
 
     starts: np.ndarray
@@ -48,6 +49,7 @@ class Played:
     actions: Sequence[Action]
     truths: Sequence[Sequence[Any]] = ()
     judge: Judge | None = None
+    twin: "Played | None" = None
 
     def verdict(self, world: int, frame: int = -1) -> Verdict:
         """Return the judge's verdict on a frame of a world."""

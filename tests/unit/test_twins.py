@@ -1,0 +1,370 @@
+"""Twin futures: how they are recorded, and whether a model obeys by them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from pyarrow import parquet
+
+from worldmodel import config as configs
+from worldmodel import recording
+from worldmodel.actions import Action
+from worldmodel.cli import main, new
+from worldmodel.config import ActionConfig, CodecConfig, DataConfig, WorldModelConfig
+from worldmodel.data.argument import read_held_out, read_source
+from worldmodel.data.sources import open_sources
+from worldmodel.data.twins import HISTORY, twins_of
+from worldmodel.errors import InputError
+from worldmodel.eval.data.suite import DataSettings, DataSuite
+from worldmodel.eval.data.twins import Twins, read_twins, twin_figures, twin_reader
+from worldmodel.eval.metrics import Played, get_metric
+from worldmodel.eval.metrics.obeyed import MIN_DIFFERENCE, MIN_PIXELS, where_differ
+from worldmodel.eval.suite import evaluate
+from worldmodel.recording import record_twins
+from worldmodel.recording.environment import EnvironmentEpisodes
+from worldmodel.recording.origin import origin_of
+from worldmodel.recording.settings import EnvironmentSettings
+from worldmodel.recording.twins import TwinEpisodes
+from worldmodel.train import recipe
+
+SIDE, SQUARE = 32, 8
+KEYS = ("left", "stay", "right")
+CONFIG = WorldModelConfig(
+    codec=CodecConfig(image_size=SIDE, temporal_factor=1),
+    chunk_frames=1,
+    fps=10,
+    action=ActionConfig(text=False, keys=KEYS),
+    outcomes=True,
+)
+rng_of_the_process = np.random.default_rng(0)
+
+
+def picture(place: int) -> np.ndarray:
+    frame = np.full((SIDE, SIDE, 3), 40, np.uint8)
+    frame[12:20, place : place + SQUARE] = (230, 60, 60)
+    return frame
+
+
+def moved(frame: np.ndarray, key: str) -> np.ndarray:
+    """Move the square of a frame; walls stop it."""
+    place = int(np.argmax(frame[14, :, 0] > 150))
+    return picture(int(np.clip(place + 4 * (KEYS.index(key) - 1), 0, SIDE - SQUARE)))
+
+
+class Slide(gymnasium.Env):
+    """A square that the keys move; options make it unusable for twins."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    observation_space = spaces.Box(0, 1, (2,))
+
+    def __init__(
+        self, render_mode: str | None = None, length: int = 30, kind: str = "", num_actions: int = 3
+    ) -> None:
+        self.render_mode, self.length, self.kind = render_mode, length, kind
+        self.action_space = spaces.Discrete(num_actions)
+
+    def get_action_meanings(self) -> list[str]:
+        return list(KEYS)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        chance = rng_of_the_process if self.kind == "ignores its seed" else self.np_random
+        self.frame, self.steps = picture(int(chance.integers(0, SIDE - SQUARE))), 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        key = KEYS[int(action)]
+        if self.kind == "shakes":
+            key = KEYS[int(rng_of_the_process.integers(3))]
+        if self.kind == "keys do nothing":
+            key = KEYS[self.steps % 3]
+        self.frame = moved(self.frame, key)
+        fallen = self.kind == "falls" and key == "right"
+        return np.zeros(2, np.float32), 0.0, fallen or self.steps >= self.length, False, {}
+
+    def render(self) -> np.ndarray:
+        return self.frame
+
+
+if "Slide-v0" not in gymnasium.registry:
+    gymnasium.register("Slide-v0", Slide)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def settings(policy: str = "random", **arguments: Any) -> EnvironmentSettings:
+    return EnvironmentSettings("Slide-v0", policy, env_args=arguments)
+
+
+def rows_of(folder: Path) -> list[list[dict[str, Any]]]:
+    """The rows of every episode."""
+    rows = [row for path in folder.glob("data/*/*.parquet") for row in parquet.read_table(path).to_pylist()]
+    count = max(row["episode_index"] for row in rows) + 1
+    return [[row for row in rows if row["episode_index"] == index] for index in range(count)]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with 25 pairs of twins."""
+    folder = tmp_path_factory.mktemp("recorded") / "set"
+    return recording.record_environment(settings(), folder, 20, num_twins=25)
+
+
+def test_twins_are_a_dataset_beside_the_held_out_episodes(recorded: Path) -> None:
+    info = json.loads((recorded / "twins" / "meta" / "info.json").read_text())
+    assert info["total_episodes"] == 50 and info["codebase_version"] == "v3.0"
+    assert info["worldmodel"]["recording"]["twins"] == {"steps": 10, "history": HISTORY}
+    held = json.loads((recorded / "meta" / "split.json").read_text())["held-out"]
+    assert len(held) == 2
+    seeds = [EnvironmentEpisodes(settings()).seed(index) for index in held]
+    stored = parquet.read_table(recorded / "twins/meta/episodes/chunk-000/file-000.parquet")[
+        "seed"
+    ].to_pylist()
+    assert stored == [seed for pair in range(25) for seed in [seeds[pair % 2]] * 2]
+    originals = dict(zip(held, (rows_of(recorded)[index] for index in held), strict=True))
+    twins = rows_of(recorded / "twins")
+    for number, pair in enumerate(zip(twins[::2], twins[1::2], strict=True)):
+        taken = [[row["action"] for row in each[:-1]] for each in pair]
+        shared = next(step for step in range(len(taken[0])) if taken[0][step] != taken[1][step])
+        assert shared <= HISTORY and [len(each) - shared for each in taken] == [10, 10]
+        # The history is a part of the recorded episode.
+        told = [row["action"] for row in originals[held[number % 2]]]
+        assert any(told[at : at + shared] == taken[0][:shared] for at in range(len(told)))
+
+
+def test_nothing_trains_on_twins(recorded: Path) -> None:
+    held, training = read_held_out(str(recorded))
+    assert training is not None
+    sources = [open_sources(data, CONFIG)["lerobot"] for data in (held, training)]
+    assert [source.size for source in sources] == [2, 18]
+    found = twins_of(held.sources["lerobot"])
+    assert found is not None and found.weight == 0 and Path(found.path) == recorded / "twins"
+    assert twins_of(replace(held.sources["lerobot"], path="somebody/dataset")) is None
+
+
+def test_more_twins_are_added_and_the_same_ones_kept(tmp_path: Path, recorded: Path) -> None:
+    folder = tmp_path / "set"
+    for count in (5, 25):
+        recording.record_environment(settings(), folder, 20, num_twins=count)
+    assert rows_of(folder / "twins") == rows_of(recorded / "twins")
+
+
+def test_a_table_of_clips_has_twins_too(tmp_path: Path) -> None:
+    recording.record_environment(settings(), tmp_path / "set", 10, "clips", num_twins=3)
+    (source,) = read_source(str(tmp_path / "set")).sources.values()
+    columns = {field: column for field, column in source.columns.items() if field != "text"}
+    reader = twin_reader(DataConfig({"mine": replace(source, columns=columns)}), CONFIG)
+    assert reader is not None
+    assert len(list(read_twins(reader, 9))) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "ignores its seed"}, "Slide-v0 is not reproducible"),
+        ({"kind": "shakes"}, "Slide-v0 is not reproducible"),
+        ({"kind": "keys do nothing"}, "actions of Slide-v0 make no difference.*20 pairs"),
+        ({"num_actions": 1}, "Slide-v0 has one action"),
+    ],
+)
+def test_environments_without_twins_are_named_in_one_sentence(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        recording.record_environment(settings(**changes), tmp_path / "set", 10, num_twins=30)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "set").exists()  # it is known before hours are spent
+
+
+def test_wrong_numbers_of_twins_are_named(tmp_path: Path) -> None:
+    for number, changes, said in (
+        (10, {"num_twins": -1}, "num_twins is -1"),
+        (10, {"num_twins": 1, "twin_steps": 0}, "0 steps"),
+        (1, {"num_twins": 1}, "record 2 or more"),
+    ):
+        with pytest.raises(InputError, match=said):
+            recording.record_environment(settings(), tmp_path / "set", number, **changes)
+
+
+def test_futures_that_end_early_are_tried_again() -> None:
+    """Half of all random futures of a step fall; those of ten steps nearly all do, so the longest is kept."""
+    episodes = EnvironmentEpisodes(settings(kind="falls"))
+    lengths = []
+    for number in range(6):
+        pair = [TwinEpisodes(episodes, [0, 1], 4).episode(2 * number + which) for which in (0, 1)]
+        taken = [[action.keys for action in each.actions] for each in pair]
+        shared = next(step for step, (a, b) in enumerate(zip(*taken, strict=False)) if a != b)
+        lengths.append(min(map(len, taken)) - shared)
+    assert min(lengths) >= 1 and max(lengths) > 1
+
+
+class Walk:
+    """Worlds of a subject, played by a rule."""
+
+    def __init__(self, frames: np.ndarray, kind: str) -> None:
+        self.frames, self.kind = frames, kind
+
+    def step(self, actions: Sequence[Action]) -> np.ndarray:
+        keys = [action.keys[0] for action in actions]
+        if self.kind == "ignores":
+            keys = ["right"] * len(keys)
+        if self.kind == "reversed":
+            keys = [KEYS[2 - KEYS.index(key)] for key in keys]
+        true = np.stack([moved(*pair) for pair in zip(self.frames, keys, strict=True)])
+        self.frames = true
+        shown = true.astype(np.float64) * (1 - self.fade) + 40 * self.fade
+        return shown.astype(np.uint8)[:, None]
+
+    @property
+    def fade(self) -> float:
+        return 0.5 if self.kind == "fades" else 0.0
+
+
+class Subject:
+    """The simulator, or one of the wrong models."""
+
+    def __init__(self, kind: str = "true") -> None:
+        self.kind = kind
+
+    def open(self, starts: np.ndarray, seeds: Sequence[int]) -> Walk:
+        return Walk(starts, self.kind)
+
+    def reconstruct(self, clips: np.ndarray) -> np.ndarray:
+        return clips
+
+    def with_steps(self, num_inference_steps: int) -> "Subject":
+        return self
+
+
+def pairs_of(recorded: Path) -> list[Twins]:
+    reader = twin_reader(read_held_out(str(recorded))[0], CONFIG)
+    assert reader is not None
+    return list(read_twins(reader, 100))
+
+
+@pytest.mark.parametrize(
+    ("kind", "obeyed", "contrast", "error"),
+    [
+        ("true", (0.95, 1.0), (0.9, 1.1), (0.0, 0.15)),
+        ("ignores", (0.0, 0.0), (0.0, 0.0), (0.5, 1.6)),
+        ("reversed", (0.0, 0.35), (0.3, 1.6), (0.9, 2.0)),
+        ("fades", (0.95, 1.0), (0.4, 0.6), (0.3, 0.8)),
+    ],
+)
+def test_figures_tell_models_that_obey_from_others(
+    recorded: Path,
+    kind: str,
+    obeyed: tuple[float, float],
+    contrast: tuple[float, float],
+    error: tuple[float, float],
+) -> None:
+    figures = twin_figures(Subject(kind), pairs_of(recorded))  # type: ignore[arg-type]
+    assert [*figures] == ["obeyed", "contrast", "error_there"]
+    for name, (low, high) in (("obeyed", obeyed), ("contrast", contrast), ("error_there", error)):
+        assert [*figures[name]] == ["1", "5", "10"]
+        for rows in figures[name].values():
+            assert low <= rows["model"]["value"] <= high, name
+            assert rows["model"]["n"] > 10
+    for rows in figures["obeyed"].values():
+        assert rows["copy"]["value"] == 0 and rows["codec"]["value"] == 1
+    assert (
+        figures["contrast"]["5"]["copy"]["value"] == 0 and figures["error_there"]["5"]["copy"]["value"] == 1
+    )
+    assert figures["error_there"]["5"]["codec"]["value"] == 0
+
+
+def test_noise_obeys_by_chance() -> None:
+    """Films of noise are as near to the own truth as to the other: about half of 400 pairs."""
+    rng = np.random.default_rng(0)
+    start, one, other = picture(8), moved(picture(8), "left"), moved(picture(8), "right")
+    made, twin_made = (rng.integers(0, 255, (400, 1, SIDE, SIDE, 3), dtype=np.uint8) for _ in range(2))
+    starts, actions = np.stack([start] * 400), [Action()] * 400
+    truth, twin_truth = (np.stack([frame[None]] * 400) for frame in (one, other))
+    twin = Played(starts, twin_made, twin_truth, actions)
+    found = get_metric("obeyed")(Played(starts, made, truth, actions, twin=twin))
+    figure = get_metric("obeyed").figure(found)
+    assert figure["low"] < 0.5 < figure["high"] and figure["n"] == 400
+    with pytest.raises(InputError, match="no twin futures"):
+        get_metric("contrast")(Played(starts, made, truth, actions))
+
+
+def test_what_compression_changes_is_no_difference() -> None:
+    frame = np.full((2, SIDE, SIDE, 3), 100, np.uint8)
+    other = frame.copy()
+    other[0, :, :, 1] += MIN_DIFFERENCE - 1
+    other[1, 0, : MIN_PIXELS - 1] += MIN_DIFFERENCE
+    assert not where_differ(frame, other).any()
+    other[1, 0, MIN_PIXELS - 1] += MIN_DIFFERENCE
+    assert where_differ(frame, other).sum() == MIN_PIXELS and where_differ(frame, other)[1].any()
+
+
+def test_whether_it_obeys_comes_first(recorded: Path) -> None:
+    held, _ = read_held_out(str(recorded))
+    made = DataSettings(None, 20, 10, data=str(recorded))
+    suite = DataSuite(held, None, CONFIG, made)
+    results = evaluate(Subject(), made, suite)  # type: ignore[arg-type]
+    first, *others = results["tables"][0]["rows"]
+    assert (first["title"], first["figure"]["value"]) == ("Obeyed, 1 step", 1)
+    titles = [row["title"] for row in others]
+    assert titles[:3] == ["Obeyed, 5 steps", "Obeyed, 10 steps", "Contrast of two futures, 1 step"]
+    assert titles.index("Small things kept") < titles.index("PSNR, round 1")
+    assert titles.index("PSNR, round 1") < titles.index("Own action nearer to the truth than another")
+    assert results["tables"][1]["title"] == "Does it obey?"
+    assert results["examples"][0]["figure"].startswith("twin futures") and results["examples"][0]["right"]
+    # Without twins, the weaker tests come first.
+    (table,) = DataSuite(read_source(str(recorded / "twins")), None, CONFIG, made).goals[:1]
+    assert table.title == "Weaker than obeyed: own action nearer to the truth than another"
+
+
+def test_only_what_was_recorded_on_this_machine_is_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings of a dataset name code."""
+    folder = recording.record_environment(settings(), tmp_path / "set", 10)
+    origin = origin_of(folder)
+    assert origin is not None
+    assert (origin.format, origin.num_episodes, origin.settings) == ("lerobot", 10, settings())
+    assert record_twins(folder, 100, budget_s=0.0) == recording.MIN_TWINS
+    assert len(rows_of(folder / "twins")) == 2 * recording.MIN_TWINS
+    info = folder / "meta" / "info.json"
+    before = info.read_text()
+    info.write_text(before.replace('"random"', '"os:system"'))
+    with pytest.raises(InputError, match="not recorded from an environment on this machine"):
+        record_twins(folder, 100, budget_s=0.0)
+    info.write_text(before)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert origin_of(folder) is None
+
+
+@pytest.mark.slow
+def test_new_records_twins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recipe.Machine, "measure", lambda: recipe.Machine("two cores", 0.2, 8 * 2**30))
+    folder = recording.record_environment(settings(), tmp_path / "set", 10)
+    path = tmp_path / "made.yaml"
+    assert main(["new", str(folder), "--out", str(path), "--twins", "12"]) == 0
+    assert "twins      12 pairs of futures" in capsys.readouterr().out
+    assert twins_of(configs.load(path).data.sources["held"]) is not None
+
+
+def test_new_says_what_twins_there_are_and_why_there_are_none(tmp_path: Path) -> None:
+    folder = recording.record_environment(settings(), tmp_path / "set", 10)
+    (source,) = read_source(str(folder)).sources.values()
+    assert new._twins(source, 0, 60.0).startswith("none")
+    assert new._twins(source, 12, 60.0).startswith("12 pairs")
+    assert new._twins(source, 12, 60.0) == f"in {folder}/twins"
+    other = recording.record_environment(settings(kind="ignores its seed"), tmp_path / "other", 10)
+    (source,) = read_source(str(other)).sources.values()
+    assert "none: Slide-v0 is not reproducible" in new._twins(source, 12, 60.0)
+    assert new._twins(replace(source, kind="flow"), 12, 60.0).startswith("none")
