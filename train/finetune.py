@@ -1,9 +1,9 @@
 """Train a world model: `torchrun --nproc-per-node 2 -m worldmodel.train.finetune CONFIG key=value …`.
 
 This file reads from top to bottom: `main` reads the command line, `train` goes through the stages of a run,
-and `run_stage` has the loop over the steps of one. What a step computes is in `trainer.py`, and the losses
-are in `objectives/`. A run that is started again resumes from its newest checkpoint, on any number of
-processes.
+`run_stage` opens the data of one and builds its model, and `_run_steps` has the loop over its steps. What a
+step computes is in `trainer.py`, and the losses are in `objectives/`. A run that is started again resumes
+from its newest checkpoint, on any number of processes.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from worldmodel.config import TrainConfig
 from worldmodel.data.examiner import glance
 from worldmodel.data.lerobot import with_action_spec
 from worldmodel.data.loader import Batch
+from worldmodel.data.sequence_loader import SequenceLoader
 from worldmodel.errors import exit_code
 from worldmodel.models.layers import attention
 from worldmodel.parallel.mesh import Mesh
@@ -158,29 +159,35 @@ def run_stage(
 
     Every process calls `begun` when its model is built and before the first step.
     """
-    # The model, its optimizers, and how far the stage has come.
-    stage = config.stages[name]
-    run = Path(config.run_dir)
-    with explain_out_of_memory(name):
-        trainer, progress = Trainer.start(config, name, mesh, newest)
-    begun()
+    # The data first: opening them takes seconds, and reading the weights of a large model minutes.
+    with open_stream(config, name, mesh, Progress.within(newest, name)) as stream:
+        # The model, its optimizers, and how far the stage has come.
+        with explain_out_of_memory(name):
+            trainer, progress = Trainer.start(config, name, mesh, newest)
+        begun()
+        return _run_steps(trainer, progress.step, stream, checkpoints, stop)
+
+
+def _run_steps(
+    trainer: Trainer, done: int, stream: SequenceLoader, checkpoints: Checkpoints, stop: Callable[[], bool]
+) -> bool:
+    """Run the steps that are left of a stage; False if stopped."""
     config = trainer.config  # with the precision that `auto` stands for
+    name, stage, mesh = trainer.name, trainer.stage, trainer.mesh
     callbacks = build_callbacks(config)
 
     # What a reader sees of the run.
-    tracker = config.diagnostics.tracker
-    log = RunLog(run, name, stage.steps, progress.step, mesh.first, config.log_every, tracker)
+    run, tracker = Path(config.run_dir), config.diagnostics.tracker
+    log = RunLog(run, name, stage.steps, done, mesh.first, config.log_every, tracker)
     for line in summary.describe(trainer.root, stage, mesh):
         log.print(line)
     meter = Meter(mesh.device, mesh.world_size, peak_tflops(config, mesh, log), trainer.phases)
     stragglers = StragglerDetector(mesh)
 
     # The loop: each element of the stream is the microbatches that this process has in one step.
-    done = progress.step
     stalled = 0.0
     batches: list[Batch] = []
     with (
-        open_stream(config, name, mesh, progress) as stream,
         Watchdog(config.hang_timeout_s) as watchdog,
         profiler(config, name, mesh) as profiling,
         collective_check(config),

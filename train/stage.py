@@ -14,6 +14,7 @@ from worldmodel.config import TrainConfig
 from worldmodel.data import loader
 from worldmodel.data.sequence_loader import SequenceLoader
 from worldmodel.data.staging import FrameStager
+from worldmodel.errors import ConfigError
 from worldmodel.media.tensors import to_frames
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import validation
@@ -137,29 +138,41 @@ def shutdown_advice(step_s: float, save_s: float) -> str | None:
     )
 
 
-def open_stream(config: TrainConfig, name: str, mesh: Mesh, progress: Progress) -> SequenceLoader:
-    """Open the data of a stage, from the step of the progress on.
+def open_stream(config: TrainConfig, name: str, mesh: Mesh, progress: Progress | None) -> SequenceLoader:
+    """Open the data of a stage, from its start or from the step of its `progress` on.
 
     Frames are staged ahead of their step, but not for processes that share sequences, which are sent them in
     it, and not for the codec, which is trained on a few frames of each clip.
+
+    Raises:
+        ConfigError: a setting or a source is wrong, or a task of this stage or a later one has no source.
     """
     ahead = mesh.sequence.size == 1 and config.stages[name].objective != "codec"
-    return SequenceLoader(
-        lambda: loader.batches(
+    names = list(config.stages)
+
+    def open_loader() -> loader.BatchLoader:
+        batches = loader.batches(
             config.data,
             config.model,
             config.stages[name],
             config.seed,
-            progress.step,
+            progress.step if progress else 0,
             mesh.dp_rank,
             mesh.dp_size,
-            progress.bad,
+            progress.bad if progress else None,
             mesh.sum_counts,
-            progress.bookmarks,
+            progress.bookmarks if progress else None,
             FrameStager(mesh.device) if ahead else None,
-        ),
-        mesh,
-    )
+        )
+        try:  # what a later stage lacks is said now, and not after the days of this one
+            for later in names[names.index(name) + 1 :]:
+                loader.check_tasks(batches.sources, config.data, config.stages[later])
+        except ConfigError:
+            batches.close()
+            raise
+        return batches
+
+    return SequenceLoader(open_loader, mesh)
 
 
 def peak_tflops(config: TrainConfig, mesh: Mesh, log: RunLog) -> float:

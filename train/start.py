@@ -78,19 +78,33 @@ class Files:
         return {name: digest for each in mesh.all_gather(found) for name, digest in each.items()}
 
 
-def check_files(checkpoint: Path, digests: Mapping[str, str]) -> None:
+def check_files(checkpoint: Path, digests: Mapping[str, str]) -> dict[str, str]:
     """Check that the files that a checkpoint's run started from have not changed.
+
+    Returns:
+        The digests of `digests`, and of files of parts that this model does not have: an objective of an
+        earlier stage added them, as `prompt` adds the generator's text encoder.
 
     Raises:
         ModelError: one is missing or has changed; the message names it.
     """
+    parts = {_part(name) for name in digests}
+    elsewhere = {}
     for name, digest in Manifest.read(checkpoint).origin.files.items():
-        if digests.get(name) != digest:
+        if _part(name) not in parts:
+            elsewhere[name] = digest
+        elif digests.get(name) != digest:
             raise ModelError(
                 f"{checkpoint} needs the frozen weights of {name}, with which its run started, and that file "
                 f"{'has changed' if name in digests else 'is missing'}; restore it, or choose another "
                 "run_dir."
             )
+    return elsewhere | dict(digests)
+
+
+def _part(name: str) -> str:
+    """Return the module, or the folder of `init_from`, that a file in a manifest belongs to."""
+    return name.rpartition("/")[0]
 
 
 def _digest_of(path: Path) -> str:

@@ -70,6 +70,12 @@ class Progress:
         """Read the progress that a checkpoint was saved with."""
         return cls(**load(checkpoint, {})) if checkpoint else None
 
+    @classmethod
+    def within(cls, checkpoint: Path | None, stage: str) -> "Progress | None":
+        """Read the progress of a checkpoint, if it is of that stage."""
+        progress = cls.of(checkpoint)
+        return progress if progress and progress.stage == stage else None
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -136,7 +142,7 @@ class Trainer:
         files = start.Files.of(model, config)
         origin = Origin(files=files.digests(mesh))
         if newest:
-            start.check_files(newest, origin.files)
+            origin = Origin(files=start.check_files(newest, origin.files))
             # Within a stage the base is that of the stage; a new stage builds on the end of the one before.
             base = Manifest.read(newest).origin.base if resumed else {newest.name: digest_of(newest)}
             origin = replace(origin, base=base)

@@ -65,6 +65,23 @@ def test_the_checkpoint_with_the_lowest_validation_loss_is_kept(
         assert {key: records[step][key] for key in losses} == losses
 
 
+def test_the_data_of_all_stages_are_checked_before_weights_are_read(
+    run_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "start", lambda *_: pytest.fail("the weights were read"))
+    (tmp_path / "clips.jsonl").write_text('{"file": "a.mp4"}\n')
+    clips = DataConfig({"mine": SourceConfig("clips", str(tmp_path / "clips.jsonl"))})
+    with pytest.raises(ConfigError, match=r"mine\.columns"):
+        finetune.train(dataclasses.replace(run_config, data=clips))
+    (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
+    texts = DataConfig({"mine": SourceConfig("text", str(tmp_path / "texts.jsonl"))})
+    state = run_config.stages["state"]
+    words = dataclasses.replace(state, objective="language", tasks={"document": 1.0})
+    stages = {"words": words, "state": state}
+    with pytest.raises(ConfigError, match="'rounds'"):
+        finetune.train(dataclasses.replace(run_config, data=texts, stages=stages))
+
+
 def test_stages_without_held_out_tasks_are_not_validated(
     run_config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

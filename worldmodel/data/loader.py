@@ -20,7 +20,7 @@ from typing import Any
 from torchdata.nodes import BaseNode, IterableWrapper, Mapper, ParallelMapper, Prefetcher
 
 from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
-from worldmodel.data.sampler import Sample, StepSampler, rank_share
+from worldmodel.data.sampler import Sample, StepSampler, offering_sources, rank_share
 from worldmodel.data.sources import Source, StreamedSource, open_sources
 from worldmodel.data.staging import StagedFrames, StageFrames
 from worldmodel.data.worker import BadClip, Failure, Request, Result, Worker, make_episode, with_timeout
@@ -376,6 +376,15 @@ def stage_weights(config: DataConfig, stage: StageConfig) -> dict[str, float]:
         name: stage.sources.get(name, 0.0) if stage.sources else source.weight
         for name, source in config.sources.items()
     }
+
+
+def check_tasks(sources: Mapping[str, Source], config: DataConfig, stage: StageConfig) -> None:
+    """Check that every task of a stage is offered by a source that the stage draws from.
+
+    Raises:
+        ConfigError: one is not; the message names it.
+    """
+    offering_sources(sources, stage_weights(config, stage), stage)
 
 
 def trained_sources(config: DataConfig, stages: Iterable[StageConfig]) -> list[str]:

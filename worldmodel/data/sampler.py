@@ -160,6 +160,26 @@ class EpisodeSampler:
         return epoch * self.size + first + place * step + stream
 
 
+def offering_sources(
+    sources: Mapping[str, Source], weights: Mapping[str, float], stage: StageConfig
+) -> dict[str, list[str]]:
+    """Return the names of the sources with a weight that offer each task of a stage.
+
+    Raises:
+        ConfigError: a task is offered by none.
+    """
+    mixed = {name: source for name, source in sources.items() if weights[name] > 0}
+    found = {}
+    for task in stage.tasks:
+        found[task] = [name for name, source in mixed.items() if task in source.tasks]
+        if not found[task]:
+            known = ", ".join(sorted({known for source in mixed.values() for known in source.tasks}))
+            raise ConfigError(
+                f"No source with a weight offers the task {task!r}; data.sources offer {known or 'nothing'}."
+            )
+    return found
+
+
 class StepSampler:
     """The task and the samples of every step of a stage.
 
@@ -186,23 +206,12 @@ class StepSampler:
             for name, source in sources.items()
             if source.size is not None or source.streams
         }
-        self.offering: dict[str, list[str]] = {}
+        self.offering = offering_sources(sources, weights, stage)
         """Sources of each task."""
-        self.mixtures: dict[str, Mixture] = {}
-        for task in self.tasks:
-            offering = [
-                name for name, source in sources.items() if task in source.tasks and weights[name] > 0
-            ]
-            if not offering:
-                mixed = [source for name, source in sources.items() if weights[name] > 0]
-                known = ", ".join(sorted({known for source in mixed for known in source.tasks})) or "nothing"
-                raise ConfigError(
-                    f"No source with a weight offers the task {task!r}; data.sources offer {known}."
-                )
-            self.offering[task] = offering
-            self.mixtures[task] = Mixture(
-                [weights[name] for name in offering], seed, zlib.crc32(task.encode())
-            )
+        self.mixtures = {
+            task: Mixture([weights[name] for name in names], seed, zlib.crc32(task.encode()))
+            for task, names in self.offering.items()
+        }
         self._counted: tuple[int, Counter[str]] = (0, Counter())
 
     def task(self, step: int) -> str:
