@@ -82,6 +82,22 @@ def test_training_and_card_are_kept(model: WorldModel, tmp_path: Path) -> None:
     assert (folder / "README.md").read_text() == "# Shapes\n"
 
 
+@pytest.mark.parametrize(
+    "name", ["backbone/model.safetensors", "state/model.safetensors", "tokens.safetensors"]
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(
+    model_folder: Path, tmp_path: Path, name: str, value: float
+) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "broken")
+    tensors = load_file(folder / name)
+    key = sorted(tensors)[-1]
+    tensors[key].view(-1)[0] = value
+    save_file(tensors, folder / name, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"broken.*finite.*{key.rpartition('.')[2]}"):
+        WorldModel.from_pretrained(folder)
+
+
 def test_load_weights_copies_a_saved_model(
     make_model: Callable[..., WorldModel], model: WorldModel, model_folder: Path
 ) -> None:

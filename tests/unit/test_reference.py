@@ -242,6 +242,64 @@ def test_errors_name_the_base_model(config: TrainConfig, base: Path, tmp_path: P
         WorldModel.from_pretrained(folder)
 
 
+def moved(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy a model to another machine: another working folder, and an empty cache."""
+    there = tmp_path / "there"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(there / "cache"))
+    return Path(shutil.copytree(folder, there / "model"))
+
+
+def test_a_model_is_loaded_elsewhere_with_the_folder_of_its_base(
+    config: TrainConfig, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = dataclasses.replace(config.model.backbone, pretrained="base")
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, backbone=relative))
+    folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
+    expected = weights(WorldModel.from_pretrained(folder))
+    copy = moved(folder, tmp_path, monkeypatch)
+    found = weights(WorldModel.from_pretrained(copy))  # by its absolute path
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    shutil.rmtree(tmp_path / "there" / "cache")
+    away = base.rename(tmp_path / "away")
+    with pytest.raises(ModelError, match="--base"):
+        WorldModel.from_pretrained(copy)
+    other = Path(shutil.copytree(away, tmp_path / "other"))
+    tensors = {name: tensor.clone() for name, tensor in load_file(away / "model.safetensors").items()}
+    next(iter(tensors.values())).add_(1)
+    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"other weights.*other"):
+        WorldModel.from_pretrained(copy, base=other)
+    found = weights(WorldModel.from_pretrained(copy, base=away))
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert weights(WorldModel.from_pretrained(copy)).keys() == expected.keys()  # now in the cache
+
+
+COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
+
+
+def test_a_base_in_the_cache_of_the_hub_is_known_by_its_commit(base: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--some--base-1b" / "snapshots" / COMMIT
+    snapshot.parent.mkdir(parents=True)
+    base.rename(snapshot)
+    found = Reference.of(BackboneConfig(pretrained=str(snapshot)), {})
+    assert (found.name, found.revision, found.folder) == ("some/base-1b", COMMIT, str(snapshot))
+    assert found.title == f"some/base-1b at commit {COMMIT}"
+
+
+def test_a_downloaded_base_has_its_commit_and_the_repository_of_the_config(base: Path) -> None:
+    notes = base / ".cache" / "huggingface" / "download"
+    notes.mkdir(parents=True)
+    (notes / "model.safetensors.metadata").write_text(f"{COMMIT}\nabc\n1.5\n")
+    named = Reference.of(BackboneConfig(pretrained=str(base), repository="some/base"), {})
+    assert (named.name, named.revision, named.folder) == ("some/base", COMMIT, str(base))
+    unnamed = Reference.of(BackboneConfig(pretrained=str(base)), {})
+    assert (unnamed.name, unnamed.revision) == (str(base), None)
+    assert named == unnamed  # the same weights
+
+
 @pytest.mark.parametrize("name", ["base.json", "adapter_model.safetensors"])
 def test_damaged_files(config: TrainConfig, name: str) -> None:
     folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))

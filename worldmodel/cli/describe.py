@@ -1,7 +1,7 @@
 """`worldmodel describe`: text about observations."""
 
 from worldmodel.actions.words import say
-from worldmodel.cli.model import load_model
+from worldmodel.cli.model import add_base_option, load_model
 from worldmodel.cli.parser import MODEL_HELP, Parser, option
 from worldmodel.errors import InputError
 
@@ -22,12 +22,13 @@ def main(argv: list[str]) -> None:
     )
     option(parser, "--after", "a later observation: infer the action between", metavar="OBSERVATION")
     parser.add_argument("--model", default="shapes-tiny", help=MODEL_HELP)
+    add_base_option(parser)
     args = parser.parse_intermixed_args(argv)
     if args.question is not None and args.after is not None:
         raise InputError(
             f"The question {args.question!r} and --after exclude each other; leave one of them out."
         )
-    session = load_model(args.model).session()
+    session = load_model(args.model, base=args.base).session()
     session.reset(args.observation)
     if args.after is not None:
         session.observe(args.after)

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from worldmodel.cli.model import add_inference_options, load_model
+from worldmodel.cli.model import add_base_option, add_inference_options, load_model
 from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.cli.suite import add_data_options, chosen_suite
 from worldmodel.errors import InputError
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     )
     settings, suite = chosen_suite(args, config, settings)
     check_settings(suite, settings)
-    model = load_model(args.model, args)
+    model = load_model(args.model, args, args.base)
     results = evaluate(model, settings, suite, progress=sys.stderr.isatty() or args.progress)
     results["model"] = name
     page = write_report(results, folder)
@@ -73,6 +73,7 @@ def _parser() -> Parser:
         metavar="NAME",
         repeated=True,
     )
+    add_base_option(parser)
     add_inference_options(parser)
     option(parser, "--json", "also write all figures to a JSON file", metavar="FILE")
     option(parser, "--report", "folder of the report (default: outputs/eval-MODEL)", metavar="FOLDER")

@@ -118,7 +118,7 @@ def model_facts(name: str) -> dict[str, Any]:
         "name": folder.name,
         "folder": str(folder),
         "components": components,
-        "base_model": base and f"{base.name}, {base.num_layers or 'all'} layers",
+        "base_model": base and f"{base.title}, {base.num_layers or 'all'} layers",
         "actions": action_facts(config.action),
         "frames": {
             "image_size": config.codec.image_size,

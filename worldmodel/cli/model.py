@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
 
 
-def load_model(name: str, options: argparse.Namespace | None = None) -> "WorldModel":
+def load_model(name: str, options: argparse.Namespace | None = None, base: str | None = None) -> "WorldModel":
     """Load a model by name or path, prepared by the options of `add_inference_options`.
+
+    `base` is the folder of its base language model, if it has one that is not found otherwise.
 
     Raises:
         ModelError: there is no such model, or its files are damaged.
@@ -19,12 +21,23 @@ def load_model(name: str, options: argparse.Namespace | None = None) -> "WorldMo
     from worldmodel.models.world_model import WorldModel
 
     quiet_transformers()
-    model = WorldModel.from_pretrained(name)
+    model = WorldModel.from_pretrained(name, base=base)
     if options is not None:
         from worldmodel.models.inference import optimize
 
         optimize(model, options.cache_threshold, options.quantization, options.compile)
     return model
+
+
+def add_base_option(parser: "argparse._ActionsContainer") -> None:
+    """Add the option that says where the base language model of a model is."""
+    option(
+        parser,
+        "--base",
+        "folder of the base language model that the model refers to, if it is not found otherwise; needed "
+        "once, then the merged weights are in the cache",
+        metavar="FOLDER",
+    )
 
 
 def add_inference_options(group: "argparse._ActionsContainer") -> None:

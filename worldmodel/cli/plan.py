@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from worldmodel.cli.model import add_base_option
 from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.cli.record import env_arg
 from worldmodel.config.imports import import_callable
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> None:
         seed=args.seed,
         risk=args.risk,
     )
-    model = WorldModel.from_pretrained(args.model, device=args.device)
+    model = WorldModel.from_pretrained(args.model, device=args.device, base=args.base)
     size = model.config.codec.image_size
     objective = GoalImage(args.goal, size) if args.goal else Return(reward, args.discount)
     if args.env:
@@ -159,6 +160,7 @@ def _parser() -> Parser:
         "    --candidates 256 --until 0.5 --episodes 20",
     )
     parser.add_argument("model", metavar="MODEL", help="name or folder of a model")
+    add_base_option(parser)
     goal = parser.add_argument_group("goal")
     option(goal, "--goal", "an image to arrive at", metavar="IMAGE")
     option(

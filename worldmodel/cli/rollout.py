@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldmodel.actions import control_kinds
-from worldmodel.cli.model import add_inference_options, load_model
+from worldmodel.cli.model import add_base_option, add_inference_options, load_model
 from worldmodel.cli.parser import MODEL_HELP, Parser, option, seed_number
 from worldmodel.errors import InputError
 from worldmodel.io import staged_files
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     observation, words = (None, args.given) if args.text is not None else _split(args.given)
     actions = _actions(words, args.actions, args.rounds)
     with staged_files(args.out) as staging:
-        model = load_model(args.model, args)
+        model = load_model(args.model, args, args.base)
         for action in actions:
             model.action.validate(action, model.backbone)
         session = model.session(
@@ -77,6 +77,7 @@ def _parser() -> Parser:
         "text that guidance leads away from, for models whose generator reads text",
         metavar="TEXT",
     )
+    add_base_option(parser)
     add_inference_options(parser)
     return parser
 

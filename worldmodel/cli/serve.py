@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worldmodel.cli.config import field_docs
+from worldmodel.cli.model import add_base_option, quiet_transformers
 from worldmodel.cli.parser import MODEL_HELP, Parser, option
 from worldmodel.errors import ConfigError, InputError, ModelError, pip_install
 from worldmodel.serving.settings import EngineOptions, HttpOptions, ServerConfig
@@ -52,10 +53,13 @@ def served(args: argparse.Namespace) -> dict[str, Any]:
             "or use --engine in-process."
         )
 
-    from worldmodel.cli.model import quiet_transformers
     from worldmodel.serving.auth import Keys
 
     quiet_transformers()
+    if args.base is not None:  # merged into the cache, where every engine and process finds it
+        from worldmodel.models.loading import model_folder
+
+        model_folder.backbone_folder(model_folder.resolve(args.model), args.base)
     http = HttpOptions(**{field.name: getattr(args, field.name) for field in fields(HttpOptions)})
     config = ServerConfig(
         args.name or "", Path(args.data_dir), Keys.load(args.keys_file), http, args.database, **limits
@@ -144,6 +148,7 @@ def _parser() -> Parser:
         metavar="NAME=FOLDER",
         repeated=True,
     )
+    add_base_option(parser)
     option(parser, "--name", "model name in the API (default: name of the folder)")
     option(parser, "--data-dir", "folder for generated videos", "outputs/server", metavar="FOLDER")
     option(parser, "--database", field_docs(ServerConfig)["database"].rstrip("."), metavar="URL")

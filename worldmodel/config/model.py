@@ -108,6 +108,9 @@ class BackboneConfig:
     weights."""
     revision: str | None = None
     """Commit of a repository on the Hub, as 40 hex digits, so that the weights cannot change."""
+    repository: str | None = None
+    """Repository on the Hub that the folder `pretrained` was downloaded from, by which others find the base
+    of a finished model; known by itself for a folder of the Hub's cache."""
     num_layers: int = 0
     """Number of layers of `pretrained` that are used, the first ones; 0 uses all. Lower layers already
     distinguish meanings, and cost less."""

@@ -2,7 +2,7 @@
 
 adapter_config.json         peft's settings, with the name and the revision of the base model
 adapter_model.safetensors   the two factors of every layer
-base.json                   how many layers of the base model are used, and the checksums of its files
+base.json                   where the base model is, how many layers are used, the checksums of its files
 
 Of a base model to which nothing was added there is base.json alone.
 
@@ -10,8 +10,9 @@ Of a base model to which nothing was added there is base.json alone.
 """
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from worldmodel.config import BackboneConfig
 from worldmodel.errors import ModelError
 from worldmodel.models import lora
 from worldmodel.models.loading import base_models, pretrained
+from worldmodel.models.loading.location import is_folder
 
 BASE = "base.json"
 
@@ -33,12 +35,16 @@ BASE = "base.json"
 class Reference:
     """A base model and what training added to it."""
 
-    name: str
-    revision: str | None
+    name: str = field(compare=False)
+    """Repository on the Hub, or else the name of `worldmodel download`, or an absolute path."""
+    revision: str | None = field(compare=False)
+    """Commit of the repository, if it is known."""
     num_layers: int
     sha256: Mapping[str, str]
     """Checksums of the base model's weights, by the names of the files."""
     factors: lora.Factors = field(default_factory=dict, repr=False, compare=False)
+    folder: str | None = field(default=None, compare=False)
+    """Absolute path that the base model had where the model was trained, if it was in a folder."""
 
     @classmethod
     def of(cls, config: BackboneConfig, factors: lora.Factors) -> "Reference":
@@ -48,13 +54,20 @@ class Reference:
             ModelError: the base model is missing.
         """
         assert config.pretrained, "a backbone with random weights has no base model"
-        return cls(
-            config.pretrained,
-            config.revision,
-            config.num_layers,
-            checksums(config.pretrained, config.revision),
-            factors,
-        )
+        sha256 = checksums(config.pretrained, config.revision)
+        name, revision, folder = _origin(config)
+        return cls(name, revision, config.num_layers, sha256, factors, folder)
+
+    @property
+    def title(self) -> str:
+        """The base model's name, with its commit if that is known."""
+        return f"{self.name} at commit {self.revision}" if self.revision else self.name
+
+    @property
+    def places(self) -> list[tuple[str, str | None]]:
+        """Names and revisions under which the base model may be found, in the order of the search."""
+        found = [(self.name, self.revision)]
+        return found if self.folder is None else [(self.folder, None), *found]
 
     def extended(self, factors: lora.Factors) -> "Reference":
         """Return a reference with further factors, for layers that were trained again."""
@@ -64,12 +77,12 @@ class Reference:
             both[name] = (
                 (torch.cat([before[0], up], dim=1), torch.cat([before[1], down])) if before else (up, down)
             )
-        return Reference(self.name, self.revision, self.num_layers, self.sha256, both)
+        return replace(self, factors=both)
 
     def scaled(self, share: float) -> "Reference":
         """Return a reference to which that share of the factors was added."""
         both = {name: (share * up, down) for name, (up, down) in self.factors.items()}
-        return Reference(self.name, self.revision, self.num_layers, self.sha256, both)
+        return replace(self, factors=both)
 
     def reduced(self, rank: int) -> "Reference":
         """Return the nearest reference of a rank: factors of several stages have the sum of their ranks.
@@ -82,7 +95,7 @@ class Reference:
             u, s, v = torch.linalg.svd(high @ low.T, full_matrices=False)
             root = s[:rank].sqrt()
             both[name] = left @ u[:, :rank] * root, root[:, None] * (right @ v.T[:, :rank]).T
-        return Reference(self.name, self.revision, self.num_layers, self.sha256, both)
+        return replace(self, factors=both)
 
     def save(self, folder: Path, dtype: torch.dtype | None) -> None:
         """Write the files of the module's description; the tokenizer is the base model's."""
@@ -134,11 +147,38 @@ def read(folder: Path) -> Reference | None:
             int(values["num_layers"]),
             dict(values["sha256"]),
             factors,
+            values.get("folder"),
         )
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"{folder} is damaged ({pretrained.first_line(error)}); download the model again."
         ) from None
+
+
+def _origin(config: BackboneConfig) -> tuple[str, str | None, str | None]:
+    """Return the name and the commit by which others find the base model of a config, and its folder here."""
+    name = str(config.pretrained)
+    path = Path(name)
+    if not is_folder(path):
+        return (str(path.resolve()) if path.is_file() else name), config.revision, None
+    folder = path.resolve()
+    repository, revision = config.repository, config.revision
+    if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
+        # A snapshot of the Hub's cache: models--USER--NAME/snapshots/COMMIT.
+        repository = repository or folder.parents[1].name.removeprefix("models--").replace("--", "/")
+        revision = revision or folder.name
+    elif repository and not revision:
+        revision = _downloaded_commit(folder)
+    return repository or str(folder), revision if repository else None, str(folder)
+
+
+def _downloaded_commit(folder: Path) -> str | None:
+    """Return the commit that `hf download --local-dir` wrote beside what it downloaded; None without one."""
+    for file in sorted((folder / ".cache" / "huggingface" / "download").glob("*.safetensors.metadata")):
+        first = file.read_text(encoding="utf-8").partition("\n")[0].strip()
+        if re.fullmatch("[0-9a-f]{40}", first):
+            return first
+    return None
 
 
 def checksums(name: str, revision: str | None) -> dict[str, str]:

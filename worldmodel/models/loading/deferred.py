@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from worldmodel.errors import ModelError
+
 Slices = Mapping[str, Any]
 """Slices of safetensors files by the name of the weight; indexing reads from the file."""
 
@@ -120,11 +122,28 @@ def load_shards(root: nn.Module) -> None:
     """Read all deferred weights; of sharded ones only the shard of this process."""
     for module in [module for module in root.modules() if attached(module)]:
         state = {base_name(name): tensor for name, tensor in module.state_dict(keep_vars=True).items()}
-        module.__dict__.pop(_FILES)
+        found = module.__dict__.pop(_FILES)
         for name, source in module.__dict__.pop(_ATTRIBUTE).items():
             shard, index = local_shard(state[name])
             if shard.numel():
                 shard.copy_(source[index])
+                check_finite({name: shard}, found[0].parent if found else type(module).__name__)
+
+
+def check_finite(weights: Mapping[str, Tensor], source: Path | str) -> None:
+    """Check that weights are finite numbers, by their sums.
+
+    Raises:
+        ModelError: one is not; the message names it and `source`.
+    """
+    for name, weight in weights.items():
+        if weight.is_meta or not weight.is_floating_point():
+            continue
+        if not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
+            raise ModelError(
+                f"The weights in {source} are not finite numbers (NaN or infinite) at {name!r}; get them "
+                "again, or export an earlier checkpoint of their run."
+            )
 
 
 def base_name(name: str) -> str:

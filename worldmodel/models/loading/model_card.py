@@ -16,6 +16,7 @@ def card_text(
     config: WorldModelConfig | None = None,
     license_name: str | None = None,
     results: list[EvalResult] | None = None,
+    base_model: str | None = None,
 ) -> str:
     """Return a model card: a metadata block for the Hub, a title and the text.
 
@@ -25,6 +26,7 @@ def card_text(
         config: Configuration of the model, for its tags.
         license_name: Identifier of the license on the Hub, such as `apache-2.0`.
         results: Measured figures, for the `model-index` of the metadata.
+        base_model: Repository on the Hub of the language model that it refers to.
     """
     data = ModelCardData(
         license=license_name,
@@ -33,6 +35,7 @@ def card_text(
         tags=_tags(config),
         model_name=name if results else None,
         eval_results=results,
+        base_model=base_model,
     )
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{body}"))
 
@@ -54,6 +57,13 @@ def plain_card(model: nn.Module, config: WorldModelConfig, name: str, training: 
             continue
         kind = module.model.config.model_type if isinstance(module, Backbone) else type(module).__name__
         lines.append(f"| {child} | {kind} | {count / 1e6:,.1f} M |")
+    backbone = getattr(model, "backbone", None)
+    base = backbone.reference if isinstance(backbone, Backbone) else None
+    if base is not None:
+        lines.append(
+            f"\nThe backbone is {base.title}, {base.num_layers or 'all'} layers, with what `backbone` adds; if "
+            "it is not found, `--base FOLDER` says where it is."
+        )
     lines += [
         f"\nIt generates {config.chunk_frames} frames of {width} x {height} pixels per round at {config.fps} "
         f"frames per second. Actions: {', '.join(actions) or 'none'}.\n",
@@ -70,7 +80,7 @@ def plain_card(model: nn.Module, config: WorldModelConfig, name: str, training: 
     else:
         lines.append("Not recorded.\n")
     lines.append("## Figures\n\nNot measured.\n")
-    return card_text(name, "\n".join(lines), config)
+    return card_text(name, "\n".join(lines), config, base_model=base and base.revision and base.name)
 
 
 def action_section(specs: Sequence[ActionSpec]) -> list[str]:

@@ -65,6 +65,7 @@ class PretrainedModel(nn.Module, ModelHubMixin, library_name="worldmodel", tags=
         *,
         revision: str | None = None,
         adapters: str | Path | None = None,
+        base: str | Path | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         cache_dir: str | Path | None = None,
@@ -79,6 +80,8 @@ class PretrainedModel(nn.Module, ModelHubMixin, library_name="worldmodel", tags=
                 Face Hub, such as `user/name`.
             revision: Branch, tag or commit of the repository.
             adapters: Folder of LoRA weights (`worldmodel export --adapters`) to merge into the weights.
+            base: Folder of the base language model, for a model that refers to one which is not where it was
+                trained, nor on the Hub.
             device: Device of the model; the CPU by default.
             dtype: float32 or bfloat16 for components of other libraries (the backbone, a codec or generator
                 of diffusers) instead of what the config says; our own components always have float32.
@@ -102,10 +105,11 @@ class PretrainedModel(nn.Module, ModelHubMixin, library_name="worldmodel", tags=
                 local_files_only=local_files_only,
                 force_download=force_download,
             )
-        model: Any = load(cls, resolve(name), dtype)
+        model: Any = load(cls, resolve(name), dtype, base)
         if adapters is not None:
             lora.load(model, Path(adapters))
             model.backbone.reference = None
+        deferred.check_finite(model.state_dict(), name)
         return model.to(device=where).eval().requires_grad_(False)
 
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -132,7 +136,7 @@ class PretrainedModel(nn.Module, ModelHubMixin, library_name="worldmodel", tags=
         return save(self, Path(save_directory), dtype, training, card)  # pyright: ignore[reportArgumentType]
 
 
-def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
+def load(cls: type, folder: Path, dtype: torch.dtype | None = None, base: str | Path | None = None) -> Any:
     """Load the model of a folder.
 
     Raises:
@@ -145,7 +149,7 @@ def load(cls: type, folder: Path, dtype: torch.dtype | None = None) -> Any:
         )
     config = read_config(folder)
     config = config if dtype is None else _with_dtype(config, dtype)
-    backbone = Backbone.from_pretrained(backbone_folder(folder), dtype=config.backbone.dtype)
+    backbone = Backbone.from_pretrained(backbone_folder(folder, base), dtype=config.backbone.dtype)
     backbone.reference = reference.read(folder / "backbone")
     model = cls(config, backbone, folder)
     for name in components(config):
@@ -170,8 +174,10 @@ def components(config: WorldModelConfig) -> list[str]:
     return [name for name in COMPONENTS if not absent.get(name)]
 
 
-def backbone_folder(folder: Path) -> Path:
+def backbone_folder(folder: Path, base: str | Path | None = None) -> Path:
     """Return the folder with all weights of a model's backbone, in the format of transformers.
+
+    Of a backbone by reference it is in the user's cache; `base` is the folder of its base model.
 
     Raises:
         ModelError: there is none, or it refers to a base model that is missing or another one.
@@ -181,7 +187,7 @@ def backbone_folder(folder: Path) -> Path:
             f"{folder} has no {BACKBONE}; the model is not complete, but training can start from its "
             "components (init_from: {codec: …})."
         )
-    return merging.resolve(folder / BACKBONE)
+    return merging.resolve(folder / BACKBONE, base)
 
 
 def read_start_images(folder: Path, config: WorldModelConfig) -> tuple[StartImage, ...]:
@@ -280,10 +286,12 @@ def _load_components(model: PretrainedModel, folder: Path, wanted: Callable[[str
         )
     for name in filter(wanted, found):
         try:
-            model.get_submodule(name).load_state_dict(load_file(found[name]))
+            stored = load_file(found[name])
+            model.get_submodule(name).load_state_dict(stored)
         except (RuntimeError, SafetensorError) as error:
             reason = str(error).splitlines()[-1].strip()
             raise ModelError(f"The {name} of {folder} does not fit this config: {reason}") from None
+        deferred.check_finite(stored, folder / name)
 
 
 def available_device(name: torch.device | str) -> torch.device:
