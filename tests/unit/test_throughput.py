@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from worldmodel.episodes import Episode
 from worldmodel.models import lora
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import distributed
-from worldmodel.train.diagnostics import throughput
+from worldmodel.train.diagnostics import throughput, timing
 from worldmodel.train.diagnostics.throughput import (
     Meter,
     Stack,
@@ -55,6 +56,31 @@ def test_collectives_of_a_span_are_left_out() -> None:
     ]
     assert collective_seconds({"version": "2.9", "entries": entries}, 10, 20) == 0.75
     assert collective_seconds({}, 10, 20) == 0
+
+
+def test_the_record_of_collectives_is_read_once_in_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept for few steps, and reading it stalls the process."""
+    spans = []
+    for number in range(20):
+        with computing(CPU) as span:
+            pass
+        span.device, span.began, span.ended = torch.device("cuda"), 0.0, 1.0
+        span.began_ns, span.ended_ns = 100 * number, 100 * number + 50
+        spans.append(span)
+    reads = []
+    entries = [{"time_created_ns": 100 * number + 20, "duration_ms": 250.0} for number in range(16, 20)]
+
+    def recorded() -> dict[str, Any]:
+        reads.append(1)
+        return {"entries": entries}
+
+    monkeypatch.setattr(timing, "_recorded", recorded)
+    assert timing.computation_seconds(spans) == [0.75] * 3  # the first of the four was cut off by the record
+    assert len(reads) == 1
+    entries[:] = [{"time_created_ns": 1930, "duration_ms": 250.0}]  # a step with more than are kept
+    assert timing.computation_seconds(spans) == [0.75]
+    entries.clear()
+    assert timing.computation_seconds(spans) == [1.0] * 20
 
 
 def test_phases_share_the_time() -> None:

@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train.diagnostics.timing import Computation
+from worldmodel.train.diagnostics.timing import Computation, computation_seconds
 
 EXIT_CODE_HUNG = 75
 """Exit code of a process that the watchdog ended."""
@@ -155,7 +155,7 @@ class StragglerDetector:
         self.spans.append(computed)
         if len(self.spans) < self.window:
             return {}
-        own = statistics.median(span.seconds() for span in self.spans)
+        own = statistics.median(computation_seconds(self.spans))
         self.spans = []
         scores = slowdowns(self.mesh.all_gather(own))
         self.slow = {
