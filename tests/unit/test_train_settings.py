@@ -12,13 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from worldmodel import config as configs
 from worldmodel.actions import Action
-from worldmodel.config import ActionConfig, StageConfig, TrainConfig, TrainedConfig
+from worldmodel.config import ActionConfig, BackboneConfig, StageConfig, TrainConfig, TrainedConfig
 from worldmodel.data.loader import Batch
 from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
 from worldmodel.models import lora
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
+from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import start
 from worldmodel.train.components import check_components, settings_of
 from worldmodel.train.objectives import base
@@ -27,7 +28,7 @@ from worldmodel.train.optim.average import EMA
 from worldmodel.train.optim.optimizers import build_optimizers
 from worldmodel.train.optim.schedule import set_learning_rates, warmup_stable_decay
 from worldmodel.train.run import summary
-from worldmodel.train.trainer import freeze
+from worldmodel.train.trainer import build_root, freeze
 
 
 def components(*names: str, **settings: TrainedConfig) -> dict[str, TrainedConfig]:
@@ -156,6 +157,58 @@ def test_names_of_stages_are_parts_of_names_of_files(name: str) -> None:
     with pytest.raises(ConfigError, match="stage is named"):
         TrainConfig(stages={name: stage})
     assert TrainConfig(stages={"second 2.1_größer-x": stage})
+
+
+def test_the_summary_warns_of_default_rates_for_pretrained_parts(
+    make_model: Callable[..., WorldModel], tmp_path: Path
+) -> None:
+    model = make_model()
+    model.backbone.save_pretrained(tmp_path / "base")
+    config = dataclasses.replace(model.config, backbone=BackboneConfig(pretrained=str(tmp_path / "base")))
+    stages = {
+        "default": StageConfig(tasks={"rounds": 1.0}, train=components("backbone", "adapters")),
+        "own": StageConfig(
+            tasks={"rounds": 1.0}, train=components("adapters", backbone=TrainedConfig(lr=1e-5, muon_lr=0))
+        ),
+        "frozen": StageConfig(tasks={"rounds": 1.0}, train=components("adapters")),
+    }
+    run = TrainConfig(model=config, stages=stages)
+    found = {name: summary.describe(build_root(run, name), stages[name], Mesh()) for name in stages}
+    (rates,) = [line for line in found["own"] if line.startswith("  rates")]
+    assert "backbone lr 1e-05;" in rates and "state lr 0.002, muon_lr 0.02" in rates
+    warned = {name: [line for line in lines if line.startswith("  warning")] for name, lines in found.items()}
+    assert warned["own"] == warned["frozen"] == []
+    (line,) = warned["default"]
+    assert "train.backbone" in line and "0.002" in line and "0.02" in line
+
+
+@pytest.mark.parametrize("kind", ["wan", "ltx", "cog"])
+def test_muon_gets_the_matrices_of_transformers_of_diffusers(kind: str) -> None:
+    pytest.importorskip("diffusers", reason="diffusers is not installed: openworldmodel[diffusers]")
+    import diffusers
+
+    sizes = {"num_layers": 1, "num_attention_heads": 2}
+    network = {
+        "wan": lambda: diffusers.WanTransformer3DModel(
+            attention_head_dim=12, text_dim=8, freq_dim=8, ffn_dim=16, **sizes
+        ),
+        "ltx": lambda: diffusers.LTXVideoTransformer3DModel(
+            attention_head_dim=12, cross_attention_dim=24, caption_channels=8, **sizes
+        ),
+        "cog": lambda: diffusers.CogVideoXTransformer3DModel(
+            attention_head_dim=16, time_embed_dim=8, text_embed_dim=8, **sizes
+        ),
+    }[kind]()
+    root = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"generator": network})})
+    stage = StageConfig(tasks={"rounds": 1.0}, train=components("generator"))
+    muon = {id(p) for group in build_optimizers(root, stage)["muon"].param_groups for p in group["params"]}
+    chosen = {name for name, p in network.named_parameters() if id(p) in muon}
+    linear = {
+        f"{name}.weight"
+        for name, module in network.named_modules()
+        if isinstance(module, torch.nn.Linear) and "blocks.0." in name and ".norm" not in name
+    }
+    assert chosen == linear and len(chosen) >= 6
 
 
 def test_overrides_take_precedence_and_keep_their_types() -> None:

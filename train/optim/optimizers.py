@@ -1,6 +1,7 @@
 """Optimizers of a stage: Muon for matrices of transformer layers and AdamW for the rest, or a user's own."""
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from worldmodel.config import StageConfig, TrainedConfig
 from worldmodel.config.imports import check_arguments, find_extension
 from worldmodel.errors import ConfigError
 from worldmodel.train.components import settings_of
+from worldmodel.train.distributed import STACKS
 from worldmodel.train.optim.muon import Muon
 
 Optimizers = dict[str, torch.optim.Optimizer]
@@ -91,13 +93,16 @@ def optimizer_of(stage: StageConfig) -> Callable[..., Any]:
 def rates_of(name: str, parameter: nn.Parameter, stage: StageConfig) -> tuple[float, float]:
     """Return the peak learning rates of a parameter of the model for AdamW and for Muon; one of them is 0.
 
-    Muon trains weight matrices of transformer layers, and factors of LoRA where the component has a `muon_lr`
-    of its own.
+    Muon trains weight matrices of transformer layers, those of diffusers included, and factors of LoRA where
+    the component has a `muon_lr` of its own.
     """
     settings = settings_of(name, stage.train) or TrainedConfig()
     muon_lr = stage.muon_lr if settings.muon_lr is None else settings.muon_lr
     parts = name.split(".")
-    matrix = parameter.dim() == 2 and "layers" in parts and "modulation" not in parts
+    layer = any(stack in STACKS and index.isdigit() for stack, index in pairwise(parts))
+    # Not the tables and matrices by which a generator modulates its norms.
+    modulates = any(part == "modulation" or part.startswith("norm") for part in parts)
+    matrix = parameter.dim() == 2 and layer and parts[-1] == "weight" and not modulates
     by_muon = matrix and (settings.muon_lr is not None or not any(part.startswith("lora_") for part in parts))
     if muon_lr and by_muon:
         return 0.0, muon_lr

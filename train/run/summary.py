@@ -1,13 +1,15 @@
 """The summary of a stage that is printed at its start."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from torch import nn
 
-from worldmodel.config import StageConfig
+from worldmodel.config import StageConfig, WorldModelConfig
+from worldmodel.models import lora
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.diagnostics.throughput import GIB, stacks, step_flops
 from worldmodel.train.distributed import Root, to_local
+from worldmodel.train.optim.optimizers import rates_of, trained_parameters
 
 
 def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
@@ -42,12 +44,48 @@ def describe(root: Root, stage: StageConfig, mesh: Mesh) -> list[str]:
         f"  memory     {(weights + 3 * trained_weights) / GIB:.3f} GiB per process for weights, gradients "
         "and optimizers, without activations",
     ]
+    lines += _rates(root, stage)
     if new := sorted(root.model.action.new_weights):
         lines.append(
             f"  actions    the model of init_from has none or not all of {', '.join(new)}; the rest starts "
             "with random weights"
         )
     return lines
+
+
+def _rates(root: Root, stage: StageConfig) -> list[str]:
+    """Return lines on the peak learning rates, and on pretrained parts that have the default ones."""
+    own = stage.optimizer != "muon"
+    rates: defaultdict[str, set[str]] = defaultdict(set)
+    defaults: defaultdict[str, set[str]] = defaultdict(set)
+    for name, parameter in trained_parameters(root):
+        lr, muon_lr = rates_of(name, parameter, stage)
+        rate, default = (muon_lr, StageConfig.muon_lr) if muon_lr and not own else (lr, StageConfig.lr)
+        text = f"{'lr' if default == StageConfig.lr else 'muon_lr'} {rate:g}"
+        rates[name.split(".")[0]].add(text)
+        part = next((part for part in _pretrained(root.model.config) if name.startswith(f"{part}.")), None)
+        if part and rate == default and not lora.is_new(name):
+            defaults[part].add(text)
+    described = "; ".join(f"{part} {', '.join(sorted(texts))}" for part, texts in rates.items())
+    return [
+        f"  rates      {described}",
+        *(
+            f"  warning    {part} is pretrained, and {' and '.join(sorted(texts))} are the defaults, for a "
+            f"small model from random weights; set them in the stage's train.{part}, for example lr 1e-5, or "
+            "1e-4 with lora_rank, and muon_lr 0"
+            for part, texts in defaults.items()
+        ),
+    ]
+
+
+def _pretrained(config: WorldModelConfig) -> list[str]:
+    """Return the parts of a model whose weights come from other libraries."""
+    sources = {
+        "backbone": config.backbone.pretrained,
+        "vision.encoder": config.vision.encoder,
+        "generator.network.transformer": config.generator and config.generator.pretrained,
+    }
+    return [part for part, source in sources.items() if source]
 
 
 def _bytes(parameter: nn.Parameter) -> int:
