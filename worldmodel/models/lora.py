@@ -1,7 +1,8 @@
 """LoRA (Hu et al. 2021, arXiv:2106.09685) for the components of a model, by peft.
 
 A folder of adapters has one folder of peft per component, FOLDER/backbone/adapter_model.safetensors, ..., and
-the weights that were trained whole beside them (queries, for example) in FOLDER/trained.safetensors.
+the weights that were trained whole beside them (queries, for example) in FOLDER/trained.safetensors. That of
+a generator of diffusers is one of diffusers as well: `pipeline.load_lora_weights(FOLDER/generator)`.
 """
 
 import hashlib
@@ -30,6 +31,8 @@ from worldmodel.models.loading import base_models, deferred, pretrained
 NAME = "stage"
 """Name of the adapter that a stage trains."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+DIFFUSERS = "pytorch_lora_weights.safetensors"
+"""File in which `load_lora_weights` of diffusers looks for the LoRA weights of a pipeline's transformer."""
 WHOLE = "trained.safetensors"
 """Weights that were trained whole, by their names in the model."""
 PREFIX = "base_model.model."
@@ -106,6 +109,23 @@ def save(model: nn.Module, components: Mapping[str, TrainedConfig], folder: Path
         config.save_pretrained(str(target))
         weights = get_peft_model_state_dict(root, adapter_name=NAME, save_embedding_layers=False)
         save_file({PREFIX + name: x.contiguous() for name, x in weights.items()}, target / WEIGHTS)
+        if layers := _of_pipeline(weights, how):
+            save_file(layers, target / DIFFUSERS)
+
+
+def _of_pipeline(weights: Mapping[str, Tensor], how: TrainedConfig) -> dict[str, Tensor]:
+    """Return the LoRA weights of a pipeline's transformer, by the names that diffusers gives them.
+
+    What was added to the transformer (the stream of states) is not a part of the pipeline. The scale is in
+    the weights, since the format has no place for it.
+    """
+    found = {}
+    for name, weight in weights.items():
+        parts = name.split(".")
+        if "transformer" in parts and "network_2" not in parts:
+            scale = how.lora_alpha / how.lora_rank if ".lora_B." in name else 1.0
+            found[".".join(parts[parts.index("transformer") :])] = (scale * weight).contiguous()
+    return found
 
 
 def load(model: nn.Module, folder: Path) -> None:

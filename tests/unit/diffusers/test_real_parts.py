@@ -380,6 +380,41 @@ def test_overfit_two_clips_that_differ_in_text(
     assert separates(model, batch)
 
 
+@pytest.mark.parametrize(("generator", "kind"), [("wan", "stream"), ("ltx", "prompt"), ("cog-i2v", "prompt")])
+@pytest.mark.parametrize("component", ["generator", "generator.network"])
+def test_a_pipeline_of_diffusers_loads_the_lora_of_a_generator(
+    make: Callable[..., WorldModel],
+    pipeline: Callable[..., tuple[Path, Any]],
+    tmp_path: Path,
+    generator: str,
+    kind: str,
+    component: str,
+) -> None:
+    _, pipe = pipeline(generator.split("-")[0])
+    model = make("qwen3", "siglip", generator, kind)
+    train = {component: TrainedConfig(lora_rank=3, lora_alpha=12)}
+    network = model.generator.network
+    network.transformer.load_state_dict(pipe.transformer.state_dict())
+    lora.add(model, train)
+    torch.manual_seed(1)
+    for name, parameter in network.transformer.named_parameters():
+        if ".lora_B." in name:
+            parameter.data.normal_(std=0.2)
+    lora.save(model, train, tmp_path / "adapters")
+    lora.merge(model)
+    before = {name: tensor.clone() for name, tensor in pipe.transformer.state_dict().items()}
+    pipe.load_lora_weights(tmp_path / "adapters" / component)
+    pipe.fuse_lora()
+    pipe.unload_lora_weights()
+    expected = network.transformer.state_dict()
+    found = pipe.transformer.state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-5, rtol=1e-4)
+    moved = [name for name, tensor in found.items() if not torch.equal(tensor, before[name])]
+    assert len(moved) > 10
+
+
 @pytest.mark.parametrize(("generator", "encoder"), [("wan", "siglip"), ("wan", "latents"), ("ltx", "clip")])
 def test_start_from_text(make: Callable[..., WorldModel], generator: str, encoder: str) -> None:
     model = make("qwen3", encoder, generator, "prompt", dropout=0.1)
