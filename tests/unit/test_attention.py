@@ -241,12 +241,13 @@ def test_gemma2_softcap() -> None:
     assert difference(ours, uncapped, [9, 14]) > 1e-3
 
 
-@pytest.mark.parametrize("model_type", ["gemma2", "mistral", "phi3"])
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "cohere2", "olmo3", "mistral", "phi3"])
 def test_sequence_longer_than_a_sliding_window(model_type: str) -> None:
-    models = family(model_type, sliding_window=14)
-    assert difference(*models, [9, 14]) < 1e-5
-    with pytest.raises(ConfigError, match=r"14 .*15"):
-        difference(*models, [9, 15])
+    ours, theirs = family(model_type, sliding_window=14)
+    assert difference(ours, theirs, [9, 14, 40, 15]) < 1e-5
+    _, wider = family(model_type, sliding_window=16)
+    assert difference(ours, wider, [9, 14]) < 1e-5
+    assert difference(ours, wider, [40]) > 1e-4
 
 
 def test_attention_dropout_is_not_supported() -> None:

@@ -24,6 +24,7 @@ from worldmodel.config import BackboneConfig
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.backbone.families import MODEL_TYPES
+from worldmodel.models.backbone.prefix_cache import PrefixCache
 from worldmodel.models.loading import deferred
 from worldmodel.parallel.layout import Layout
 
@@ -138,6 +139,27 @@ def test_logits_equal_the_original_model(
         theirs = plain(input_ids=ids).logits
         ours = backbone.logits(backbone(backbone.embed(ids)))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "olmo3", "mistral"])
+def test_a_sliding_window_over_cached_rounds(model_type: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    torch.manual_seed(0)
+    backbone = Backbone.from_config(config_of(model_type, sliding_window=7), tokenizer).eval()
+    plain = AutoModelForCausalLM.from_config(backbone.model.config, attn_implementation="eager").eval()
+    plain.load_state_dict(backbone.model.state_dict())
+    ids = torch.randint(0, len(tokenizer), (1, 31), generator=torch.Generator().manual_seed(0))
+    prefixes = PrefixCache(backbone)
+    with torch.no_grad():
+        expected = plain.base_model(input_ids=ids).last_hidden_state
+        torch.testing.assert_close(backbone(backbone.embed(ids)), expected, atol=1e-4, rtol=1e-4)
+        history = backbone.embed(ids)[0].split([9, 12, 1, 9])
+        end = 0
+        for count in range(1, 5):  # a round after the other, as a session runs them
+            (group,) = prefixes.groups([history[:count]])
+            hidden = backbone(group.embeds, group.cache)
+            prefixes.store(group)
+            begin, end = end, end + len(history[count - 1])
+            torch.testing.assert_close(hidden, expected[:, begin:end], atol=1e-4, rtol=1e-4)
 
 
 def test_unsupported_family(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -136,27 +136,29 @@ class Layout:
         reach = torch.where(self.kind == Kind.FRAME, frame, self.position)
         return torch.where(self.kind == Kind.FULL, full, reach)
 
-    def visible(self, device: torch.device | str = "cpu") -> Bool[Tensor, "b n m"]:
+    def visible(self, device: torch.device | str = "cpu", window: int | None = None) -> Bool[Tensor, "b n m"]:
         """Return the dense mask: True where query n attends to key m.
 
+        With a `window`, a query attends to that many last positions of what it would attend to otherwise.
         With shards, rows are the queries of this process and its sp peers, and columns are all keys in the
         order in which they are gathered.
         """
-        key = ("visible", str(device))
+        key = ("visible", str(device), window)
         if key not in self._cache:
-            self._cache[key] = self._matrix(device)
+            self._cache[key] = self._matrix(device, window)
         return self._cache[key]
 
     # Masks are computed once per batch, outside compiled graphs; compiled layers read them from the cache.
     @torch.compiler.disable()
-    def _matrix(self, device: torch.device | str) -> Bool[Tensor, "b n m"]:
+    def _matrix(self, device: torch.device | str, window: int | None) -> Bool[Tensor, "b n m"]:
         queries, keys = self.tokens
         label, reach, position = (
             to_device(x, torch.device(device)) for x in (self.label, self.reach, self.position)
         )
         # One comparison for all kinds of tokens: see `reach`.
         same = label[:, queries, None] == label[:, None, keys]
-        return same & (position[:, None, keys] <= reach[:, queries, None])
+        mask = same & (position[:, None, keys] <= reach[:, queries, None])
+        return mask if window is None else mask & (position[:, None, keys] > reach[:, queries, None] - window)
 
     def block_mask(self, device: torch.device | str) -> "BlockMask":
         """Return the mask of flex attention, computed without the dense mask."""

@@ -147,8 +147,11 @@ class Backbone(nn.Module):
         return 2 * config.num_hidden_layers * heads * width * dtype.itemsize
 
     def new_cache(self) -> DynamicCache:
-        """Return an empty key-value cache for `forward`."""
-        return DynamicCache(config=self.model.config)
+        """Return an empty key-value cache for `forward`.
+
+        It keeps the keys of all positions, also in layers with a sliding window: histories share prefixes.
+        """
+        return DynamicCache()
 
     def forward(
         self,

@@ -124,7 +124,7 @@ class PrefixCache:
             (torch.cat([layer[0] for layer in layers]), torch.cat([layer[1] for layer in layers]))
             for layers in zip(*known, strict=True)
         ]
-        return DynamicCache(pairs, config=self.backbone.model.config)
+        return DynamicCache(pairs)
 
 
 def _digests(history: History) -> list[bytes]:

@@ -82,6 +82,7 @@ def attend(
     layout: Mask = None,
     scale: float | None = None,
     softcap: float | None = None,
+    window: int | None = None,
 ) -> Float[Tensor, "b k n d"]:
     """Scaled dot-product attention with the mask `layout`; without one every query attends to every key.
 
@@ -96,8 +97,9 @@ def attend(
         layout: the mask; without shards also a matrix, True where query n attends to key m.
         scale: factor of the scores; `d ** -0.5` if None.
         softcap: scores become `softcap * tanh(scores / softcap)` (Gemma 2, arXiv:2408.00118).
+        window: number of last tokens of its document that a token attends to, itself included; None is all.
     """
-    return _attend(query, key, value, layout, None, scale, softcap)[0]
+    return _attend(query, key, value, layout, None, scale, softcap, window)[0]
 
 
 def attend_cached(
@@ -129,6 +131,7 @@ def _attend(
     past: KeyValue | None,
     scale: float | None,
     softcap: float | None,
+    window: int | None = None,
 ) -> tuple[Tensor, list[KeyValue]]:
     """Attend as `attend_cached`; return the keys and values by group of heads."""
     if scale is None:
@@ -139,7 +142,7 @@ def _attend(
         present = key, value
         if past is not None:
             key, value = _joined(past, present)
-        return _compute(query, key, value, layout, scale, softcap), [present]
+        return _compute(query, key, value, layout, scale, softcap, window), [present]
     sequence, presents = shards.group, []
     sp_group, cp_group = sequence.sp_group, sequence.cp_group
     assert sp_group is not None and cp_group is not None, "shards need the process groups of a mesh"
@@ -161,7 +164,7 @@ def _attend(
         read = groups[index].readers(sequence.sp_rank)
         if read is not None:  # uneven groups: repeat key heads, one for each query head
             key, value = (torch.stack([part[:, head] for head in read], dim=1) for part in (key, value))
-        return _compute(query, key, value, layout, scale, softcap)
+        return _compute(query, key, value, layout, scale, softcap, window)
 
     if sequence.sp > 1:
         parts = [query, key, value]
@@ -177,7 +180,13 @@ def _joined(past: KeyValue, present: KeyValue) -> KeyValue:
 
 
 def _compute(
-    query: Tensor, key: Tensor, value: Tensor, layout: Mask, scale: float, softcap: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Mask,
+    scale: float,
+    softcap: float | None,
+    window: int | None = None,
 ) -> Tensor:
     name = _kernel
     # A mask of ones would select slower kernels for the same result.
@@ -185,13 +194,15 @@ def _compute(
         layout = None
     if name == "auto":
         name = _choose(query, layout)
-    # Their masks describe all queries of the layout; the last queries after cached keys take a dense mask.
-    if name in ("flex", "flash") and isinstance(layout, Layout) and query.shape[2] == layout.queries:
+    # Their masks describe all queries of the layout; the last queries after cached keys, and windows, take a
+    # dense mask.
+    plain = window is None and name in ("flex", "flash")
+    if plain and isinstance(layout, Layout) and query.shape[2] == layout.queries:
         return (_flex if name == "flex" else _flash)(query, key, value, layout, scale, softcap)
     if name == "unmasked":
         shared = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=shared)
-    mask = layout.visible(query.device) if isinstance(layout, Layout) else layout
+    mask = layout.visible(query.device, window) if isinstance(layout, Layout) else layout
     if mask is not None:
         # Fewer queries than keys: they are the last tokens (keys of the first ones came from a cache).
         mask = mask[..., -query.shape[2] :, :]
@@ -319,12 +330,19 @@ def _flash_installed() -> bool:
 # ---- transformers --------------------------------------------------------------------------------------
 
 
-def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "n m"] | None:
-    """Return the causal mask of queries at the last positions of the keys; None for a single query."""
-    if num_queries == 1:
+def causal_mask(
+    num_queries: int, num_keys: int, device: torch.device, window: int | None = None
+) -> Bool[Tensor, "n m"] | None:
+    """Return the causal mask of queries at the last positions of the keys; None if one query sees them all.
+
+    `window` is the number of last positions that a query attends to; None is all.
+    """
+    if num_queries == 1 and window is None:
         return None
     positions = torch.arange(num_keys, device=device)
-    return positions[None, :] <= positions[num_keys - num_queries :, None]
+    queries = positions[num_keys - num_queries :, None]
+    mask = positions[None, :] <= queries
+    return mask if window is None else mask & (positions[None, :] > queries - window)
 
 
 def _backbone_attention(
@@ -345,16 +363,17 @@ def _backbone_attention(
     Without a layout the queries are the last positions of one causal sequence.
     """
     longest = key.shape[2] if layout is None else layout.longest
-    if sliding_window is not None and longest > sliding_window:
-        raise ConfigError(
-            f"The backbone attends to the last {sliding_window} tokens only, but a sequence has {longest}; "
-            "use fewer rounds (a lower history_rounds), or a backbone without a sliding window."
-        )
+    # A window that no sequence exceeds would only select slower kernels for the same result.
+    window = sliding_window if sliding_window is not None and longest > sliding_window else None
     if dropout:
         raise ConfigError(f"The backbone's attention_dropout is {dropout}; only 0 is supported.")
     query, key = query.to(value.dtype), key.to(value.dtype)  # norms and rotary embeddings may have upcast
-    mask = causal_mask(query.shape[2], key.shape[2], query.device) if layout is None else layout
-    return attend(query, key, value, mask, scaling, softcap).transpose(1, 2).contiguous(), None
+    if layout is None:
+        mask = causal_mask(query.shape[2], key.shape[2], query.device, window)
+        out = attend(query, key, value, mask, scaling, softcap)
+    else:
+        out = attend(query, key, value, layout, scaling, softcap, window)
+    return out.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, _backbone_attention)
