@@ -35,6 +35,7 @@ from worldmodel.data.argument import read_held_out, read_source
 from worldmodel.data.examiner import examine, open_examined
 from worldmodel.data.facts import read_facts
 from worldmodel.data.lerobot import LeRobotDataset, LeRobotSource, _numbers, with_action_spec
+from worldmodel.data.recording import check_specs
 from worldmodel.data.sources import open_source
 from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError, InputError
@@ -287,6 +288,14 @@ def test_columns_of_any_numbers_are_read(values: list[Any], wanted: list[list[fl
 def test_models_that_do_not_fit(dataset: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         opened(dataset, **changes)
+
+
+def test_the_remedy_for_another_rate_of_actions_has_numbers() -> None:
+    specs = [ActionSpec("left", "key", low=0, high=1, rate=8.0)]
+    takes = WorldModelConfig(fps=8, chunk_frames=8, action=ActionConfig(keys=("left",)))
+    with pytest.raises(ConfigError, match=r"action\.per_round to 8 or model\.fps to 64"):
+        check_specs("data.sources.mine", specs, takes)
+    check_specs("data.sources.mine", specs, dataclasses.replace(takes, fps=64))
 
 
 def counted(folder: Path, fps: float, steps: int = 80) -> Path:

@@ -73,7 +73,11 @@ def check_specs(key: str, specs: Sequence[ActionSpec], model: WorldModelConfig) 
     taken_s = model.fps / model.action_frames
     if rates and any(abs(rate - taken_s) > RATE_TOLERANCE * taken_s for rate in rates):
         rate = max(rates)
+        fps, per_round = rate * model.action_frames, rate * model.chunk_frames / model.fps
+        fits = is_whole(per_round) and model.chunk_frames % round(per_round) == 0
+        remedies = [f"model.action.per_round to {round(per_round)}"] if fits else []
+        remedies += [f"model.fps to {round(fps)}"] if is_whole(fps) else []
         raise ConfigError(
             f"{key} has {rate:g} actions per second, and the model takes {taken_s:g}, {takes.per_round} per "
-            f"round; set model.fps to {rate:g} times model.chunk_frames divided by model.action.per_round."
+            f"round; set {' or '.join(remedies) or 'model.fps and model.chunk_frames'} so that they agree."
         )
