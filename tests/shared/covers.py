@@ -30,6 +30,10 @@ COVERS: dict[str, tuple[str, ...]] = {
     "tests/serving/test_vllm_engine.py": ("serving/engine", "worldmodel/models/backbone"),
     "tests/serving/test_vllm_families.py": ("serving/engine", "worldmodel/models/backbone"),
     "tests/unit/diffusers": ("train", *MODEL),
+    "tests/unit/diffusers/test_presets.py": (
+        *("configs", "train", "worldmodel/cli", "worldmodel/config", "worldmodel/data"),
+        *("worldmodel/recording", *MODEL),
+    ),
     "tests/unit/flow": FLOW,
     "tests/unit/flow/test_flow_training.py": (*FLOW, "worldmodel/data", "train"),
     "tests/unit/test_action_chunks.py": ("train", *MODEL),

@@ -159,7 +159,7 @@ def _origin(config: BackboneConfig) -> tuple[str, str | None, str | None]:
     """Return the name and the commit by which others find the base model of a config, and its folder here."""
     name = str(config.pretrained)
     path = Path(name)
-    if not is_folder(path):
+    if name in base_models.BASE_MODELS or not is_folder(path):
         return (str(path.resolve()) if path.is_file() else name), config.revision, None
     folder = path.resolve()
     repository, revision = config.repository, config.revision

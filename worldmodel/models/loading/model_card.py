@@ -61,8 +61,8 @@ def plain_card(model: nn.Module, config: WorldModelConfig, name: str, training: 
     base = backbone.reference if isinstance(backbone, Backbone) else None
     if base is not None:
         lines.append(
-            f"\nThe backbone is {base.title}, {base.num_layers or 'all'} layers, with what `backbone` adds; if "
-            "it is not found, `--base FOLDER` says where it is."
+            f"\nThe backbone is {base.title}, {base.num_layers or 'all'} layers, with what `backbone` adds; "
+            "if it is not found, `--base FOLDER` says where it is."
         )
     lines += [
         f"\nIt generates {config.chunk_frames} frames of {width} x {height} pixels per round at {config.fps} "
