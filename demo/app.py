@@ -52,8 +52,7 @@ def run(
         model: Name or folder of the model to serve; None uses `server`.
         server: URL of a running server.
         port: Port of the page; None takes a free one.
-        world: World whose actions are suggested; None takes the world of `model`, and none for `server`,
-            whose world is unknown.
+        world: World whose actions are suggested; None takes that of `model`, and none for a `server`.
         flow: Flow whose clips a tab of the page shows.
 
     Raises:
@@ -66,7 +65,10 @@ def run(
         from worldmodel.demo import page
     except ImportError:
         raise ConfigError(f"`worldmodel demo` needs Gradio; run {pip_install('demo')}.") from None
-    world = world or (world_of(model) if model else None)
+    if model and not world:
+        from worldmodel.models.loading import model_folder
+
+        world = model_folder.read_config(model_folder.resolve(model)).world
     reader = None
     if flow is not None:
         from worldmodel.demo.flow_reader import FlowReader
@@ -94,30 +96,12 @@ def build(
     flow: "FlowReader | None" = None,
     restarts: bool = False,
 ) -> "gr.Blocks":
-    """Return the page for the server at `client_url`; `page.launch` shows it.
-
-    Args:
-        client_url: Address of the server.
-        api_key: Key of the server.
-        world: Name of the world whose actions the page suggests.
-        flow: Reader of a flow whose clips the page shows.
-        restarts: Whether the server is started again if it ends.
-
-    Raises:
-        ConfigError: There is no such world.
-    """
+    """Return the page for the server at `client_url`, which is started again if it `restarts`."""
     from worldmodel.demo.page import Page
     from worldmodel.serving.client import AsyncClient
 
     catalog = get_world(world) if world else World()
     return Page(AsyncClient(client_url, api_key), catalog, flow, restarts).blocks
-
-
-def world_of(model: str) -> str | None:
-    """Return the name of a model's world."""
-    from worldmodel.models.loading import model_folder
-
-    return model_folder.read_config(model_folder.resolve(model)).world
 
 
 @contextmanager
@@ -153,11 +137,7 @@ class LocalServer:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Start the process and wait until the server is ready.
-
-        Raises:
-            ModelError: the server does not start; the message is the server's own.
-        """
+        """Start the process and wait until the server is ready."""
         # The server is local and private; with keys in its environment it would require one from this page.
         environment = {name: value for name, value in os.environ.items() if name != "WORLDMODEL_API_KEYS"}
         with self.log.open("w", errors="replace") as log:
@@ -190,9 +170,8 @@ class LocalServer:
     def stop(self) -> None:
         """End the process."""
         self._stopping.set()
-        if self._process is None:
-            return
-        end(self._process, STOP_TIMEOUT_S)
+        if self._process is not None:
+            end(self._process, STOP_TIMEOUT_S)
 
     def _await_ready(self, process: "subprocess.Popen[bytes]") -> None:
         from worldmodel.serving.client import Client
@@ -201,13 +180,11 @@ class LocalServer:
         with Client(self.url, timeout_s=5) as client:
             while not client.ready() and not self._stopping.is_set():
                 if process.poll() is not None:
-                    lines = self.log.read_text(errors="replace").splitlines()
-                    errors = [line for line in lines if line.startswith("error: ")]
-                    raise ModelError(
-                        errors[-1].removeprefix("error: ")
-                        if errors
-                        else "The server exited during startup; run `worldmodel serve` to see why."
-                    )
+                    said = "The server exited during startup; run `worldmodel serve` to see why."
+                    for line in self.log.read_text(errors="replace").splitlines():
+                        if line.startswith("error: "):
+                            said = line.removeprefix("error: ")
+                    raise ModelError(said)
                 if time.monotonic() > deadline:
                     raise ModelError(
                         f"The server was not ready after {START_TIMEOUT_S:.0f} s; run `worldmodel serve` and "

@@ -1,7 +1,8 @@
 """The tab Data: the counts of a flow's stages, and its clips with the reasons of their verdicts."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from typing import Any, cast
 
@@ -50,30 +51,29 @@ class DataTab:
         """Connect the components; `opened` is the event that the tab was opened."""
         outputs = [self.counts, self.clips, self.places, self.back, self.forward]
         filters = [self.verdict, self.stage, self.reason]
-        for event in (opened, self.verdict.change, self.stage.change, self.reason.submit):
-            self._on(event, self._first, filters, outputs)
-        self._on(self.forward.click, self._next, [*filters, self.places], outputs)
-        self._on(self.back.click, self._previous, [*filters, self.places], outputs)
+        turns: list[tuple[Any, Callable[[list[Place]], list[Place]]]] = [
+            (self.forward.click, lambda places: places),
+            (self.back.click, lambda places: places[:-2] or [BEGINNING]),
+        ]
+        changed = (opened, self.verdict.change, self.stage.change, self.reason.submit)
+        turns += [(event, lambda _: [BEGINNING]) for event in changed]
+        for event, turn in turns:
+            event(
+                partial(self._show, turn), [*filters, self.places], outputs, show_progress="minimal",
+                show_progress_on=[self.clips], trigger_mode="always_last", api_visibility="private",
+            )  # fmt: skip
 
-    def _on(self, event: Any, handler: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        event(
-            handler, inputs, outputs, show_progress="minimal", show_progress_on=[self.clips],
-            trigger_mode="always_last", api_visibility="private",
-        )  # fmt: skip
-
-    async def _first(self, verdict: str, stage: str, reason: str) -> Any:
-        return await self._show(verdict, stage, reason, [BEGINNING])
-
-    async def _next(self, verdict: str, stage: str, reason: str, places: list[Place]) -> Any:
-        return await self._show(verdict, stage, reason, places)
-
-    async def _previous(self, verdict: str, stage: str, reason: str, places: list[Place]) -> Any:
-        return await self._show(verdict, stage, reason, places[:-2] or [BEGINNING])
-
-    async def _show(self, verdict: str, stage: str, reason: str, places: list[Place]) -> Any:
-        """Return the page that begins behind the last of some places."""
+    async def _show(
+        self,
+        turn: Callable[[list[Place]], list[Place]],
+        verdict: str,
+        stage: str,
+        reason: str,
+        places: list[Place],
+    ) -> Any:
+        """Return the page that begins behind the last of the places to which a visitor turns."""
         try:
-            return await asyncio.to_thread(self._read, verdict, stage, reason.strip(), places)
+            return await asyncio.to_thread(self._read, verdict, stage, reason.strip(), turn(places))
         except WorldModelError as error:
             gr.Warning(escape(" ".join(str(error).split())), duration=8)
             return gr.skip()

@@ -18,9 +18,9 @@ from worldmodel.episodes import Outcome
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld, RemoteFuture
-from worldmodel.serving.client.aio import ModelInfo
 from worldmodel.serving.client.payloads import Observation
 from worldmodel.serving.errors import NotFoundError
+from worldmodel.serving.protocol import ModelObject
 from worldmodel.worlds.base import Target, World
 
 MAX_BRANCHES = 4
@@ -101,7 +101,7 @@ class RolloutHistory:
     client: AsyncClient
     catalog: World
     """The world that suggests actions."""
-    model: ModelInfo
+    model: ModelObject
     branches: list[Branch]
     origin: Origin | None = None
     """None if the worlds were found on the server."""
@@ -122,7 +122,7 @@ class RolloutHistory:
         cls,
         client: AsyncClient,
         catalog: World,
-        model: ModelInfo,
+        model: ModelObject,
         origin: Origin,
         targets: tuple[Target, ...] = (),
     ) -> "RolloutHistory":
@@ -138,7 +138,7 @@ class RolloutHistory:
 
     @classmethod
     async def reopen(
-        cls, client: AsyncClient, catalog: World, model: ModelInfo, worlds: Sequence[str]
+        cls, client: AsyncClient, catalog: World, model: ModelObject, worlds: Sequence[str]
     ) -> "RolloutHistory":
         """Continue worlds that are live on the server, whose earlier moments are not known.
 
@@ -184,7 +184,7 @@ class RolloutHistory:
         With the `code` of a possible future, that future happens.
         """
         branch, threshold = self._branch_with_room(), self.model.confidence_threshold
-        await self._drop_futures()
+        await self.drop_futures()
         parsed, world = Action.of(action), await self._synchronised()
         result = await world.step(parsed, confidence=threshold is not None, code=code)
         doubtful = threshold is not None and world.confidence is not None and world.confidence < threshold
@@ -200,6 +200,12 @@ class RolloutHistory:
     async def happen(self, index: int) -> None:
         """Let one of the possible futures happen."""
         await self.step(self.foreseen_action, self.possible[index].code)
+
+    async def undo(self) -> None:
+        """Go back by one moment."""
+        if self.branch.at == 0:
+            raise InputError("There is nothing to undo.")
+        await self.go(self.branch.at - 1)
 
     async def go(self, index: int) -> None:
         """Go to an earlier or later moment of the branch."""
@@ -256,7 +262,7 @@ class RolloutHistory:
         """Run two actions from the same moment concurrently; `choose` continues with one of them."""
         actions = [Action.of(first), Action.of(second)]
         self._branch_with_room()
-        await self._drop_futures()
+        await self.drop_futures()
         parent = await self._synchronised()
         async with AsyncExitStack() as stack:
             worlds = [await stack.enter_async_context(await parent.fork()) for _ in actions]
@@ -279,11 +285,7 @@ class RolloutHistory:
             earlier.snapshot = None  # snapshots belong to a world
         branch.append(moment)
         del self.futures[index]
-        await asyncio.gather(previous.close(), self._drop_futures())
-
-    async def forget_futures(self) -> None:
-        """End a comparison without choosing."""
-        await self._drop_futures()
+        await asyncio.gather(previous.close(), self.drop_futures())
 
     async def describe(self, question: str | None) -> str:
         """Describe the current frame, or answer a question about it."""
@@ -311,7 +313,8 @@ class RolloutHistory:
         first = await self._complete(world, Moment(None, clip), Moment(None, clip, targets=targets))
         return Branch(name, world, [first], first_round=world.round)
 
-    async def _drop_futures(self) -> None:
+    async def drop_futures(self) -> None:
+        """End a comparison without choosing."""
         futures, self.futures, self.possible = self.futures, [], []
         await asyncio.gather(*(world.close() for world, _ in futures))
 

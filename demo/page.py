@@ -22,8 +22,8 @@ from worldmodel.episodes import StartImage
 from worldmodel.errors import InputError, WorldModelError
 from worldmodel.rollout.action_list import parse_action
 from worldmodel.serving.client import AsyncClient
-from worldmodel.serving.client.aio import ModelInfo
 from worldmodel.serving.client.errors import ServerUnreachableError
+from worldmodel.serving.protocol import ModelObject
 from worldmodel.worlds import World
 from worldmodel.worlds.base import Target
 
@@ -88,7 +88,8 @@ class Page:
         self.client, self.catalog, self.restarts = client, catalog, restarts
         self.start_images: Sequence[StartImage] = ()
         """Those of the server's model, from the first visit on."""
-        self.model = ModelInfo("")
+        self.model: ModelObject
+        """That of the server, from the first visit on."""
         self.histories: dict[str, tuple[RolloutHistory, float]] = {}
         """By a key that only the visitor's browser knows, with the time of the last use."""
         self.queues: WeakValueDictionary[str | None, JobQueue] = WeakValueDictionary()
@@ -98,26 +99,26 @@ class Page:
             self._connect()
 
     def _connect(self) -> None:
-        at, on = self.at, self._on
+        at, on, shown = self.at, self._on, self._shown
         start = functools.partial(on, needs_world=False)
         start(at.tiles.click, self._start_scene, [at.seed], "Starting the world")
         start(at.upload.upload, self._start_upload, [at.upload, at.seed], "Reading the upload")
         for event in (at.imagine.click, at.text.submit):
             start(event, self._start_text, [at.text, at.seed], "Generating the first frame")
         for event in (at.act.click, at.action.submit):
-            on(event, self._step_text, [at.action], lambda _, text: text, early={at.action: ""})
-        on(at.palette.click, self._step_chip, [], lambda event: _field(event, "act") or "time passes")
-        on(at.undo.click, self._undo, [], "Undo")
-        on(at.timeline.click, self._go, [], "Going to another moment")
-        on(at.branches.click, self._switch, [], "Changing the branch")
-        on(at.fork.click, self._fork, [], "Forking")
+            on(event, shown(_step_text), [at.action], lambda _, text: text, early={at.action: ""})
+        on(at.palette.click, shown(_step_chip), [], lambda event: _field(event, "act") or "time passes")
+        on(at.undo.click, shown(lambda history, _: history.undo()), [], "Undo")
+        on(at.timeline.click, shown(_go), [], "Going to another moment")
+        on(at.branches.click, shown(_switch), [], "Changing the branch")
+        on(at.fork.click, shown(lambda history, _: history.fork()), [], "Forking")
         on(at.open_compare.click, self._open_compare, [], "Compare")
         on(at.foresee.click, self._foresee, [at.action], "Futures")
-        on(at.possible.click, self._happen, [], "Going on")
+        on(at.possible.click, shown(_happen), [], "Going on")
         on(at.both.click, self._compare, [at.first, at.second], "Two futures")
         for index, choice in enumerate(at.choices):
-            on(choice.click, functools.partial(self._choose, index), [], "Going on")
-        on(at.neither.click, self._forget, [], "Going back")
+            on(choice.click, shown(functools.partial(_choose, index)), [], "Going on")
+        on(at.neither.click, shown(lambda history, _: history.drop_futures()), [], "Going back")
         on(at.describe.click, self._describe, [], "Describing")
         on(at.explain.click, self._explain, [], "Finding the last action")
         for event in (at.ask.click, at.question.submit):
@@ -177,6 +178,15 @@ class Page:
             concurrency_limit=None,
             api_visibility="private",
         )
+
+    def _shown(self, call: Callable[..., Awaitable[None]]) -> Handler:
+        """Return a handler that makes a call and then shows the history as it is."""
+
+        async def handler(history: RolloutHistory, event: gr.EventData, *values: Any) -> Updates:
+            await call(history, event, *values)
+            return self._show(history)
+
+        return handler
 
     async def _watch(self, queue: JobQueue, job: Job, updates: Updates) -> AsyncIterator[Updates]:
         """Yield the state of the queue until a job is done, then its result."""
@@ -321,42 +331,7 @@ class Page:
         at = self.at
         return {at.worlds: "", at.start: gr.Column(visible=True), at.play: gr.Column(visible=False)}
 
-    # ---- steps -----------------------------------------------------------------------------------------
-
-    async def _step_text(self, history: RolloutHistory, event: gr.EventData, text: str) -> Updates:
-        if not text.strip():
-            raise InputError("Describe the action, or pick one of the suggestions.")
-        return await self._step(history, _typed(history, text))
-
-    async def _step_chip(self, history: RolloutHistory, event: gr.EventData) -> Updates:
-        kind, act = _field(event, "kind"), _field(event, "act")
-        return await self._step(
-            history, {"keys": [act]} if kind == "key" else None if kind == "wait" else act
-        )
-
-    async def _step(self, history: RolloutHistory, action: AnyAction) -> Updates:
-        await history.step(action)
-        return self._show(history)
-
-    async def _undo(self, history: RolloutHistory, event: gr.EventData) -> Updates:
-        if history.branch.at == 0:
-            raise InputError("There is nothing to undo.")
-        await history.go(history.branch.at - 1)
-        return self._show(history)
-
-    async def _go(self, history: RolloutHistory, event: gr.EventData) -> Updates:
-        await history.go(_index(event, len(history.branch.moments)))
-        return self._show(history)
-
-    # ---- branches and futures --------------------------------------------------------------------------
-
-    async def _switch(self, history: RolloutHistory, event: gr.EventData) -> Updates:
-        history.current = _index(event, len(history.branches))
-        return self._show(history)
-
-    async def _fork(self, history: RolloutHistory, event: gr.EventData) -> Updates:
-        await history.fork()
-        return self._show(history)
+    # ---- futures --------------------------------------------------------------------------------------
 
     async def _open_compare(self, history: RolloutHistory, event: gr.EventData) -> Updates:
         suggested = [
@@ -385,18 +360,6 @@ class Page:
         fps = history.branch.world.info.fps
         return {self.at.possible: rendering.possible(history.possible, words, fps)}
 
-    async def _happen(self, history: RolloutHistory, event: gr.EventData) -> Updates:
-        await history.happen(_index(event, len(history.possible)))
-        return self._show(history)
-
-    async def _choose(self, index: int, history: RolloutHistory, event: gr.EventData) -> Updates:
-        await history.choose(index)
-        return self._show(history)
-
-    async def _forget(self, history: RolloutHistory, event: gr.EventData) -> Updates:
-        await history.forget_futures()
-        return self._show(history)
-
     # ---- questions and saving --------------------------------------------------------------------------
 
     async def _describe(self, history: RolloutHistory, event: gr.EventData) -> Updates:
@@ -422,7 +385,7 @@ class Page:
         at, branch = self.at, history.branch
         info = branch.world.info
         before = branch.moments[branch.at - 1] if branch.at else None
-        widgets = info.action_schema["widgets"]
+        widgets = info.action_schema.widgets
         keys = () if _of_type(widgets, "text") else _keys(widgets)[1][:MAX_KEYS]
         waits = self.model.pace == "realtime"
         heading = f"Round {branch.first_round + branch.at}"
@@ -445,6 +408,33 @@ class Page:
         }
 
 
+async def _step_text(history: RolloutHistory, event: gr.EventData, text: str) -> None:
+    if not text.strip():
+        raise InputError("Describe the action, or pick one of the suggestions.")
+    await history.step(_typed(history, text))
+
+
+async def _step_chip(history: RolloutHistory, event: gr.EventData) -> None:
+    kind, act = _field(event, "kind"), _field(event, "act")
+    await history.step({"keys": [act]} if kind == "key" else None if kind == "wait" else act)
+
+
+async def _go(history: RolloutHistory, event: gr.EventData) -> None:
+    await history.go(_index(event, len(history.branch.moments)))
+
+
+async def _switch(history: RolloutHistory, event: gr.EventData) -> None:
+    history.current = _index(event, len(history.branches))
+
+
+async def _happen(history: RolloutHistory, event: gr.EventData) -> None:
+    await history.happen(_index(event, len(history.possible)))
+
+
+async def _choose(index: int, history: RolloutHistory, event: gr.EventData) -> None:
+    await history.choose(index)
+
+
 def _seed(value: float | None) -> int:
     return int(value or 0)
 
@@ -452,20 +442,20 @@ def _seed(value: float | None) -> int:
 def _hint(history: RolloutHistory) -> str:
     """Return what can be typed as an action."""
     schema = history.branch.world.info.action_schema
-    if _of_type(schema["widgets"], "text"):
+    if _of_type(schema.widgets, "text"):
         return "What happens next?"
-    _, keys = _keys(schema["widgets"])
+    _, keys = _keys(schema.widgets)
     if keys:
         return f"Keys, such as {' '.join(keys[:2])}"
     for kind in action_kinds():
-        if kind.name in schema["kinds"]:
-            return f"Numbers, such as {kind.argument(kind.configure(schema['kinds'][kind.name]))}"
+        if kind.name in schema.kinds:
+            return f"Numbers, such as {kind.argument(kind.configure(schema.kinds[kind.name]))}"
     return ""
 
 
 def _typed(history: RolloutHistory, text: str) -> AnyAction:
     """Return a typed action: words or, for a model that takes none, keys, or numbers as in `rollout`."""
-    widgets = history.branch.world.info.action_schema["widgets"]
+    widgets = history.branch.world.info.action_schema.widgets
     if _of_type(widgets, "text"):
         return text
     kind, keys = _keys(widgets)

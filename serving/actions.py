@@ -7,7 +7,15 @@ The fields of an action, and their limits of size, are those of the registered k
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    PlainValidator,
+    create_model,
+)
 
 from worldmodel.actions import Action, action_kinds
 from worldmodel.config import ActionConfig
@@ -123,6 +131,10 @@ class ActionSchema(StrictModel):
                 kinds[kind.name] = kind.setting_of(settings)
                 widgets[kind.name] = {**kind.widget(settings), "merge": kind.merge}
         return cls(per_round=config.per_round, kinds=kinds, widgets=widgets)
+
+
+JsonAction = Annotated[Action, PlainValidator(Action.of), PlainSerializer(Action.as_dict)]
+"""An action in JSON that this server writes and reads."""
 
 
 def plain(action: ActionBody | str | None) -> str | dict[str, Any] | None:

@@ -38,7 +38,6 @@ from worldmodel.serving.protocol import (
     WorldRequest,
 )
 from worldmodel.serving.rate_limits import RequestLimiter
-from worldmodel.serving.realtime.dropped import DroppedWorlds
 from worldmodel.serving.realtime.events import SessionLimits
 from worldmodel.serving.replicas.database import Database, FolderLock
 from worldmodel.serving.replicas.replica import Replica
@@ -54,12 +53,12 @@ from worldmodel.serving.routes import (
     videos,
     worlds,
 )
-from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, HttpOptions, ServerConfig
+from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, MAX_STEPS, HttpOptions, ServerConfig
 from worldmodel.serving.videos.jobs import VideoJobs
 from worldmodel.serving.videos.storage import Storage
 from worldmodel.serving.watchdog import Watchdog
 from worldmodel.serving.worlds.registry import WorldRegistry
-from worldmodel.serving.worlds.service import MAX_STEPS, WorldService
+from worldmodel.serving.worlds.service import WorldService
 from worldmodel.serving.worlds.store import WorldStore
 
 LOG = logging.getLogger(__name__)
@@ -125,11 +124,7 @@ def _add_middleware(app: FastAPI, options: HttpOptions) -> None:
 
 
 def create_context(service: WorldService, config: ServerConfig) -> ServerContext:
-    """Create the shared objects of an app.
-
-    Raises:
-        OutputError, ConfigError, DatabaseError: as for `create_app`.
-    """
+    """Create the shared objects of an app."""
     model = service.model.config
     service.max_rounds = config.max_rounds
     keys = config.keys or Keys()
@@ -142,13 +137,11 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
     registry = WorldRegistry(service, config, metrics, WorldStore(replica) if replica else None)
     metrics.observe(service.stats, num_worlds=lambda: len(registry))
     limiter = RequestLimiter(
-        max_concurrent=config.max_requests_per_key,
-        requests_per_s=config.requests_per_minute / 60,
-        burst=max(1, math.ceil(config.requests_per_minute / 6)),
-        of_key=lambda caller: (
+        lambda caller: (
             config.of_key("max_requests_per_key", caller),
             config.of_key("requests_per_minute", caller) / 60,
         ),
+        burst=max(1, math.ceil(config.requests_per_minute / 6)),
     )
     session_limits = SessionLimits(
         start_timeout_s=120.0,
@@ -164,7 +157,9 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
         max_inference_steps=MAX_STEPS if model.generator else 0,
     )
     service.compute.weight_of = lambda caller: keys.options(caller).weight
-    service.compute.used = lambda caller, *used: metrics.used(keys.options(caller).name or caller, *used)
+    service.compute.used = lambda caller, purpose, seconds: metrics.model_seconds.labels(
+        key=keys.name(caller), purpose=purpose
+    ).inc(seconds)
     watchdog = Watchdog(service, config.step_deadline_s)
     return ServerContext(
         service=service,
@@ -178,7 +173,6 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
         replica=replica,
         watchdog=watchdog,
         session_limits=session_limits,
-        dropped=DroppedWorlds(registry),
     )
 
 
@@ -197,7 +191,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         with suppress(asyncio.CancelledError):
             await sweeper
         await context.watchdog.close()
-        context.dropped.close()
+        context.worlds.end_kept()
         await context.jobs.close()
         await context.worlds.stop(SAVE_TIMEOUT_S)
         if context.replica is not None:

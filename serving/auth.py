@@ -172,6 +172,10 @@ class Keys:
         """Return the options of a caller; the defaults for one without a key."""
         return self._by_caller.get(caller, KeyOptions())
 
+    def name(self, caller: str) -> str:
+        """Return the name of a caller's key, or else the caller id."""
+        return self.options(caller).name or caller
+
     def is_admin(self, caller: str) -> bool:
         """Return whether a caller may see what is everyone's: an admin or, where no key is one, any."""
         return self.options(caller).admin or not any(each.admin for each in self._options.values())

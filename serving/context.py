@@ -3,9 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,7 +16,6 @@ from worldmodel.serving.auth import Keys, authenticate
 from worldmodel.serving.errors import PermissionDeniedError, UnavailableError
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.rate_limits import RequestLimiter
-from worldmodel.serving.realtime.dropped import DroppedWorlds
 from worldmodel.serving.realtime.events import SessionLimits
 from worldmodel.serving.replicas.database import Database
 from worldmodel.serving.replicas.replica import Replica
@@ -54,12 +51,13 @@ class ServerContext:
     watchdog: Watchdog
     session_limits: SessionLimits
     """Limits of WebSocket sessions."""
-    dropped: DroppedWorlds
-    """Worlds of WebSocket sessions whose connection broke."""
     num_sockets: Counter[str] = field(default_factory=Counter)
     """Open WebSockets of each caller."""
-    large_bodies: "LargeBodies" = field(default_factory=lambda: LargeBodies())
+    large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE_BODIES))
     """Held by requests with large bodies, which are in memory."""
+    large_bodies_of_key: defaultdict[str, asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(MAX_LARGE_BODIES_PER_KEY))
+    )
     sessions: dict[str, "OpenSession"] = field(default_factory=dict)
     """WebSocket sessions by their ids."""
     started_at: int = field(default_factory=lambda: int(time.time()))
@@ -74,7 +72,7 @@ class ServerContext:
         """End all WebSocket sessions, because the server was asked to stop."""
         for session in self.sessions.values():
             session.stop.set()
-        self.dropped.close()
+        self.worlds.end_kept()
 
     async def stop(self, timeout_s: float) -> None:
         """End all WebSocket sessions, finish videos, and leave worlds to other replicas."""
@@ -90,13 +88,16 @@ class ServerContext:
         if self.replica is not None:
             await self.replica.close()
 
-    def require_admin(self, caller: str) -> None:
-        """Refuse what only an administrator may do, where there is one.
+    def require_admin(self, caller: str, alone: bool = False) -> None:
+        """Refuse what only an administrator may do: any key where none is one or, with `alone`, an only key.
 
         Raises:
             PermissionDeniedError: the key is not an administrator's.
         """
-        if not self.keys.is_admin(caller):
+        allowed = self.keys.is_admin(caller)
+        if alone and len(self.keys) > 1:
+            allowed = self.keys.options(caller).admin
+        if not allowed:
             raise PermissionDeniedError("This needs a key that has the option admin in the key file.")
 
     def require_running(self) -> None:
@@ -122,21 +123,6 @@ class OpenSession:
     """Whether it ends because an administrator said so, and not because the server stops."""
 
 
-class LargeBodies:
-    """Limits the large bodies that are in memory, of all keys and of each."""
-
-    def __init__(self) -> None:
-        self._all = asyncio.Semaphore(MAX_LARGE_BODIES)
-        self._of_key: dict[str, asyncio.Semaphore] = {}
-
-    @asynccontextmanager
-    async def one(self, caller: str) -> AsyncIterator[None]:
-        """Wait for a place, and hold it while the block runs."""
-        own = self._of_key.setdefault(caller, asyncio.Semaphore(MAX_LARGE_BODIES_PER_KEY))
-        async with own, self._all:
-            yield
-
-
 def get_context(connection: HTTPConnection) -> ServerContext:
     """Return the context of the app that received the request."""
     return connection.app.state.context
@@ -149,12 +135,7 @@ _BEARER = HTTPBearer(auto_error=False, description="An API key of the server.") 
 async def require_key(
     request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)] = None
 ) -> str:
-    """Return the caller id of a request.
-
-    Raises:
-        AuthenticationError: the key is missing or unknown.
-        PermissionDeniedError: the server has no keys and the request is cross-origin.
-    """
+    """Return the caller id of a request."""
     return authenticate(request, get_context(request).keys)
 
 

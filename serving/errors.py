@@ -11,6 +11,7 @@ ApiError (worldmodel.errors.WorldModelError)
 ├── UnavailableError        503  starting, stopping, or no decoder free
 └── DeadlineExceededError   504  not finished within the time limit
 
+A `code` other than the class's says more: `step_out_of_order`, `world_held`, `model_not_found`.
 The app answers each with its `status`, its `headers` and `{"error": {"type", "code", "message"}}`. An
 `InputError` is answered with 400. Other errors could reveal server internals and are answered with a generic
 500.
@@ -27,6 +28,10 @@ class ApiError(WorldModelError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_request"
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code or self.code
 
     @property
     def headers(self) -> dict[str, str]:
@@ -80,8 +85,8 @@ class RateLimitError(ApiError):
 
     status, type, code = 429, "rate_limit_error", "too_many_requests"
 
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, retry_after: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code)
         self.retry_after = retry_after
 
     @property

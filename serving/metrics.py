@@ -36,24 +36,20 @@ class Metrics:
         self.requests = counter("requests", "Requests by outcome.", ["route", "outcome"])
         self.model_seconds = counter(
             "model_seconds",
-            "Time of the model by the key and the purpose that it was spent on.",
+            "Time of the model by key (empty for the server's own calls) and purpose.",
             ["key", "purpose"],
         )
         self.jobs = counter("jobs", "Videos by outcome.", ["outcome"])
         self.rejects = counter("rejects", "Rejected requests by reason.", ["reason"])
-        self._met = self._missed = 0
+        self._num_chunks = self._num_in_time = 0
 
     def chunk(self, seconds: float) -> None:
         """Count a chunk and the time from its action to its frames."""
         in_time = seconds <= self.chunk_deadline_s
-        self._met, self._missed = self._met + in_time, self._missed + (not in_time)
+        self._num_chunks, self._num_in_time = self._num_chunks + 1, self._num_in_time + in_time
         self.chunk_seconds.observe(seconds)
         self.chunks.labels(in_time=str(in_time).lower()).inc()
-        self.deadline_attainment.set(self._met / (self._met + self._missed))
-
-    def first_chunk(self, seconds: float) -> None:
-        """Count a world and the time to its first frames."""
-        self.time_to_first_chunk.observe(seconds)
+        self.deadline_attainment.set(self._num_in_time / self._num_chunks)
 
     def request(self, route: str, outcome: str) -> None:
         """Count a finished request; `outcome` is ok, rejected, cancelled or failed."""
@@ -63,23 +59,19 @@ class Metrics:
         """Count a rejected request; `reason` is the error code."""
         self.rejects.labels(reason=reason).inc()
 
-    def used(self, key: str, purpose: str, seconds: float) -> None:
-        """Count time of the model; `key` is empty for the server's own calls."""
-        self.model_seconds.labels(key=key, purpose=purpose).inc(seconds)
-
     def observe(self, stats: Callable[[], Mapping[str, float]], num_worlds: Callable[[], int]) -> None:
         """Read statistics of the service and the number of live worlds at every scrape."""
 
-        def kv_per_session() -> float:
-            return stats().get("kv_bytes", 0.0) / num_worlds() if num_worlds() else 0.0
+        def kv_bytes() -> float:
+            return stats().get("kv_bytes", 0.0)
 
         def occupancy() -> float:
             now = stats()
             return now["denoising_rows"] / max(1.0, now["denoising_steps"])
 
         self.sessions.set_function(num_worlds)
-        self.kv_bytes.set_function(lambda: stats().get("kv_bytes", 0.0))
-        self.kv_bytes_per_session.set_function(kv_per_session)
+        self.kv_bytes.set_function(kv_bytes)
+        self.kv_bytes_per_session.set_function(lambda: kv_bytes() / num_worlds() if num_worlds() else 0.0)
         self.batch_occupancy.set_function(occupancy)
 
     def text(self) -> bytes:

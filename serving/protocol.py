@@ -1,24 +1,25 @@
-"""Request and response bodies of the HTTP API.
+"""Request and response bodies of the HTTP API, for the server and for the client.
 
-Undeclared fields are rejected, and sizes are limited. No field refers to a path, a URL or a class: media are
-part of the request. Videos, chat and images follow the OpenAI API.
+Undeclared fields of requests are rejected, and sizes are limited. No field refers to a path, a URL or a
+class: media are part of the request. Videos, chat and images follow the OpenAI API.
 """
 
 import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from worldmodel.episodes import PredictedState
+from worldmodel.episodes import Outcome, PredictedState
 from worldmodel.serving.actions import ActionBody, ActionSchema
-from worldmodel.serving.worlds.service import MAX_STEPS
+from worldmodel.serving.settings import MAX_STEPS
 
 MAX_ACTIONS = 256
 MAX_MEDIA_CHARACTERS = 96 * 2**20
 
 Prompt = Annotated[str, Field(min_length=1, max_length=4000)]
 Name = Annotated[str, Field(max_length=128, pattern=r"^[^\x00]+$")]
+Question = Annotated[str, Field(min_length=1, max_length=400)]
 
 
 def _form(pattern: str, words: str) -> tuple[Any, ...]:
@@ -44,9 +45,19 @@ class RequestBody(BaseModel):
 
 
 class ResponseBody(BaseModel):
-    """Base class of responses."""
+    """Base class of responses; a client ignores the fields that a newer server adds."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(protected_namespaces=(), use_attribute_docstrings=True)
+
+
+Item = TypeVar("Item")
+
+
+class ListObject(ResponseBody, Generic[Item]):
+    """Objects of one kind."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
 
 
 Action = ActionBody | Prompt | None
@@ -114,7 +125,7 @@ class RestoreRequest(RequestBody):
 class DescribeRequest(RequestBody):
     """Requests a description of the newest observation, or an answer to a question."""
 
-    question: Annotated[str, Field(min_length=1, max_length=400)] | None = None
+    question: Question | None = None
 
 
 class OutcomeObject(ResponseBody):
@@ -123,6 +134,11 @@ class OutcomeObject(ResponseBody):
     reward: float
     ended: bool
     """Whether the episode ends with the round."""
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "OutcomeObject":
+        """Return an outcome as JSON."""
+        return cls(reward=outcome.reward, ended=outcome.ended)
 
 
 class StateObject(ResponseBody):
@@ -134,9 +150,9 @@ class StateObject(ResponseBody):
     """Log-probability of the code before it was drawn, in nats."""
 
     @classmethod
-    def of(cls, state: PredictedState | None) -> "StateObject | None":
-        """Return a state as JSON; None if there is none."""
-        return None if state is None else cls(code=list(state.code), log_probability=state.log_probability)
+    def of(cls, state: PredictedState) -> "StateObject":
+        """Return a state as JSON."""
+        return cls(code=list(state.code), log_probability=state.log_probability)
 
 
 class FutureObject(ResponseBody):
@@ -150,14 +166,12 @@ class FutureObject(ResponseBody):
     """Its frames as a file of `content_type`, in base64."""
 
 
-class FuturesObject(ResponseBody):
+class FutureList(ListObject[FutureObject]):
     """The distinct futures of a world after an action, the most probable first."""
 
-    object: Literal["list"] = "list"
     round: int
     """The round that they would be."""
     content_type: str
-    data: list[FutureObject]
 
 
 class WorldObject(ResponseBody):
@@ -190,13 +204,6 @@ class WorldObject(ResponseBody):
     """Time without use after which the world is closed."""
 
 
-class WorldList(ResponseBody):
-    """Live worlds of one key, oldest first."""
-
-    object: Literal["list"] = "list"
-    data: list[WorldObject]
-
-
 class SnapshotObject(ResponseBody):
     """A snapshot of a world."""
 
@@ -214,10 +221,10 @@ class TextObject(ResponseBody):
 
 
 class Deleted(ResponseBody):
-    """Confirms a deletion."""
+    """Confirms a deletion, or that a session was ended."""
 
     id: str
-    object: Literal["video.deleted", "world.deleted"]
+    object: Literal["video.deleted", "world.deleted", "session.deleted"]
     deleted: Literal[True] = True
 
 
@@ -237,12 +244,14 @@ def _from_text(value: Any) -> Any:
 Actions = Annotated[Annotated[list[Action], Field(max_length=MAX_ACTIONS)], BeforeValidator(_from_text)]
 Seconds = Annotated[str, *_form(r"[0-9]{1,4}(\.[0-9]{1,3})?", "a number of seconds, such as 4 or 2.5")]
 NumFrames = Annotated[int, Field(ge=1, le=1_000_000)]
+MediaUrl = Annotated[str, Field(max_length=MAX_MEDIA_CHARACTERS, pattern=r"^data:")]
+"""Media as `data:` URL; other URLs are not fetched."""
 
 
 class InputReference(RequestBody):
     """An image or a video as `data:` URL, beside the form that uploads it."""
 
-    image_url: Annotated[str, Field(max_length=MAX_MEDIA_CHARACTERS, pattern=r"^data:")]
+    image_url: MediaUrl
 
 
 class VideoRequest(Generation):
@@ -276,26 +285,24 @@ class VideoReference(RequestBody):
     id: Name
 
 
-class EditRequest(RequestBody):
-    """Requests a video with the start and length of another one, in which something else happens.
-
-    The source is a completed video, which also gives the settings, or the upload `video` (an MP4).
-    """
+class DerivedRequest(RequestBody):
+    """The source is a completed video, which also gives the settings, or the upload `video` (an MP4)."""
 
     video: VideoReference | None = None
+
+
+class EditRequest(DerivedRequest):
+    """Requests a video with the start and length of another one, in which something else happens."""
+
     prompt: Prompt
     """The action of the first round."""
     actions: Actions | None = None
     """Those of the further rounds; by default the ones of the source."""
 
 
-class ExtendRequest(RequestBody):
-    """Requests a video that begins with another one and goes on.
+class ExtendRequest(DerivedRequest):
+    """Requests a video that begins with another one and goes on."""
 
-    The source is a completed video, which also gives the settings, or the upload `video` (an MP4).
-    """
-
-    video: VideoReference | None = None
     prompt: Prompt
     """The action of the first new round."""
     actions: Actions = []
@@ -343,12 +350,15 @@ class VideoObject(ResponseBody):
     remixed_from_video_id: str | None
     """The video that this one is a remix, an edit or an extension of."""
 
+    @property
+    def done(self) -> bool:
+        """Whether the video is completed or failed."""
+        return self.status in ("completed", "failed")
 
-class VideoList(ResponseBody):
+
+class VideoList(ListObject[VideoObject]):
     """One page of the videos of a key."""
 
-    object: Literal["list"] = "list"
-    data: list[VideoObject]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -358,9 +368,9 @@ class VideoList(ResponseBody):
 
 
 class DataUrl(RequestBody):
-    """Media as `data:` URL; other URLs are not fetched."""
+    """Media, in a form that has a `detail`."""
 
-    url: Annotated[str, Field(max_length=MAX_MEDIA_CHARACTERS, pattern=r"^data:")]
+    url: MediaUrl
     detail: Literal["auto", "low", "high"] = "auto"
     """Models see all media in one size."""
 
@@ -369,11 +379,14 @@ FinishReason = Literal["stop", "length"]
 """The model ended its text, or `max_tokens` did."""
 
 
+Words = Annotated[str, Field(max_length=400)]
+
+
 class TextPart(RequestBody):
     """Text of a message."""
 
     type: Literal["text"]
-    text: Annotated[str, Field(max_length=400)]
+    text: Words
 
 
 class ImagePart(RequestBody):
@@ -397,7 +410,7 @@ class Message(RequestBody):
     """A question, an image or video, or both."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=400)] | Annotated[list[Part], Field(min_length=1, max_length=4)]
+    content: Words | Annotated[list[Part], Field(min_length=1, max_length=4)]
 
 
 class StreamOptions(RequestBody):
@@ -477,13 +490,18 @@ class Usage(ResponseBody):
     total_tokens: int
 
 
-class ChatObject(ResponseBody):
-    """Answer to a chat request."""
+class Answer(ResponseBody):
+    """What an answer and its parts have in common."""
 
     id: str
-    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+
+
+class ChatObject(Answer):
+    """Answer to a chat request."""
+
+    object: Literal["chat.completion"] = "chat.completion"
     choices: list[Choice]
     usage: Usage
 
@@ -504,13 +522,10 @@ class ChunkChoice(ResponseBody):
     logprobs: None = None
 
 
-class ChatChunk(ResponseBody):
+class ChatChunk(Answer):
     """One server-sent event of a streamed answer."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChunkChoice]
     usage: Usage | None = None
 
@@ -555,25 +570,11 @@ class ModelObject(ResponseBody):
     """Whether the distinct futures of an action can be listed (`/v1/worlds/{id}/futures`)."""
 
 
-class ModelList(ResponseBody):
-    """Models and adapters of the server."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelObject]
-
-
 class StartImageObject(ResponseBody):
     """An image to start a world from: a PNG in base64."""
 
     title: str
     b64_json: str
-
-
-class StartImageList(ResponseBody):
-    """Images to start worlds from."""
-
-    object: Literal["list"] = "list"
-    data: list[StartImageObject]
 
 
 # Health and errors

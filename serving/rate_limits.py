@@ -31,23 +31,18 @@ class RequestLimiter:
     """Limits the rate and the concurrency of every key's requests; not thread-safe.
 
     Args:
-        max_concurrent: Requests of a key that may be in flight.
-        requests_per_s: Steady rate of a key.
+        of_key: Returns how many requests of a key may be in flight, and how many it may send per second.
         burst: Requests that may arrive at once after a pause.
         clock: Source of the time.
-        of_key: The first two for one key.
     """
 
     def __init__(
         self,
-        max_concurrent: int = 16,
-        requests_per_s: float = 20.0,
-        burst: int = 40,
+        of_key: Callable[[str], tuple[int, float]],
+        burst: int,
         clock: Callable[[], float] = time.monotonic,
-        of_key: Callable[[str], tuple[int, float]] | None = None,
     ) -> None:
-        self._burst, self._clock = burst, clock
-        self._of_key = of_key or (lambda caller: (max_concurrent, requests_per_s))
+        self._of_key, self._burst, self._clock = of_key, burst, clock
         self._num_concurrent: dict[str, int] = defaultdict(int)
         self._buckets: dict[str, TokenBucket] = {}
 

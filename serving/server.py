@@ -33,16 +33,11 @@ from worldmodel.serving.context import ServerContext
 from worldmodel.serving.engine import limits as engine_limits
 from worldmodel.serving.engine import threads
 from worldmodel.serving.engine.batching import Compute
-from worldmodel.serving.engine.generator_processes import (
-    OPTIONS,
-    GeneratorProcesses,
-    Parallelism,
-    keep_part,
-)
+from worldmodel.serving.engine.generator_processes import GeneratorProcesses, keep_part
 from worldmodel.serving.engine.limits import EngineLimits
 from worldmodel.serving.engine.local import Engine, InProcessEngine
 from worldmodel.serving.media import system_calls
-from worldmodel.serving.settings import EngineOptions, HttpOptions, ServerConfig
+from worldmodel.serving.settings import OPTIONS, EngineOptions, HttpOptions, ServerConfig
 from worldmodel.serving.watchdog import end_process_in, keep_process
 from worldmodel.serving.worlds.identity import identify
 from worldmodel.serving.worlds.service import WorldService
@@ -153,20 +148,42 @@ async def load_app(
             LOG.info("PyTorch uses %d threads", threads.choose(options.threads))
         model = _load_model(name_or_path, where, options)
         attached = _attach(model, adapters, options, engine)
-        digest = _divide(model, options, where)
+        parallelism, size = options.generator_parallelism
+        digest = None
+        if parallelism == "tensor" and size > 1:
+            digest = identify(model)  # of the whole model, of which this process keeps a part
+            keep_part(model, 0, size, where)
         limits = engine_limits.resolve(options, model, engine)
         quantization = options.quantization if engine != "vllm" else None
         optimize(model, options.cache_threshold, quantization, options.compile)
-        processes = _share_generator(folder, model, adapters, options, quantization)
+        processes = None
+        if size > 1:
+            processes = GeneratorProcesses.start(
+                folder, model, size, adapters, quantization, options.compile, parallelism
+            )
         return model, attached, limits, digest, processes
 
     # In the thread that runs the model later. With a second thread OpenMP would have more threads than cores,
     # and those would sleep between operations: a round took 1.6 times as long.
     model, attached, limits, digest, processes = await compute.run(load)
     LOG.info("starting the %s engine: %s", engine, limits)
+    runner: Engine
+    if engine == "vllm":
+        from worldmodel.serving.engine.vllm_engine import VllmEngine
+
+        runner = await VllmEngine.start(
+            model_folder.backbone_folder(folder),
+            adapters={name: attached.folders.get("backbone", {}).get(name) for name in attached.names},
+            limits=limits,
+            tensor_parallel_size=options.tensor_parallel_size,
+            quantization=options.quantization,
+            enforce_eager=options.enforce_eager,
+        )
+    else:
+        runner = InProcessEngine(model.backbone, compute, attached, limits.kv_bytes, limits.max_model_len)
     service = WorldService(
         model,
-        await _start_engine(engine, folder, model, compute, attached, options, limits),
+        runner,
         compute=compute,
         adapters=attached,
         processes=processes,
@@ -211,27 +228,22 @@ def check_http(options: HttpOptions, keys: Keys) -> None:
 
 
 def _load_model(name_or_path: str, device: torch.device, options: EngineOptions) -> WorldModel:
-    if options.generator_tensor_parallel_size > 1:
-        return _load_all_but_generator(name_or_path, device)
-    if not options.offload:
-        return WorldModel.from_pretrained(name_or_path, device=device)
-    if device.type == "cpu":
+    if options.offload and device.type == "cpu":
         raise ConfigError(
             "--offload keeps parts on the CPU instead of a GPU, and the device is cpu; omit it."
         )
+    divided = options.generator_tensor_parallel_size > 1
+    if not (options.offload or divided):
+        return WorldModel.from_pretrained(name_or_path, device=device)
     model = WorldModel.from_pretrained(name_or_path)
-    Offload(model, device)
-    return model
-
-
-def _load_all_but_generator(name_or_path: str, device: torch.device) -> WorldModel:
-    """Load a model to a device, except for its generator, which stays on the CPU until it is divided."""
-    model = WorldModel.from_pretrained(name_or_path)
-    for name, module in model.named_children():
-        if name != "generator":
-            module.to(device)
-    for parameter in model.parameters(recurse=False):
-        parameter.data = parameter.data.to(device)
+    if divided:  # the generator stays on the CPU until it is divided
+        for name, module in model.named_children():
+            if name != "generator":
+                module.to(device)
+        for parameter in model.parameters(recurse=False):
+            parameter.data = parameter.data.to(device)
+    else:
+        Offload(model, device)
     return model
 
 
@@ -257,61 +269,17 @@ def _check_sharing(options: EngineOptions, engine: str) -> None:
     Raises:
         ConfigError: they exclude each other.
     """
-    sizes = {"sequence": options.sequence_parallel_size, "tensor": options.generator_tensor_parallel_size}
-    used = [f"{OPTIONS[name]} is {size}" for name, size in sizes.items() if size > 1]
-    if len(used) == 2:
-        raise ConfigError(f"{' and '.join(used)}; processes divide tokens or weights, so set one of them.")
-    if used and options.offload:
-        raise ConfigError(f"{used[0]}, whose processes keep the generator on their devices; omit --offload.")
-    if sizes["tensor"] > 1 and options.quantization and engine != "vllm":
-        raise ConfigError(f"{used[0]}, which does not divide quantized weights; omit --quantization.")
-
-
-def _divide(model: WorldModel, options: EngineOptions, device: torch.device) -> str | None:
-    """Keep this process's part of the generator's weights; returns the digest of the whole model before."""
-    if options.generator_tensor_parallel_size == 1:
-        return None
-    digest = identify(model)
-    keep_part(model, 0, options.generator_tensor_parallel_size, device)
-    return digest
-
-
-def _share_generator(
-    folder: Path,
-    model: WorldModel,
-    adapters: Mapping[str, Path],
-    options: EngineOptions,
-    quantization: str | None,
-) -> GeneratorProcesses | None:
-    """Start the processes that share the generator, if the options name more than one."""
-    parallelism: Parallelism = "tensor" if options.generator_tensor_parallel_size > 1 else "sequence"
-    size = max(options.generator_tensor_parallel_size, options.sequence_parallel_size)
-    if size == 1:
-        return None
-    return GeneratorProcesses.start(folder, model, size, adapters, quantization, options.compile, parallelism)
-
-
-async def _start_engine(
-    name: str,
-    folder: Path,
-    model: WorldModel,
-    compute: Compute,
-    adapters: Adapters,
-    options: EngineOptions,
-    limits: EngineLimits,
-) -> Engine:
-    if name == "vllm":
-        from worldmodel.serving.engine.vllm_engine import VllmEngine
-
-        return await VllmEngine.start(
-            model_folder.backbone_folder(folder),
-            adapters={name: adapters.folders.get("backbone", {}).get(name) for name in adapters.names},
-            limits=limits,
-            tensor_parallel_size=options.tensor_parallel_size,
-            quantization=options.quantization,
-            enforce_eager=options.enforce_eager,
+    parallelism, size = options.generator_parallelism
+    if parallelism == "tensor" and options.sequence_parallel_size > 1:
+        raise ConfigError(
+            f"--sequence-parallel-size is {options.sequence_parallel_size} and "
+            f"{OPTIONS[parallelism]} is {size}; processes divide tokens or weights, so set one of them."
         )
-    return InProcessEngine(model.backbone, compute, adapters, limits.kv_bytes, limits.max_model_len)
+    used = f"{OPTIONS[parallelism]} is {size}"
+    if size > 1 and options.offload:
+        raise ConfigError(f"{used}, whose processes keep the generator on their devices; omit --offload.")
+    if parallelism == "tensor" and options.quantization and engine != "vllm":
+        raise ConfigError(f"{used}, which does not divide quantized weights; omit --quantization.")
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -359,12 +327,10 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._context: ServerContext = app.state.context
-        self._drain_timeout_s = settings.drain_timeout_s
         self._stop_requested = False
         self._draining: asyncio.Task[None] | None = None
         self._drain_deadline = math.inf
         self._idle = IdleConnections()
-        self._step_deadline_s = settings.step_deadline_s
         self.ends_process = False
         """Whether the process may be ended if the event loop hangs, or the server does not stop in time."""
 
@@ -384,21 +350,19 @@ class Server(uvicorn.Server):
 
         It is called ten times per second.
         """
+        config = self._context.config
         self._idle.close_expired(self.server_state.connections)
         if self._context.watchdog.fault is not None:
             self._stop_requested = True
         if self.ends_process and self._draining is None and counter % TICKS_PER_CHECK == 0:
-            end_process_in(self._step_deadline_s + self._drain_timeout_s)
+            end_process_in(config.step_deadline_s + config.drain_timeout_s)
         if self._stop_requested and self._draining is None:
-            print(
-                "stopping: waiting for unfinished work; a second signal stops immediately",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._drain_deadline = time.monotonic() + self._drain_timeout_s
+            sys.stderr.write("stopping: waiting for unfinished work; a second signal stops immediately\n")
+            sys.stderr.flush()
+            self._drain_deadline = time.monotonic() + config.drain_timeout_s
             if self.ends_process:
-                end_process_in(self._drain_timeout_s + CLOSE_S)
-            self._draining = asyncio.create_task(self._context.stop(self._drain_timeout_s))
+                end_process_in(config.drain_timeout_s + CLOSE_S)
+            self._draining = asyncio.create_task(self._context.stop(config.drain_timeout_s))
         if self._draining is not None and self._draining.done():
             remaining = self._drain_deadline - time.monotonic()
             self.config.timeout_graceful_shutdown = max(SHUTDOWN_TIMEOUT_S, math.ceil(remaining))

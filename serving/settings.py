@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from worldmodel.serving.auth import Keys
 
 MIB = 2**20
+MAX_STEPS = 64
+"""Maximum number of denoising steps that a client can request."""
 MAX_SOCKET_UPLOAD_BYTES = 16 * MIB
 """Limit of one WebSocket message, which is kept in memory; also the default of uvicorn."""
 
@@ -109,6 +111,14 @@ class ServerConfig:
         return sum(used.values()) + kept < limit
 
 
+Parallelism = Literal["sequence", "tensor"]
+"""What of the generator is divided among processes: tokens or weights."""
+OPTIONS: Mapping[Parallelism, str] = {
+    "sequence": "--sequence-parallel-size",
+    "tensor": "--generator-tensor-parallel-size",
+}
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """Settings of backbone and generator; `engine.limits` derives the backbone's where they are None."""
@@ -141,3 +151,10 @@ class EngineOptions:
     """Whether codec, generator and text encoder wait on the CPU while they are not used."""
     enforce_eager: bool = True
     """Whether vLLM runs without CUDA graphs."""
+
+    @property
+    def generator_parallelism(self) -> tuple[Parallelism, int]:
+        """What of the generator is divided, and among how many processes."""
+        if self.generator_tensor_parallel_size > 1:
+            return "tensor", self.generator_tensor_parallel_size
+        return "sequence", self.sequence_parallel_size

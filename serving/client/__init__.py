@@ -8,7 +8,7 @@ are safe to repeat are retried when the connection breaks or the server is busy.
 retried step is played only once.
 """
 
-from worldmodel.serving.client.aio import AsyncClient, AsyncRemoteWorld, RemoteFuture, Video, WorldInfo
+from worldmodel.serving.client.aio import AsyncClient, AsyncRemoteWorld, RemoteFuture
 from worldmodel.serving.client.client import Client, RemoteWorld
 from worldmodel.serving.client.errors import (
     BadRequestError,
@@ -16,6 +16,7 @@ from worldmodel.serving.client.errors import (
     ServerUnreachableError,
     VideoFailedError,
 )
+from worldmodel.serving.protocol import VideoObject, WorldObject
 
 __all__ = [
     "AsyncClient",
@@ -26,7 +27,7 @@ __all__ = [
     "RemoteWorld",
     "ServerError",
     "ServerUnreachableError",
-    "Video",
     "VideoFailedError",
-    "WorldInfo",
+    "VideoObject",
+    "WorldObject",
 ]

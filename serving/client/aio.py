@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self, TypedDict, Unpack
 from urllib.parse import quote
 
 import httpx
@@ -20,16 +20,11 @@ from worldmodel.episodes import Outcome, StartImage, StepResult
 from worldmodel.errors import InputError
 from worldmodel.io import atomic_file
 from worldmodel.media import Frames
-from worldmodel.serving.client.errors import ServerUnreachableError, VideoFailedError, video_error
-from worldmodel.serving.client.payloads import (
-    Observation,
-    as_json,
-    as_upload,
-    drop_none,
-    read_file,
-)
+from worldmodel.serving.client.errors import VideoFailedError, video_error
+from worldmodel.serving.client.payloads import Observation, as_json, as_upload, drop_none, read_file
 from worldmodel.serving.client.transport import AsyncTransport, HttpApi, ReceivedFrames, parse, parse_base_url
 from worldmodel.serving.errors import ApiError, NotFoundError
+from worldmodel.serving.protocol import ModelObject, Variant, VideoObject, WorldObject
 
 BASE_URL = "http://127.0.0.1:8000"
 CLIP_FPS = 8.0
@@ -37,25 +32,20 @@ CLIP_FPS = 8.0
 POLL_S = 1.0
 
 
-@dataclass(frozen=True)
-class WorldInfo:
-    """Description of a live world; `action_schema` lists the actions that its model accepts."""
+class Options(TypedDict, total=False):
+    """Settings of generation; those that are left out take the defaults of the model."""
 
-    id: str
-    model: str
-    engine: str
-    round: int
-    max_rounds: int
-    fps: int
-    size: str
-    chunk_frames: int
-    action_schema: Mapping[str, Any]
-    seed: int
-    num_inference_steps: int
-    guidance_scale: float
-    snapshots: tuple[str, ...] = ()
-    progress: int | None = None
-    """Percentage of the denoising steps of the round that is being played; None without one."""
+    model: str | None
+    """Name of the server's model or of one of its adapters."""
+    seed: int | None
+    num_inference_steps: int | None
+    guidance_scale: float | None
+    negative_prompt: str | None
+    """Text that guidance leads away from, for models whose generator reads text."""
+    temperature: float | None
+    """Of the choice between possible futures; 0 takes the most likely."""
+    top_k: int | None
+    """Only so many of the most likely values are drawn; 0 is all."""
 
 
 @dataclass(frozen=True)
@@ -72,48 +62,6 @@ class RemoteFuture:
     """Log-probability of the code, in nats."""
 
 
-@dataclass(frozen=True)
-class ModelInfo:
-    """Description of a model of a server."""
-
-    id: str
-    tasks: tuple[str, ...] = ()
-    """Tasks that it was trained on: rounds, imagine, describe, ask, inverse."""
-    pace: Literal["realtime", "on_action"] = "realtime"
-    """Whether its worlds run on without actions, or wait for them."""
-    confidence_threshold: float | None = None
-    """Confidence below which it has probably not understood a text; None if it was not measured."""
-    has_futures: bool = False
-    """Whether `futures` can list the distinct futures of an action."""
-
-
-@dataclass(frozen=True)
-class Video:
-    """Description of a video; `progress` is the percentage of its denoising steps."""
-
-    id: str
-    model: str
-    status: Literal["queued", "in_progress", "completed", "failed"]
-    progress: int
-    prompt: str
-    seconds: str
-    size: str
-    num_frames: int
-    fps: int
-    seed: int
-    created_at: int
-    queue_position: int | None = None
-    completed_at: int | None = None
-    expires_at: int | None = None
-    inference_time_s: float | None = None
-    error: Mapping[str, str] | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the video is completed or failed."""
-        return self.status in {"completed", "failed"}
-
-
 @dataclass
 class AsyncRemoteWorld:
     """A live world on a server; `close`, or leaving the `async with` block, deletes it.
@@ -127,7 +75,7 @@ class AsyncRemoteWorld:
     """
 
     _api: HttpApi = field(repr=False)
-    info: WorldInfo
+    info: WorldObject
     round: int = 0
     outcome: Outcome | None = None
     confidence: float | None = None
@@ -177,8 +125,7 @@ class AsyncRemoteWorld:
         `confidence`, the attribute says how well the round fits an action in words, for one more pass of the
         backbone.
         """
-        body = {"step_id": self.round + 1, "action": as_json(action)}
-        body |= {} if code is None else {"code": list(code)}
+        body = {"step_id": self.round + 1, "action": as_json(action), "code": code and list(code)}
         params = {"confidence": "true"} if confidence else {}
         received = await self._api.frames("POST", f"{self._path}/step", params, json=body)
         self.round += 1
@@ -224,9 +171,9 @@ class AsyncRemoteWorld:
         """Return the action that led to the newest observation."""
         return Action.of((await self._api.json("POST", f"{self._path}/infer_action"))["action"])
 
-    async def refresh(self) -> WorldInfo:
+    async def refresh(self) -> WorldObject:
         """Refresh `info` and `round` from the server."""
-        self.info = parse(WorldInfo, await self._api.json("GET", self._path))
+        self.info = parse(WorldObject, await self._api.json("GET", self._path))
         self.round = self.info.round
         return self.info
 
@@ -249,7 +196,7 @@ class AsyncRemoteWorld:
 
 
 def _world(api: HttpApi, body: Mapping[str, Any]) -> AsyncRemoteWorld:
-    info = parse(WorldInfo, body)
+    info = parse(WorldObject, body)
     return AsyncRemoteWorld(api, info, info.round)
 
 
@@ -264,26 +211,11 @@ class AsyncWorlds:
         observation: Observation | None = None,
         *,
         text: str | None = None,
-        seed: int | None = None,
-        num_inference_steps: int | None = None,
-        guidance_scale: float | None = None,
-        negative_prompt: str | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        model: str | None = None,
         fps: float = CLIP_FPS,
+        **options: Unpack[Options],
     ) -> AsyncRemoteWorld:
         """Start a world from an image or video, or from a text; `fps` applies to a clip in memory."""
-        settings = drop_none(
-            text=text,
-            seed=seed,
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
-            negative_prompt=negative_prompt,
-            temperature=temperature,
-            top_k=top_k,
-            model=model,
-        )
+        settings = drop_none(text=text, **options)
         if (observation is None) == (text is None):
             raise InputError("A world starts from an observation or from a text; pass one of them.")
         if observation is None:
@@ -306,9 +238,9 @@ class AsyncWorlds:
         """Return the live world with this id."""
         return _world(self._api, await self._api.json("GET", f"/v1/worlds/{quote(identity, safe='')}"))
 
-    async def list(self) -> list[WorldInfo]:
+    async def list(self) -> list[WorldObject]:
         """Return the descriptions of all live worlds, oldest first."""
-        return [parse(WorldInfo, item) for item in (await self._api.json("GET", "/v1/worlds"))["data"]]
+        return [parse(WorldObject, item) for item in (await self._api.json("GET", "/v1/worlds"))["data"]]
 
 
 class AsyncVideos:
@@ -325,14 +257,10 @@ class AsyncVideos:
         actions: Iterable[AnyAction] = (),
         seconds: float | None = None,
         num_frames: int | None = None,
-        seed: int | None = None,
-        num_inference_steps: int | None = None,
-        guidance_scale: float | None = None,
-        negative_prompt: str | None = None,
-        model: str | None = None,
         idempotency_key: str | None = None,
         fps: float = CLIP_FPS,
-    ) -> Video:
+        **options: Unpack[Options],
+    ) -> VideoObject:
         """Request a video.
 
         With an observation, the prompt is the first action; without one, it describes the first frame. A
@@ -342,37 +270,33 @@ class AsyncVideos:
             prompt=prompt,
             seconds=None if seconds is None else f"{seconds:g}",
             num_frames=num_frames,
-            seed=seed,
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
-            negative_prompt=negative_prompt,
-            model=model,
+            **options,
         )
         action_list = [as_json(action) for action in actions]
-        body: dict[str, Any] = {"json": fields | ({"actions": action_list} if action_list else {})}
+        body: dict[str, Any] = {"json": {**fields, "actions": action_list}}
         if observation is not None:
-            fields |= {"actions": json.dumps(action_list)} if action_list else {}
-            body = {"data": fields, "files": as_upload("input_reference", observation, fps)}
+            data = {**fields, "actions": json.dumps(action_list)}
+            body = {"data": data, "files": as_upload("input_reference", observation, fps)}
         key = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
-        return parse(Video, await self._api.json("POST", "/v1/videos", headers=key, **body))
+        return parse(VideoObject, await self._api.json("POST", "/v1/videos", headers=key, **body))
 
-    async def retrieve(self, identity: str) -> Video:
+    async def retrieve(self, identity: str) -> VideoObject:
         """Return the current state of a video."""
-        return parse(Video, await self._api.json("GET", _video_path(identity)))
+        return parse(VideoObject, await self._api.json("GET", _video_path(identity)))
 
-    async def list(self, *, limit: int = 20, after: str | None = None) -> list[Video]:
+    async def list(self, *, limit: int = 20, after: str | None = None) -> list[VideoObject]:
         """Return a page of videos, newest first; `after` is the last id of the previous page."""
         body = await self._api.json("GET", "/v1/videos", params=drop_none(limit=limit, after=after))
-        return [parse(Video, item) for item in body["data"]]
+        return [parse(VideoObject, item) for item in body["data"]]
 
     async def wait(
         self,
         identity: str,
-        on_progress: Callable[[Video], None] | None = None,
+        on_progress: Callable[[VideoObject], None] | None = None,
         *,
         timeout_s: float = 600.0,
         poll_s: float | None = None,
-    ) -> Video:
+    ) -> VideoObject:
         """Wait until a video is completed; `on_progress` is called after every change.
 
         Raises:
@@ -381,7 +305,7 @@ class AsyncVideos:
         until, seen = time.monotonic() + timeout_s, None
         while True:
             response = await self._api.request("GET", _video_path(identity))
-            video = parse(Video, response.json())
+            video = parse(VideoObject, response.json())
             if on_progress is not None and video != seen:
                 on_progress(video)
             seen = video
@@ -397,9 +321,7 @@ class AsyncVideos:
                 )
             await self._api.transport.sleep(pause)
 
-    async def content(
-        self, identity: str, variant: Literal["video", "thumbnail", "spritesheet"] = "video"
-    ) -> bytes:
+    async def content(self, identity: str, variant: Variant = "video") -> bytes:
         """Return a completed video as MP4, or its thumbnail or sprite sheet as JPEG."""
         path = f"{_video_path(identity)}/content"
         return (await self._api.request("GET", path, params={"variant": variant})).content
@@ -459,7 +381,7 @@ class AsyncClient:
         """Whether the server can be reached and accepts work."""
         try:
             await self._api.request("GET", "/ready", retries=0)
-        except (ApiError, ServerUnreachableError):
+        except ApiError:
             return False
         return True
 
@@ -467,10 +389,10 @@ class AsyncClient:
         """Return the names that `model` accepts: the server's model and its adapters."""
         return [str(item["id"]) for item in (await self._api.json("GET", "/v1/models"))["data"]]
 
-    async def model(self, name: str | None = None) -> ModelInfo:
+    async def model(self, name: str | None = None) -> ModelObject:
         """Return the description of a model; None asks for the server's model."""
         name = name or (await self.models())[0]
-        return parse(ModelInfo, await self._api.json("GET", f"/v1/models/{quote(name, safe='')}"))
+        return parse(ModelObject, await self._api.json("GET", f"/v1/models/{quote(name, safe='')}"))
 
     async def start_images(self, model: str | None = None) -> list[StartImage]:
         """Return images from which worlds of a model can start; None asks for the server's model."""
@@ -493,25 +415,9 @@ class AsyncClient:
         response = await self._api.json("POST", "/v1/chat/completions", json=body)
         return str(response["choices"][0]["message"]["content"])
 
-    async def generate_image(
-        self,
-        text: str,
-        *,
-        seed: int | None = None,
-        num_inference_steps: int | None = None,
-        guidance_scale: float | None = None,
-        negative_prompt: str | None = None,
-        model: str | None = None,
-    ) -> np.ndarray:
+    async def generate_image(self, text: str, **options: Unpack[Options]) -> np.ndarray:
         """Generate an image from a text, uint8 `[h, w, 3]`."""
-        body = drop_none(
-            prompt=text,
-            seed=seed,
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
-            negative_prompt=negative_prompt,
-            model=model,
-        )
+        body = drop_none(prompt=text, **options)
         response = await self._api.json("POST", "/v1/images/generations", json=body)
         return _decode_png(response["data"][0]["b64_json"])
 

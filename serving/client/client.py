@@ -7,15 +7,9 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx
 
 from worldmodel.episodes import Outcome
-from worldmodel.serving.client.aio import (
-    BASE_URL,
-    AsyncClient,
-    AsyncRemoteWorld,
-    AsyncVideos,
-    AsyncWorlds,
-    WorldInfo,
-)
+from worldmodel.serving.client.aio import BASE_URL, AsyncClient, AsyncRemoteWorld, AsyncVideos, AsyncWorlds
 from worldmodel.serving.client.transport import BlockingTransport, HttpApi, parse_base_url
+from worldmodel.serving.protocol import WorldObject
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,7 +77,7 @@ class RemoteWorld:
         return self._async.confidence
 
     @property
-    def info(self) -> WorldInfo:
+    def info(self) -> WorldObject:
         """Latest description of the world by the server."""
         return self._async.info
 

@@ -7,13 +7,12 @@ ApiError (worldmodel.serving.errors)
 └── VideoFailedError        –         video generation failed
 """
 
-from collections.abc import Mapping
-
 import httpx
 
 from worldmodel.errors import InputError
 from worldmodel.retry import retry_after
 from worldmodel.serving.errors import BY_STATUS, ApiError, RateLimitError
+from worldmodel.serving.protocol import VideoError
 
 
 class BadRequestError(ApiError, InputError):
@@ -54,8 +53,8 @@ def error_from_response(response: httpx.Response) -> ApiError:
     return error
 
 
-def video_error(details: Mapping[str, str] | None) -> VideoFailedError:
+def video_error(details: VideoError | None) -> VideoFailedError:
     """Return the exception for a failed video from the `error` of its record."""
-    error = VideoFailedError((details or {}).get("message") or "The video failed; request it again.")
-    error.code = (details or {}).get("code") or error.code
-    return error
+    if details is None:
+        return VideoFailedError("The video failed; request it again.")
+    return VideoFailedError(details.message, details.code)

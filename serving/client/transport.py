@@ -5,25 +5,21 @@ import io
 import ipaddress
 import time
 from collections.abc import Mapping
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import httpx
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
 from worldmodel.episodes import Outcome
 from worldmodel.errors import ConfigError
 from worldmodel.media import Frames
 from worldmodel.retry import Backoff, retry_after
-from worldmodel.serving.client.errors import (
-    ServerError,
-    ServerUnreachableError,
-    error_from_response,
-)
+from worldmodel.serving.client.errors import ServerError, ServerUnreachableError, error_from_response
 from worldmodel.serving.errors import RateLimitError, UnavailableError
 
-T = TypeVar("T")
+T = TypeVar("T", bound=BaseModel)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
@@ -197,8 +193,8 @@ def parse_base_url(base_url: str) -> tuple[str, bool]:
 
 
 def parse(cls: type[T], body: Mapping[str, Any]) -> T:
-    """Build a dataclass from a JSON object, ignoring fields that a newer server may add."""
+    """Read a JSON object, ignoring fields that a newer server may add."""
     try:
-        return cls(**{item.name: body[item.name] for item in fields(cls) if item.name in body})  # type: ignore[arg-type]
-    except TypeError:
+        return cls.model_validate(body)
+    except ValidationError:
         raise ServerError("The server's response lacks fields; update the client or the server.") from None

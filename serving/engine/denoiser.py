@@ -25,7 +25,6 @@ class Occupancy:
 
     steps: int = 0
     rows: int = 0
-    last_rows: int = 0
     cancelled: int = 0
 
 
@@ -89,7 +88,6 @@ class DenoisingLoop:
             self._denoiser.step(chunks)
         self.occupancy.steps += 1
         self.occupancy.rows += len(chunks)
-        self.occupancy.last_rows = len(chunks)
         return [chunk.step if chunk.finished else Again(chunk.step) for chunk in chunks]
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -29,10 +28,8 @@ from worldmodel.parallel.mesh import SequenceGroup
 from worldmodel.parallel.tensor_parallel import Part
 from worldmodel.processes import Child, ChildError
 from worldmodel.serving.errors import UnavailableError
+from worldmodel.serving.settings import OPTIONS, Parallelism
 
-Parallelism = Literal["sequence", "tensor"]
-"""The divided dimension: tokens or weights."""
-OPTIONS = {"sequence": "--sequence-parallel-size", "tensor": "--generator-tensor-parallel-size"}
 FAILED = "A process of the generator has failed; start the server again."
 LOADED = "loaded"
 """Message of a worker that has loaded the weights."""
@@ -60,7 +57,10 @@ class Setup:
     @property
     def sequence(self) -> SequenceGroup:
         """The processes that share the tokens."""
-        return join(self.rank, self.size) if self.parallelism == "sequence" else SequenceGroup()
+        if self.parallelism == "tensor":
+            return SequenceGroup()
+        world = dist.group.WORLD
+        return SequenceGroup(sp=self.size, sp_rank=self.rank, cp_group=world, sp_group=world, group=world)
 
 
 @dataclass(frozen=True)
@@ -126,30 +126,29 @@ class GeneratorProcesses:
         workers: list[Child] = []
         # It can be read by this user alone, and NCCL reads the store later, too.
         private = tempfile.TemporaryDirectory(prefix="worldmodel-")
-        setup = Setup(
-            folder=folder.resolve(),
-            adapters=dict(adapters or {}),
-            quantization=quantization,
-            compile=compile,
-            device=str(model.device),
-            threads=threads,
-            store=str(Path(private.name) / "store"),
-            rank=0,
-            size=size,
-            parallelism=parallelism,
-        )
+        device, store = str(model.device), str(Path(private.name) / "store")
+        own = (quantization, compile, device, threads, store, 0, size, parallelism)
+        setup = Setup(folder.resolve(), dict(adapters or {}), *own)
         try:
             for rank in range(1, size):
-                own = replace(setup, rank=rank, device=_device(model.device, rank))
-                workers.append(Child(WORK, own, environment=QUIET))
+                on_cuda = model.device.type == "cuda"
+                if on_cuda:
+                    device = f"cuda:{(model.device.index or 0) + rank}"
+                workers.append(Child(WORK, replace(setup, rank=rank, device=device), environment=QUIET))
             for worker in workers:
-                _await_loaded(worker, OPTIONS[parallelism])
+                worker.receive()  # `LOADED`
             if model.device.type == "cpu":
                 torch.set_num_threads(threads)
             connect(model.device, setup.store, 0, size)
-        except BaseException:
-            _close(workers)
+        except BaseException as error:
+            for worker in workers:
+                worker.close()
             private.cleanup()
+            if isinstance(error, ChildError):
+                raise ModelError(
+                    f"A process of the generator {error} while it loaded the weights; if memory ran out, "
+                    f"change {OPTIONS[parallelism]}."
+                ) from None
             raise
         return cls(workers, model.generator, setup.sequence, private)
 
@@ -195,7 +194,8 @@ class GeneratorProcesses:
 
     def close(self) -> None:
         """End the workers and leave the process group."""
-        _close(self._workers)
+        for worker in self._workers:
+            worker.close()
         dist.destroy_process_group()
         self._folder.cleanup()
 
@@ -248,28 +248,3 @@ def connect(device: torch.device, store: str, rank: int, size: int) -> None:
         rank=rank,
         world_size=size,
     )
-
-
-def join(rank: int, size: int) -> SequenceGroup:
-    """Return the processes of the group as those that share a sequence."""
-    world = dist.group.WORLD
-    return SequenceGroup(sp=size, sp_rank=rank, cp_group=world, sp_group=world, group=world)
-
-
-def _device(first: torch.device, rank: int) -> str:
-    return f"cuda:{(first.index or 0) + rank}" if first.type == "cuda" else str(first)
-
-
-def _await_loaded(worker: Child, option: str) -> None:
-    try:
-        worker.receive()
-    except ChildError as error:
-        raise ModelError(
-            f"A process of the generator {error} while it loaded the weights; if memory ran out, change "
-            f"{option}."
-        ) from None
-
-
-def _close(workers: Sequence[Child]) -> None:
-    for worker in workers:
-        worker.close()

@@ -84,7 +84,7 @@ class InProcessEngine:
         # Keys and values depend on the weights, so every adapter has its own cache.
         share = max_cache_bytes // (1 + len(self.adapters))
         self._engines = {name: LocalEngine(backbone, share) for name in (None, *self.adapters)}
-        self._states = Batcher(compute, self._predict, PREDICT)
+        self._states = Batcher(compute, self._predict, PREDICT, group=lambda request: request[1:])
 
     async def predict_states(
         self, history: History, num_queries: int, adapter: str | None = None
@@ -128,17 +128,10 @@ class InProcessEngine:
         """Do nothing: the engine has no resources but the model."""
 
     def _predict(self, requests: Sequence[tuple[History, int, str | None]]) -> list[Tensor]:
-        results: dict[int, Tensor] = {}
-        groups: dict[tuple[int, str | None], list[int]] = {}
-        for row, (_, num_queries, adapter) in enumerate(requests):
-            groups.setdefault((num_queries, adapter), []).append(row)
-        for (num_queries, adapter), rows in groups.items():
-            with self._using(adapter):
-                states = self._engines[adapter].predict_states(
-                    [requests[row][0] for row in rows], num_queries
-                )
-            results.update(zip(rows, states, strict=True))
-        return [results[row] for row in range(len(requests))]
+        """Predict states of one adapter, and of as many queries each."""
+        _, num_queries, adapter = requests[0]
+        with self._using(adapter):
+            return list(self._engines[adapter].predict_states([each for each, *_ in requests], num_queries))
 
     def _next_token(
         self, embeds: Tensor, cache: Any, adapter: str | None, temperature: float, generator: torch.Generator

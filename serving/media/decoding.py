@@ -27,7 +27,7 @@ from worldmodel.processes import end
 from worldmodel.rollout.state import film_frames
 from worldmodel.serving.errors import RateLimitError, TooLargeError, UnavailableError, UnsupportedFormatError
 from worldmodel.serving.media import decode_child
-from worldmodel.serving.media.limits import UploadLimits
+from worldmodel.serving.media.decode_child import UploadLimits
 
 LOG = logging.getLogger(__name__)
 

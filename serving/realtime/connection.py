@@ -9,6 +9,7 @@ time out in the end. The world is always closed before the last message is sent.
 
 import asyncio
 import logging
+import secrets
 import time
 from contextlib import suppress
 from typing import Any, get_args
@@ -22,6 +23,7 @@ from worldmodel.serving.actions import ActionSchema
 from worldmodel.serving.context import OpenSession, ServerContext
 from worldmodel.serving.errors import (
     ApiError,
+    ConflictError,
     DeadlineExceededError,
     RateLimitError,
     TooLargeError,
@@ -30,11 +32,10 @@ from worldmodel.serving.errors import (
 from worldmodel.serving.media.decoding import decode_observation
 from worldmodel.serving.rate_limits import TokenBucket
 from worldmodel.serving.realtime import events
-from worldmodel.serving.realtime.dropped import new_name
 from worldmodel.serving.realtime.events import Reason, SessionStart, error_event
 from worldmodel.serving.realtime.pacing import ChunkEncoder, WorldPlayer
 from worldmodel.serving.realtime.sender import EventSender, SlowClientError
-from worldmodel.serving.routes.parsing import adapter_name, decode_data_url
+from worldmodel.serving.routes.parsing import adapter_name, decode_data_url, generation_settings
 from worldmodel.serving.worlds.service import World
 
 LOG = logging.getLogger(__name__)
@@ -42,38 +43,16 @@ LOG = logging.getLogger(__name__)
 ROUTE = "/v1/realtime/video"
 RESUMED = {"type", "event_id", "resume_id", "resumable", "format", "pace", "num_frames"}
 """Fields of a start that goes on with a world."""
+TOO_MANY = "too_many_messages"
+"""Code of the error of a client that sends too many messages, or too many invalid ones, which is fatal."""
 MAX_REJECTED_EVENTS = 32
 """Rejected events after which a session is closed."""
 MESSAGE_BURST_S = 4.0
 """Burst of messages that a client may send, in seconds of its rate limit."""
 
-CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_TOO_LARGE, CLOSE_INTERNAL, CLOSE_TRY_LATER = (
-    1000,
-    1001,
-    1008,
-    1009,
-    1011,
-    1013,
-)
+CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
+CLOSE_TOO_LARGE, CLOSE_INTERNAL, CLOSE_TRY_LATER = 1009, 1011, 1013
 """WebSocket close codes (RFC 6455 §7.4 and the IANA registry)."""
-
-
-class OutOfOrderError(ApiError):
-    """The event does not fit the state of the session."""
-
-    status, type, code = 409, "conflict_error", "out_of_order"
-
-
-class MessageTooLargeError(TooLargeError):
-    """A message is above the size limit; closes the session."""
-
-    code = "message_too_large"
-
-
-class TooManyMessagesError(RateLimitError):
-    """The client sends too many messages or too many invalid events; closes the session."""
-
-    code = "too_many_messages"
 
 
 class InternalError(ApiError):
@@ -194,30 +173,23 @@ class Connection:
         started_at = time.monotonic()
         worlds, resume_id = self._context.worlds, None
         if event.resume_id is not None:
-            world, slot = self._context.dropped.take(self._caller, event.resume_id)
+            world, slot = worlds.take(self._caller, event.resume_id)
         else:
-            slot = worlds.reserve(self._caller)
-            try:
+            with worlds.starting(self._caller) as slot:
                 world = await self._start_world(event, upload)
-            except BaseException:
-                worlds.release(slot)
-                raise
         if event.resumable or event.resume_id is not None:
-            resume_id = new_name()
+            resume_id = secrets.token_urlsafe(24)
         try:
             config = self._context.model_config
             encoder = await asyncio.to_thread(ChunkEncoder, event.format, config.codec.image_size, config.fps)
             player = WorldPlayer(
-                self._service,
+                self._context,
                 world,
                 encoder,
                 event.pace or config.pace,
                 self._send,
-                metrics=self._context.metrics,
-                max_queued=self._limits.max_queued_interactions,
-                step_deadline_s=self._context.config.step_deadline_s,
-                started_at=started_at,
-                num_frames=event.num_frames,
+                started_at,
+                event.num_frames,
             )
             await self._send(self._video_start(event, world, encoder, resume_id), *encoder.init)
             if event.prompt is not None and (upload or event.image_reference):
@@ -231,7 +203,7 @@ class Connection:
             raise
         finally:
             if self._dropped and resume_id is not None and not self._context.jobs.draining:
-                self._context.dropped.keep(resume_id, world, slot)
+                worlds.keep(resume_id, world, slot)
             else:
                 world.close()
                 worlds.release(slot)
@@ -240,19 +212,11 @@ class Connection:
         if event.image_reference is not None:
             upload = await decode_data_url(event.image_reference.image_url)
         frames = None if upload is None else await decode_observation(upload, self._context.model_config)
+        text = (event.text or event.prompt) if frames is None else None
+        settings = generation_settings(self._context, event, event.adapter)
         try:
             async with asyncio.timeout(self._context.config.step_deadline_s):
-                return await self._service.start(
-                    frames,
-                    text=(event.text or event.prompt) if frames is None else None,
-                    seed=event.seed,
-                    num_inference_steps=event.num_inference_steps,
-                    guidance_scale=event.guidance_scale,
-                    negative_prompt=event.negative_prompt,
-                    temperature=event.temperature,
-                    top_k=event.top_k,
-                    adapter=event.adapter or adapter_name(self._context, event.model),
-                )
+                return await self._service.start(frames, text=text, settings=settings)
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
 
@@ -300,16 +264,15 @@ class Connection:
                 self._dropped = code != CLOSE_NORMAL  # uvicorn says 1005 of a connection that broke
                 raise WebSocketDisconnect(code)
             if self._messages.take():
-                raise TooManyMessagesError(
-                    f"Too many messages; send at most {self._messages.rate_per_s:g} per second."
-                )
+                rate = self._messages.rate_per_s
+                raise RateLimitError(f"Too many messages; send at most {rate:g} per second.", code=TOO_MANY)
             event: Any = None
             try:
                 event = self._parse(message)
                 if isinstance(event, events.SessionStop):
                     return "stopped"
                 await self._handle(event)
-            except MessageTooLargeError:
+            except TooLargeError:  # the rest of the stream cannot be trusted to be smaller
                 raise
             except WorldModelError as error:
                 await self._reject(error, event)
@@ -320,11 +283,13 @@ class Connection:
         size = len(text.encode("utf-8", "replace")) if text is not None else len(data)
         max_size = self._limits.max_message_bytes if text is not None else self._limits.max_upload_bytes
         if size > max_size:
-            raise MessageTooLargeError(f"The message has {size} bytes; the limit is {max_size}.")
+            raise TooLargeError(
+                f"The message has {size} bytes; the limit is {max_size}.", "message_too_large"
+            )
         if text is not None:
             return events.parse_event(text)
         if self._start_event is None or self._started.done():
-            raise OutOfOrderError("Unexpected binary message; send session.start with upload true before it.")
+            raise _out_of_order("Unexpected binary message; send session.start with upload true before it.")
         return data
 
     async def _handle(self, event: Any) -> None:
@@ -334,7 +299,7 @@ class Connection:
         if isinstance(event, SessionStart | bytes):
             self._start(event)
         elif self._player is None:
-            raise OutOfOrderError("The world has not started; send session.start and wait for video.start.")
+            raise _out_of_order("The world has not started; send session.start and wait for video.start.")
         elif isinstance(event, events.SessionInteraction):
             await self._player.interact(event.interaction, event.replace)
         elif isinstance(event, events.SessionDescribe):
@@ -350,7 +315,7 @@ class Connection:
             self._started.set_result((self._start_event, event))
             return
         if self._start_event is not None:
-            raise OutOfOrderError("This session has already started; open another socket for another world.")
+            raise _out_of_order("This session has already started; open another socket for another world.")
         self._check(event)
         self._start_event = event
         if not event.upload:
@@ -362,19 +327,23 @@ class Connection:
         origins = event.text is not None, event.upload, event.image_reference is not None
         if event.resume_id is not None:
             if event.model_fields_set - RESUMED:
-                raise events.InvalidEventError(
-                    f"A world that goes on keeps its settings; send resume_id with {', '.join(RESUMED)} only."
+                raise ApiError(
+                    f"The world keeps its settings; send resume_id with {', '.join(RESUMED)} only.",
+                    events.INVALID_EVENT,
                 )
             return
         if sum(origins) > 1 or not (any(origins) or event.prompt) or (event.text and event.prompt):
-            raise events.InvalidEventError("A world starts from text or from an upload; send one of them.")
+            raise ApiError(
+                "A world starts from text or from an upload; send one of them.", events.INVALID_EVENT
+            )
         adapter_name(self._context, event.model)
         config = self._context.model_config
         height, width = height_width(config.codec.image_size)
         for name, own in (("width", width), ("height", height), ("fps", config.fps)):
             if getattr(event, name) not in (None, own):
-                raise events.InvalidEventError(
-                    f"{name} is {getattr(event, name)}; this model makes {own}: send that, or leave it out."
+                raise ApiError(
+                    f"{name} is {getattr(event, name)}; this model makes {own}: send that, or leave it out.",
+                    events.INVALID_EVENT,
                 )
         if image and event.prompt is not None:
             self._service.model.action.validate(Action(event.prompt), self._service.model.backbone)
@@ -382,8 +351,8 @@ class Connection:
     async def _reject(self, error: WorldModelError, event: Any) -> None:
         self._num_rejected += 1
         if self._num_rejected > MAX_REJECTED_EVENTS:
-            raise TooManyMessagesError(
-                f"{MAX_REJECTED_EVENTS} events were rejected; see /asyncapi.yaml."
+            raise RateLimitError(
+                f"{MAX_REJECTED_EVENTS} events were rejected; see /asyncapi.yaml.", code=TOO_MANY
             ) from None
         if isinstance(event, events.SessionInteraction):
             event_id = event.interaction.event_id
@@ -393,7 +362,7 @@ class Connection:
 
     def _describe(self, event: events.SessionDescribe, world: World) -> None:
         if self._describing is not None and not self._describing.done():
-            raise OutOfOrderError("A description is in progress; wait for session.described.")
+            raise _out_of_order("A description is in progress; wait for session.described.")
         self._describing = asyncio.create_task(self._send_description(event, world))
 
     async def _send_description(self, event: events.SessionDescribe, world: World) -> None:
@@ -412,10 +381,15 @@ class Connection:
             fork.close()
 
 
+def _out_of_order(message: str) -> ConflictError:
+    """Return the error of an event that does not fit the state of the session."""
+    return ConflictError(message, "out_of_order")
+
+
 def close_code(error: WorldModelError) -> int:
     """Return the WebSocket close code for an error."""
     if isinstance(error, TooLargeError):
         return CLOSE_TOO_LARGE
-    if isinstance(error, TooManyMessagesError) or not isinstance(error, ApiError):
+    if not isinstance(error, ApiError) or error.code == TOO_MANY:
         return CLOSE_POLICY
     return CLOSE_TRY_LATER if error.status in {429, 503, 504} else CLOSE_POLICY

@@ -14,7 +14,17 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from worldmodel.errors import WorldModelError
 from worldmodel.serving.actions import KIND_TYPES, ActionBody, ActionSchema, StrictModel, plain
 from worldmodel.serving.errors import ApiError
-from worldmodel.serving.protocol import OutcomeObject, StateObject
+from worldmodel.serving.protocol import (
+    ErrorBody,
+    InputReference,
+    Name,
+    NumFrames,
+    OutcomeObject,
+    Prompt,
+    Question,
+    StateObject,
+    WorldRequest,
+)
 
 PROTOCOL = 1
 """Protocol version; incremented by changes that break existing clients."""
@@ -32,14 +42,10 @@ Reason = Literal[
 EventId = Annotated[str, Field(min_length=1, max_length=64)]
 """Chosen by the client and repeated in the reply."""
 
+INVALID_EVENT = "invalid_event"
+"""Code of the error of a message that is not a valid event."""
 MAX_MESSAGE_CHARACTERS = 500
 """Maximum length of an error message, which may quote client input."""
-
-
-class InvalidEventError(ApiError):
-    """A message is not a valid event of this protocol."""
-
-    code = "invalid_event"
 
 
 class Event(StrictModel):
@@ -55,44 +61,26 @@ class ClientEvent(Event):
     event_id: EventId | None = None
 
 
-class ImageReference(Event):
-    """An image to start from; larger ones than a text message may be are sent as upload."""
-
-    image_url: Annotated[str, Field(pattern=r"^data:")]
-    """`data:image/png;base64,...`; other URLs are not fetched."""
-
-
-class SessionStart(ClientEvent):
+class SessionStart(WorldRequest, ClientEvent):
     """Starts the world from a text, from `image_reference`, or from the upload in the next binary message.
 
     One that is refused by an error that is not fatal may be followed by another.
     """
 
     type: Literal["session.start"]
-    text: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
-    prompt: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
+    prompt: Prompt | None = None
     """Same as `text`; beside an image or video, the action of the first round."""
-    model: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    """Name of the server's model or of one of its adapters."""
     upload: bool = False
     """Whether the next message is binary and contains a PNG, JPEG, WebP or MP4 (H.264)."""
-    image_reference: ImageReference | None = None
+    image_reference: InputReference | None = None
+    """An image that fits into a text message."""
     width: Annotated[int, Field(ge=1)] | None = None
     """Width of a frame; must be the model's, as `height` and `fps` must."""
     height: Annotated[int, Field(ge=1)] | None = None
     fps: Annotated[int, Field(ge=1)] | None = None
-    num_frames: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    num_frames: NumFrames | None = None
     """Ends the session after the chunk that reaches so many frames; without it, the world runs on."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    num_inference_steps: Annotated[int, Field(ge=0, le=64)] | None = None
-    guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
-    negative_prompt: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
-    """Text that guidance leads away from, for models whose generator reads text."""
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    """Of the choice between possible futures, for models whose states have a code; 0: the most likely."""
-    top_k: Annotated[int, Field(ge=0, le=2**20)] = 0
-    """Only so many of the most likely values of each variable of that code are drawn; 0 is all."""
-    adapter: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    adapter: Name | None = None
     format: Format = "jpeg"
     pace: Pace | None = None
     """By default the model's, which `session.created` names."""
@@ -113,7 +101,7 @@ class InteractionEvent(Event):
     """The action of an interaction: `action`, or else `prompt`, `multi_modal_data` or both."""
 
     action: ActionBody | Annotated[str, Field(max_length=4000)] | None = None
-    prompt: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
+    prompt: Prompt | None = None
     """The action in words."""
     multi_modal_data: MultiModalData | None = None
 
@@ -177,7 +165,7 @@ class SessionDescribe(ClientEvent):
     """Requests a description of the newest observation, or an answer; the world keeps running."""
 
     type: Literal["session.describe"]
-    question: Annotated[str, Field(min_length=1, max_length=400)] | None = None
+    question: Question | None = None
 
 
 class SessionPing(ClientEvent):
@@ -204,12 +192,12 @@ def parse_event(text: str) -> AnyClientEvent:
     """Parse one text message.
 
     Raises:
-        InvalidEventError: it is not JSON, or not an event of this protocol.
+        ApiError: it is not JSON, or not an event of this protocol.
     """
     try:
         return CLIENT_EVENTS.validate_json(text)
     except (ValidationError, UnicodeEncodeError) as error:
-        raise InvalidEventError(_describe(error)) from None
+        raise ApiError(_describe(error), INVALID_EVENT) from None
 
 
 def _describe(error: ValidationError | UnicodeEncodeError) -> str:
@@ -250,6 +238,12 @@ class SessionLimits(Event):
     """Denoising steps of a round; 0 if the model has no generator, which then takes no guidance either."""
 
 
+class Reply(Event):
+    """An event that may answer one of the client's, whose id it then repeats."""
+
+    event_id: str | None = None
+
+
 class SessionCreated(Event):
     """First message of the server: the model, its actions and formats, and the limits."""
 
@@ -274,11 +268,10 @@ class SessionCreated(Event):
     limits: SessionLimits
 
 
-class VideoStart(Event):
+class VideoStart(Reply):
     """The world has started; with `fmp4`, `num_messages` binary messages (initialisation segment) follow."""
 
     type: Literal["video.start"] = "video.start"
-    event_id: str | None = None
     format: Format
     content_type: str
     num_messages: int
@@ -345,46 +338,41 @@ class InteractionDropped(Event):
     reason: Literal["replaced", "restored"]
 
 
-class SessionUpdated(Event):
+class SessionUpdated(Reply):
     """The pace has changed."""
 
     type: Literal["session.updated"] = "session.updated"
-    event_id: str | None = None
     pace: Pace
 
 
-class SnapshotCreated(Event):
+class SnapshotCreated(Reply):
     """The snapshot was saved; above `limits.max_snapshots` the oldest is deleted."""
 
     type: Literal["session.snapshot.created"] = "session.snapshot.created"
-    event_id: str | None = None
     snapshot: str
     round: int
 
 
-class SessionRestored(Event):
+class SessionRestored(Reply):
     """The world has returned to a snapshot; a chunk that shows it follows."""
 
     type: Literal["session.restored"] = "session.restored"
-    event_id: str | None = None
     snapshot: str
     round: int
 
 
-class SessionDescribed(Event):
+class SessionDescribed(Reply):
     """Text about the observation that was the newest when the question arrived."""
 
     type: Literal["session.described"] = "session.described"
-    event_id: str | None = None
     text: str
     round: int
 
 
-class SessionPong(Event):
+class SessionPong(Reply):
     """Reply to `session.ping`."""
 
     type: Literal["session.pong"] = "session.pong"
-    event_id: str | None = None
 
 
 class SessionDone(Event):
@@ -397,27 +385,18 @@ class SessionDone(Event):
     reason: Reason
 
 
-class ErrorDetail(Event):
-    """Type, code and message of an error, as in HTTP responses."""
-
-    type: str
-    code: str
-    message: str
-
-
-class ErrorEvent(Event):
+class ErrorEvent(Reply):
     """An event was rejected or the session failed; after a fatal error the server closes the socket."""
 
     type: Literal["error"] = "error"
-    event_id: str | None = None
-    error: ErrorDetail
+    error: ErrorBody
     fatal: bool
 
 
 def error_event(error: WorldModelError, event_id: str | None = None, *, fatal: bool = False) -> ErrorEvent:
     """Return the event that reports an error to the client."""
     source = error if isinstance(error, ApiError) else ApiError
-    detail = ErrorDetail(type=source.type, code=source.code, message=str(error)[:MAX_MESSAGE_CHARACTERS])
+    detail = ErrorBody(type=source.type, code=source.code, message=str(error)[:MAX_MESSAGE_CHARACTERS])
     return ErrorEvent(event_id=event_id, error=detail, fatal=fatal)
 
 

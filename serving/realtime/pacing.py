@@ -5,7 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -16,13 +16,13 @@ from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.media.encoding import encode_jpeg
 from worldmodel.serving.actions import action_body
+from worldmodel.serving.context import ServerContext
 from worldmodel.serving.engine.shares import round_in_progress
-from worldmodel.serving.errors import ApiError, DeadlineExceededError
+from worldmodel.serving.errors import DeadlineExceededError, RateLimitError
 from worldmodel.serving.media.fragmented_mp4 import FragmentedMp4
-from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.protocol import OutcomeObject, StateObject
 from worldmodel.serving.realtime import events
-from worldmodel.serving.worlds.service import World, WorldService
+from worldmodel.serving.worlds.service import World
 
 JPEG_QUALITY = 92
 """Lower values show colour bleeding, because pages enlarge the small frames."""
@@ -30,6 +30,7 @@ SAFETY_FACTOR = 1.5
 """Time reserved for a chunk, as a multiple of the slowest recent one."""
 NETWORK_MARGIN_S = 0.05
 """Time reserved for sending a chunk to the client."""
+QUEUE_FULL = "queue_full"
 
 Send = Callable[..., Awaitable[None]]
 """Sends an event and its binary messages; blocks while the client does not read."""
@@ -50,12 +51,6 @@ class ChunkEncoder:
             header, self._header = self._header, b""
             return [header + self._mp4.add(frames)]
         return [encode_jpeg(frame, JPEG_QUALITY) for frame in frames]
-
-
-class QueueFullError(ApiError):
-    """The session has the maximum number of queued interactions or commands."""
-
-    status, type, code = 429, "rate_limit_error", "queue_full"
 
 
 @dataclass
@@ -95,25 +90,21 @@ class WorldPlayer:
 
     def __init__(
         self,
-        service: WorldService,
+        context: ServerContext,
         world: World,
         encoder: ChunkEncoder,
         pace: events.Pace,
         send: Send,
-        *,
-        metrics: Metrics,
-        max_queued: int,
-        step_deadline_s: float,
         started_at: float,
         num_frames: int | None = None,
     ) -> None:
-        config = service.model.config
+        config = context.model_config
         self.world = world
         self.pace: events.Pace = pace
         self.rounds = self.frames = self.chunks = 0
         """Totals sent so far."""
-        self._service, self._encoder, self._send, self._metrics = service, encoder, send, metrics
-        self._max_queued, self._step_deadline_s = max_queued, step_deadline_s
+        self._context, self._encoder, self._send = context, encoder, send
+        self._max_queued = context.session_limits.max_queued_interactions
         self._num_frames = num_frames or math.inf
         self._queue: deque[tuple[events.Interaction, Action]] = deque()
         self._commands: deque[events.Command] = deque()
@@ -129,7 +120,7 @@ class WorldPlayer:
 
         Raises:
             InputError: the model does not accept the action, or not over several chunks.
-            QueueFullError: too many interactions are queued.
+            RateLimitError: too many interactions are queued.
         """
         if (chunks := interaction.transition_chunks or 0) > 1:
             raise InputError(
@@ -137,12 +128,14 @@ class WorldPlayer:
                 "chunk, and is not blended with the one before it."
             )
         action = Action.of(interaction.event.taken)
-        self._service.model.action.validate(action, self._service.model.backbone)
+        model = self._context.service.model
+        model.action.validate(action, model.backbone)
         if replace:
             await self._drop_queued("replaced")
         if len(self._queue) >= self._max_queued:
-            raise QueueFullError(
-                f"{self._max_queued} interactions are queued; wait until one is applied, or send replace."
+            raise RateLimitError(
+                f"{self._max_queued} interactions are queued; wait until one is applied, or send replace.",
+                code=QUEUE_FULL,
             )
         self._queue.append((interaction, action))
         # Sent before the loop can see it, so that acknowledgements arrive in order.
@@ -156,10 +149,12 @@ class WorldPlayer:
         """Queue a command to run after the chunk that is being generated.
 
         Raises:
-            QueueFullError: too many commands are queued.
+            RateLimitError: too many commands are queued.
         """
         if len(self._commands) >= self._max_queued:
-            raise QueueFullError(f"{self._max_queued} commands are queued; wait for their replies.")
+            raise RateLimitError(
+                f"{self._max_queued} commands are queued; wait for their replies.", code=QUEUE_FULL
+            )
         self._commands.append(command)
         self._changed.set()
 
@@ -168,7 +163,7 @@ class WorldPlayer:
     async def play(self) -> events.Reason:
         """Send the initial observation, then play rounds up to the last one; stopped by cancellation."""
         await self._send_chunk(self.world.last_frames, "start")
-        while self.world.round < self._service.max_rounds:
+        while self.world.round < self._context.service.max_rounds:
             if self.frames >= self._num_frames:
                 return "num_frames"
             while self._commands:
@@ -196,11 +191,10 @@ class WorldPlayer:
         if self.pace != "realtime" and not self.rounds:
             self._started_at = start
         try:
-            async with asyncio.timeout(self._step_deadline_s):
+            async with asyncio.timeout(self._context.config.step_deadline_s):
                 with round_in_progress():
-                    frames = await (
-                        self._step_until_action() if interaction is None else self.world.step(action)
-                    )
+                    step = self._step_until_action() if interaction is None else self.world.step(action)
+                    frames = await step
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
         if frames is None:
@@ -233,14 +227,15 @@ class WorldPlayer:
         ready = time.monotonic()
         duration = 0.0 if start is None else ready - start
         if source == "round":
-            self._count(duration, ready)
-        if interaction is not None:
+            self._context.metrics.chunk(duration)
+            self._clock.durations.append(duration)
+            if self.rounds == 1:
+                self._context.metrics.time_to_first_chunk.observe(ready - self._started_at)
+        applied = [] if interaction is None else [interaction.event_id]
+        for event_id in applied:
             await self._send(
                 events.InteractionApplied(
-                    event_id=interaction.event_id,
-                    index=self.chunks,
-                    round=self.world.round,
-                    frame=self.frames,
+                    event_id=event_id, index=self.chunks, round=self.world.round, frame=self.frames
                 )
             )
         metadata = events.ChunkMetadata(
@@ -252,9 +247,9 @@ class WorldPlayer:
             num_messages=len(messages),
             num_bytes=sum(map(len, messages)),
             action=action_body(action),
-            event_ids=[interaction.event_id] if interaction is not None else [],
-            outcome=self.world.outcome and OutcomeObject(**asdict(self.world.outcome)),
-            state=StateObject.of(self.world.predicted),
+            event_ids=applied,
+            outcome=self.world.outcome and OutcomeObject.of(self.world.outcome),
+            state=self.world.predicted and StateObject.of(self.world.predicted),
             generation_s=round(duration, 6),
         )
         self.chunks, self.frames = self.chunks + 1, self.frames + len(frames)
@@ -262,37 +257,25 @@ class WorldPlayer:
         # Measured after sending: a slow client delays the next chunk.
         self._clock.sent(len(frames), time.monotonic())
 
-    def _count(self, duration: float, ready: float) -> None:
-        self._metrics.chunk(duration)
-        if self.rounds == 1:
-            self._metrics.first_chunk(ready - self._started_at)
-        self._clock.durations.append(duration)
-
     async def _execute(self, command: events.Command) -> None:
+        world, event_id = self.world, command.event_id
         if isinstance(command, events.SessionSnapshot):
-            name = self.world.snapshot()
-            await self._send(
-                events.SnapshotCreated(event_id=command.event_id, snapshot=name, round=self.world.round)
-            )
-        elif isinstance(command, events.SessionRestore):
-            await self._restore(command)
-        else:
+            name = world.snapshot()
+            await self._send(events.SnapshotCreated(event_id=event_id, snapshot=name, round=world.round))
+            return
+        if isinstance(command, events.SessionUpdate):
             self.pace = command.pace
-            await self._send(events.SessionUpdated(event_id=command.event_id, pace=self.pace))
-
-    async def _restore(self, command: events.SessionRestore) -> None:
+            await self._send(events.SessionUpdated(event_id=event_id, pace=self.pace))
+            return
+        name = command.snapshot
         try:
-            self.world.restore(command.snapshot)
+            world.restore(name)
         except InputError as error:
-            await self._send(events.error_event(error, command.event_id))
+            await self._send(events.error_event(error, event_id))
             return
         await self._drop_queued("restored")
-        await self._send(
-            events.SessionRestored(
-                event_id=command.event_id, snapshot=command.snapshot, round=self.world.round
-            )
-        )
-        await self._send_chunk(self.world.last_frames, "restore")
+        await self._send(events.SessionRestored(event_id=event_id, snapshot=name, round=world.round))
+        await self._send_chunk(world.last_frames, "restore")
 
     async def _drop_queued(self, reason: Literal["replaced", "restored"]) -> None:
         while self._queue:

@@ -47,9 +47,11 @@ async def complete(
     frames = await decode_observation(await decode_data_url(url), context.model_config)
     completions = context.worlds.complete_frames(caller, frames, settings, question, params)
     name, created = body.model or context.config.model_name, int(time.time())
-    answer = protocol.ChatChunk(id=_new_id(), created=created, model=name, choices=[])
+    answer = protocol.ChatChunk(
+        id=f"chatcmpl-{secrets.token_urlsafe(16)}", created=created, model=name, choices=[]
+    )
     if body.stream:
-        first = await while_connected(request, _first(completions))  # its errors have an HTTP status
+        first = await while_connected(request, anext(completions))  # its errors have an HTTP status
         with_usage = body.stream_options is not None and body.stream_options.include_usage
         return StreamingResponse(_events(answer, first, completions, with_usage), media_type=STREAM)
     whole = await while_connected(request, _whole(completions))
@@ -57,7 +59,14 @@ async def complete(
         id=answer.id,
         created=created,
         model=name,
-        choices=[_choice(index, whole[index]) for index in range(body.n)],
+        choices=[
+            protocol.Choice(
+                index=index,
+                message=protocol.ChatMessage(content=whole[index].text),
+                finish_reason=whole[index].finish_reason or "stop",  # the last completion has the reason
+            )
+            for index in range(body.n)
+        ],
         usage=_usage(whole.values()),
     )
 
@@ -93,19 +102,9 @@ def _newest_turn(messages: list[protocol.Message]) -> tuple[str, str | None]:
     return url, "\n".join([*instructions, *([question] if question else [])]) or None
 
 
-async def _first(completions: AsyncIterator[Grown]) -> Grown:
-    return await anext(completions)
-
-
 async def _whole(completions: AsyncIterator[Grown]) -> dict[int, Completion]:
     """Return the newest completion of every index: the whole texts."""
     return {index: completion async for index, completion in completions}
-
-
-def _choice(index: int, whole: Completion) -> protocol.Choice:
-    assert whole.finish_reason is not None, "the last completion has the reason why the text ended"
-    message = protocol.ChatMessage(content=whole.text)
-    return protocol.Choice(index=index, message=message, finish_reason=whole.finish_reason)
 
 
 async def _events(
@@ -154,7 +153,3 @@ def _usage(texts: Collection[Completion]) -> protocol.Usage:
     asked = max(text.prompt_tokens for text in texts)
     answered = sum(text.completion_tokens for text in texts)
     return protocol.Usage(prompt_tokens=asked, completion_tokens=answered, total_tokens=asked + answered)
-
-
-def _new_id() -> str:
-    return f"chatcmpl-{secrets.token_urlsafe(16)}"

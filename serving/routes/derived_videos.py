@@ -21,17 +21,17 @@ from worldmodel.serving.routes.videos import (
     OwnedJob,
     check_length,
     fill_rounds,
+    order,
     requested_frames,
     validate,
     with_poll_header,
 )
-from worldmodel.serving.videos.jobs import VideoJob
 from worldmodel.serving.videos.record import (
+    VideoJob,
     VideoPlan,
     VideoRecord,
     hash_idempotency_key,
     hash_request,
-    new_record,
 )
 
 router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=AuthenticatedRoute, responses=ERRORS)
@@ -62,16 +62,16 @@ async def remix(
     idempotency_key: IdempotencyKey = None,
 ) -> protocol.VideoObject:
     """Request a video like another one: the same seed, start and further actions, with a new prompt."""
-    key = hash_idempotency_key(caller, idempotency_key)
-    fingerprint = hash_request({"remix": job.record.id, "prompt": body.prompt}, None)
-    found = await context.jobs.find_duplicate(key, fingerprint)
+    request = {"remix": job.record.id, "prompt": body.prompt}
+    keys = hash_idempotency_key(caller, idempotency_key), hash_request(request, None)
+    found = await context.jobs.find_duplicate(*keys)
     if found is None:
         _check_served(context, job.record)
         await context.jobs.admit(caller)
         await validate(context, [Action.of(body.prompt)])
         source = await _stored(context, job.record)
         source = replace(source, plan=source.plan.with_prompt(body.prompt))
-        found = await _submit(context, caller, source, body.prompt, (key, fingerprint))
+        found = await _submit(context, caller, source, body.prompt, keys)
     return with_poll_header(found, response)
 
 
@@ -177,7 +177,7 @@ def _check_served(context: ServerContext, record: VideoRecord) -> None:
     """Check that a video can be generated again; the server may have another model than when it was made.
 
     Raises:
-        UnknownModelError: the server does not have the model of the video.
+        NotFoundError: the server does not have the model of the video.
         InputError: its model generates frames of another size or rate.
     """
     adapter_name(context, record.model)
@@ -197,20 +197,5 @@ async def _submit(
     context: ServerContext, caller: str, source: Source, prompt: str, keys: tuple[str | None, str]
 ) -> VideoJob:
     """Order a video with the plan and length of `source`, whose `id` is where it comes from."""
-    fps = context.model_config.fps
-    record = new_record(
-        caller,
-        context.config,
-        model=source.model,
-        prompt=prompt,
-        size=context.service.frame_size,
-        seconds=f"{source.num_frames / fps:g}",
-        num_frames=source.num_frames,
-        fps=fps,
-        seed=source.plan.settings.seed,
-        plan=source.plan,
-        idempotency=keys[0],
-        fingerprint=keys[1],
-        remixed_from_video_id=source.id,
-    )
+    record = order(context, caller, keys, source.model, prompt, source.plan, source.num_frames, source.id)
     return await context.jobs.submit(record, source.frames)

@@ -17,10 +17,10 @@ router = APIRouter(tags=["models"], route_class=AuthenticatedRoute, responses=ER
 
 
 @router.get("/v1/models")
-async def list_models(context: Context, caller: Caller) -> protocol.ModelList:
+async def list_models(context: Context, caller: Caller) -> protocol.ListObject[protocol.ModelObject]:
     """List the server's model and its adapters."""
     names = (context.config.model_name, *context.service.engine.adapters)
-    return protocol.ModelList(data=[_model_object(context, name) for name in names])
+    return protocol.ListObject(data=[_model_object(context, name) for name in names])
 
 
 @router.get("/v1/models/{model}", responses=errors(*OBJECT))
@@ -35,12 +35,12 @@ async def retrieve_model(
 @router.get("/v1/models/{model}/start_images", responses=errors(*OBJECT))
 async def list_start_images(
     context: Context, caller: Caller, model: Annotated[str, Path(max_length=128)]
-) -> protocol.StartImageList:
+) -> protocol.ListObject[protocol.StartImageObject]:
     """List images from which worlds of a model can start: its own, or those of its world."""
     adapter_name(context, model)
     found = await asyncio.to_thread(start_images, context.service.model)
     pngs = await asyncio.to_thread(lambda: [encode_png(start.image) for start in found])
-    return protocol.StartImageList(
+    return protocol.ListObject(
         data=[
             protocol.StartImageObject(title=start.title, b64_json=base64.b64encode(png).decode("ascii"))
             for start, png in zip(found, pngs, strict=True)

@@ -31,12 +31,6 @@ _NESTED_FIELD = re.compile(r"(\w{1,64})\[(\w{1,64})\]")
 _DATA_URL = re.compile(r"data:[a-z]{1,16}/[a-z0-9.+-]{1,64};base64,", re.IGNORECASE)
 
 
-class UnknownModelError(NotFoundError):
-    """The server does not have the requested model."""
-
-    code = "model_not_found"
-
-
 async def read_body(request: Request, model: type[Model], *uploads: str) -> tuple[Model, dict[str, bytes]]:
     """Parse a body of JSON, or of a form with an optional file in one of the fields `uploads`.
 
@@ -176,30 +170,28 @@ def adapter_name(context: ServerContext, model: str | None) -> str | None:
     """Return the adapter that a request names as its model; None stands for the base model.
 
     Raises:
-        UnknownModelError: the server has no such model.
+        NotFoundError: the server has no such model.
     """
     if model is None or model == context.config.model_name:
         return None
     if model not in context.service.engine.adapters:
-        raise UnknownModelError("The server has no model with this name; GET /v1/models lists its models.")
+        raise NotFoundError(
+            "The server has no model with this name; GET /v1/models lists its models.", "model_not_found"
+        )
     return model
 
 
-def generation_settings(context: ServerContext, body: Generation) -> WorldSettings:
+def generation_settings(
+    context: ServerContext, body: Generation, adapter: str | None = None
+) -> WorldSettings:
     """Return the settings of a request, completed by the defaults of the model.
 
     Raises:
-        UnknownModelError: the server has no such model.
+        NotFoundError: the server has no such model.
+        InputError: a setting is out of the model's range.
     """
-    return context.service.settings(
-        body.seed,
-        body.num_inference_steps,
-        body.guidance_scale,
-        adapter_name(context, body.model),
-        body.negative_prompt,
-        body.temperature,
-        body.top_k,
-    )
+    given = {name: getattr(body, name) for name in Generation.model_fields if name != "model"}
+    return context.service.settings(**given, adapter=adapter or adapter_name(context, body.model))
 
 
 def check_size(context: ServerContext, size: str | None) -> str:

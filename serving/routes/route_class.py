@@ -62,7 +62,11 @@ class AuthenticatedRoute(APIRoute):
                     raise UnsupportedFormatError("Send the body as application/json.")
                 with context.limiter.request(caller):
                     async with AsyncExitStack() as held:
-                        place = partial(held.enter_async_context, context.large_bodies.one(caller))
+
+                        async def place() -> None:
+                            await held.enter_async_context(context.large_bodies_of_key[caller])
+                            await held.enter_async_context(context.large_bodies)
+
                         limit = self._max_body_bytes(request, context.config)
                         response = await handler(_limit_body(request, limit, place))
                 outcome = "ok"
@@ -171,7 +175,7 @@ def _body_too_large(limit: int) -> HTTPException:
     return HTTPException(413, f"The body is larger than {limit} bytes; send less.")
 
 
-async def while_connected(request: Request, call: Coroutine[Any, Any, Result]) -> Result:
+async def while_connected(request: Request, call: Awaitable[Result]) -> Result:
     """Await a call, and cancel it when the client disconnects.
 
     Raises:

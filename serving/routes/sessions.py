@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path
 
-from worldmodel.serving.context import Caller, Context, ServerContext
-from worldmodel.serving.errors import NotFoundError, PermissionDeniedError
-from worldmodel.serving.protocol import ResponseBody
+from worldmodel.serving.context import Caller, Context
+from worldmodel.serving.errors import NotFoundError
+from worldmodel.serving.protocol import Deleted, ListObject, ResponseBody
 from worldmodel.serving.routes.route_class import ERRORS, OBJECT, AuthenticatedRoute, errors
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=AuthenticatedRoute, responses=ERRORS)
@@ -25,54 +25,30 @@ class SessionObject(ResponseBody):
     """Rounds played by a world; null for a WebSocket session."""
 
 
-class SessionList(ResponseBody):
-    """Worlds and WebSocket sessions of this server."""
-
-    object: Literal["list"] = "list"
-    data: list[SessionObject]
-
-
-class SessionDeleted(ResponseBody):
-    """Confirms that a session was ended."""
-
-    id: str
-    object: Literal["session.deleted"] = "session.deleted"
-    deleted: Literal[True] = True
-
-
 @router.get("")
-async def list_sessions(context: Context, caller: Caller) -> SessionList:
+async def list_sessions(context: Context, caller: Caller) -> ListObject[SessionObject]:
     """List the worlds and sessions of all keys; needs a key with the option admin, or the only key."""
-    _require_admin(context, caller)
-    worlds = [
-        SessionObject(
-            id=entry.world.id,
-            kind="world",
-            key=_name(context, entry.owner),
-            created_at=entry.created_at,
-            round=entry.world.round,
+    context.require_admin(caller, alone=True)
+    found: list[SessionObject] = []
+    for entry in context.worlds.all():
+        world, key = entry.world, context.keys.name(entry.owner)
+        found.append(
+            SessionObject(id=world.id, kind="world", key=key, created_at=entry.created_at, round=world.round)
         )
-        for entry in context.worlds.all()
-    ]
-    sockets = [
-        SessionObject(
-            id=session.id,
-            kind="websocket",
-            key=_name(context, session.caller),
-            created_at=session.created_at,
-            round=None,
+    for session in context.sessions.values():
+        key, created_at = context.keys.name(session.caller), session.created_at
+        found.append(
+            SessionObject(id=session.id, kind="websocket", key=key, created_at=created_at, round=None)
         )
-        for session in context.sessions.values()
-    ]
-    return SessionList(data=[*worlds, *sockets])
+    return ListObject(data=found)
 
 
 @router.delete("/{session_id}", responses=errors(*OBJECT))
 async def end_session(
     context: Context, caller: Caller, session_id: Annotated[str, Path(max_length=64, pattern=r"^[\w-]+$")]
-) -> SessionDeleted:
+) -> Deleted:
     """End a world or a WebSocket session of any key."""
-    _require_admin(context, caller)
+    context.require_admin(caller, alone=True)
     world = next((entry for entry in context.worlds.all() if entry.world.id == session_id), None)
     if world is not None:
         await context.worlds.close(world)
@@ -81,13 +57,4 @@ async def end_session(
         session.stop.set()
     else:
         raise NotFoundError("There is no session with this id on this server; GET /v1/sessions lists them.")
-    return SessionDeleted(id=session_id)
-
-
-def _require_admin(context: ServerContext, caller: str) -> None:
-    if len(context.keys) > 1 and not context.keys.options(caller).admin:
-        raise PermissionDeniedError("This needs a key that has the option admin in the key file.")
-
-
-def _name(context: ServerContext, caller: str) -> str:
-    return context.keys.options(caller).name or caller
+    return Deleted(id=session_id, object="session.deleted")

@@ -26,8 +26,8 @@ from worldmodel.serving.routes.parsing import (
     read_body,
 )
 from worldmodel.serving.routes.route_class import BODY, ERRORS, OBJECT, VideoRoute, errors
-from worldmodel.serving.videos.jobs import VideoJob
 from worldmodel.serving.videos.record import (
+    VideoJob,
     VideoPlan,
     VideoRecord,
     hash_idempotency_key,
@@ -40,7 +40,6 @@ router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=VideoRoute,
 UPLOAD = "input_reference"
 EVENT_S = 0.5
 POLL_MS, MAX_POLL_MS = 500, 5000
-SHARED_FIELDS = protocol.VideoObject.model_fields.keys() & VideoRecord.__annotations__
 MEDIA_TYPES = {"video": "video/mp4", "thumbnail": "image/jpeg", "spritesheet": "image/jpeg"}
 
 
@@ -88,26 +87,14 @@ async def create(
     upload = uploads.get(UPLOAD)
     if body.input_reference is not None:
         upload = await decode_data_url(body.input_reference.image_url)
-    fps = context.model_config.fps
-    key, fingerprint = hash_idempotency_key(caller, idempotency_key), hash_request(body.model_dump(), upload)
-    settings = generation_settings(context, body)
+    keys = hash_idempotency_key(caller, idempotency_key), hash_request(body.model_dump(), upload)
+    check_size(context, body.size)
     actions, num_frames = _actions_of_rounds(context, body, prompt_is_action=upload is not None)
-    plan = VideoPlan(settings, actions, text=body.prompt if upload is None else None)
-    record = new_record(
-        caller,
-        context.config,
-        model=body.model or context.config.model_name,
-        prompt=body.prompt,
-        size=check_size(context, body.size),
-        seconds=f"{num_frames / fps:g}",
-        num_frames=num_frames,
-        fps=fps,
-        seed=body.seed,
-        plan=plan,
-        idempotency=key,
-        fingerprint=fingerprint,
-    )
-    job = await context.jobs.find_duplicate(key, fingerprint)
+    text = body.prompt if upload is None else None
+    plan = VideoPlan(generation_settings(context, body), actions, text)
+    model = body.model or context.config.model_name
+    record = order(context, caller, keys, model, body.prompt, plan, num_frames)
+    job = await context.jobs.find_duplicate(*keys)
     if job is None:
         await context.jobs.admit(caller)  # a refusal does not wait for the model or a decoder
         await validate(context, (*actions, Action.of(body.prompt)))
@@ -220,6 +207,35 @@ async def delete(context: Context, job: OwnedJob) -> protocol.Deleted:
     return protocol.Deleted(id=job.record.id, object="video.deleted")
 
 
+def order(
+    context: ServerContext,
+    caller: str,
+    keys: tuple[str | None, str],
+    model: str,
+    prompt: str,
+    plan: VideoPlan,
+    num_frames: int,
+    source: str | None = None,
+) -> VideoRecord:
+    """Return the record of a new video; `keys` are the hashes of the Idempotency-Key and of the request."""
+    fps = context.model_config.fps
+    return new_record(
+        caller,
+        context.config,
+        model=model,
+        prompt=prompt,
+        size=context.service.frame_size,
+        seconds=f"{num_frames / fps:g}",
+        num_frames=num_frames,
+        fps=fps,
+        seed=plan.settings.seed,
+        plan=plan,
+        idempotency=keys[0],
+        fingerprint=keys[1],
+        remixed_from_video_id=source,
+    )
+
+
 def _actions_of_rounds(
     context: ServerContext, body: protocol.VideoRequest, prompt_is_action: bool
 ) -> tuple[tuple[Action, ...], int]:
@@ -305,5 +321,5 @@ def with_poll_header(job: VideoJob, response: Response) -> protocol.VideoObject:
 
 def video_object(job: VideoJob) -> protocol.VideoObject:
     """Return the description of a video for its client."""
-    record = {name: value for name, value in vars(job.record).items() if name in SHARED_FIELDS}
-    return protocol.VideoObject(**record, progress=job.progress, queue_position=job.position)
+    shown = {**vars(job.record), "progress": job.progress, "queue_position": job.position}
+    return protocol.VideoObject.model_validate(shown)  # without what only the server reads

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-from dataclasses import asdict
 from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -22,11 +21,7 @@ from worldmodel.serving.routes.frames import (
     encode_frames,
     frames_response,
 )
-from worldmodel.serving.routes.parsing import (
-    body_schema,
-    generation_settings,
-    read_body,
-)
+from worldmodel.serving.routes.parsing import body_schema, generation_settings, read_body
 from worldmodel.serving.routes.route_class import (
     BODY,
     ERRORS,
@@ -79,9 +74,9 @@ async def start(request: Request, context: Context, caller: Caller) -> protocol.
 
 
 @router.get("")
-async def list_worlds(context: Context, caller: Caller) -> protocol.WorldList:
+async def list_worlds(context: Context, caller: Caller) -> protocol.ListObject[protocol.WorldObject]:
     """List the live worlds of this key on this server."""
-    return protocol.WorldList(
+    return protocol.ListObject(
         data=[world_object(context, world) for world in context.worlds.owned_by(caller)]
     )
 
@@ -132,7 +127,7 @@ async def futures(
     world: World,
     body: protocol.FuturesRequest,
     format: Format = "mp4",
-) -> protocol.FuturesObject:
+) -> protocol.FutureList:
     """List the distinct futures after an action with their probabilities; the world does not change."""
     asked = context.worlds.futures(world, plain(body.action), body.num_draws, body.max_futures)
     made, round_number = await while_connected(request, asked)
@@ -142,14 +137,12 @@ async def futures(
         data.append(
             protocol.FutureObject(
                 probability=each.probability,
-                state=protocol.StateObject(
-                    code=list(each.state.code), log_probability=each.state.log_probability
-                ),
-                outcome=each.outcome and protocol.OutcomeObject(**asdict(each.outcome)),
+                state=protocol.StateObject.of(each.state),
+                outcome=each.outcome and protocol.OutcomeObject.of(each.outcome),
                 b64_json=base64.b64encode(encoded).decode("ascii"),
             )
         )
-    return protocol.FuturesObject(round=round_number, content_type=MEDIA_TYPES[format], data=data)
+    return protocol.FutureList(round=round_number, content_type=MEDIA_TYPES[format], data=data)
 
 
 @router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES | errors(*WORLD))
@@ -263,8 +256,8 @@ def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:
         guidance_scale=world.settings.guidance_scale,
         progress=None if entry.progress is None else round(100 * entry.progress),
         snapshots=list(world.snapshots),
-        outcome=world.outcome and protocol.OutcomeObject(**asdict(world.outcome)),
-        state=protocol.StateObject.of(world.predicted),
+        outcome=world.outcome and protocol.OutcomeObject.of(world.outcome),
+        state=world.predicted and protocol.StateObject.of(world.predicted),
         idle_timeout_s=context.config.idle_timeout_s,
     )
 

@@ -9,8 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.replicas.database import Database
 from worldmodel.serving.replicas.replica import Replica
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.videos.orders import Order, Orders, clean
-from worldmodel.serving.videos.record import VideoRecord
+from worldmodel.serving.videos.orders import Orders, clean
+from worldmodel.serving.videos.record import VideoJob, VideoRecord
 from worldmodel.serving.videos.storage import Storage
 from worldmodel.serving.watchdog import Watchdog
 from worldmodel.serving.worlds.service import WorldService
@@ -45,28 +44,6 @@ STORAGE_FAILED = "The server cannot store videos at the moment; try again later.
 
 class ServerFaultError(Exception):
     """The model computes no more, so that other servers should generate the video."""
-
-
-@dataclass(eq=False)
-class VideoJob:
-    """A record, and the task that generates its video if that is on this server."""
-
-    record: VideoRecord
-    steps_done: int = 0
-    position: int | None = None
-    """Position in the queue, 1 for the next one."""
-    task: asyncio.Task[None] | None = None
-    stopping: bool = False
-    deleted: bool = False
-    """Whether it is stopped because its owner deleted it; otherwise the server stops."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def progress(self) -> int:
-        """Percentage of the denoising steps of all rounds; 100 only when the file is stored."""
-        if self.record.status == "completed":
-            return 100
-        return min(99, 100 * self.steps_done // max(1, self.record.plan.num_steps))
 
 
 class VideoJobs:
@@ -113,7 +90,7 @@ class VideoJobs:
         """Store and queue an order, or return the video with the same Idempotency-Key.
 
         Raises:
-            IdempotencyKeyReusedError: the key was used for a different request.
+            ConflictError: the key was used for a different request.
             RateLimitError: the queue is full, or the owner has the maximum number of videos.
             UnavailableError: the server is stopping, its disk is full or its database does not answer.
         """
@@ -121,7 +98,7 @@ class VideoJobs:
         record.weights = self.service.identity.of(record.plan.settings.adapter)
         try:
             if frames is not None:
-                await _run_to_end(self.storage.write_input, record.id, frames)
+                await _run_to_end(self.storage.write, record.id, "input", frames)
             found = await self.orders.submit(record, self._wait_s, self._usable)
         except BaseException as error:
             await asyncio.to_thread(self.storage.remove, record.id)
@@ -132,15 +109,12 @@ class VideoJobs:
         if found is not None:
             await asyncio.to_thread(self.storage.remove, record.id)
         self._wake.set()
-        return await self._now(found or Order(record))
+        return await self._now(found or VideoJob(record))
 
     async def find_duplicate(self, idempotency: str | None, fingerprint: str | None) -> VideoJob | None:
         """Return the job with the same Idempotency-Key, if any; a new one may follow one the server failed.
 
         Both arguments are hashes, as in `VideoRecord`.
-
-        Raises:
-            IdempotencyKeyReusedError: the key was used for a different request.
         """
         found = await self.orders.duplicate(idempotency, fingerprint)
         return await self._now(found) if found is not None and self._usable(found.record) else None
@@ -153,12 +127,7 @@ class VideoJobs:
         return record.status == "completed" and not self.storage.complete(record.id)
 
     async def admit(self, owner: str) -> None:
-        """Check whether an owner may order one more video.
-
-        Raises:
-            RateLimitError: the queue is full, or the owner has the maximum number of videos.
-            UnavailableError: the server is stopping, or its database does not answer.
-        """
+        """Raise `RateLimitError` unless an owner may order one more video."""
         self._require_running()
         await self.orders.admit(owner, self._wait_s)
 
@@ -171,11 +140,11 @@ class VideoJobs:
         found = await self.orders.get(video_id)
         if found is None or found.record.owner != owner:
             raise NotFoundError("There is no video with this id; GET /v1/videos lists yours.")
-        return self._view(found)
+        return self._live(found)
 
     async def owned_by(self, owner: str) -> list[VideoJob]:
         """Return an owner's videos, oldest first."""
-        return [self._view(order) for order in await self.orders.owned_by(owner)]
+        return [self._live(job) for job in await self.orders.owned_by(owner)]
 
     async def delete(self, job: VideoJob) -> None:
         """Stop a job within one denoising step, and delete its record and files."""
@@ -203,17 +172,8 @@ class VideoJobs:
         return self._num_queued >= self.config.max_queued_jobs
 
     async def count_queued(self) -> None:
-        """Count the queue for the metrics.
-
-        Raises:
-            UnavailableError: the database does not answer.
-        """
+        """Count the queue for the metrics."""
         self._num_queued = await self.orders.num_queued()
-
-    @property
-    def _able(self) -> bool:
-        """Whether this server may begin a video."""
-        return not self.draining and self._watchdog.fault is None
 
     @property
     def _wait_s(self) -> float:
@@ -223,18 +183,17 @@ class VideoJobs:
         if self.draining:
             raise UnavailableError("The server is stopping and takes no more videos; try again later.")
 
-    async def _now(self, order: Order) -> VideoJob:
-        """Return an order with its position in the queue."""
-        return self._view(await self.orders.get(order.record.id) or order)
+    async def _now(self, job: VideoJob) -> VideoJob:
+        """Return a job with its position in the queue."""
+        return self._live(await self.orders.get(job.record.id) or job)
 
-    def _view(self, order: Order) -> VideoJob:
-        """Return an order for its client, with the progress of this moment if it runs here."""
-        record = order.record
-        if (running := self._running.get(record.id)) is not None:
+    def _live(self, stored: VideoJob) -> VideoJob:
+        """Return a stored job for its client, with the progress of this moment if it runs here."""
+        if (running := self._running.get(stored.record.id)) is not None:
             return running
-        if self._lost(record):
-            record.fail("files_lost", "The files of the video are gone; request it again.")
-        return VideoJob(record, order.steps_done, order.position)
+        if self._lost(stored.record):
+            stored.record.fail("files_lost", "The files of the video are gone; request it again.")
+        return stored
 
     # ---- shutdown --------------------------------------------------------------------------------------
 
@@ -242,14 +201,9 @@ class VideoJobs:
         """Start no more videos, wait for those in progress, and leave the rest to other servers."""
         self.draining = True
         running = list(self._running.values())
-        if running:
-            waits = [asyncio.ensure_future(job.ended.wait()) for job in running]
-            _, late = await asyncio.wait(waits, timeout=timeout_s)
-            for wait in late:
-                wait.cancel()
-        for job in running:
-            if not job.ended.is_set():
-                await self._stop(job)
+        if tasks := [job.task for job in running if job.task is not None]:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        await asyncio.gather(*map(self._stop, running))
 
     async def close(self) -> None:
         """Stop all jobs."""
@@ -259,15 +213,12 @@ class VideoJobs:
             await asyncio.wait({self._worker})
         await self.drain(0)
 
-    async def _stop(self, job: VideoJob) -> None:
-        self._cancel(job)
-        await job.ended.wait()
-
     @staticmethod
-    def _cancel(job: VideoJob) -> None:
-        if not job.stopping and job.task is not None:
-            job.stopping = True
-            job.task.cancel()
+    async def _stop(job: VideoJob) -> None:
+        """Stop generating a video, and wait until that is recorded; a finished one is stored first."""
+        if job.task is not None and job.generating is not None:
+            job.generating.cancel()
+            await asyncio.wait({job.task})
 
     # ---- execution --------------------------------------------------------------------------------------
 
@@ -276,7 +227,9 @@ class VideoJobs:
         while True:
             self._wake.clear()
             try:
-                while len(self._running) < self.config.max_running_jobs and self._able:
+                while len(self._running) < self.config.max_running_jobs:
+                    if self.draining or self._watchdog.fault is not None:
+                        break
                     if (record := await self.orders.claim()) is None:
                         break
                     await self._begin(VideoJob(record))
@@ -293,34 +246,27 @@ class VideoJobs:
             await self._fail(job, *obstacle)
             return
         self._running[job.record.id] = job
+        # Two tasks: only the first is ever cancelled, so that the second always records the outcome.
+        job.generating = asyncio.create_task(self._generate(job))
         job.task = asyncio.create_task(self._run(job))
-        job.task.add_done_callback(partial(self._finished, job))
-
-    def _finished(self, job: VideoJob, _: asyncio.Task[None]) -> None:
-        if not job.ended.is_set():  # cancelled before it started to run
-            job.task = asyncio.create_task(self._cancelled(job))
-            job.task.add_done_callback(partial(self._finished, job))
-            return
-        self._running.pop(job.record.id, None)
-        self._wake.set()
 
     async def _report(self) -> None:
         """Store the progress of videos, and stop those that were deleted or taken elsewhere."""
         running = dict(self._running)
         kept = await self.orders.report({video_id: job.steps_done for video_id, job in running.items()})
         for video_id, job in running.items():
-            if video_id not in kept and not job.ended.is_set():
+            if video_id not in kept and job.generating is not None:
                 job.deleted = True
-                self._cancel(job)
+                job.generating.cancel()
         self._wake.set()  # an order whose replica died is not announced
 
     async def _run(self, job: VideoJob) -> None:
         """Generate a video and record the outcome, also after errors and cancellation."""
+        assert job.generating is not None
         began = time.monotonic()
-        ask_as(job.record.owner, "video")
         try:
             async with asyncio.timeout(self.config.job_deadline_s):
-                frames = await self._generate(job)
+                frames = await job.generating
             duration_s = time.monotonic() - began
             await self._complete(job, frames, duration_s)
             self._mean_run_s += 0.2 * (duration_s - self._mean_run_s)
@@ -339,7 +285,8 @@ class VideoJobs:
             LOG.exception("The video %s failed.", job.record.id)
             await self._fail(job, "internal_error", "Internal error; try again.")
         finally:
-            job.ended.set()
+            self._running.pop(job.record.id, None)
+            self._wake.set()
 
     async def _generate(self, job: VideoJob) -> np.ndarray:
         """Generate a video.
@@ -347,6 +294,7 @@ class VideoJobs:
         Raises:
             ServerFaultError: it failed, and so does all other work of this server.
         """
+        ask_as(job.record.owner, "video")
         try:
             return await self._play(job)
         except InputError:
@@ -359,7 +307,7 @@ class VideoJobs:
     async def _play(self, job: VideoJob) -> np.ndarray:
         plan, settings = job.record.plan, job.record.plan.settings
         start = await asyncio.to_thread(self.storage.read_input, job.record.id)
-        world = await self.service.start(start, text=plan.text, **asdict(settings))
+        world = await self.service.start(start, text=plan.text, settings=settings)
         try:
             clips = [] if start is None else [start[len(start) - plan.start_frames :]]
             for index, action in enumerate(plan.actions):
@@ -415,8 +363,6 @@ class VideoJobs:
             await self.orders.write(job.record, release)
         except UnavailableError:  # another server finds it in progress and generates it again
             LOG.warning("The record %s cannot be written.", job.record.id)
-        finally:
-            job.ended.set()
 
     def _obstacle(self, record: VideoRecord) -> tuple[str, str] | None:
         """Return why an order cannot be generated, as error code and message."""

@@ -1,39 +1,22 @@
 """Orders of videos in the database: one queue for all replicas, from which each order is claimed by one."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from worldmodel.errors import InputError
 from worldmodel.leases import Holder, now
 from worldmodel.serving.errors import ConflictError, RateLimitError
 from worldmodel.serving.replicas.database import Database, videos
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.videos.record import VideoRecord
+from worldmodel.serving.videos.record import RECORDS, VideoJob, VideoRecord
 
 UNFINISHED = ("queued", "in_progress")
 DAMAGED = "damaged"
 """Status of a row whose record this version cannot read."""
-
-
-class IdempotencyKeyReusedError(ConflictError):
-    """An Idempotency-Key was already used for a different request."""
-
-    code = "idempotency_key_reused"
-
-
-@dataclass(frozen=True)
-class Order:
-    """A stored record, how far its video is, and its position in the queue, 1 for the next one."""
-
-    record: VideoRecord
-    steps_done: int = 0
-    position: int | None = None
 
 
 class Orders:
@@ -52,15 +35,10 @@ class Orders:
 
     async def submit(
         self, record: VideoRecord, wait_s: float, usable: Callable[[VideoRecord], bool]
-    ) -> Order | None:
-        """Store a new order; return the one with the same Idempotency-Key instead, if it is usable.
+    ) -> VideoJob | None:
+        """Store a new order; return the one with the same Idempotency-Key instead, if it is usable."""
 
-        Raises:
-            IdempotencyKeyReusedError: the key was used for a different request.
-            RateLimitError: the queue is full, or the owner has the maximum number of videos.
-        """
-
-        def work(db: Connection) -> Order | None:
+        def work(db: Connection) -> VideoJob | None:
             if db.dialect.name == "postgresql":  # one order at a time; SQLite has one writer anyway
                 db.execute(sa.text("LOCK TABLE server_videos IN SHARE ROW EXCLUSIVE MODE"))
             if (found := _duplicate(db, record.idempotency, record.fingerprint)) is not None:
@@ -74,20 +52,12 @@ class Orders:
 
         return await self._run(work)
 
-    async def duplicate(self, idempotency: str | None, fingerprint: str | None) -> Order | None:
-        """Return the order with the same Idempotency-Key, if any.
-
-        Raises:
-            IdempotencyKeyReusedError: the key was used for a different request.
-        """
+    async def duplicate(self, idempotency: str | None, fingerprint: str | None) -> VideoJob | None:
+        """Return the order with the same Idempotency-Key; `ConflictError` if it was another request's."""
         return await self._run(lambda db: _duplicate(db, idempotency, fingerprint))
 
     async def admit(self, owner: str, wait_s: float) -> None:
-        """Check whether an owner may order one more video.
-
-        Raises:
-            RateLimitError: the queue is full, or the owner has the maximum number of videos.
-        """
+        """Raise `RateLimitError` unless an owner may order one more video."""
         await self._run(lambda db: self._admit(db, owner, wait_s))
 
     def _admit(self, db: Connection, owner: str, wait_s: float) -> None:
@@ -104,20 +74,20 @@ class Orders:
         if (stored := _count(db, owned)) >= config.of_key("max_videos_per_key", owner):
             raise RateLimitError(f"This key has {stored} videos, its maximum; delete some first.", 60.0)
 
-    async def get(self, video_id: str) -> Order | None:
+    async def get(self, video_id: str) -> VideoJob | None:
         """Return an order, if there is one."""
         found = await self._select(videos.c.id == video_id)
         return found[0] if found else None
 
-    async def owned_by(self, owner: str) -> list[Order]:
+    async def owned_by(self, owner: str) -> list[VideoJob]:
         """Return an owner's orders, oldest first."""
         return await self._select(videos.c.owner == owner)
 
-    async def _select(self, condition: "sa.ColumnElement[bool]") -> list[Order]:
+    async def _select(self, condition: "sa.ColumnElement[bool]") -> list[VideoJob]:
         queued = sa.select(videos.c.id, videos.c.owner).where(videos.c.status == "queued")
         chosen = sa.select(videos).where(condition).order_by(videos.c.created_ns)
 
-        def work(db: Connection) -> list[Order]:
+        def work(db: Connection) -> list[VideoJob]:
             turns, ahead = list[tuple[int, int, str]](), Counter(self._running(db))
             for index, row in enumerate(db.execute(queued.order_by(videos.c.created_ns))):
                 turns.append((ahead[row.owner], index, row.id))
@@ -125,7 +95,7 @@ class Orders:
             positions = {name: position for position, (_, _, name) in enumerate(sorted(turns), start=1)}
             orders = [(_read(row), row) for row in db.execute(chosen)]
             return [
-                Order(record, row.steps_done, positions.get(row.id))
+                VideoJob(record, row.steps_done, positions.get(row.id))
                 for record, row in orders
                 if record is not None
             ]
@@ -212,7 +182,7 @@ def clean(db: Connection, holder: Holder) -> tuple[set[str], set[str]]:
     return {row.id for row in rows}, {row.id for row in rows if row.status == "completed"}
 
 
-def _duplicate(db: Connection, idempotency: str | None, fingerprint: str | None) -> Order | None:
+def _duplicate(db: Connection, idempotency: str | None, fingerprint: str | None) -> VideoJob | None:
     if idempotency is None:
         return None
     row = db.execute(sa.select(videos).where(videos.c.idempotency == idempotency)).first()
@@ -220,23 +190,23 @@ def _duplicate(db: Connection, idempotency: str | None, fingerprint: str | None)
     if row is None or record is None:
         return None
     if record.fingerprint != fingerprint:
-        raise IdempotencyKeyReusedError(
-            "This Idempotency-Key was used for a different request; use a new one."
+        raise ConflictError(
+            "This Idempotency-Key was used for a different request; use a new one.", "idempotency_key_reused"
         )
-    return Order(record, row.steps_done)
+    return VideoJob(record, row.steps_done)
 
 
 def _columns(record: VideoRecord) -> dict[str, Any]:
     """Return the record, and the fields of it that queries read."""
     names = ("owner", "created_ns", "expires_at", "status", "idempotency")
-    text = json.dumps(record.as_dict(), ensure_ascii=False, separators=(",", ":"))
+    text = RECORDS.dump_json(record).decode()
     return {**{name: getattr(record, name) for name in names}, "record": text}
 
 
 def _read(row: Any) -> VideoRecord | None:
     try:
-        return VideoRecord.from_dict(json.loads(row.record))
-    except (ValueError, KeyError, TypeError, InputError):
+        return RECORDS.validate_json(row.record)
+    except ValidationError:
         return None
 
 

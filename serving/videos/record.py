@@ -1,12 +1,17 @@
 """Orders of videos: what was requested, and how far it is."""
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from pydantic import TypeAdapter
+
 from worldmodel.actions import Action
+from worldmodel.serving.actions import JsonAction
 from worldmodel.serving.protocol import Status
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.storage import new_id
@@ -21,7 +26,7 @@ class VideoPlan:
     """Instructions for a video: the settings of the world, its start and the action of every round."""
 
     settings: WorldSettings
-    actions: tuple[Action, ...]
+    actions: tuple[JsonAction, ...]
     text: str | None = None
     """Description of the first frame; None starts from the stored frames."""
     start_frames: int = 0
@@ -37,18 +42,6 @@ class VideoPlan:
         if self.text is not None:
             return replace(self, text=prompt)
         return replace(self, actions=(Action.of(prompt), *self.actions[1:]))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON object."""
-        actions = [action.as_dict() for action in self.actions]
-        return {**vars(self), "settings": asdict(self.settings), "actions": actions}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "VideoPlan":
-        """Return the plan of a JSON object."""
-        actions = tuple(Action.of(action) for action in values["actions"])
-        settings = WorldSettings(**values["settings"])
-        return cls(settings, actions, values["text"], values.get("start_frames", 0))
 
 
 @dataclass
@@ -99,19 +92,32 @@ class VideoRecord:
         self.status, self.error = "failed", {"code": code, "message": message}
         self.completed_at = int(time.time())
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the record as JSON object."""
-        return {**vars(self), "plan": self.plan.as_dict()}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "VideoRecord":
-        """Return the record of a JSON object; fields of newer versions are ignored.
+RECORDS: TypeAdapter[VideoRecord] = TypeAdapter(VideoRecord)
+"""Reads and writes records as JSON; fields of newer versions are ignored."""
 
-        Raises:
-            KeyError, TypeError, InputError: fields are missing or have other types.
-        """
-        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
-        return cls(**{**known, "plan": VideoPlan.from_dict(values["plan"])})
+
+@dataclass(eq=False)
+class VideoJob:
+    """A record, how far its video is, and the tasks that generate it if this server does."""
+
+    record: VideoRecord
+    steps_done: int = 0
+    position: int | None = None
+    """Position in the queue, 1 for the next one."""
+    generating: asyncio.Task[np.ndarray] | None = None
+    """Makes the frames; cancelled to stop the job."""
+    task: asyncio.Task[None] | None = None
+    """Records what became of it; ends when the job has."""
+    deleted: bool = False
+    """Whether it is stopped because its owner deleted it; otherwise the server stops."""
+
+    @property
+    def progress(self) -> int:
+        """Percentage of the denoising steps of all rounds; 100 only when the file is stored."""
+        if self.record.status == "completed":
+            return 100
+        return min(99, 100 * self.steps_done // max(1, self.record.plan.num_steps))
 
 
 def new_record(owner: str, config: ServerConfig, **values: Any) -> VideoRecord:

@@ -15,10 +15,10 @@ from numpy.lib.format import read_array
 from worldmodel.errors import OutputError
 from worldmodel.io import TEMPORARY_PREFIX, atomic_file
 
-SUFFIXES = {"video": ".mp4", "thumbnail": ".thumbnail.jpg", "spritesheet": ".spritesheet.jpg"}
+RESULTS = {"video": ".mp4", "thumbnail": ".thumbnail.jpg", "spritesheet": ".spritesheet.jpg"}
 """File suffixes of a completed video, by variant."""
-INPUT = ".input.npy"
-"""Suffix of the frames that a video starts from, uint8 `[t, h, w, 3]`."""
+SUFFIXES = {"input": ".input.npy", **RESULTS}
+"""Those and that of the frames that a video starts from, uint8 `[t, h, w, 3]`."""
 ORPHAN_AGE_S = 3600.0
 """Age from which a file that belongs to no order is deleted."""
 _ID = re.compile(r"video_[A-Za-z0-9_-]{22}")
@@ -68,7 +68,7 @@ class Storage:
         New ones may be those that another server is writing.
         """
         inputs, results = set(ordered), set(completed)
-        kept = {INPUT: inputs, **{suffix: results for suffix in SUFFIXES.values()}}
+        kept = {suffix: inputs if name == "input" else results for name, suffix in SUFFIXES.items()}
         for path in self.folder.iterdir():
             video_id, dot, suffix = path.name.partition(".")
             orphan = _ID.fullmatch(video_id) and video_id not in kept.get(f"{dot}{suffix}", {video_id})
@@ -84,34 +84,28 @@ class Storage:
 
     def complete(self, video_id: str) -> bool:
         """Whether all files of a video exist."""
-        return all(self.path(video_id, variant).is_file() for variant in SUFFIXES)
+        return all(self.path(video_id, variant).is_file() for variant in RESULTS)
 
-    def write_input(self, video_id: str, frames: np.ndarray) -> None:
-        """Write the frames that a video starts from durably."""
-        with atomic_file(self._input(video_id), durable=True, mode=0o600) as temporary:
-            np.save(temporary, frames, allow_pickle=False)
+    def has_input(self, video_id: str) -> bool:
+        """Whether the frames that a video starts from are stored."""
+        return self.path(video_id, "input").is_file()
 
     def read_input(self, video_id: str) -> np.ndarray | None:
         """Return the frames that a video starts from, uint8 `[t, h, w, 3]`; None if it starts from text."""
         if not self.has_input(video_id):
             return None
-        with self._input(video_id).open("rb") as file:
+        with self.path(video_id, "input").open("rb") as file:
             return read_array(file, allow_pickle=False)
 
-    def has_input(self, video_id: str) -> bool:
-        """Whether the frames that a video starts from are stored."""
-        return self._input(video_id).is_file()
-
-    def write(self, video_id: str, variant: str, data: bytes) -> None:
+    def write(self, video_id: str, variant: str, data: bytes | np.ndarray) -> None:
         """Write a file of a video durably."""
         with atomic_file(self.path(video_id, variant), durable=True, mode=0o600) as temporary:
-            temporary.write_bytes(data)
+            if isinstance(data, bytes):
+                temporary.write_bytes(data)
+            else:
+                np.save(temporary, data, allow_pickle=False)
 
     def remove(self, video_id: str) -> None:
         """Delete the files of a video."""
-        self._input(video_id).unlink(missing_ok=True)
         for variant in SUFFIXES:
             self.path(video_id, variant).unlink(missing_ok=True)
-
-    def _input(self, video_id: str) -> Path:
-        return self.folder / f"{video_id}{INPUT}"

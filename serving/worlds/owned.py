@@ -1,4 +1,4 @@
-"""Live worlds with an owner, and the errors of steps that are safe to retry."""
+"""Live worlds with an owner."""
 
 import asyncio
 import time
@@ -8,21 +8,9 @@ from typing import Any
 import numpy as np
 
 from worldmodel.actions import Action
-from worldmodel.serving.errors import ApiError, ConflictError
+from worldmodel.serving.errors import ApiError
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import World
-
-
-class StepAlreadyCommittedError(ConflictError):
-    """The step was already played with another action."""
-
-    code = "step_already_committed"
-
-
-class StepOutOfOrderError(ConflictError):
-    """The step is neither the last one nor the next one."""
-
-    code = "step_out_of_order"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from worldmodel.serving.engine.completion import Completion, TextParams, merge, 
 from worldmodel.serving.engine.shares import asking_for, round_in_progress
 from worldmodel.serving.errors import (
     ApiError,
+    ConflictError,
     DeadlineExceededError,
     NotFoundError,
     RateLimitError,
@@ -24,24 +24,27 @@ from worldmodel.serving.errors import (
 )
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.owned import (
-    CommittedStep,
-    OwnedWorld,
-    Slot,
-    StepAlreadyCommittedError,
-    StepOutOfOrderError,
-)
+from worldmodel.serving.worlds.owned import CommittedStep, OwnedWorld, Slot
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
-from worldmodel.serving.worlds.service import WorldService, WorldSettings
+from worldmodel.serving.worlds.service import World, WorldService, WorldSettings
 from worldmodel.serving.worlds.store import POLL_S, WAIT_S, WorldHeldError, WorldMovedError, WorldStore
 
 Result = TypeVar("Result")
 
 LOG = logging.getLogger(__name__)
 
+KEEP_S = 60.0
+"""Time for which the world of a socket that was dropped is kept."""
+OUT_OF_ORDER = "step_out_of_order"
+"""Code of the error of a step that is neither the last one nor the next one."""
+
 
 class WorldRegistry:
     """All live worlds of a server, and their limits.
+
+    Calls on one world run one at a time. Each raises what `World` does, `NotFoundError` if the world was
+    deleted in the meantime, `WorldMovedError` if another replica has taken it, and `DeadlineExceededError`
+    after `step_deadline_s`.
 
     Each of these takes one slot of `max_worlds` and `max_worlds_per_key`: a world with an id (also a fork),
     the world of a WebSocket session, and a chat or image request while it runs. Videos are limited as jobs.
@@ -55,6 +58,8 @@ class WorldRegistry:
         self._worlds: dict[str, OwnedWorld] = {}
         self._slots: set[Slot] = set()
         self._resuming: dict[tuple[str, str], asyncio.Task[OwnedWorld | None]] = {}
+        self._kept: dict[str, tuple[World, Slot, asyncio.TimerHandle]] = {}
+        self.keep_s = KEEP_S
         self._stopping = False
         self._reason: UnavailableError | None = None
         if store is not None:
@@ -87,12 +92,52 @@ class WorldRegistry:
         self._slots.discard(slot)
 
     @contextmanager
-    def temporary(self, owner: str) -> Iterator[None]:
-        """Reserve a slot for a world that exists only while the block runs."""
+    def starting(self, owner: str) -> Iterator[Slot]:
+        """Reserve a slot for the world that the block starts; it is released if that fails."""
         slot = self.reserve(owner)
         try:
+            yield slot
+        except BaseException:
+            self.release(slot)
+            raise
+
+    @contextmanager
+    def temporary(self, owner: str) -> Iterator[None]:
+        """Reserve a slot for a world that exists only while the block runs."""
+        with self.starting(owner) as slot:
             yield
-        finally:
+        self.release(slot)
+
+    # ---- worlds of sockets that were dropped --------------------------------------------------------------
+
+    def keep(self, name: str, world: World, slot: Slot) -> None:
+        """Keep a world, with its slot, for a client that may come back with a name that nobody can guess."""
+        end = asyncio.get_running_loop().call_later(self.keep_s, self.end_kept, name)
+        self._kept[name] = world, slot, end
+
+    def take(self, owner: str, name: str) -> tuple[World, Slot]:
+        """Return a kept world and its slot to the key that had it.
+
+        Raises:
+            NotFoundError: there is none of this name, or it belonged to another key.
+        """
+        kept = self._kept.get(name)
+        if kept is None or kept[1].owner != owner:
+            raise NotFoundError(
+                f"There is no world to come back to: it is kept for {self.keep_s:g} s after its socket was "
+                "dropped, by the server that it was on; start another."
+            )
+        del self._kept[name]
+        world, slot, end = kept
+        end.cancel()
+        return world, slot
+
+    def end_kept(self, *names: str) -> None:
+        """End the kept worlds of these names, by default all of them."""
+        for name in names or list(self._kept):
+            world, slot, end = self._kept.pop(name)
+            end.cancel()
+            world.close()
             self.release(slot)
 
     # ---- lookup ----------------------------------------------------------------------------------------
@@ -137,19 +182,13 @@ class WorldRegistry:
 
         Raises:
             InputError: the origin has neither frames nor a text, or both.
-            RateLimitError: the owner or the server has the maximum number of live worlds.
-            DeadlineExceededError: starting took longer than the step deadline.
         """
         began = time.monotonic()
-        slot = self.reserve(owner)
-        try:
+        with self.starting(owner) as slot:
             world = await self._within_deadline(
-                self.service.start(origin.frames, text=origin.text, **asdict(settings))
+                self.service.start(origin.frames, text=origin.text, settings=settings)
             )
-        except BaseException:
-            self.release(slot)
-            raise
-        self.metrics.first_chunk(time.monotonic() - began)
+        self.metrics.time_to_first_chunk.observe(time.monotonic() - began)
         return await self._add(OwnedWorld(world, origin, slot))
 
     async def load(self, owner: str, data: bytes) -> OwnedWorld:
@@ -157,35 +196,21 @@ class WorldRegistry:
 
         Raises:
             InputError: it is not a snapshot of a world, is damaged, or is one of another model.
-            RateLimitError: the owner or the server has the maximum number of live worlds.
-            DeadlineExceededError: computing its history took longer than the step deadline.
         """
         return await self._add(await self._loaded(owner, data))
 
     async def export(self, entry: OwnedWorld, snapshot: str | None) -> bytes:
-        """Return a world, or one of its snapshots, as a file that `load` takes.
-
-        Raises:
-            NotFoundError: the world has no such snapshot.
-        """
+        """Return a world, or one of its snapshots, as a file that `load` takes."""
         async with self._locked(entry):
             self._check_snapshot(entry, snapshot)
             saved = entry.saved(snapshot)
         return await asyncio.to_thread(saved.to_bytes, self.service.identity)
 
     async def fork(self, entry: OwnedWorld) -> OwnedWorld:
-        """Return an independent copy of a world.
-
-        Raises:
-            RateLimitError: the owner or the server has the maximum number of live worlds.
-        """
-        slot = self.reserve(entry.owner)
-        try:
+        """Return an independent copy of a world."""
+        with self.starting(entry.owner) as slot:
             async with self._locked(entry):
                 world = entry.world.fork()
-        except BaseException:
-            self.release(slot)
-            raise
         return await self._add(OwnedWorld(world, entry.origin, slot))
 
     async def close(self, entry: OwnedWorld) -> None:
@@ -206,10 +231,9 @@ class WorldRegistry:
 
     async def _add(self, entry: OwnedWorld) -> OwnedWorld:
         if self.store is not None:
+            world = entry.world
             try:
-                await self.store.add(
-                    entry.world.id, entry.owner, entry.world.round, await self._bytes_of(entry)
-                )
+                await self.store.add(world.id, entry.owner, world.round, await self._bytes_of(entry))
             except BaseException:
                 self.release(entry.slot)
                 with suppress(UnavailableError):
@@ -277,10 +301,7 @@ class WorldRegistry:
                 try:
                     await self._save(entry, always=True)
                     await store.release(entry.world.id)
-                except UnavailableError:
-                    LOG.warning("The world %s cannot be stored.", entry.world.id)
-                    return
-                except Exception:  # of a device that has failed; the others can still be stored
+                except Exception:  # of the database or a failed device; the others can still be stored
                     LOG.exception("The world %s cannot be stored.", entry.world.id)
                     return
                 self._forget(entry, self._reason or WorldMovedError())
@@ -311,25 +332,22 @@ class WorldRegistry:
     async def _loaded(self, owner: str, data: bytes, world_id: str | None = None) -> OwnedWorld:
         """Read a world, and compute its keys and values; it takes a slot."""
         service = self.service
-        slot = self.reserve(owner)
-        try:
+        with self.starting(owner) as slot:
             saved = await service.compute.run(SavedWorld.from_bytes, data, service.model, service.identity)
             world = await self._within_deadline(service.resume(saved.settings, saved.state, world_id))
-        except BaseException:
-            self.release(slot)
-            raise
         entry = OwnedWorld(world, saved.origin, slot)
         if saved.last_action is not None:
             entry.last_step = CommittedStep(world.round, saved.last_action, world.last_frames)
         return entry
 
-    async def _save(self, entry: OwnedWorld, always: bool = False) -> None:
+    async def _save(self, entry: OwnedWorld, changed: bool = False, always: bool = False) -> None:
         """Store a world that has changed often enough since it was stored.
 
         Raises:
             WorldMovedError: another replica has taken it; this server forgets it.
             UnavailableError: the database does not answer.
         """
+        entry.unsaved += changed
         if self.store is None or not entry.unsaved:
             return
         if entry.unsaved < self.config.rounds_per_save and not always:
@@ -364,12 +382,7 @@ class WorldRegistry:
         With a `code`, the future that it names happens.
 
         Raises:
-            StepAlreadyCommittedError: it was played with another action.
-            StepOutOfOrderError: it is neither the last round nor the next one.
-            InputError: the model does not accept the action.
-            NotFoundError: the world was deleted in the meantime.
-            DeadlineExceededError: it took longer than the step deadline.
-            WorldMovedError: another replica plays the world.
+            ConflictError: it was played with another action, or is neither the last round nor the next one.
             UnavailableError: the database does not answer; the same step may be sent again.
         """
         act, chosen = Action.of(action), None if code is None else tuple(code)
@@ -377,14 +390,15 @@ class WorldRegistry:
             last, next_id = entry.last_step, entry.world.round + 1
             if last is not None and last.step_id == step_id:
                 if (last.action, last.code) != (act, chosen):
-                    raise StepAlreadyCommittedError(
+                    raise ConflictError(
                         f"Step {step_id} was played with another action or code; the next step_id is "
-                        f"{next_id}."
+                        f"{next_id}.",
+                        "step_already_committed",
                     )
                 await self._save(entry)  # where that failed
                 return last.frames
             if step_id != next_id:
-                raise StepOutOfOrderError(f"step_id is {step_id}; the next step_id is {next_id}.")
+                raise ConflictError(f"step_id is {step_id}; the next step_id is {next_id}.", OUT_OF_ORDER)
             began = time.monotonic()
             entry.progress = 0.0
             try:
@@ -393,18 +407,13 @@ class WorldRegistry:
                 entry.progress = None
             self.metrics.chunk(time.monotonic() - began)
             entry.last_step = CommittedStep(step_id, act, frames, chosen)
-            await self._changed(entry)
+            await self._save(entry, changed=True)
             return frames
 
     async def futures(
         self, entry: OwnedWorld, action: str | Mapping[str, Any] | None, num_draws: int, max_futures: int
     ) -> tuple[list[Future], int]:
-        """Return the distinct futures after an action, and the round that they would be.
-
-        Raises:
-            InputError: the model's states have no code, or it does not accept the action.
-            DeadlineExceededError: it took longer than the step deadline.
-        """
+        """Return the distinct futures after an action, and the round that they would be."""
         async with self._locked(entry):
             act = Action.of(action)
             made = await self._run(entry, entry.world.futures(act, num_draws, max_futures))
@@ -414,12 +423,13 @@ class WorldRegistry:
         """Return how well round `step_id`, the newest one, fits an action in words.
 
         Raises:
-            StepOutOfOrderError: another round was played since.
-            InputError: the engine computes no likelihoods.
+            ConflictError: another round was played since.
         """
         async with self._locked(entry):
             if entry.world.round != step_id:
-                raise StepOutOfOrderError(f"Round {step_id} is no longer the newest; it has no confidence.")
+                raise ConflictError(
+                    f"Round {step_id} is no longer the newest; it has no confidence.", OUT_OF_ORDER
+                )
             return await self._run(entry, entry.world.confidence(words))
 
     async def reset(self, entry: OwnedWorld, origin: Origin | None) -> np.ndarray:
@@ -428,7 +438,7 @@ class WorldRegistry:
             origin = origin or entry.origin
             frames = await self._run(entry, entry.world.reset(origin.frames, text=origin.text))
             entry.origin, entry.last_step = origin, None
-            await self._changed(entry)
+            await self._save(entry, changed=True)
             return frames
 
     async def snapshot(self, entry: OwnedWorld) -> tuple[str, int]:
@@ -437,20 +447,12 @@ class WorldRegistry:
             return entry.world.snapshot(), entry.world.round
 
     async def restore(self, entry: OwnedWorld, snapshot: str) -> None:
-        """Return to a snapshot.
-
-        Raises:
-            NotFoundError: the world has no such snapshot.
-        """
+        """Return to a snapshot."""
         async with self._locked(entry):
             self._check_snapshot(entry, snapshot)
             entry.world.restore(snapshot)
             entry.last_step = None
-            await self._changed(entry)
-
-    async def _changed(self, entry: OwnedWorld) -> None:
-        entry.unsaved += 1
-        await self._save(entry)
+            await self._save(entry, changed=True)
 
     async def describe(self, entry: OwnedWorld, question: str | None) -> tuple[str, int]:
         """Describe the newest observation or answer a question; return the text and the round."""
@@ -480,7 +482,7 @@ class WorldRegistry:
         """
         end = asyncio.get_running_loop().time() + self.config.step_deadline_s
         with self.temporary(owner):
-            world = await self._within_deadline(self.service.start(frames, **asdict(settings)), end)
+            world = await self._within_deadline(self.service.start(frames, settings=settings), end)
             try:
                 async with aclosing(
                     merge([until(world.fork().complete(question, each), each.stop) for each in params])
@@ -503,7 +505,8 @@ class WorldRegistry:
         """
 
         async def generate(each: WorldSettings) -> np.ndarray:
-            world = await self.service.start(frames, text=prompt if frames is None else None, **asdict(each))
+            text = prompt if frames is None else None
+            world = await self.service.start(frames, text=text, settings=each)
             if frames is not None:
                 await world.step(prompt)
             world.close()

@@ -6,13 +6,13 @@ the round, from which noise is drawn. Keys and values are computed again (`World
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -25,6 +25,7 @@ from worldmodel.errors import InputError
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.state import WorldState, film_frames, observed_frames, observed_latents
+from worldmodel.serving.actions import JsonAction
 from worldmodel.serving.worlds.identity import Identity
 from worldmodel.serving.worlds.service import WorldSettings
 
@@ -58,18 +59,17 @@ class SavedWorld:
         state = self.state
         packed = torch.contiguous_format
         tensors = {name: each.detach().cpu().clone(memory_format=packed) for name, each in self._tensors()}
-        document = {
-            "settings": asdict(self.settings),
-            "adapter": identity.adapters.get(self.settings.adapter or ""),
-            "round": state.round,
-            "camera": asdict(state.cameras[0]),
-            "outcome": asdict(state.outcomes[0]) if state.outcomes else None,
-            "timesteps": state.trace and state.trace.timesteps,
-            "text": self.origin.text,
-            "last_action": None if self.last_action is None else self.last_action.as_dict(),
-        }
-        text = json.dumps(document, ensure_ascii=False, sort_keys=True)
-        metadata = {"format": FORMAT, "model": identity.model, "world": text}
+        header = _Header(
+            settings=self.settings,
+            adapter=identity.adapters.get(self.settings.adapter or ""),
+            round=state.round,
+            camera=state.cameras[0],
+            outcome=state.outcomes[0] if state.outcomes else None,
+            timesteps=None if state.trace is None else list(state.trace.timesteps),
+            text=self.origin.text,
+            last_action=self.last_action,
+        )
+        metadata = {"format": FORMAT, "model": identity.model, "world": header.model_dump_json()}
         return save(tensors, {**metadata, "sha256": _digest(metadata, tensors)})
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -107,32 +107,36 @@ class SavedWorld:
         try:
             metadata, tensors = _parse(data)
             _check_same("model", metadata["model"], identity.model)
-            world = json.loads(metadata["world"])
-            settings = WorldSettings(**world["settings"])
+            header = _Header.model_validate_json(metadata["world"])
+            settings = header.settings
             adapter = identity.adapters.get(settings.adapter or "")
             if adapter is not None:  # `WorldService.settings` refuses names that the server lacks
-                _check_same(f"adapter {settings.adapter!r}", world["adapter"], adapter)
-            state = _Reader(tensors, model).state(world)
+                _check_same(f"adapter {settings.adapter!r}", header.adapter or "", adapter)
+            state = _Reader(tensors, model).state(header)
             origin = tensors.get("origin")
-            return cls(
-                settings,
-                state,
-                Origin(None if origin is None else origin.numpy(), world["text"]),
-                None if world["last_action"] is None else Action.of(world["last_action"]),
-            )
+            frames = None if origin is None else origin.numpy()
+            return cls(settings, state, Origin(frames, header.text), header.last_action)
         except InputError:
             raise
-        except (
-            SafetensorError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            IndexError,
-            RecursionError,
-            OverflowError,
-        ):
+        except (SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
             raise InputError(DAMAGED) from None
+
+
+class _Header(BaseModel):
+    """What a file has beside tensors; it may come from anyone."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    settings: WorldSettings
+    adapter: str | None
+    """Digest of the adapter."""
+    round: Annotated[int, Field(ge=0, lt=2**31)]
+    camera: Pose
+    outcome: Outcome | None
+    timesteps: list[float] | None
+    """Of the trace."""
+    text: str | None
+    last_action: JsonAction | None
 
 
 class _Reader:
@@ -151,35 +155,25 @@ class _Reader:
         self._max_latents = max(config.chunk_latents, observed_latents(config))
         self._max_frames = max(config.chunk_frames, observed_frames(config))
 
-    def state(self, world: Mapping[str, Any]) -> WorldState:
+    def state(self, header: _Header) -> WorldState:
         """Return the state."""
-        outcome, settings, played = world["outcome"], world["settings"], world["round"]
-        _check(type(settings["seed"]) is int and type(settings["num_inference_steps"]) is int)
-        _check(type(settings["guidance_scale"]) in (int, float) and type(settings["negative_prompt"]) is str)
-        _check(type(played) is int and 0 <= played < 2**31)
-        _check(outcome is None or math.isfinite(outcome["reward"]))
+        settings = header.settings
         later = "previous_latents" in self._tensors
         if "origin" in self._tensors:
             self._frames("origin", film_frames(self._model.config))
-        _check(type(settings["temperature"]) in (int, float) and type(settings["top_k"]) is int)
-        _check(0 <= settings["temperature"] < math.inf and settings["top_k"] >= 0)
         return WorldState(
-            seeds=(settings["seed"],),
+            seeds=(settings.seed,),
             context=self._latents("context", self._model.config.context_latents),
             latents=self._latents("latents", None),
             frames=self._frames("frames", self._max_frames),
             histories=(self._history(),),
-            cameras=(Pose(tuple(world["camera"]["translation"]), tuple(world["camera"]["rotation"])),),
-            round=played,
+            cameras=(header.camera,),
+            round=header.round,
             previous_latents=self._latents("previous_latents", 1) if later else None,
             previous_frames=self._frames("previous_frames", 1) if later else None,
-            outcomes=()
-            if outcome is None
-            else (Outcome(float(outcome["reward"]), outcome["ended"] is True),),
+            outcomes=() if header.outcome is None else (header.outcome,),
             code=self._code(),
-            trace=None
-            if world["timesteps"] is None
-            else self._trace(world["timesteps"], settings["negative_prompt"]),
+            trace=self._trace(header.timesteps, settings.negative_prompt) if header.timesteps else None,
         )
 
     def _code(self) -> Tensor | None:
@@ -223,7 +217,7 @@ class _Reader:
             _check(part.dtype in (embedding.dtype, self._dtype))
         return tuple(map(self._finite, parts))
 
-    def _trace(self, timesteps: Any, negative_prompt: str) -> ChunkTrace[Condition]:
+    def _trace(self, timesteps: Sequence[float], negative_prompt: str) -> ChunkTrace[Condition]:
         """Return the chunk that the next one overlaps; its conditions have the shapes of the model's own."""
         model, config = self._model, self._model.config
         context = self._latents("trace.context", config.context_latents)
@@ -245,7 +239,7 @@ class _Reader:
         latents = tuple(
             self._latents(f"trace.latents.{index}", config.chunk_latents) for index in range(len(timesteps))
         )
-        return ChunkTrace(context, tuple(conditions), latents, tuple(map(float, timesteps)))
+        return ChunkTrace(context, tuple(conditions), latents, tuple(timesteps))
 
     def _finite(self, tensor: Tensor) -> Tensor:
         _check(bool(torch.isfinite(tensor).all()))

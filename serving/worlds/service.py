@@ -22,7 +22,7 @@ from worldmodel.actions.words import understand
 from worldmodel.config import height_width
 from worldmodel.diffusion.sampler import Chunk
 from worldmodel.episodes import WHAT_HAPPENED, Outcome, PredictedState
-from worldmodel.errors import InputError
+from worldmodel.errors import ConfigError, InputError
 from worldmodel.models import text
 from worldmodel.models.adapters import Adapters
 from worldmodel.models.conditioning import Condition
@@ -39,41 +39,26 @@ from worldmodel.rollout.round import (
     start_chunks,
     start_worlds,
 )
-from worldmodel.rollout.session import check_task, confidence_rows, read_question, transition
+from worldmodel.rollout.session import check_task, confidence_rows, read_question, sampling_params, transition
 from worldmodel.rollout.state import WorldState, newest_observation
 from worldmodel.serving.engine.batching import CONDITION, DENOISE, PREPARE, Batcher, Compute
 from worldmodel.serving.engine.completion import Completion, TextParams, last
 from worldmodel.serving.engine.denoiser import DenoisingLoop, Progress
 from worldmodel.serving.engine.generator_processes import GeneratorProcesses
 from worldmodel.serving.engine.local import Engine, InProcessEngine, known
+from worldmodel.serving.settings import MAX_STEPS
 from worldmodel.serving.tracing import span
 from worldmodel.serving.worlds.identity import Identity, identify
-
-MAX_STEPS = 64
-"""Maximum number of denoising steps that a client can request."""
-
 
 GREEDY = TextParams()
 
 
-@dataclass(frozen=True)
-class WorldSettings:
+@dataclass(frozen=True, kw_only=True)
+class WorldSettings(SamplingParams):
     """Settings of one world."""
 
     seed: int
-    num_inference_steps: int
-    guidance_scale: float
     adapter: str | None
-    negative_prompt: str = ""
-    temperature: float = 1.0
-    top_k: int = 0
-
-    @property
-    def params(self) -> SamplingParams:
-        """Settings of the sampler."""
-        return SamplingParams(
-            self.num_inference_steps, self.guidance_scale, self.negative_prompt, self.temperature, self.top_k
-        )
 
 
 class WorldService:
@@ -100,9 +85,25 @@ class WorldService:
         self.engine: Engine = engine or InProcessEngine(model.backbone, self.compute, self.adapters)
         self.denoising = DenoisingLoop(model.generator, self.compute, max_batch, self.adapters, processes)
         self.max_rounds, self.max_snapshots = max_rounds, max_snapshots
-        self._prepare = Batcher(self.compute, partial(self._each, self._prepared), PREPARE, max_batch)
-        self._start = Batcher(self.compute, partial(self._each, self._started), CONDITION, max_batch)
-        self._finish = Batcher(self.compute, partial(self._each, self._finished), DENOISE, max_batch)
+        # The weights of one adapter are active at a time, so rows of different ones share no batch. Nor do
+        # worlds whose codes are drawn differently, or a blank world, which has no context to decode after.
+        self._prepare = Batcher(
+            self.compute, partial(self._with_adapter, self._prepared), PREPARE, max_batch, lambda row: row[0]
+        )
+        self._start = Batcher(
+            self.compute,
+            partial(self._with_adapter, self._started),
+            CONDITION,
+            max_batch,
+            lambda row: (row[0], row[3].temperature, row[3].top_k, row[4] is None),
+        )
+        self._finish = Batcher(
+            self.compute,
+            partial(self._with_adapter, self._finished),
+            DENOISE,
+            max_batch,
+            lambda row: (row[0], row[1].worlds[0].is_blank),
+        )
 
     @property
     def alive(self) -> bool:
@@ -149,22 +150,17 @@ class WorldService:
         frames: np.ndarray | None = None,
         *,
         text: str | None = None,
-        seed: int = 0,
-        num_inference_steps: int | None = None,
-        guidance_scale: float | None = None,
-        negative_prompt: str | None = None,
-        adapter: str | None = None,
-        temperature: float = 1.0,
-        top_k: int = 0,
+        settings: WorldSettings | None = None,
+        **options: Any,
     ) -> "World":
         """Start a world from frames (uint8 `[t, h, w, 3]`, the model's size) or from a description.
+
+        Instead of settings, `options` are those of `WorldService.settings`.
 
         Raises:
             InputError: neither or both are given, or a setting is out of range.
         """
-        settings = self.settings(
-            seed, num_inference_steps, guidance_scale, adapter, negative_prompt, temperature, top_k
-        )
+        settings = settings or self.settings(**options)
         return World(self, settings, await self.first(settings, frames, text))
 
     async def resume(
@@ -193,26 +189,22 @@ class WorldService:
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         adapter: str | None = None,
-        negative_prompt: str | None = None,
-        temperature: float = 1.0,
-        top_k: int = 0,
+        **sampling: Any,
     ) -> WorldSettings:
-        """Complete settings that are None from the model's config.
+        """Complete settings that are None from the model's config; `sampling` are others of `SamplingParams`.
 
         Raises:
             InputError: a setting is out of range, or there is no such adapter.
         """
-        config = self.model.config
-        steps = config.num_inference_steps if num_inference_steps is None else num_inference_steps
-        guidance = config.guidance_scale if guidance_scale is None else guidance_scale
-        error = config.steps_error(steps, MAX_STEPS)
-        error = error or config.sampling_error(steps, guidance, negative_prompt)
-        if error := error or config.code_error(temperature, top_k):
-            raise InputError(error)
+        try:
+            params = sampling_params(
+                self.model, num_inference_steps, guidance_scale, **sampling, max_steps=MAX_STEPS
+            )
+        except ConfigError as error:
+            raise InputError(str(error)) from None
         if not 0 <= seed < 2**63:
             raise InputError(f"seed is {seed}; use 0 to 2^63 - 1.")
-        adapter = known(adapter, self.engine.adapters)
-        return WorldSettings(seed, steps, guidance, adapter, negative_prompt or "", temperature, top_k)
+        return WorldSettings(**vars(params), seed=seed, adapter=known(adapter, self.engine.adapters))
 
     def stats(self) -> dict[str, float]:
         """Return statistics of the denoising loop and the engine."""
@@ -220,8 +212,6 @@ class WorldService:
         return {
             "denoising_steps": occupancy.steps,
             "denoising_rows": occupancy.rows,
-            "denoising_batch": occupancy.last_rows,
-            "cancelled": occupancy.cancelled,
             **self.engine.stats(),
         }
 
@@ -244,14 +234,11 @@ class WorldService:
         """Play one round of a world; every step is batched with steps of other worlds.
 
         With a `code` the future that it names happens, and none is drawn.
-
-        Raises:
-            InputError: the model does not take such an action, or its states have no such code.
         """
         one_hot = None if code is None else one_hot_code(self.model, code)
         inputs, hidden = await self._predict(settings, state, action)
         with span("denoise"):
-            row = (settings.adapter, inputs, hidden, settings.params, one_hot)
+            row = (settings.adapter, inputs, hidden, settings, one_hot)
             predicted, chunk = await self._start(row)
             await self.denoising.run(chunk, on_progress, settings.adapter)
         with span("decode"):
@@ -271,15 +258,11 @@ class WorldService:
     async def futures(
         self, settings: WorldSettings, state: WorldState, action: Action, num_draws: int, max_futures: int
     ) -> list[Future]:
-        """Return the distinct futures of a world after an action; see `Session.futures`.
-
-        Raises:
-            InputError: the model's states have no code, or it does not take such an action.
-        """
+        """Return the distinct futures of a world after an action; see `Session.futures`."""
         check_futures(self.model)
         inputs, hidden = await self._predict(settings, state, action)
         foreseen, chunks = await self._run(
-            settings.adapter, foresee, self.model, inputs, hidden, settings.params, num_draws, max_futures
+            settings.adapter, foresee, self.model, inputs, hidden, settings, num_draws, max_futures
         )
         async with asyncio.TaskGroup() as group:
             for chunk in chunks:
@@ -330,18 +313,12 @@ class WorldService:
 
         return await self.compute.run(call)
 
-    def _each(
+    def _with_adapter(
         self, function: Callable[[Sequence[Any]], Sequence[Any]], rows: Sequence[tuple[Any, ...]]
-    ) -> list[Any]:
-        """Call a function once per adapter, with its rows; the adapter comes first in every row."""
-        results: dict[int, Any] = {}
-        # Rows of several adapters arrive in one batch, but the weights of one are active at a time.
-        for adapter in dict.fromkeys(row[0] for row in rows):
-            chosen = [index for index, row in enumerate(rows) if row[0] == adapter]
-            with self.adapters.using(adapter):
-                made = function([rows[index][1:] for index in chosen])
-            results |= dict(zip(chosen, made, strict=True))
-        return [results[index] for index in range(len(rows))]
+    ) -> Sequence[Any]:
+        """Call a function with rows of one adapter, which comes first in every row."""
+        with self.adapters.using(rows[0][0]):
+            return function([row[1:] for row in rows])
 
     def _prepared(self, rows: Sequence[tuple[WorldState, Action]]) -> Sequence[RoundInputs | Exception]:
         try:
@@ -355,42 +332,29 @@ class WorldService:
     def _started(
         self, rows: Sequence[tuple[RoundInputs, Tensor, SamplingParams, Tensor | None]]
     ) -> list[tuple[State, Chunk[Condition]]]:
-        """Read states and start chunks, as batches of worlds whose codes are drawn alike."""
-        started: dict[int, tuple[State, Chunk[Condition]]] = {}
-        samplings = [(params.temperature, params.top_k, code is None) for _, _, params, code in rows]
-        for sampling in dict.fromkeys(samplings):
-            chosen = [row for row, each in enumerate(samplings) if each == sampling]
-            inputs = RoundInputs.join([rows[row][0] for row in chosen])
-            hidden = torch.cat([rows[row][1] for row in chosen])
-            codes = [code for row in chosen if (code := rows[row][3]) is not None]
-            given = torch.cat(codes).to(hidden) if codes else None
-            state = read_state(self.model, inputs, hidden, rows[chosen[0]][2], given)
-            condition = self.model.condition(state, inputs.context, inputs.actions)
-            parts = zip(
-                chosen, batch.split(state, inputs.sizes), batch.split(condition, inputs.sizes), strict=True
-            )
-            for row, own, condition in parts:
-                (chunk,) = start_chunks(self.model, rows[row][0], condition, rows[row][2])
-                started[row] = own, chunk
-        return [started[row] for row in range(len(rows))]
+        """Read states and start chunks of worlds whose codes are drawn alike."""
+        inputs = RoundInputs.join([row[0] for row in rows])
+        hidden = torch.cat([row[1] for row in rows])
+        codes = [code for *_, code in rows if code is not None]
+        given = torch.cat(codes).to(hidden) if codes else None
+        state = read_state(self.model, inputs, hidden, rows[0][2], given)
+        condition = self.model.condition(state, inputs.context, inputs.actions)
+        started = []
+        parts = zip(rows, batch.split(state, inputs.sizes), batch.split(condition, inputs.sizes), strict=True)
+        for (own_inputs, _, params, _), own_state, own_condition in parts:
+            (chunk,) = start_chunks(self.model, own_inputs, own_condition, params)
+            started.append((own_state, chunk))
+        return started
 
-    def _finished(self, rows: Sequence[tuple[RoundInputs, State, Chunk[Condition]]]) -> list[WorldState]:
-        """Finish rounds as batches: one of worlds that start from a description, one of all others."""
-        after: dict[int, WorldState] = {}
-        # A blank world has no context to decode after, so these rounds cannot share a batch with the others.
-        for blank in (False, True):
-            chosen = [row for row, (inputs, *_) in enumerate(rows) if inputs.worlds[0].is_blank == blank]
-            if chosen:
-                inputs = RoundInputs.join([rows[row][0] for row in chosen])
-                state = batch.stack([rows[row][1] for row in chosen])
-                chunks = [rows[row][2] for row in chosen]
-                made = finish(self.model, inputs, state, chunks, [chunk.latents for chunk in chunks])
-                after |= dict(zip(chosen, made, strict=True))
-        return [after[row] for row in range(len(rows))]
+    def _finished(self, rows: Sequence[tuple[RoundInputs, State, Chunk[Condition]]]) -> Sequence[WorldState]:
+        inputs = RoundInputs.join([row[0] for row in rows])
+        state = batch.stack([row[1] for row in rows])
+        chunks = [row[2] for row in rows]
+        return finish(self.model, inputs, state, chunks, [chunk.latents for chunk in chunks])
 
 
 class World:
-    """One live rollout; calls are serialized, and a call that fails or is cancelled changes nothing."""
+    """One live rollout; its caller makes one call at a time, and a call that fails changes nothing."""
 
     def __init__(
         self, service: WorldService, settings: WorldSettings, state: WorldState, world_id: str | None = None
@@ -399,7 +363,6 @@ class World:
         self.settings = settings
         self._service, self._state = service, state
         self._snapshots: OrderedDict[str, WorldState] = OrderedDict()
-        self._lock = asyncio.Lock()
 
     @property
     def round(self) -> int:
@@ -438,24 +401,20 @@ class World:
             InputError: the model does not take such an action or code, or the world has reached its maximum
                 of rounds.
         """
-        taken = Action.of(action)
-        async with self._lock:
-            if self.round >= self._service.max_rounds:
-                raise InputError(
-                    f"This world has played {self.round} rounds, its maximum; reset it or start another."
-                )
-            self._state = await self._service.play(self.settings, self._state, taken, on_progress, code)
-            return self.last_frames
+        if self.round >= self._service.max_rounds:
+            raise InputError(
+                f"This world has played {self.round} rounds, its maximum; reset it or start another."
+            )
+        self._state = await self._service.play(
+            self.settings, self._state, Action.of(action), on_progress, code
+        )
+        return self.last_frames
 
     async def futures(self, action: AnyAction, num_draws: int, max_futures: int) -> list[Future]:
-        """Return the distinct futures after an action; see `Session.futures`.
-
-        Raises:
-            InputError: the model's states have no code, or it does not take such an action.
-        """
-        taken = Action.of(action)
-        async with self._lock:
-            return await self._service.futures(self.settings, self._state, taken, num_draws, max_futures)
+        """Return the distinct futures after an action; see `Session.futures`."""
+        return await self._service.futures(
+            self.settings, self._state, Action.of(action), num_draws, max_futures
+        )
 
     async def reset(self, frames: np.ndarray | None = None, *, text: str | None = None) -> np.ndarray:
         """Restart the world, delete its snapshots, and return the first observation.
@@ -463,10 +422,9 @@ class World:
         Raises:
             InputError: neither or both are given.
         """
-        async with self._lock:
-            self._state = await self._service.first(self.settings, frames, text)
-            self._snapshots.clear()
-            return self.last_frames
+        self._state = await self._service.first(self.settings, frames, text)
+        self._snapshots.clear()
+        return self.last_frames
 
     async def describe(self, question: str | None = None) -> str:
         """Describe the newest observation, or answer a question about it."""
@@ -477,39 +435,28 @@ class World:
     ) -> AsyncGenerator[Completion, None]:
         """Describe the newest observation, or answer a question about it; yields the text as it grows."""
         prompt = read_question(question)
-        async with self._lock:
-            service = self._service
-            check_task(service.model, "describe" if question is None else "ask")
-            observation = newest_observation(service.model, self._state)
-            async with aclosing(service.read(observation, prompt, self.settings.adapter, params)) as texts:
-                async for completion in texts:
-                    yield completion
+        service = self._service
+        check_task(service.model, "describe" if question is None else "ask")
+        observation = newest_observation(service.model, self._state)
+        async with aclosing(service.read(observation, prompt, self.settings.adapter, params)) as texts:
+            async for completion in texts:
+                yield completion
 
     async def infer_action(self) -> Action:
-        """Return the action that led to the newest observation.
-
-        Raises:
-            InputError: there is only one observation so far.
-        """
-        async with self._lock:
-            service = self._service
-            check_task(service.model, "inverse")
-            observation = transition(service.model, self._state)
-            said = await last(service.read(observation, WHAT_HAPPENED, self.settings.adapter))
-            return understand(said.text, service.model.config.action)
+        """Return the action that led to the newest observation."""
+        service = self._service
+        check_task(service.model, "inverse")
+        observation = transition(service.model, self._state)
+        said = await last(service.read(observation, WHAT_HAPPENED, self.settings.adapter))
+        return understand(said.text, service.model.config.action)
 
     async def confidence(self, words: str) -> float:
-        """Return how well the last round fits an action in words; see `Session.confidence`.
-
-        Raises:
-            InputError: there is only one observation so far, or the engine computes no likelihoods.
-        """
-        async with self._lock:
-            service = self._service
-            service.check_confidence()
-            rows = await service.compute.run(confidence_rows, service.model, self._state, words)
-            said, nothing = await service.engine.log_likelihoods(rows, self.settings.adapter)
-            return said - nothing
+        """Return how well the last round fits an action in words; see `Session.confidence`."""
+        service = self._service
+        service.check_confidence()
+        rows = await service.compute.run(confidence_rows, service.model, self._state, words)
+        said, nothing = await service.engine.log_likelihoods(rows, self.settings.adapter)
+        return said - nothing
 
     def fork(self) -> "World":
         """Return an independent copy of the world, without its snapshots."""
@@ -536,11 +483,7 @@ class World:
         return self._snapshots[name]
 
     def restore(self, name: str) -> None:
-        """Return to a snapshot.
-
-        Raises:
-            InputError: there is no such snapshot.
-        """
+        """Return to a snapshot."""
         self._state = self.state(name)
 
     def close(self) -> None:

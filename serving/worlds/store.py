@@ -30,17 +30,13 @@ class WorldMovedError(ConflictError):
 
 
 class WorldStore:
-    """The stored worlds, as one replica reads and writes them."""
+    """The stored worlds, as one replica reads and writes them; all methods raise `UnavailableError`."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica, self.lease, self._run = replica, replica.lease, replica.database.run
 
     async def add(self, world_id: str, owner: str, played: int, data: bytes) -> None:
-        """Store a new world, which this replica holds.
-
-        Raises:
-            UnavailableError: the database does not answer.
-        """
+        """Store a new world, which this replica holds."""
         row = {"id": world_id, "owner": owner, "holder": self.lease.id, "round": played, "data": data}
         await self._run(lambda db: db.execute(sa.insert(worlds).values(**row, updated_at=now(db))))
 
@@ -49,7 +45,6 @@ class WorldStore:
 
         Raises:
             WorldMovedError: this replica does not hold it any more; the stored state is that of another.
-            UnavailableError: the database does not answer.
         """
 
         def work(db: Connection) -> int:
@@ -64,7 +59,6 @@ class WorldStore:
 
         Raises:
             WorldHeldError: a live replica holds it, and is asked to hand it over when it is at rest.
-            UnavailableError: the database does not answer.
         """
         owned = sa.and_(worlds.c.id == world_id, worlds.c.owner == owner)
 
@@ -83,29 +77,17 @@ class WorldStore:
         return data
 
     async def held(self) -> dict[str, bool]:
-        """Return the worlds of this replica, each with whether another one has requests for it.
-
-        Raises:
-            UnavailableError: the database does not answer.
-        """
+        """Return the worlds of this replica, each with whether another one has requests for it."""
         mine = sa.select(worlds.c.id, worlds.c.wanted_by).where(self.lease.holds(worlds))
         return await self._run(lambda db: {row.id: row.wanted_by is not None for row in db.execute(mine)})
 
     async def release(self, world_id: str) -> None:
-        """Let another replica take a world: the one that has requests for it, or any.
-
-        Raises:
-            UnavailableError: the database does not answer.
-        """
+        """Let another replica take a world: the one that has requests for it, or any."""
         values = {"holder": worlds.c.wanted_by, "wanted_by": None}
         await self._run(lambda db: db.execute(sa.update(worlds).where(self._holds(world_id)).values(values)))
 
     async def remove(self, world_id: str) -> None:
-        """Delete a world that this replica holds.
-
-        Raises:
-            UnavailableError: the database does not answer.
-        """
+        """Delete a world that this replica holds."""
         await self._run(lambda db: db.execute(sa.delete(worlds).where(self._holds(world_id))))
 
     async def sweep(self, idle_timeout_s: float) -> None:

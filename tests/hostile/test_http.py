@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from local_client import LocalClient
+from served import local
 
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
@@ -479,8 +480,7 @@ def test_malicious_ranges_are_cheap(keyed: LocalClient) -> None:
 
 
 def test_rate_limit_per_key(model: WorldModel, tmp_path: Path) -> None:
-    config = ServerConfig("tiny", tmp_path, keys=Keys(KEYS), requests_per_minute=6)
-    with LocalClient(create_app(WorldService(model), config)) as client:
+    with local(model, tmp_path, keys=Keys(KEYS), requests_per_minute=6) as client:
         answers = [client.get("/v1/models", headers=MINE) for _ in range(5)]
         assert [each.status_code for each in answers][-1] == 429
         assert int(answers[-1].headers["retry-after"]) >= 1

@@ -32,9 +32,8 @@ from PIL import Image
 from worldmodel.errors import InputError
 from worldmodel.serving.errors import ApiError, RateLimitError, TooLargeError, UnsupportedFormatError
 from worldmodel.serving.media import decoding, system_calls
-from worldmodel.serving.media.decode_child import RESPONSE, DecodeRequest
+from worldmodel.serving.media.decode_child import RESPONSE, DecodeRequest, UploadLimits
 from worldmodel.serving.media.decoding import close_decoder, decode_upload
-from worldmodel.serving.media.limits import UploadLimits
 
 LEAKS = re.compile(
     r"/|\\|0x[0-9a-f]{6}|Traceback|Error|object at|libav|ffmpeg|PIL|Errno|\bline \d", re.IGNORECASE
@@ -428,7 +427,7 @@ def test_the_child_can_open_nothing() -> None:
     code = """
 import os, socket
 from worldmodel.serving.media.decode_child import restrict
-from worldmodel.serving.media.limits import UploadLimits
+from worldmodel.serving.media.decode_child import UploadLimits
 restrict(UploadLimits(memory_bytes=2**28, cpu_s=5, timeout_s=5.0))
 def tried(action):
     try:
@@ -451,7 +450,7 @@ def test_the_child_reaches_no_other_process_even_as_root() -> None:
     code = """
 import ctypes, os
 from worldmodel.serving.media.decode_child import restrict
-from worldmodel.serving.media.limits import UploadLimits
+from worldmodel.serving.media.decode_child import UploadLimits
 libc, parent = ctypes.CDLL(None, use_errno=True), os.getppid()
 def readv(): return libc.process_vm_readv(parent, None, 0, None, 0, 0)
 def writev(): return libc.process_vm_writev(parent, None, 0, None, 0, 0)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from realtime_sessions import Server, serve
+from served import near
 
 from worldmodel.actions import Action
 from worldmodel.config import ActionConfig
@@ -24,17 +25,12 @@ def chunked(make_model: Callable[..., WorldModel]) -> WorldModel:
     return make_model(action=ActionConfig(keys=("left", "right"), per_round=2), chunk_frames=2)
 
 
-def near(made: np.ndarray, expected: np.ndarray) -> bool:
-    """Equal up to the rounding of a batch."""
-    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
-
-
 def test_chunks_over_http(chunked: WorldModel, serve: Callable[..., str], image: np.ndarray) -> None:
     with Client(serve(chunked), timeout_s=60) as client:
         session = chunked.session()
         session.reset(image)
         with client.worlds.create(image) as world:
-            assert world.info.action_schema["per_round"] == 2
+            assert world.info.action_schema.per_round == 2
             for action in (CHUNK, CHUNK[::-1], [None, "go on"], CHUNK[0]):
                 assert near(world.step(action).frames, session.step(action).frames)
             with pytest.raises(InputError, match="3 actions"):

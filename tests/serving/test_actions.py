@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from local_client import LocalClient
+from served import near
 from steering import ALL, FORWARD
 
 from worldmodel.actions import Action
@@ -56,18 +57,13 @@ def client(address: str) -> Iterator[Client]:
         yield client
 
 
-def near(made: np.ndarray, expected: np.ndarray) -> bool:
-    """Equal up to the rounding of a batch."""
-    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
-
-
 def test_client_matches_session_for_every_action(
     client: Client, world: WorldModel, image: np.ndarray
 ) -> None:
     session = world.session(seed=3)
     session.reset(image)
     with client.worlds.create(image, seed=3) as there:
-        assert there.info.action_schema == ActionSchema.of(ALL).model_dump()
+        assert there.info.action_schema == ActionSchema.of(ALL)
         for action in ACTIONS:
             assert near(there.step(action).frames, session.step(action).frames)
         for action, named in BAD:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from served import near
 
 from worldmodel.config import TrainedConfig
 from worldmodel.errors import InputError, ModelError
@@ -26,11 +27,6 @@ ACTIONS = ("the red ball moves left", "the blue box jumps")
 PARTS = {"text": ("backbone",), "look": ("generator", "condition_adapter"), "both": ("backbone", "generator")}
 """Components of each adapter; the last one replaces the queries, too."""
 WORLDS = (None, *PARTS)
-
-
-def close(made: np.ndarray, expected: np.ndarray) -> bool:
-    """Equal up to the rounding of a batch: a value may fall on the other side of a half."""
-    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +95,7 @@ def test_worlds_of_several_adapters_match_merged_models(
     for name, (clips, text) in zip(WORLDS, played, strict=True):
         wanted = expected[name]
         assert text == wanted.text, name
-        assert all(close(made, clip) for made, clip in zip(clips, wanted.clips, strict=True)), name
+        assert all(near(made, clip) for made, clip in zip(clips, wanted.clips, strict=True)), name
     different = [expected[name].clips[-1].astype(int) for name in WORLDS]
     for row, clip in enumerate(different):
         for other in different[:row]:

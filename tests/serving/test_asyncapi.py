@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
-from local_client import LocalClient
+from served import local
 
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.realtime import asyncapi, events
 from worldmodel.serving.realtime.connection import ROUTE
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +80,7 @@ def test_examples_are_valid_events(document: dict[str, Any]) -> None:
 def test_served_document_equals_the_generated_one(
     document: dict[str, Any], model: WorldModel, tmp_path: Path
 ) -> None:
-    with LocalClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as client:
+    with local(model, tmp_path) as client:
         response = client.get("/asyncapi.yaml")
     assert response.headers["content-type"].startswith("application/yaml")
     assert yaml.safe_load(response.text) == json.loads(json.dumps(document))

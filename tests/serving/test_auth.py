@@ -11,11 +11,11 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse
 from local_client import LocalClient
+from served import bearer, local
 from starlette.testclient import WebSocketDenialResponse
 
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import (
     ANONYMOUS,
     VARIABLE,
@@ -30,7 +30,6 @@ from worldmodel.serving.errors import ApiError, RateLimitError
 from worldmodel.serving.rate_limits import RequestLimiter
 from worldmodel.serving.realtime.connection import ROUTE
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 
 KEY, OTHER = "some-key-0123456789", "other-key-0123456789"
 
@@ -70,10 +69,6 @@ def app_with(keys: Keys) -> FastAPI:
 
     app.include_router(private)
     return app
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.fixture
@@ -180,28 +175,19 @@ def test_a_line_of_the_key_file_has_limits_of_its_key(tmp_path: Path) -> None:
             Keys.load(path)
 
 
-def test_metrics_are_an_administrators_where_there_is_one(model: WorldModel, tmp_path: Path) -> None:
+def test_an_administrator_reads_metrics_and_ends_the_sessions_of_all_keys(
+    model: WorldModel, tmp_path: Path
+) -> None:
     path = tmp_path / "keys"
     path.write_text(f"{KEY} admin\n{OTHER} name=bob\n", "ascii")
     path.chmod(0o600)
-    config = ServerConfig("tiny", tmp_path / "data", Keys.load(path))
-    with LocalClient(create_app(WorldService(model), config)) as api:
-        mine, theirs = ({"authorization": f"Bearer {key}"} for key in (KEY, OTHER))
-        assert api.post("/v1/worlds", json={"text": "a ball"}, headers=theirs).status_code == 200
+    mine, theirs = map(bearer, (KEY, OTHER))
+    with local(model, tmp_path / "data", keys=Keys.load(path)) as api:
+        world = api.post("/v1/worlds", json={"text": "a ball"}, headers=theirs).json()["id"]
         assert api.get("/metrics", headers=theirs).status_code == 403
         text = api.get("/metrics", headers=mine).text
-    (spent,) = re.findall(r'worldmodel_model_seconds_total\{key="bob",purpose="step"\} (\S+)', text)
-    assert float(spent) > 0
-
-
-def test_an_administrator_lists_and_ends_the_sessions_of_all_keys(model: WorldModel, tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text(f"{KEY} admin\n{OTHER} name=bob\n", "ascii")
-    path.chmod(0o600)
-    config = ServerConfig("tiny", tmp_path / "data", Keys.load(path))
-    mine, theirs = ({"authorization": f"Bearer {key}"} for key in (KEY, OTHER))
-    with LocalClient(create_app(WorldService(model), config)) as api:
-        world = api.post("/v1/worlds", json={"text": "a ball"}, headers=theirs).json()["id"]
+        (spent,) = re.findall(r'worldmodel_model_seconds_total\{key="bob",purpose="step"\} (\S+)', text)
+        assert float(spent) > 0
         with api.websocket_connect(ROUTE, headers=theirs) as socket:
             assert socket.receive_json()["type"] == "session.created"
             assert api.get("/v1/sessions", headers=theirs).status_code == 403
@@ -391,7 +377,7 @@ class Clock:
 
 
 def test_concurrent_requests_are_limited_per_key() -> None:
-    limiter = RequestLimiter(max_concurrent=2, clock=Clock())
+    limiter = RequestLimiter(lambda _: (2, 20), 40, Clock())
     with limiter.request("alice"), limiter.request("alice"):
         with pytest.raises(RateLimitError, match=r"\b2\b"), limiter.request("alice"):
             pass
@@ -402,7 +388,7 @@ def test_concurrent_requests_are_limited_per_key() -> None:
 
 
 def test_failed_request_releases_its_slot() -> None:
-    limiter = RequestLimiter(max_concurrent=1, clock=Clock())
+    limiter = RequestLimiter(lambda _: (1, 20), 40, Clock())
     for _ in range(3):
         with pytest.raises(RuntimeError), limiter.request("alice"):
             raise RuntimeError
@@ -410,7 +396,7 @@ def test_failed_request_releases_its_slot() -> None:
 
 def test_rate_limit_allows_a_burst_and_then_a_steady_rate() -> None:
     clock = Clock()
-    limiter = RequestLimiter(max_concurrent=99, requests_per_s=2, burst=3, clock=clock)
+    limiter = RequestLimiter(lambda _: (99, 2), 3, clock)
 
     def allowed() -> int:
         for count in range(50):

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from served import near
 
 from worldmodel.actions import Action
 from worldmodel.episodes import StartImage
@@ -22,7 +23,7 @@ from worldmodel.serving.client import (
     Client,
     ServerError,
     ServerUnreachableError,
-    Video,
+    VideoObject,
 )
 from worldmodel.serving.client.transport import BlockingTransport
 from worldmodel.serving.errors import (
@@ -47,11 +48,6 @@ def address(serve: Callable[..., str]) -> str:
 def client(address: str) -> Iterator[Client]:
     with Client(f"{address}/", KEY, timeout_s=60) as client:
         yield client
-
-
-def near(made: np.ndarray, expected: np.ndarray) -> bool:
-    """Equal up to the rounding of a batch."""
-    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
 def test_remote_world_matches_session(client: Client, model: WorldModel, image: np.ndarray) -> None:
@@ -204,7 +200,7 @@ def test_errors_are_typed(address: str, client: Client, image: np.ndarray) -> No
 
 
 def test_videos_create_wait_download_delete(client: Client, image: np.ndarray, tmp_path: Path) -> None:
-    seen: list[Video] = []
+    seen: list[VideoObject] = []
     asked = client.videos.create(
         "the red ball moves left", image, actions=["wait", {"keys": ["left"]}, None], idempotency_key="once"
     )
@@ -292,4 +288,4 @@ def test_async_client_runs_requests_concurrently(address: str, model: WorldModel
 def test_client_imports_no_heavy_packages() -> None:
     code = "import sys; import worldmodel.serving.client; print(*sys.modules)"
     modules = set(subprocess.check_output([sys.executable, "-P", "-c", code], text=True, timeout=60).split())
-    assert not modules & {"torch", "transformers", "fastapi", "uvicorn", "gradio", "pydantic"}
+    assert not modules & {"torch", "transformers", "fastapi", "uvicorn", "gradio", "sqlalchemy"}

@@ -1,31 +1,25 @@
 """Videos made from other videos by the openai client: edits and extensions."""
 
-import io
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 import sqlalchemy as sa
 from local_client import LocalClient
+from served import KEYS, assert_same_film, decoded, local, wait_for
 
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.replicas.database import Database, videos
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 
 openai = pytest.importorskip("openai")
 # The service whose shape this is has closed.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-KEYS = ("first-key-0123456789", "second-key-0123456789")
 FAST = {"seed": 4, "num_inference_steps": 1}
 
 
@@ -66,15 +60,10 @@ def change(method: Callable[..., Any], source: str, **fields: Any) -> Any:
     return method(video=openai.omit, extra_body=more, **fields)
 
 
-def frames_of(film: bytes) -> np.ndarray:
-    with av.open(io.BytesIO(film)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-
-
 def film_of(client: Any, video: Any) -> np.ndarray:
     done = client.videos.poll(video.id, poll_interval_ms=50)
     assert done.status == "completed", done
-    return frames_of(client.videos.download_content(video.id).read())
+    return decoded(client.videos.download_content(video.id).read())
 
 
 def played(
@@ -84,12 +73,6 @@ def played(
     session = model.session(**(params or FAST))
     session.reset(**start)
     return np.concatenate([session.step(action).frames for action in actions])
-
-
-def assert_same(film: np.ndarray, frames: np.ndarray) -> None:
-    expected = frames_of(encoding.encode_video(frames, 8))
-    assert film.shape == expected.shape
-    assert np.abs(film.astype(int) - expected.astype(int)).mean() < 1
 
 
 @pytest.mark.parametrize("from_text", [False, True])
@@ -108,7 +91,7 @@ def test_an_extension_continues_the_world_of_its_source(
     assert (longer.seconds, longer.num_frames, longer.seed) == ("4", 32, 4)
     assert (longer.remixed_from_video_id, longer.prompt) == (source.id, "the blue box moves up")
     film = film_of(client, longer)
-    assert_same(film, played(model, start, [*before, "the blue box moves up", None]))
+    assert_same_film(film, played(model, start, [*before, "the blue box moves up", None]))
     own = film_of(client, source)
     assert np.abs(film[: len(own)].astype(int) - own.astype(int)).mean() < 1
 
@@ -128,7 +111,7 @@ def test_an_extension_takes_further_actions_and_can_be_extended(
     longest = change(client.videos.extend, longer.id, prompt="the red ball moves left", seconds="1")
     all_actions = ["the red ball moves left", "the blue box jumps", "the blue box moves up", *actions]
     expected = played(model, {"observation": image}, [*all_actions, "the red ball moves left"])
-    assert_same(film_of(client, longest), expected)
+    assert_same_film(film_of(client, longest), expected)
 
 
 def test_an_upload_is_extended_from_its_last_frames(
@@ -141,9 +124,9 @@ def test_an_upload_is_extended_from_its_last_frames(
     )
     assert (longer.num_frames, longer.remixed_from_video_id) == (20, None)
     film = film_of(client, longer)
-    assert np.abs(film[:12].astype(int) - frames_of(upload).astype(int)).mean() < 4  # encoded twice
+    assert np.abs(film[:12].astype(int) - decoded(upload).astype(int)).mean() < 4  # encoded twice
     after = played(model, {"observation": upload}, ["the red ball jumps"], seed=0)
-    expected = frames_of(encoding.encode_video(np.concatenate([clip, after]), 8))
+    expected = decoded(encoding.encode_video(np.concatenate([clip, after]), 8))
     assert np.abs(film[12:].astype(int) - expected[12:].astype(int)).mean() < 2
     longest = change(client.videos.extend, longer.id, prompt="the blue box jumps", seconds="1")
     assert longest.num_frames == 28
@@ -163,7 +146,7 @@ def test_an_edit_keeps_start_length_and_seed(
         source, start, further = make_source(client, image), {"observation": image}, "the blue box jumps"
     edited = change(client.videos.edit, source.id, prompt="the red ball jumps")
     assert (edited.num_frames, edited.seed, edited.remixed_from_video_id) == (12, 4, source.id)
-    assert_same(film_of(client, edited), played(model, start, ["the red ball jumps", further])[:12])
+    assert_same_film(film_of(client, edited), played(model, start, ["the red ball jumps", further])[:12])
     others = change(
         client.videos.edit,
         source.id,
@@ -171,7 +154,7 @@ def test_an_edit_keeps_start_length_and_seed(
         extra_body={"actions": ["the red ball moves up"]},
     )
     expected = played(model, start, ["the red ball jumps", "the red ball moves up"])[:12]
-    assert_same(film_of(client, others), expected)
+    assert_same_film(film_of(client, others), expected)
 
 
 def test_an_uploaded_video_is_edited_from_its_first_frame(
@@ -181,10 +164,10 @@ def test_an_uploaded_video_is_edited_from_its_first_frame(
     upload = encoding.encode_video(clip, 8)
     edited = client.videos.edit(video=("clip.mp4", upload, "video/mp4"), prompt="the red ball jumps")
     assert edited.num_frames == 12
-    first = frames_of(upload)[0].reshape(32, 8, 32, 8, 3)[:, 4, :, 4]  # enlarged for players
+    first = decoded(upload)[0].reshape(32, 8, 32, 8, 3)[:, 4, :, 4]  # enlarged for players
     film = film_of(client, edited)
     expected = played(model, {"observation": first}, ["the red ball jumps", None], seed=0)[:12]
-    expected = frames_of(encoding.encode_video(expected, 8))
+    expected = decoded(encoding.encode_video(expected, 8))
     assert np.abs(film.astype(int) - expected.astype(int)).mean() < 4  # the upload was scaled in other ways
 
 
@@ -249,21 +232,13 @@ def test_a_repeated_order_is_the_same_video(client: Any, source: Any, method: st
 @pytest.mark.parametrize("path", ["edits", "extensions"])
 def test_orders_survive_a_restart(model: WorldModel, image: np.ndarray, tmp_path: Path, path: str) -> None:
     def serve() -> LocalClient:
-        config = ServerConfig("tiny", tmp_path, max_running_jobs=1, drain_timeout_s=0)
-        return LocalClient(create_app(WorldService(model), config))
-
-    def wait(api: LocalClient, name: str) -> dict[str, Any]:
-        until = time.monotonic() + 120
-        while (now := api.get(f"/v1/videos/{name}").json())["status"] not in ("completed", "failed"):
-            assert time.monotonic() < until, now
-            time.sleep(0.02)
-        return now
+        return local(model, tmp_path, max_running_jobs=1, drain_timeout_s=0)
 
     upload = {"input_reference": ("a.png", encoding.encode_png(image))}
     with serve() as api:
         fields = {"prompt": "the red ball moves left", "seed": "4", "num_inference_steps": "1"}
         source = api.post("/v1/videos", data=fields, files=upload).json()["id"]
-        wait(api, source)
+        wait_for(api, source)
         blocking = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
         blocker = api.post("/v1/videos", json=blocking).json()["id"]
         body = {"video": {"id": source}, "prompt": "the red ball jumps"}
@@ -274,7 +249,7 @@ def test_orders_survive_a_restart(model: WorldModel, image: np.ndarray, tmp_path
     database.run_now(lambda db: db.execute(sa.delete(videos).where(videos.c.id == blocker)))
     database.close()
     with serve() as api:
-        assert wait(api, queued["id"])["status"] == "completed"
-        film = frames_of(api.get(f"/v1/videos/{queued['id']}/content").content)
+        assert wait_for(api, queued["id"])["status"] == "completed"
+        film = decoded(api.get(f"/v1/videos/{queued['id']}/content").content)
     actions = ["the red ball moves left"] * (path == "extensions") + ["the red ball jumps"]
-    assert_same(film, played(model, {"observation": image}, actions))
+    assert_same_film(film, played(model, {"observation": image}, actions))

@@ -14,21 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from local_client import LocalClient
 from safetensors.torch import load, save
+from served import KEYS, bearer, local
 
 from worldmodel.actions import Action
 from worldmodel.config import GeneratorConfig
 from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.client import Client
-from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds import saved as files
 from worldmodel.serving.worlds.identity import Identity, identify
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import World, WorldService
 
-KEYS = ("first-key-0123456789", "second-key-0123456789")
 MADE_BY = Identity("m")
 ACTIONS = ("a ball", {"keys": ["left"]}, {"vector": [0.1, 0.2, 0.3]}, None)
 
@@ -266,13 +264,8 @@ def test_identity_is_that_of_config_and_weights(
 
 @pytest.fixture
 def keyed(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
-    config = ServerConfig("tiny", tmp_path, keys=Keys(KEYS), max_worlds_per_key=2)
-    with LocalClient(create_app(WorldService(model), config)) as client:
+    with local(model, tmp_path, keys=Keys(KEYS), max_worlds_per_key=2) as client:
         yield client
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 def test_client_exports_from_one_server_and_loads_into_another(

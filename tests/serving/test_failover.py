@@ -1,73 +1,30 @@
 """Two server processes with one database: one is killed, and the other goes on with its worlds and videos."""
 
-import io
-import os
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from postgres import PostgresServer
+from served import KEYS, PATIENCE_S, Process, Processes, frames_of, step
 
 from worldmodel.models.world_model import WorldModel
 
-KEY = "some-key-0123456789"
-PATIENCE_S = 600.0
 GOAL_S, LIMIT_S = 5.0, 20.0
 NUM_WORLDS, NUM_ROUNDS = 3, 6
 
-Server = tuple["subprocess.Popen[str]", httpx.Client]
-
 
 @pytest.fixture
-def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Starts replicas with one database and one data folder; whatever a test leaves is ended."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def run(url: str, *options: str) -> Server:
-        command = [sys.executable, "-P", "-m", "worldmodel", "serve", str(model_folder), "--port", "0"]
-        command += ["--engine", "in-process", "--data-dir", str(tmp_path / "data"), "--database", url]
-        environ = {**os.environ, "WORLDMODEL_API_KEYS": KEY, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=environ)
-        processes.append(process)
-        assert process.stdout is not None
-        found = re.match(r"serving tiny on (http://127\.0\.0\.1:\d+) ", process.stdout.readline())
-        assert found
-        headers = {"authorization": f"Bearer {KEY}"}
-        return process, httpx.Client(base_url=found[1], headers=headers, timeout=PATIENCE_S)
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.wait()
+def start(servers: Processes, model_folder: Path) -> Callable[..., Process]:
+    """Starts replicas with one database and one data folder."""
+    return lambda url, *options: servers.start(model_folder, "--database", url, *options, key=KEYS[0])
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'server.db'}"
-    return request.getfixturevalue("postgres").database()
-
-
-def step(client: httpx.Client, world: str, step_id: int) -> np.ndarray:
-    body = {"step_id": step_id, "action": {"text": f"action {step_id}"}}
-    response = client.post(f"/v1/worlds/{world}/step", json=body, params={"format": "npy"})
-    assert response.status_code == 200, response.text
-    return np.load(io.BytesIO(response.content), allow_pickle=False)
+def play(client: httpx.Client, world: str, step_id: int) -> np.ndarray:
+    return frames_of(step(client, world, step_id))
 
 
 def create(client: httpx.Client, seed: int) -> str:
@@ -77,21 +34,21 @@ def create(client: httpx.Client, seed: int) -> str:
 
 @pytest.mark.slow
 def test_worlds_of_a_killed_replica_go_on_bit_for_bit(
-    start: Callable[..., Server], url: str, model: WorldModel, capsys: pytest.CaptureFixture[str]
+    start: Callable[..., Process], url: str, model: WorldModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (first, one), (_, two) = start(url), start(url)
     worlds = [create(one, seed) for seed in range(NUM_WORLDS)]
-    played = [[step(one, world, index) for index in (1, 2, 3)] for world in worlds]
+    played = [[play(one, world, index) for index in (1, 2, 3)] for world in worlds]
     first.send_signal(signal.SIGKILL)
     killed = time.monotonic()
     waits = []
     for world, frames in zip(worlds, played, strict=True):
-        frames.append(step(two, world, 4))
+        frames.append(play(two, world, 4))
         waits.append(time.monotonic() - killed)
     first.wait()
     for world, frames in zip(worlds, played, strict=True):
-        assert np.array_equal(step(two, world, 4), frames[3])  # as a client repeats whose answer was lost
-        frames += [step(two, world, index) for index in range(5, NUM_ROUNDS + 1)]
+        assert np.array_equal(play(two, world, 4), frames[3])  # as a client repeats whose answer was lost
+        frames += [play(two, world, index) for index in range(5, NUM_ROUNDS + 1)]
     with capsys.disabled():
         kind, first_s = url.split(":")[0], waits[0]
         print(
@@ -102,25 +59,25 @@ def test_worlds_of_a_killed_replica_go_on_bit_for_bit(
         session = model.session(seed=seed, num_inference_steps=2)
         session.reset(text="a ball")
         for index, each in enumerate(frames, start=1):
-            assert np.array_equal(each, session.step(f"action {index}").frames), (seed, index)
+            assert np.array_equal(each, session.play(f"action {index}").frames), (seed, index)
     assert waits[0] <= LIMIT_S  # the goal is missed on a machine that others keep busy
 
 
 @pytest.mark.slow
-def test_stopped_replica_hands_its_worlds_over_at_once(start: Callable[..., Server], url: str) -> None:
+def test_stopped_replica_hands_its_worlds_over_at_once(start: Callable[..., Process], url: str) -> None:
     (first, one), (_, two) = start(url, "--rounds-per-save", "100"), start(url)
     world = create(one, 0)
-    before = [step(one, world, index) for index in (1, 2)][-1]
+    before = [play(one, world, index) for index in (1, 2)][-1]
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=60) == 0
     began = time.monotonic()
     assert two.get(f"/v1/worlds/{world}").json()["round"] == 2
     assert time.monotonic() - began < 2
-    assert np.array_equal(step(two, world, 2), before)
+    assert np.array_equal(play(two, world, 2), before)
 
 
 @pytest.mark.slow
-def test_videos_are_one_queue_and_each_is_generated_once(start: Callable[..., Server], url: str) -> None:
+def test_videos_are_one_queue_and_each_is_generated_once(start: Callable[..., Process], url: str) -> None:
     """An order has one video, whichever replica is asked, also after one that generates is killed."""
     (first, one), (_, two) = start(url, "--max-running-jobs", "1"), start(url, "--max-running-jobs", "1")
     body = {"prompt": "a ball", "num_frames": 64, "num_inference_steps": 16}

@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +11,11 @@ import numpy as np
 import pytest
 from local_client import LocalClient
 from PIL import Image
+from served import local, wait_for
 
 from worldmodel.env.single import WorldSpec
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 
 HEIGHT, WIDTH = 32, 48
 LEFT = "the red ball moves left"
@@ -38,7 +35,7 @@ def scene() -> np.ndarray:
 
 @pytest.fixture
 def api(wide: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
-    with LocalClient(create_app(WorldService(wide), ServerConfig("wide", tmp_path))) as client:
+    with local(wide, tmp_path) as client:
         yield client
 
 
@@ -71,10 +68,7 @@ def test_size_is_width_by_height(api: LocalClient) -> None:
                 assert "48x32" in response.json()["error"]["message"]
     video = api.get("/v1/videos").json()["data"][0]
     assert video["size"] == "48x32"
-    until = time.monotonic() + 300
-    while api.get(f"/v1/videos/{video['id']}").json()["status"] != "completed":
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(api, video["id"], "completed")
     content = api.get(f"/v1/videos/{video['id']}/content").content
     with av.open(io.BytesIO(content)) as film:
         frame = next(film.decode(video=0))

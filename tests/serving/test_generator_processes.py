@@ -2,24 +2,20 @@
 
 import asyncio
 import importlib.util
-import io
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import numpy as np
 import psutil
 import pytest
 import torch
 from architectures import DECODER
 from safetensors.torch import save_file
+from served import Processes, frames_of, step
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -44,13 +40,8 @@ from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel import collectives
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.denoiser import DenoisingLoop
-from worldmodel.serving.engine.generator_processes import (
-    OPTIONS,
-    GeneratorProcesses,
-    Parallelism,
-    check,
-    keep_part,
-)
+from worldmodel.serving.engine.generator_processes import GeneratorProcesses, check, keep_part
+from worldmodel.serving.settings import OPTIONS, Parallelism
 from worldmodel.serving.worlds.identity import Identity, identify
 from worldmodel.serving.worlds.saved import SavedWorld
 
@@ -184,36 +175,19 @@ def test_chunks_are_those_of_one_process(
 
 
 @pytest.fixture
-def launch(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def launch(servers: Processes, model_folder: Path, tmp_path: Path) -> Callable[..., Any]:
     """Starts a server with a shared generator; returns its process, that of the worker, and a client."""
-    servers: list[subprocess.Popen[str]] = []
     config = tmp_path / "serve.yaml"
-    config.write_text("port: 0\nengine: in-process\n", encoding="utf-8")
+    config.write_text("engine: in-process\n", encoding="utf-8")
 
     def run(parallelism: Parallelism, *options: str) -> Any:
-        command = [sys.executable, "-P", "-m", "worldmodel", "serve", str(model_folder), *options]
-        command += ["--config", str(config), "--data-dir", str(tmp_path / "data")]
-        command += [OPTIONS[parallelism], str(SIZES[parallelism])]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        servers.append(server)
-        assert server.stdout is not None
-        found = re.match(r"serving tiny on (http://127\.0\.0\.1:\d+) ", server.stdout.readline())
-        assert found
+        divided = [OPTIONS[parallelism], str(SIZES[parallelism])]
+        server, client = servers.start(model_folder, "--config", str(config), *divided, *options)
         *rest, worker = psutil.Process(server.pid).children()
         assert len(rest) == SIZES[parallelism] - 2
-        return server, worker, httpx.Client(base_url=found[1], timeout=120)
+        return server, worker, client
 
-    yield run
-    for server in servers:
-        server.kill()
-        server.wait()
-
-
-def step(client: httpx.Client, world: str, step_id: int) -> np.ndarray:
-    body = {"step_id": step_id, "action": {"text": f"action {step_id}"}}
-    response = client.post(f"/v1/worlds/{world}/step", json=body, params={"format": "npy"})
-    assert response.status_code == 200, response.text
-    return np.load(io.BytesIO(response.content), allow_pickle=False)
+    return run
 
 
 @pytest.mark.slow
@@ -236,7 +210,7 @@ def test_server_with_a_shared_generator(
         session = WorldModel.from_pretrained(model_folder, adapters=folder).session(3, 2, 2.0)
         session.reset(text="a ball")
         for index in (1, 2):
-            there, here = step(client, world, index), session.step(f"action {index}").frames
+            there, here = frames_of(step(client, world, index)), session.step(f"action {index}").frames
             assert np.abs(there.astype(int) - here.astype(int)).max() <= 1
     stored = client.get(f"/v1/worlds/{world}/snapshot").content
     identity = Identity(identify(WorldModel.from_pretrained(model_folder)))

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from local_client import LocalClient
 from PIL import Image
+from served import error_of, local
 
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
@@ -33,7 +34,7 @@ SECRET = "/tmp/secret-place"
 
 @pytest.fixture
 def api(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
-    with LocalClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as client:
+    with local(model, tmp_path) as client:
         yield client
 
 
@@ -49,11 +50,6 @@ def image_part(image: np.ndarray) -> dict[str, Any]:
 def ask(api: LocalClient, *parts: dict[str, Any], **fields: Any) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": list(parts)}], **fields}
     return api.post("/v1/chat/completions", json=body)
-
-
-def error_of(response: httpx.Response, status: int) -> dict[str, str]:
-    assert response.status_code == status, response.text
-    return response.json()["error"]
 
 
 def test_chat_describes_an_image(
@@ -140,8 +136,7 @@ def test_a_stream_that_takes_too_long_ends_with_an_error(
         return 0 if token == engine.backbone.end else token  # the text never ends by itself
 
     monkeypatch.setattr(InProcessEngine, "_next_token", slower)
-    config = ServerConfig("tiny", tmp_path, step_deadline_s=2)
-    with LocalClient(create_app(WorldService(model), config)) as client:
+    with local(model, tmp_path, step_deadline_s=2) as client:
         events = ask(client, image_part, stream=True).text.strip().split("\n\n")
         assert len(events) > 1
         error = json.loads(events[-1].removeprefix("data: "))["error"]

@@ -7,47 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import av
-import httpx
 import numpy as np
 import pytest
 from local_client import LocalClient
 from PIL import Image
+from served import KEYS, assert_same_film, bearer, decoded, error_of, local, wait_for
 
-from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
-from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.jobs import COUNT_S, VideoJob, VideoJobs
-from worldmodel.serving.worlds.service import WorldService
 
-KEYS = ("first-key-0123456789", "second-key-0123456789")
 FOREVER = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
-
-
-@pytest.fixture(scope="module")
-def png(image: np.ndarray) -> bytes:
-    return encoding.encode_png(image)
 
 
 @pytest.fixture
 def api(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
-    config = ServerConfig(
-        "tiny",
-        tmp_path,
-        max_running_jobs=1,
-        max_queued_jobs=2,
-        max_jobs_per_key=4,
-        requests_per_minute=60_000,
-    )
-    with LocalClient(create_app(WorldService(model), config)) as client:
+    limits = {"max_running_jobs": 1, "max_queued_jobs": 2, "max_jobs_per_key": 4}
+    with local(model, tmp_path, **limits, requests_per_minute=60_000) as client:
         yield client
-
-
-def error_of(response: httpx.Response, status: int) -> dict[str, str]:
-    assert response.status_code == status, response.text
-    return response.json()["error"]
 
 
 def ask(api: LocalClient, body: dict[str, Any], **headers: str) -> dict[str, Any]:
@@ -56,35 +33,13 @@ def ask(api: LocalClient, body: dict[str, Any], **headers: str) -> dict[str, Any
     return response.json()
 
 
-def finish(api: LocalClient, video: dict[str, Any], seconds: float = 600) -> dict[str, Any]:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        response = api.get(f"/v1/videos/{video['id']}")
-        if response.json()["status"] in ("completed", "failed"):
-            return response.json()
-        assert int(response.headers["openai-poll-after-ms"]) > 0
-        time.sleep(0.05)
-    raise AssertionError("the video was not finished in time")
-
-
 def film_of(api: LocalClient, video: dict[str, Any]) -> bytes:
-    done = finish(api, video)
+    done = wait_for(api, video["id"])
     assert done["status"] == "completed", done
     assert done["progress"] == 100
     response = api.get(f"/v1/videos/{video['id']}/content")
     assert response.headers["content-type"] == "video/mp4"
     return response.content
-
-
-def decoded(film: bytes) -> np.ndarray:
-    with av.open(io.BytesIO(film)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-
-
-def assert_same_film(film: bytes, frames: np.ndarray) -> None:
-    made, expected = decoded(film), decoded(encoding.encode_video(frames, 8))
-    assert made.shape == expected.shape
-    assert np.abs(made.astype(int) - expected.astype(int)).mean() < 1
 
 
 def test_prompt_is_the_first_action_on_a_reference(
@@ -165,7 +120,7 @@ def test_progress_and_queue_position(api: LocalClient) -> None:
     assert max(seen) < 100
     assert now["inference_time_s"] > 0
     assert now["completed_at"] >= now["created_at"]
-    assert finish(api, third)["queue_position"] is None
+    assert wait_for(api, third["id"])["queue_position"] is None
 
 
 def test_content_ranges_and_variants(api: LocalClient) -> None:
@@ -189,13 +144,13 @@ def test_content_ranges_and_variants(api: LocalClient) -> None:
 def test_deleting_stops_generation_within_a_step(api: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
     app: Any = api.app
     denoiser = app.state.context.service.denoising
-    cancel, steps_at = VideoJobs._cancel, list[int]()
+    stop, steps_at = VideoJobs._stop, list[int]()
 
-    def cancel_at(job: VideoJob) -> None:
+    async def stop_at(job: VideoJob) -> None:
         steps_at.append(denoiser.occupancy.steps)
-        cancel(job)
+        await stop(job)
 
-    monkeypatch.setattr(VideoJobs, "_cancel", staticmethod(cancel_at))
+    monkeypatch.setattr(VideoJobs, "_stop", staticmethod(stop_at))
     running, queued = ask(api, FOREVER), ask(api, FOREVER)
     while api.get(f"/v1/videos/{running['id']}").json()["progress"] < 1:
         time.sleep(0.01)
@@ -240,7 +195,7 @@ def test_idempotency_key_returns_the_same_video(api: LocalClient, png: bytes) ->
     first = ask(api, body, **{"Idempotency-Key": "one"})
     assert ask(api, body, **{"Idempotency-Key": "one"})["id"] == first["id"]
     assert ask(api, body, **{"Idempotency-Key": "two"})["id"] != first["id"]
-    finish(api, first)
+    wait_for(api, first["id"])
     assert ask(api, body, **{"Idempotency-Key": "one"})["id"] == first["id"]
     other = api.post("/v1/videos", json={**body, "seed": 1}, headers={"Idempotency-Key": "one"})
     assert error_of(other, 409)["code"] == "idempotency_key_reused"
@@ -250,9 +205,8 @@ def test_idempotency_key_returns_the_same_video(api: LocalClient, png: bytes) ->
 
 
 def test_videos_are_paginated_per_key(model: WorldModel, tmp_path: Path) -> None:
-    config = ServerConfig("tiny", tmp_path, keys=Keys(KEYS), max_running_jobs=1)
-    mine, other = ({"authorization": f"Bearer {key}"} for key in KEYS)
-    with LocalClient(create_app(WorldService(model), config)) as api:
+    mine, other = map(bearer, KEYS)
+    with local(model, tmp_path, keys=Keys(KEYS), max_running_jobs=1) as api:
         names = [ask(api, {"prompt": "a red ball"}, **mine)["id"] for _ in range(5)]
         newest = api.get("/v1/videos", params={"limit": 2}, headers=mine).json()
         assert [each["id"] for each in newest["data"]] == [names[4], names[3]]
@@ -271,9 +225,8 @@ def test_videos_are_paginated_per_key(model: WorldModel, tmp_path: Path) -> None
 
 
 def test_job_above_its_deadline_fails(model: WorldModel, tmp_path: Path) -> None:
-    config = ServerConfig("tiny", tmp_path, job_deadline_s=0.3, video_lifetime_s=0)
-    with LocalClient(create_app(WorldService(model), config)) as api:
-        failed = finish(api, ask(api, FOREVER))
+    with local(model, tmp_path, job_deadline_s=0.3, video_lifetime_s=0) as api:
+        failed = wait_for(api, ask(api, FOREVER)["id"])
         assert failed["error"]["code"] == "deadline_exceeded"
         assert failed["progress"] < 100
         assert error_of(api.get(f"/v1/videos/{failed['id']}/content"), 409)
@@ -285,13 +238,13 @@ def test_job_above_its_deadline_fails(model: WorldModel, tmp_path: Path) -> None
 
 def test_storage_failure_leaves_no_partial_files(model: WorldModel, tmp_path: Path) -> None:
     """A disk that is full, as a folder that takes no more files, fails the job and not the server."""
-    with LocalClient(create_app(WorldService(model), ServerConfig("tiny", tmp_path))) as api:
+    with local(model, tmp_path) as api:
         app: Any = api.app
         storage = app.state.context.jobs.storage
         video = ask(api, {"prompt": "a red ball", "num_frames": 64})
         storage.path(video["id"], "spritesheet").mkdir()
         (storage.path(video["id"], "spritesheet") / "x").touch()
-        failed = finish(api, video)
+        failed = wait_for(api, video["id"])
         assert failed["error"]["code"] == "internal_error"
         assert str(tmp_path) not in failed["error"]["message"]
         assert error_of(api.get(f"/v1/videos/{video['id']}/content"), 409)

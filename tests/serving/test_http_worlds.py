@@ -9,66 +9,37 @@ from pathlib import Path
 from typing import Any
 
 import av
-import httpx
 import numpy as np
 import pytest
 from local_client import LocalClient
 from PIL import Image
+from served import KEYS, bearer, error_of, frames_of, local
 
 from worldmodel.actions import Action
 from worldmodel.actions.words import say
-from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.engine.local import InProcessEngine
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
 
-KEYS = ("first-key-0123456789", "second-key-0123456789")
 NPY = {"format": "npy"}
-
-
-def headers(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 @pytest.fixture
 def api(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
-    app = create_app(WorldService(model), ServerConfig("tiny", tmp_path, max_worlds_per_key=4))
-    with LocalClient(app) as client:
+    with local(model, tmp_path, max_worlds_per_key=4) as client:
         yield client
 
 
 @pytest.fixture
 def keyed(model: WorldModel, tmp_path: Path) -> Iterator[LocalClient]:
-    with LocalClient(
-        create_app(WorldService(model), ServerConfig("tiny", tmp_path, keys=Keys(KEYS)))
-    ) as client:
+    with local(model, tmp_path, keys=Keys(KEYS)) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def png(image: np.ndarray) -> bytes:
-    return encoding.encode_png(image)
 
 
 def start(api: LocalClient, png: bytes, **fields: Any) -> dict[str, Any]:
     response = api.post("/v1/worlds", files={"observation": ("x.png", png)}, data=fields)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def frames_of(response: httpx.Response) -> np.ndarray:
-    assert response.status_code == 200, response.text
-    return np.load(io.BytesIO(response.content), allow_pickle=False)
-
-
-def error_of(response: httpx.Response, status: int) -> dict[str, str]:
-    assert response.status_code == status, response.text
-    assert set(response.json()) == {"error"}
-    assert set(response.json()["error"]) == {"type", "code", "message"}
-    return response.json()["error"]
 
 
 def test_world_matches_session(api: LocalClient, model: WorldModel, image: np.ndarray, png: bytes) -> None:
@@ -296,7 +267,7 @@ def test_every_request_for_a_world_counts_as_use(api: LocalClient, png: bytes) -
 
 
 def test_worlds_are_visible_only_to_their_owner(keyed: LocalClient, png: bytes) -> None:
-    mine, other = headers(KEYS[0]), headers(KEYS[1])
+    mine, other = map(bearer, KEYS)
     assert error_of(keyed.get("/v1/worlds"), 401)["code"] == "invalid_api_key"
     made = keyed.post("/v1/worlds", files={"observation": ("x", png)}, headers=mine).json()
     path = f"/v1/worlds/{made['id']}"

@@ -8,20 +8,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from local_client import LocalClient
+from served import local, wait_for
 from sqlalchemy import Engine, event
 
 from worldmodel.errors import OutputError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.replicas.database import FolderLock, replicas
 from worldmodel.serving.replicas.replica import HEARTBEAT_S
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import WorldService
-
-
-def serve(model: WorldModel, folder: Path) -> LocalClient:
-    return LocalClient(create_app(WorldService(model), ServerConfig("tiny", folder)))
 
 
 @contextmanager
@@ -40,7 +33,7 @@ def statements() -> Iterator[list[str]]:
 
 
 def test_no_statement_runs_while_a_world_is_played(model: WorldModel, tmp_path: Path) -> None:
-    with serve(model, tmp_path) as api:
+    with local(model, tmp_path) as api:
         with statements() as ordering:
             api.get("/v1/videos")
         assert ordering, "the orders of videos are in the database"
@@ -58,20 +51,16 @@ def test_no_statement_runs_while_a_world_is_played(model: WorldModel, tmp_path: 
 def test_a_second_server_on_the_folder_is_refused_and_the_next_one_is_not(
     model: WorldModel, tmp_path: Path
 ) -> None:
-    with serve(model, tmp_path) as api:
+    with local(model, tmp_path) as api:
         with pytest.raises(OutputError, match="--data-dir"):
-            serve(model, tmp_path)
+            local(model, tmp_path)
         with pytest.raises(OutputError, match="--database"):
             FolderLock(tmp_path, shared=True)
         order = {"prompt": "a ball", "num_frames": 512, "num_inference_steps": 64}
         video = api.post("/v1/videos", json=order).json()["id"]
-        while api.get(f"/v1/videos/{video}").json()["status"] != "in_progress":
-            time.sleep(0.01)
-    with serve(model, tmp_path) as api:
-        until = time.monotonic() + 30
-        while api.get(f"/v1/videos/{video}").json()["status"] != "in_progress":
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for(api, video, "in_progress")
+    with local(model, tmp_path) as api:
+        wait_for(api, video, "in_progress")
         assert api.delete(f"/v1/videos/{video}").status_code == 200
 
 
@@ -86,8 +75,7 @@ def test_replicas_share_the_lock(tmp_path: Path) -> None:
 
 def test_the_length_of_the_queue_is_in_the_metrics(model: WorldModel, tmp_path: Path) -> None:
     order = {"prompt": "a ball", "num_frames": 512, "num_inference_steps": 64}
-    app = create_app(WorldService(model), ServerConfig("tiny", tmp_path, max_running_jobs=1))
-    with LocalClient(app) as api:
+    with local(model, tmp_path, max_running_jobs=1) as api:
         for _ in range(3):
             api.post("/v1/videos", json=order)
         until = time.monotonic() + 30

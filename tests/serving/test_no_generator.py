@@ -1,19 +1,16 @@
 """The server of a model without a generator."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from local_client import LocalClient
 from realtime_sessions import Server, serve
+from served import local, wait_for
 
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
-from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.service import MAX_STEPS, WorldService
+from worldmodel.serving.settings import MAX_STEPS
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +20,7 @@ def bare(make_model: Callable[..., WorldModel]) -> WorldModel:
 
 def test_worlds_show_the_forecast(bare: WorldModel, image: np.ndarray, tmp_path: Path) -> None:
     upload = {"observation": ("x.png", encoding.encode_png(image))}
-    with LocalClient(create_app(WorldService(bare), ServerConfig("tiny", tmp_path))) as api:
+    with local(bare, tmp_path) as api:
         for name, value in (("num_inference_steps", 2), ("guidance_scale", 1.5)):
             refused = api.post("/v1/worlds", files=upload, data={name: value})
             assert refused.status_code == 400
@@ -37,14 +34,12 @@ def test_worlds_show_the_forecast(bare: WorldModel, image: np.ndarray, tmp_path:
 
 def test_videos_show_the_forecast(bare: WorldModel, tmp_path: Path) -> None:
     body = {"prompt": "a red ball", "actions": [None]}
-    with LocalClient(create_app(WorldService(bare), ServerConfig("tiny", tmp_path))) as api:
+    with local(bare, tmp_path) as api:
         refused = api.post("/v1/videos", json={**body, "num_inference_steps": 2})
         assert refused.status_code == 400 and "2" in refused.json()["error"]["message"]
-        video, ends = api.post("/v1/videos", json=body).json(), time.monotonic() + 600
+        video = api.post("/v1/videos", json=body).json()
         assert video["progress"] == 0
-        while video["status"] != "completed" and time.monotonic() < ends:
-            time.sleep(0.05)
-            video = api.get(f"/v1/videos/{video['id']}").json()
+        video = wait_for(api, video["id"])
         assert (video["status"], video["progress"]) == ("completed", 100)
 
 

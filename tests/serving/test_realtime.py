@@ -466,7 +466,7 @@ def test_a_dropped_socket_can_come_back_to_its_world(model: WorldModel) -> None:
 
 def test_a_dropped_world_ends_after_its_time(model: WorldModel) -> None:
     async def body(server: Server) -> None:
-        server.context.dropped.keep_s = 0.3
+        server.context.worlds.keep_s = 0.3
         async with server.client() as client:
             await client.start(resumable=True)
             client.socket.transport.abort()

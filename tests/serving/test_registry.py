@@ -10,10 +10,10 @@ import pytest
 
 from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.errors import NotFoundError, RateLimitError
+from worldmodel.serving.errors import ConflictError, NotFoundError, RateLimitError
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.settings import ServerConfig
-from worldmodel.serving.worlds.registry import Origin, StepOutOfOrderError, WorldRegistry
+from worldmodel.serving.worlds.registry import Origin, WorldRegistry
 from worldmodel.serving.worlds.service import WorldService
 
 
@@ -57,7 +57,7 @@ def test_failed_start_releases_its_slot(model: WorldModel, image: np.ndarray) ->
         world = await registry.start("alice", Origin(frames=image[None]), settings)
         with pytest.raises(RateLimitError):
             await registry.fork(world)
-        with pytest.raises(StepOutOfOrderError, match="7"):
+        with pytest.raises(ConflictError, match="7"):
             await registry.step(world, 7, None)
         assert len(registry) == 1
 

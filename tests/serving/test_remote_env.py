@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
+from served import near
+
 from worldmodel.env import WorldEnv, WorldVectorEnv
 from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
@@ -20,11 +22,6 @@ KEY = "a-key-that-is-long-enough"
 def client(serve: Callable[..., str]) -> Iterator[Client]:
     with Client(serve(keys=Keys([KEY])), KEY, timeout_s=60) as client:
         yield client
-
-
-def near(made: np.ndarray, expected: np.ndarray) -> bool:
-    """Equal up to the rounding of a batch."""
-    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
 
 
 def test_remote_world_as_environment(client: Client, model: WorldModel, image: np.ndarray) -> None:

@@ -1,34 +1,28 @@
 """Replicas with one database: worlds are stored, move, and are played by one replica at a time."""
 
 import asyncio
-import io
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import sqlalchemy as sa
 from local_client import LocalClient
-from postgres import PostgresServer
+from served import KEYS, bearer, frames_of, local, step
 from sqlalchemy import Connection
 
 from worldmodel.errors import OutputError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.replicas.database import worlds
 from worldmodel.serving.replicas.replica import LEASE_S
-from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.saved import Origin
-from worldmodel.serving.worlds.service import WorldService
 
-KEYS = ("first-key-0123456789", "second-key-0123456789")
-MINE, OTHER = ({"authorization": f"Bearer {key}"} for key in KEYS)
+MINE, OTHER = map(bearer, KEYS)
 
 
 class Replicas:
@@ -38,24 +32,13 @@ class Replicas:
         self.model, self.url, self.folder, self.stack = model, url, folder, stack
 
     def start(self, model: WorldModel | None = None, **limits: Any) -> LocalClient:
-        config = ServerConfig("tiny", self.folder, keys=Keys(KEYS), database=self.url, **limits)
-        app = create_app(WorldService(model or self.model), config)
-        return self.stack.enter_context(LocalClient(app, headers=MINE))
+        api = local(model or self.model, self.folder, keys=Keys(KEYS), database=self.url, **limits)
+        api.headers.update(MINE)
+        return self.stack.enter_context(api)
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def replicas(request: pytest.FixtureRequest, model: WorldModel, tmp_path: Path) -> Iterator[Replicas]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'server.db'}"
-    else:
-        url = request.getfixturevalue("postgres").database()
+@pytest.fixture
+def replicas(url: str, model: WorldModel, tmp_path: Path) -> Iterator[Replicas]:
     with ExitStack() as stack:
         yield Replicas(model, url, tmp_path / "data", stack)
 
@@ -74,16 +57,6 @@ def create(api: LocalClient, **fields: Any) -> str:
     response = api.post("/v1/worlds", json={"text": "a ball", "num_inference_steps": 1, **fields})
     assert response.status_code == 200, response.text
     return response.json()["id"]
-
-
-def step(api: LocalClient, world: str, step_id: int, text: str = "go") -> httpx.Response:
-    body = {"step_id": step_id, "action": {"text": text}}
-    return api.post(f"/v1/worlds/{world}/step", json=body, params={"format": "npy"})
-
-
-def frames(response: httpx.Response) -> np.ndarray:
-    assert response.status_code == 200, response.text
-    return np.load(io.BytesIO(response.content), allow_pickle=False)
 
 
 def suspend(api: LocalClient) -> None:
@@ -133,9 +106,10 @@ def test_world_moves_to_the_replica_that_is_asked(replicas: Replicas, model: Wor
     session.reset(text="a ball")
     world = create(first)
     for round_number, api in enumerate((first, second, second, first, second), start=1):
-        assert np.array_equal(frames(step(api, world, round_number)), session.step("go").frames), round_number
-    repeated = step(first, world, 5)
-    assert np.array_equal(frames(repeated), session._state.frames[0])  # type: ignore[union-attr]
+        played = frames_of(step(api, world, round_number, "go"))
+        assert np.array_equal(played, session.step("go").frames), round_number
+    repeated = step(first, world, 5, "go")
+    assert np.array_equal(frames_of(repeated), session._state.frames[0])  # type: ignore[union-attr]
     assert step(first, world, 5, "other").json()["error"]["code"] == "step_already_committed"
     assert len(context_of(first).worlds) == 1
     assert len(context_of(second).worlds) == 0
@@ -148,12 +122,12 @@ def test_stopped_replica_leaves_its_worlds(replicas: Replicas) -> None:
     with ExitStack() as stack:
         stopping = Replicas(replicas.model, replicas.url, replicas.folder, stack).start(rounds_per_save=10)
         world = create(stopping)
-        expected = [frames(step(stopping, world, index)) for index in (1, 2)]
+        expected = [frames_of(step(stopping, world, index, "go")) for index in (1, 2)]
     second = replicas.start()
     began = time.monotonic()
     assert second.get(f"/v1/worlds/{world}").json()["round"] == 2
     assert time.monotonic() - began < LEASE_S
-    assert np.array_equal(frames(step(second, world, 2)), expected[1])
+    assert np.array_equal(frames_of(step(second, world, 2, "go")), expected[1])
 
 
 def test_suspended_replica_cannot_go_on_with_a_world_that_was_taken(replicas: Replicas) -> None:
@@ -161,13 +135,13 @@ def test_suspended_replica_cannot_go_on_with_a_world_that_was_taken(replicas: Re
     saved_late = replicas.start(rounds_per_save=10)
     worlds = [create(first), create(saved_late)]
     for api, world in zip((first, saved_late), worlds, strict=True):
-        step(api, world, 1)
+        step(api, world, 1, "go")
         suspend(api)
     assert [second.get(f"/v1/worlds/{world}").json()["round"] for world in worlds] == [1, 0]
-    refused = step(first, worlds[0], 2)
+    refused = step(first, worlds[0], 2, "go")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "world_moved")
-    assert step(saved_late, worlds[1], 2).status_code == 503
-    assert frames(step(second, worlds[0], 2)).shape == (8, 32, 32, 3)
+    assert step(saved_late, worlds[1], 2, "go").status_code == 503
+    assert frames_of(step(second, worlds[0], 2, "go")).shape == (8, 32, 32, 3)
 
 
 def test_world_in_a_call_is_held(replicas: Replicas) -> None:

@@ -6,16 +6,16 @@ import re
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from served import KEYS, PATIENCE_S, Process, Processes, bearer, wait_for
 from websockets.sync.client import connect
 
 from worldmodel.cli import main
@@ -28,61 +28,16 @@ from worldmodel.serving.worlds.identity import identify
 
 # Long enough to be under way when it is looked at, short enough to show progress at once.
 LONG = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
-PATIENCE_S = 600.0
 SHORT = {"prompt": "a red ball", "num_frames": 8}
-KEY = "some-key-0123456789"
 DIVIDED = ["--generator-tensor-parallel-size", "2", "--engine", "in-process"]
 
-Start = Callable[..., tuple["subprocess.Popen[str]", httpx.Client]]
+Start = Callable[..., Process]
 
 
 @pytest.fixture
-def start(model_folder: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts servers on one data folder; whatever a test leaves is ended."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def run(*options: str) -> tuple["subprocess.Popen[str]", httpx.Client]:
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "worldmodel",
-            "serve",
-            str(model_folder),
-            "--engine",
-            "in-process",
-        ]
-        command += ["--port", "0", "--data-dir", str(tmp_path / "data"), *options]
-        environ = {**os.environ, "WORLDMODEL_API_KEYS": KEY}
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
-        )
-        processes.append(process)
-        assert process.stdout is not None
-        greeting = process.stdout.readline()
-        found = re.match(r"serving tiny on (http://127\.0\.0\.1:\d+) \(engine: in-process, ", greeting)
-        assert found, greeting + (process.stderr.read() if process.stderr is not None else "")
-        return process, httpx.Client(
-            base_url=found[1], headers={"authorization": f"Bearer {KEY}"}, timeout=PATIENCE_S
-        )
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def wait_for(
-    client: httpx.Client, video: dict[str, Any], *statuses: str, progress: int = 0
-) -> dict[str, Any]:
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until:
-        now = client.get(f"/v1/videos/{video['id']}").json()
-        if now["status"] in statuses and now["progress"] >= progress:
-            return now
-        assert now["status"] not in ("completed", "failed"), now
-        time.sleep(0.05)
-    raise AssertionError(f"the video is {now}")
+def start(servers: Processes, model_folder: Path) -> Start:
+    """Starts servers on one data folder."""
+    return partial(servers.start, model_folder, key=KEYS[0])
 
 
 @pytest.mark.slow
@@ -99,8 +54,8 @@ def test_killed_server_loses_no_video(start: Start, tmp_path: Path) -> None:
             orders += 1
         before, interrupted = list(accepted.values())[max(0, kill - 1)], list(accepted.values())[kill]
         if kill:
-            wait_for(client, before, "completed")  # it was in progress when the last server was killed
-        wait_for(client, interrupted, "in_progress", "completed", progress=1)
+            wait_for(client, before["id"], "completed")  # it was in progress when the last server was killed
+        wait_for(client, interrupted["id"], "in_progress", "completed", progress=1)
         server.send_signal(signal.SIGKILL)
         server.wait()
         half = data / ".writing-0123456789abcdef"
@@ -109,7 +64,7 @@ def test_killed_server_loses_no_video(start: Start, tmp_path: Path) -> None:
 
     _, client = start()
     for key, video in accepted.items():
-        now = wait_for(client, video, "completed", "failed")
+        now = wait_for(client, video["id"], "completed", "failed")
         assert (now["status"], now["seed"], now["error"]) == ("completed", video["seed"], None)
         body = {**SHORT, "num_frames": 32, "num_inference_steps": 16, "seed": video["seed"]}
         again = client.post("/v1/videos", json=body, headers={"idempotency-key": key}).json()
@@ -126,24 +81,24 @@ def test_stop_ends_sessions_and_leaves_the_queue_to_the_next_server(start: Start
     server, client = start("--max-running-jobs", "1", "--drain-timeout-s", "0.5")
     running = client.post("/v1/videos", json=LONG).json()
     queued = client.post("/v1/videos", json=SHORT).json()
-    wait_for(client, running, "in_progress", progress=1)
+    wait_for(client, running["id"], "in_progress", progress=1)
     address = f"ws://127.0.0.1:{client.base_url.port}/v1/realtime/video"
-    with connect(address, additional_headers={"authorization": f"Bearer {KEY}"}) as session:
+    with connect(address, additional_headers=bearer(KEYS[0])) as session:
         assert json.loads(session.recv())["type"] == "session.created"
         server.send_signal(signal.SIGTERM)
         done = json.loads(session.recv(timeout=PATIENCE_S))
         assert (done["type"], done["reason"]) == ("session.done", "server_stopping")
     assert server.wait(timeout=PATIENCE_S) == 0
     _, client = start()
-    wait_for(client, running, "in_progress", progress=1)
-    wait_for(client, queued, "completed")
+    wait_for(client, running["id"], "in_progress", progress=1)
+    wait_for(client, queued["id"], "completed")
 
 
 @pytest.mark.slow
 def test_stop_waits_for_unfinished_videos(start: Start) -> None:
     server, client = start("--max-running-jobs", "1", "--drain-timeout-s", "600")
     video = client.post("/v1/videos", json={**SHORT, "num_frames": 128, "num_inference_steps": 32}).json()
-    wait_for(client, video, "in_progress", progress=1)
+    wait_for(client, video["id"], "in_progress", progress=1)
     server.send_signal(signal.SIGTERM)
     until = time.monotonic() + PATIENCE_S
     while client.get("/ready").status_code == 200 and time.monotonic() < until:

@@ -1,52 +1,39 @@
 """Orders of videos on disk: what the next server on a data folder does with them."""
 
 import asyncio
-import io
 import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from local_client import LocalClient
+from served import decoded, local, wait_for
 
 from worldmodel.actions import Action
 from worldmodel.leases import Holder
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import ANONYMOUS
 from worldmodel.serving.replicas.database import Database, videos
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.orders import Orders, _columns
-from worldmodel.serving.videos.record import VideoPlan, VideoRecord, new_record
+from worldmodel.serving.videos.record import RECORDS, VideoPlan, VideoRecord, new_record
 from worldmodel.serving.worlds.identity import identify
-from worldmodel.serving.worlds.service import WorldService, WorldSettings
+from worldmodel.serving.worlds.service import WorldSettings
 
+SETTINGS = WorldSettings(num_inference_steps=1, seed=3, adapter=None)
 FOREVER = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}
-
-
-def serve(model: WorldModel, folder: Path, **limits: Any) -> LocalClient:
-    return LocalClient(create_app(WorldService(model), ServerConfig("tiny", folder, **limits)))
-
-
-def wait_for(api: LocalClient, video_id: str, *statuses: str) -> dict[str, Any]:
-    until = time.monotonic() + 60
-    while (now := api.get(f"/v1/videos/{video_id}").json())["status"] not in statuses:
-        assert time.monotonic() < until, now
-        time.sleep(0.01)
-    return now
 
 
 def order(folder: Path, **values: Any) -> VideoRecord:
     """Store an order as a server does before it accepts one."""
     fields = {"model": "tiny", "prompt": "a red ball", "size": "32x32", "seconds": "1", "num_frames": 8}
-    plan = VideoPlan(WorldSettings(3, 1, 1.0, None), (Action(),), text="a red ball")
+    plan = VideoPlan(SETTINGS, (Action(),), text="a red ball")
     fields |= {"fps": 8, "seed": 3, "plan": plan}
     record = new_record(ANONYMOUS, ServerConfig("tiny", folder), **{**fields, **values})
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,11 +58,6 @@ def stored(folder: Path, video_id: str) -> dict[str, Any]:
     return json.loads(text or "{}")
 
 
-def frames_of(film: bytes) -> np.ndarray:
-    with av.open(io.BytesIO(film)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-
-
 def test_orders_are_stored_with_their_input_before_they_are_accepted(
     world: WorldModel, image: np.ndarray, tmp_path: Path
 ) -> None:
@@ -84,7 +66,7 @@ def test_orders_are_stored_with_their_input_before_they_are_accepted(
         {"keys": [world.config.action.keys[0]], "mouse": [0.5, -0.25]},
         {"camera": {"mode": "velocity", "data": {"translation": [0.0, 0.0, 0.5]}}},
     ]
-    with serve(world, tmp_path / "killed", max_running_jobs=1) as api:
+    with local(world, tmp_path / "killed", max_running_jobs=1) as api:
         running = api.post("/v1/videos", json=FOREVER).json()["id"]
         fields = {"prompt": "the red ball moves left", "seed": "3", "actions": json.dumps(actions)}
         upload = {"input_reference": ("a.png", encoding.encode_png(image))}
@@ -97,10 +79,10 @@ def test_orders_are_stored_with_their_input_before_they_are_accepted(
     film_without_record.write_bytes(b"")
     os.utime(film_without_record, (0, 0))
 
-    with serve(world, tmp_path / "left", max_running_jobs=2) as api:
+    with local(world, tmp_path / "left", max_running_jobs=2) as api:
         assert api.post("/v1/videos", data=fields, files=upload, headers=headers).json()["id"] == queued
         wait_for(api, queued, "completed")
-        film = frames_of(api.get(f"/v1/videos/{queued}/content").content)
+        film = decoded(api.get(f"/v1/videos/{queued}/content").content)
         assert wait_for(api, running, "in_progress")["progress"] < 100
         while stored(tmp_path / "left", running)["attempts"] == 1:  # until the killed server's lease ends
             time.sleep(0.05)
@@ -112,14 +94,14 @@ def test_orders_are_stored_with_their_input_before_they_are_accepted(
     session = world.session(seed=3)
     session.reset(image)
     rounds = [session.step(action).frames for action in ("the red ball moves left", *actions)]
-    expected = frames_of(encoding.encode_video(np.concatenate(rounds), world.config.fps))
+    expected = decoded(encoding.encode_video(np.concatenate(rounds), world.config.fps))
     assert film.shape == expected.shape
     assert np.abs(film.astype(int) - expected.astype(int)).mean() < 1
 
 
 def test_orders_run_in_their_sequence_after_a_restart(model: WorldModel, tmp_path: Path) -> None:
     ids = [order(tmp_path, weights=identify(model)).id for _ in range(6)]
-    with serve(model, tmp_path, max_running_jobs=1) as api:
+    with local(model, tmp_path, max_running_jobs=1) as api:
         listed = api.get("/v1/videos", params={"order": "asc"}).json()["data"]
         assert [each["id"] for each in listed] == ids
         wait_for(api, ids[-1], "completed")
@@ -127,7 +109,7 @@ def test_orders_run_in_their_sequence_after_a_restart(model: WorldModel, tmp_pat
 
 
 def test_stopped_server_leaves_its_orders_to_the_next(model: WorldModel, tmp_path: Path) -> None:
-    with serve(model, tmp_path, max_running_jobs=1) as api:
+    with local(model, tmp_path, max_running_jobs=1) as api:
         running, queued = (api.post("/v1/videos", json=FOREVER).json()["id"] for _ in range(2))
         wait_for(api, running, "in_progress")
     for each in (running, queued):
@@ -141,7 +123,7 @@ def test_stopped_server_leaves_its_orders_to_the_next(model: WorldModel, tmp_pat
         ({"model": "another"}, "model_changed"),
         ({"size": "64x64"}, "model_changed"),
         ({"weights": "another"}, "model_changed"),
-        ({"plan": VideoPlan(WorldSettings(3, 1, 1.0, None), (Action(),))}, "files_lost"),
+        ({"plan": VideoPlan(SETTINGS, (Action(),))}, "files_lost"),
         ({"status": "completed", "completed_at": 1}, "files_lost"),
     ],
 )
@@ -149,14 +131,14 @@ def test_order_that_cannot_be_generated_fails_and_may_be_sent_again(
     values: dict[str, Any], code: str, model: WorldModel, tmp_path: Path
 ) -> None:
     body = {"prompt": "a red ball", "num_frames": 8, "num_inference_steps": 1}
-    with serve(model, tmp_path) as api:
+    with local(model, tmp_path) as api:
         first = api.post("/v1/videos", json=body, headers={"idempotency-key": "one"}).json()["id"]
         wait_for(api, first, "completed")
     keys = {name: stored(tmp_path, first)[name] for name in ("idempotency", "fingerprint", "weights")}
     change(tmp_path, sa.delete(videos))
     lost = order(tmp_path, **{**keys, **values})
 
-    with serve(model, tmp_path) as api:
+    with local(model, tmp_path) as api:
         failed = wait_for(api, lost.id, "failed")
         assert (failed["status"], failed["error"]["code"]) == ("failed", code)
         again = api.post("/v1/videos", json=body, headers={"idempotency-key": "one"}).json()["id"]
@@ -173,14 +155,14 @@ def test_expired_and_damaged_orders_do_not_run(model: WorldModel, tmp_path: Path
         sa.update(videos).where(videos.c.id == expired.id).values(expires_at=1),
         sa.update(videos).where(videos.c.id == damaged.id).values(record=text),
     )
-    with serve(model, tmp_path) as api:
+    with local(model, tmp_path) as api:
         assert api.get("/v1/videos").json()["data"] == []
     assert stored(tmp_path, expired.id) == {}
 
 
 def test_full_queue_is_answered_before_the_request_is_checked(model: WorldModel, tmp_path: Path) -> None:
     """A refusal waits neither for the thread of the model nor for a decoder."""
-    with serve(model, tmp_path, max_running_jobs=1, max_queued_jobs=1) as api:
+    with local(model, tmp_path, max_running_jobs=1, max_queued_jobs=1) as api:
         for _ in range(2):
             api.post("/v1/videos", json=FOREVER)
         broken = {"input_reference": ("a.png", b"\x89PNG\r\n\x1a\n")}
@@ -191,7 +173,7 @@ def test_orders_of_the_key_with_the_fewest_in_progress_come_first(tmp_path: Path
     owners = ["a", "a", "a", "b", "a", "c"]
     ids = [order(tmp_path, seed=number).id for number in range(len(owners))]
     for owner, video_id in zip(owners, ids, strict=True):
-        record = VideoRecord.from_dict({**stored(tmp_path, video_id), "owner": owner})
+        record = RECORDS.validate_python({**stored(tmp_path, video_id), "owner": owner})
         change(tmp_path, sa.update(videos).where(videos.c.id == video_id).values(_columns(record)))
     database = Database(f"sqlite:///{tmp_path / 'server.db'}")
     orders = Orders(database, Holder(), ServerConfig("tiny", tmp_path))
@@ -210,8 +192,8 @@ def test_orders_of_the_key_with_the_fewest_in_progress_come_first(tmp_path: Path
 
 def test_record_survives_the_disk(tmp_path: Path) -> None:
     action = Action.of({"text": "go", "keys": ["left"], "vector": [0.1, 2.0], "mouse": [0.5, 0.0]})
-    settings = WorldSettings(2**62, 4, 1.5, "style")
+    settings = replace(SETTINGS, seed=2**62, guidance_scale=1.5, adapter="style")
     record = order(
         tmp_path, plan=VideoPlan(settings, (action, Action())), error={"code": "a", "message": "b"}
     )
-    assert VideoRecord.from_dict(stored(tmp_path, record.id)) == record
+    assert RECORDS.validate_python(stored(tmp_path, record.id)) == record

@@ -1,12 +1,8 @@
 """A model that fails or hangs: what clients and probes are told, and what becomes of the work."""
 
-import os
-import re
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from local_client import LocalClient
+from served import Process, Processes
 
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.app import create_app
@@ -110,32 +107,19 @@ def test_a_call_that_does_not_return_is_told_to_all_who_wait(
         returns.set()
 
 
-Start = Callable[..., tuple["subprocess.Popen[str]", httpx.Client]]
+Start = Callable[..., Process]
 
 
 @pytest.fixture
-def start(model_folder: Path, tmp_path: Path) -> Iterator[Start]:
+def start(servers: Processes, model_folder: Path, tmp_path: Path) -> Start:
     """Starts replicas with one database; one that is given a file breaks when it appears."""
-    processes: list[subprocess.Popen[str]] = []
+    database = f"sqlite:///{tmp_path / 'server.db'}"
 
-    def run(*broken: str, options: Sequence[str] = ()) -> tuple["subprocess.Popen[str]", httpx.Client]:
+    def run(*broken: str, options: Sequence[str] = ()) -> Process:
         module = [str(BROKEN_SERVER), *broken] if broken else ["-m", "worldmodel"]
-        command = [sys.executable, "-P", *module, "serve", str(model_folder), "--port", "0"]
-        command += ["--engine", "in-process", "--data-dir", str(tmp_path / "data"), *options]
-        command += ["--database", f"sqlite:///{tmp_path / 'server.db'}"]
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with (tmp_path / f"{len(processes)}.log").open("w") as log:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ)
-        processes.append(process)
-        assert process.stdout is not None
-        found = re.match(r"serving tiny on (http://127\.0\.0\.1:\d+) ", process.stdout.readline())
-        assert found, (tmp_path / f"{len(processes) - 1}.log").read_text()
-        return process, httpx.Client(base_url=found[1], timeout=PATIENCE_S)
+        return servers.start(model_folder, "--database", database, *options, module=module)
 
-    yield run
-    for process in processes:
-        process.kill()
-        process.wait()
+    return run
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from served import near
 
 from worldmodel.actions import Action
 from worldmodel.diffusion.sampler import Chunk
@@ -33,11 +34,6 @@ def run(body: Callable[[WorldService], Coroutine[Any, Any, Any]], model: WorldMo
     return asyncio.run(whole())
 
 
-def close(made: np.ndarray, expected: np.ndarray) -> bool:
-    """Equal up to the rounding of a batch: a value may fall on the other side of a half."""
-    return made.shape == expected.shape and int(np.abs(made.astype(int) - expected.astype(int)).max()) <= 1
-
-
 def test_batched_worlds_match_single_sessions(model: WorldModel, image: np.ndarray) -> None:
     kinds = [(seed, 1 + seed % 3, (1.0, 2.5)[seed % 2]) for seed in range(5)]
 
@@ -55,7 +51,7 @@ def test_batched_worlds_match_single_sessions(model: WorldModel, image: np.ndarr
         session = model.session(seed, steps, guidance)
         session.reset(image)
         for clip, action in zip(clips, ACTIONS, strict=True):
-            assert close(clip, session.step(action).frames)
+            assert near(clip, session.step(action).frames)
 
 
 def test_batched_denoising_matches_unbatched(model: WorldModel) -> None:
@@ -115,7 +111,7 @@ def test_overlapping_chunks_share_batches_and_equal_a_session(
         session = sliding.session(seed)
         session.reset(image)
         for clip, action in zip(clips, ACTIONS, strict=True):
-            assert close(clip, session.step(action).frames)
+            assert near(clip, session.step(action).frames)
 
 
 def test_a_number_of_steps_that_the_sampler_cannot_take_is_refused(
@@ -263,10 +259,10 @@ def test_fork_and_restore(model: WorldModel, image: np.ndarray) -> None:
         name, fork = world.snapshot(), world.fork()
         assert fork.id != world.id
         mine, same = await asyncio.gather(world.step(ACTIONS[1]), fork.step(ACTIONS[1]))
-        assert close(mine, same)
+        assert near(mine, same)
         world.restore(name)
         assert world.round == 1
-        assert close(await world.step(ACTIONS[1]), mine)
+        assert near(await world.step(ACTIONS[1]), mine)
         with pytest.raises(InputError, match="snapshot-"):
             world.restore("snapshot-none")
         with pytest.raises(InputError, match="snapshot-"):
@@ -294,7 +290,7 @@ def test_world_from_text_matches_session(model: WorldModel) -> None:
         return (await service.start(text="a red ball", seed=5)).last_frames
 
     session = model.session(seed=5)
-    assert close(run(body, model), session.reset(text="a red ball"))
+    assert near(run(body, model), session.reset(text="a red ball"))
 
 
 def test_zero_steps_show_the_forecast(model: WorldModel, image: np.ndarray) -> None:
@@ -304,7 +300,7 @@ def test_zero_steps_show_the_forecast(model: WorldModel, image: np.ndarray) -> N
 
     session = model.session(num_inference_steps=0)
     session.reset(image)
-    assert close(run(body, model), session.step("the red ball moves left").frames)
+    assert near(run(body, model), session.step("the red ball moves left").frames)
 
 
 def test_invalid_calls_keep_the_state(model: WorldModel, image: np.ndarray) -> None:

@@ -66,8 +66,10 @@ class WorldSpec:
         try:  # by attributes, because the library cannot import the serving client
             info = world.info
             width, height = map(int, info.size.split("x"))
-            return cls((height, width), info.chunk_frames, info.fps, parse_action_schema(info.action_schema))
-        except (AttributeError, KeyError, TypeError, ConfigError):
+            return cls(
+                (height, width), info.chunk_frames, info.fps, parse_action_schema(dict(info.action_schema))
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise ConfigError(
                 f"{type(world).__name__} does not publish its frame size and actions; "
                 "pass world_spec=WorldSpec(...)."

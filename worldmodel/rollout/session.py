@@ -318,6 +318,7 @@ def sampling_params(
     negative_prompt: str | None = None,
     temperature: float = 1.0,
     top_k: int = 0,
+    max_steps: int | None = None,
 ) -> SamplingParams:
     """Fill settings that are None from the model's config.
 
@@ -328,7 +329,7 @@ def sampling_params(
     steps = config.num_inference_steps if num_inference_steps is None else num_inference_steps
     guidance = config.guidance_scale if guidance_scale is None else guidance_scale
     error = (
-        config.steps_error(steps)
+        config.steps_error(steps, max_steps)
         or config.sampling_error(steps, guidance, negative_prompt)
         or config.code_error(temperature, top_k)
     )
