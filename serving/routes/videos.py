@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from worldmodel.actions import Action
@@ -145,21 +146,28 @@ async def retrieve(context: Context, response: Response, job: OwnedJob) -> proto
             },
         },
         206: {"description": "The requested range of the file."},
+        304: {"description": "The client has the file already: its ETag is that of If-None-Match."},
         416: {"description": "The range is outside of the file."},
     }
     | errors(*OBJECT, 409),
 )
-async def content(context: Context, job: OwnedJob, variant: protocol.Variant = "video") -> FileResponse:
+async def content(
+    request: Request, context: Context, job: OwnedJob, variant: protocol.Variant = "video"
+) -> Response:
     """Return a completed video, its thumbnail, or a sprite sheet of its frames."""
     if job.record.status != "completed":
         raise ConflictError(f"The video is {job.record.status}; wait until it is completed.")
     path = context.jobs.storage.path(job.record.id, variant)
-    return VideoFile(
+    file = VideoFile(
         path,
         media_type=MEDIA_TYPES[variant],
         filename=path.name,
         headers={"cache-control": "private, no-store", "x-content-type-options": "nosniff"},
+        stat_result=await asyncio.to_thread(path.stat),
     )
+    if StaticFiles(check_dir=False).is_not_modified(file.headers, request.headers):
+        return NotModifiedResponse(file.headers)
+    return file
 
 
 @router.get(

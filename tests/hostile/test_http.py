@@ -286,6 +286,20 @@ def test_body_without_a_key_is_not_read(port: int) -> None:
     assert sent == 0
 
 
+def test_a_connection_goes_on_after_a_body_without_a_key(port: int) -> None:
+    """The rest of the body is thrown away, so that it does not reset the connection of a pool."""
+    body = bytes(2**20)
+    head = "POST /v1/videos HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        for _ in range(3):
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            answer = b""
+            while not answer.endswith(b"}}"):
+                answer += (more := client.recv(65536))
+                assert more, "the connection was closed"
+            assert answer.startswith(b"HTTP/1.1 401")
+
+
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x"])
 def test_body_that_does_not_arrive_is_given_up(port: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_class, "BODY_TIMEOUT_S", 0.3)

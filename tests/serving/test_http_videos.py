@@ -133,6 +133,10 @@ def test_content_ranges_and_variants(api: LocalClient) -> None:
     assert error_of(outside, 416)["code"] == "invalid_range"
     assert outside.headers["content-range"] == f"bytes */{len(film)}"
     assert error_of(api.get(path, headers={"range": "pages=1"}), 400)["type"] == "invalid_request_error"
+    tag = part.headers["etag"]
+    known = api.get(path, headers={"if-none-match": f'"other", {tag}'})
+    assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", tag)
+    assert api.get(path, headers={"if-none-match": '"other"'}).content == film
     assert decoded(film).shape[1:3] == (256, 256)  # 32 x 32 pixels, enlarged for players
     thumbnail = api.get(path, params={"variant": "thumbnail"})
     assert Image.open(io.BytesIO(thumbnail.content)).size == (32, 32)
